@@ -33,8 +33,10 @@ A run in the foreground:
 `foreground`        a run that this process stands for: output, signals, exit code
 `progress`          its progress lines on stderr
 `status_file`       its `--status-file`
+`in_flight`         several requests on one connection, repeated after a death of the daemon
+`signals`           what signals do: stop the run, or suspend it with this process
 `terminal`          a pseudo-terminal between the user and an interactive run
-`poll`              one poll over the daemon, signals, files and terminals
+`activity`          one poll over the daemon, signals, files and terminals
 
 Output:
 

@@ -3,9 +3,9 @@
     from sfactl.client import Sfad
 
     with Sfad() as sfad:
-        with sfad.reserve("claude-sonnet-4-5", input_tokens=1200, max_output_tokens=800) as held:
+        with sfad.reserve("claude-sonnet-4-5", input_tokens=1200, max_output_tokens=800) as reservation:
             reply = call_the_model()
-            held.settle(input_tokens=reply.input, output_tokens=reply.output)
+            reservation.settle(input_tokens=reply.input, output_tokens=reply.output)
         sfad.report(turns=1)
 
 Synchronous. One connection, made at the first call, and one lock: any thread may use it, so `trio.to_thread.run_sync` and
@@ -81,10 +81,10 @@ class LimitReached(SfadError):
 
 
 class Reservation:
-    """What a call to a model may use, held against the run, its ancestors, its user and its teams until it is settled.
+    """What a call to a model may use. It counts against the run, its ancestors, its user and its teams until it is settled.
 
     As a context manager it warns if the block ends without `settle` or `cancel`. If the block raises, the call may have been made
-    and billed, so the held amount stays charged in full. Call `cancel` in an `except` if you know that it was not.
+    and billed, so the reserved amount stays charged in full. Call `cancel` in an `except` if you know that it was not.
     """
 
     def __init__(self, sfad: Sfad, reserved: m.Reserved, name: str) -> None:
@@ -213,7 +213,7 @@ class Sfad:
         return self._ask(request, m.RunReply).run
 
     def reserve(self, model: str, *, input_tokens: int, max_output_tokens: int, role: Role | None = None) -> Reservation:
-        """Ask before a call to a model, and hold the most it may use. Raise `LimitReached` and other `SfadError`."""
+        """Reserve the most that a call to a model may use, before the call. Raise `LimitReached` and other `SfadError`."""
         request = m.Reserve(
             id=0, run=self._run, model=model, input_tokens=input_tokens, max_output_tokens=max_output_tokens, role=role
         )

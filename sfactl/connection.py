@@ -111,7 +111,7 @@ def call(flag: str | None, request: m.Request, expected: type[R]) -> R:
 
 
 class Client:
-    """A connection after the handshake. Raises `Unreachable`, and `DaemonError` if the daemon has no room for the connection."""
+    """A connection to the daemon. To make one may raise `Unreachable`, and `DaemonError` if the daemon has no room for it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

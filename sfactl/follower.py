@@ -1,4 +1,5 @@
-"""Read output files as they grow. inotify(7) tells when; a clock is used only if the user has no inotify instance left."""
+"""Copy output files, or an agent's text, as they grow. inotify(7) tells when; a clock is used only if the user has no inotify
+instance left."""
 
 import ctypes
 import errno
@@ -49,7 +50,6 @@ class FileWatch:
             return
 
     def close(self) -> None:
-        """Close the inotify instance."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -177,7 +177,6 @@ class Copying:
 
     @property
     def timeout(self) -> float | None:
-        """Seconds after which to look at the files without an event."""
         return self._growth.timeout
 
     def interests(self) -> dict[int, int]:
@@ -199,7 +198,6 @@ class Copying:
         return not any(follower.fill() for follower in self._followers)
 
     def close(self) -> None:
-        """Close the files."""
         self._growth.close()
         for follower in self._followers:
             os.close(follower.source)

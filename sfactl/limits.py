@@ -1,4 +1,4 @@
-"""Limits on the command line, and limits and usage as they are shown. To start fast, verbs import it only if they need it."""
+"""Limits on the command line, and limits and usage as texts. Loaded only by verbs that need it, so that the others start fast."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -17,7 +17,7 @@ from .output import plain, seconds
 OPTION = Option(
     ("--limit",),
     "limit",
-    "New limit: turns=50, cost=2.50, tokens=200k, …",
+    "New limit, from the start of the run: turns=50, cost=2.50, tokens=200k, …",
     "KIND=N",
     many=True,
     complete="kind of limit",
@@ -75,12 +75,12 @@ def in_force(run: RunInfo) -> str:
 
 
 def _worth_telling(state: LimitState) -> bool:
-    """Leave out the defaults of output and processes, which every run has."""
+    """Whether to show a limit: not the defaults of output and processes, which every run has."""
     return state.kind not in (LimitKind.OUTPUT, LimitKind.PIDS) or state.source.startswith(("--", "agent "))
 
 
 def _short(state: LimitState) -> str:
-    """`30m`, `100 turns`, `5 USD`, `memory 2.0 GiB`."""
+    """Return a limit as `30m`, `100 turns`, `5 USD` or `memory 2.0 GiB`."""
     amount = format_amount(state.kind, state.threshold)
     if state.kind is LimitKind.COST:
         return amount.replace(".00 ", " ")

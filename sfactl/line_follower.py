@@ -1,4 +1,4 @@
-"""Show output line by line: with its run, with the time it was seen, or as JSON."""
+"""Copy output files line by line: with their run, with the time a line was seen, or as JSON."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from . import output
 from .follower import Follower
 
 LONGEST = 1 << 20
-"""Bytes of a line that are held until its end comes; a longer line is shown in pieces."""
+"""Maximum bytes of a line that waits for its end; a longer line is shown in pieces."""
 
 OLD = "sfactl: the time of lines marked ≤ is that of the last write to their file; when each was written is not recorded"
 

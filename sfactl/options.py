@@ -47,7 +47,12 @@ COMMON: tuple[Parameter, ...] = (SOCKET, JSON)
 RUNS = Argument("runs", "RUN", "Ids, names, or unique prefixes of ids", many=True, complete="run")
 NAME = Option(("--name",), "name", "Only runs of this name", "NAME", many=True, complete="name")
 LABEL = Option(
-    ("--label",), "label", "Only runs with this label; of one key, any of the values given", "K=V", many=True, complete="label"
+    ("--label",),
+    "label",
+    "Only runs with this label; several values of a key match any of them",
+    "K=V",
+    many=True,
+    complete="label",
 )
 USER = Option(("--user",), "user", "Only this user's runs", "USER", complete="user")
 RUN = Argument("run", "RUN", "Id, name, or unique prefix of an id", complete="run")

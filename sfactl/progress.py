@@ -1,9 +1,9 @@
 """The progress lines of a run in the foreground, on stderr."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from sfad.protocol.messages import Spawn
+from sfad.protocol.messages import Error, Reply, Spawn
 from sfad.protocol.types import Event, RunInfo, Status
 
 from . import output, spawn_options
@@ -60,6 +60,11 @@ class ProgressLines:
             self.say(_ending(final))
         elif not by_user and (words := output.failure(final)):
             self._note(words)
+
+    def failed(self, reply: Reply, _descriptors: Sequence[int]) -> None:
+        """Report a request that failed, only with `--verbose`: the run's end says more."""
+        if isinstance(reply, Error) and self.verbose:
+            self._note(f"sfactl: {reply.message}")
 
     def say(self, text: str) -> None:
         """Print a progress line, unless the run is quiet or not known yet."""

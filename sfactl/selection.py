@@ -1,4 +1,4 @@
-"""Which runs a command line means, and the verbs that act on each of them."""
+"""The runs that a command line names or filters, and a request about each of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LIVE_RUNS = RUNS._replace(required=False, complete="live")
 
 FILTERS: tuple[Parameter, ...] = (
     Option(("--all",), "everything", "Every live run that you may see"),
-    Option(("--name",), "name", "Live runs of this name; repeatable", "NAME", many=True, complete="name"),
-    LABEL._replace(help="Live runs with this label; of one key, any of the values given"),
+    Option(("--name",), "name", "Live runs of this name", "NAME", many=True, complete="name"),
+    LABEL._replace(help="Live runs with this label; several values of a key match any of them"),
 )
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, LIVE_RUNS, *FILTERS)

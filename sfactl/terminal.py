@@ -15,8 +15,6 @@ import termios
 import tty
 from contextlib import suppress
 
-from .poll import await_foreground
-
 CHUNK = 64 * 1024
 
 STATE = 0.25
@@ -40,7 +38,6 @@ class Terminal:
         self.master, self.slave = os.openpty()
         self._saved = termios.tcgetattr(0)
         termios.tcsetattr(self.slave, termios.TCSANOW, self._saved)
-        self.resize()
         self._to_run = b""
         self._to_user = b""
         self._hung_up = False
@@ -52,12 +49,14 @@ class Terminal:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8))
 
     def handed_over(self) -> None:
-        """Close our copy of the slave; with it open, the master would not hang up at the end of the run."""
+        """Close our copy of the slave. With it open, the master would not hang up at the end of the run."""
         os.close(self.slave)
         self.slave = -1
 
     def enter_raw(self) -> None:
-        """Pass every key to the run from now on. Raise `InterruptedError` for a signal in the background."""
+        """Give the run's terminal our size, and pass every key to the run from now on. Raise `InterruptedError` for a signal in
+        the background."""
+        self.resize()
         await_foreground()
         tty.setraw(0, termios.TCSADRAIN)
         self.raw = True
@@ -110,7 +109,6 @@ class Terminal:
         return {descriptor: mask for descriptor, mask in wanted.items() if mask}
 
     def advance(self, ready: dict[int, int]) -> None:
-        """Move bytes at the descriptors that are ready."""
         if not ready and self._ending:
             self._hung_up = True
         if self._to_user and 1 in ready:
@@ -141,11 +139,20 @@ class Terminal:
         return self._hung_up and not self._to_user
 
     def close(self) -> None:
-        """Restore the user's terminal and closes the pseudo-terminal."""
+        """Restore the user's terminal and close the pseudo-terminal."""
         self.leave_raw()
         os.close(self.master)
         if self.slave >= 0:
             self.handed_over()
+
+
+def await_foreground() -> None:
+    """Wait until this process is in the foreground of its terminal, descriptor 0: the kernel stops it while it is not. Raise
+    `InterruptedError` for a signal."""
+    try:
+        termios.tcsetattr(0, termios.TCSANOW, termios.tcgetattr(0))  # changes nothing; a change from the background is SIGTTOU
+    except termios.error as error:
+        raise OSError(*error.args) from None
 
 
 def _state(pid: int) -> str | None:

@@ -22,7 +22,7 @@ Run = Callable[[str, dict[str, Any]], int]
 
 
 def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: bool = False) -> None:
-    """Have typer read `arguments`. Exits, or raises `UsageError`. Only the module of `verb` is loaded."""
+    """Let typer read `arguments`, and exit. Load only the module of `verb`. Raise `UsageError`."""
     app = build(verb, run, completing, helping={"-h", "--help"}.intersection(arguments) != set())
     try:
         code = app(args=None if completing else list(arguments), prog_name="sfactl", standalone_mode=not arguments)

@@ -9,21 +9,21 @@ from sfad.protocol.units import parse_count, parse_usd
 from .exits import UsageError, understood
 from .options import Argument, Option
 
-RUN = Argument("run", "RUN", "Run id; without it, the run that this process is in", required=False)
-MODEL = Option(("--model",), "model", "The model, for the price of its tokens", "MODEL")
-ROLE = Option(("--role",), "role", "What it was for: planning or execution", "ROLE")
-INPUT = Option(("--input-tokens",), "input_tokens", "Tokens in, those from or to a cache included; 200k is 200000", "N")
-OUTPUT = Option(("--output-tokens",), "output_tokens", "Tokens out", "N")
-MAX_OUTPUT = Option(("--max-output-tokens",), "max_output_tokens", "Maximum tokens out, as the call to the model will say", "N")
+RUN = Argument("run", "RUN", "Run id (default: the run that this process is in)", required=False)
+MODEL = Option(("--model",), "model", "Model, for the price of its tokens", "MODEL")
+ROLE = Option(("--role",), "role", "Purpose: planning or execution (default: none)", "ROLE")
+INPUT = Option(("--input-tokens",), "input_tokens", "Input tokens, including those from or to a cache; 200k is 200000", "N")
+OUTPUT = Option(("--output-tokens",), "output_tokens", "Output tokens", "N")
+MAX_OUTPUT = Option(("--max-output-tokens",), "max_output_tokens", "Maximum output tokens, as in the call to the model", "N")
 
 AMOUNTS = (
     Option(("--turns",), "turns", "Tool calls", "N"),
     Option(("--messages",), "messages", "Messages of the model", "N"),
     INPUT,
     OUTPUT,
-    Option(("--cached-tokens",), "cached_tokens", "Of the tokens in, those read from a cache", "N"),
-    Option(("--cache-write-tokens",), "cache_write_tokens", "Of the tokens in, those written to a cache", "N"),
-    Option(("--cost",), "cost_usd", "USD, if the agent knows it; else it is computed from the model's prices", "USD"),
+    Option(("--cached-tokens",), "cached_tokens", "Input tokens that were read from a cache", "N"),
+    Option(("--cache-write-tokens",), "cache_write_tokens", "Input tokens that were written to a cache", "N"),
+    Option(("--cost",), "cost_usd", "Cost in USD (default: computed from the prices of the model)", "USD"),
 )
 """What a run has used. The target of each is its field in the message."""
 

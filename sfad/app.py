@@ -14,15 +14,15 @@ import typer
 
 from . import __version__, exits, serving
 from . import config as configuration
-from .durable.journal import RunJournal
+from .durable.directory import Spool
 from .host import systemd
 from .host.clock import Timers
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
 from .install import Installer, InstallError
+from .launch.choice import check_containment
 from .launch.contain.cgroup.controllers import release_unit
 from .launch.launcher import CgroupImpossible
-from .launch.local_launcher import check as check_containment
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
 from .ledger.database import FILE as LEDGER_FILE
@@ -189,12 +189,13 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
     with suppress(StoreError, OSError), TemporaryDirectory() as copies:
         # a copy: opening a damaged file sets it aside, and the next daemon would not know of the damage
         shutil.copy(where.state_dir / "spool" / "runs", copies)
-        with closing(RunJournal(Path(copies), Timers(print), print)) as journal:
-            if journal.moved_alive(where.state_dir):
+        with closing(Spool(Path(copies), Timers(print), print)) as spool:
+            earlier = spool.earlier
+            if earlier.moved_alive(where.state_dir):
                 text = (
-                    f"{where.state_dir} was {journal.place} when runs that are still alive began, and they are known by that path"
+                    f"{where.state_dir} was {earlier.place} when runs that are still alive began, and they are known by that path"
                 )
-                die(f"{text}: give --state-dir {journal.place}", exits.UNAVAILABLE)
+                die(f"{text}: give --state-dir {earlier.place}", exits.UNAVAILABLE)
 
 
 def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:

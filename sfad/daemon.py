@@ -17,7 +17,7 @@ from .durable.handover import Handover
 from .host import logout, systemd
 from .host.descriptors import hold_back
 from .host.reserve import raise_priority
-from .host.socket_file import PathError, bind_socket, unbind_socket
+from .host.socket_file import bind_socket
 from .host.state_dir import StateLock
 from .host.tasks import keep_serving
 from .launch.watch.reaper import ChildSignals
@@ -55,24 +55,23 @@ async def serve(
         listener = inherited_listener(home, handed, stored)
         lock = take_lock(home, handed, listening=listener is not None)
         stack.callback(lock.close)
-        resources = open_state(home, loaded, lock, log, stack, handed=handed is not None)
+        state = open_state(home, loaded, lock, log, stack, handed=handed is not None)
         nofile = hold_back()  # after the launcher has seen the limit that runs are to have
+        adoption, unwritten = adopt_runs(state, loaded.config.budgets, handed, stored)
         drained = trio.Event()
         files = ConfigFiles(home.config_files, loaded, log)
         began = handed.began if handed is not None else None
-        runtime = Runtime(resources, loaded, shut_down=drained.set, read_config=files.read, began=began)
+        runtime = Runtime(state.resources(), loaded, shut_down=drained.set, read_config=files.read, began=began)
         stack.callback(runtime.close)
-        adoption, unwritten = adopt_runs(runtime, handed, stored, log)
-        runtime.saver.start_ledger()
+        runtime.succession.adopt(adoption)
+        runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
+        close_all(stored)
         # what start-up has made lives as long as the daemon, and every collection would walk it again
         gc.freeze()
         gc.enable()
         try:
             listener = listener or bind_socket(home.socket, held=home.state_dir)
-            if not systemd.listens(listener):  # to look whether it is stale would make systemd start the service again
-                stack.callback(_unbind, home, log)
-            inode = handed.inode if handed is not None else None
-            server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), log, inode)
+            server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher), handed)
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
             daemon = Daemon(home, runtime, server, lock, log, nofile, drained, ready_fd if handed is None else None)
@@ -106,7 +105,6 @@ class Daemon:
         """Serve clients until the daemon is drained."""
         runtime, server, log = self.runtime, self.server, self.log
         if handed is not None:
-            server.take_over(handed.clients, handed.last_token)
             runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
         with trio.open_signal_receiver(*_SIGNALS) as signals:
@@ -116,12 +114,12 @@ class Daemon:
                 if handed is None or adoption.notes:
                     # processes of runs without a snapshot
                     parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
-                    await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.held, detail)
+                    await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
                 if handed is not None:
-                    server.go_on(handed.clients)  # clients that watch are told what has happened since
-                await runtime.supervise(adoption, unwritten)
+                    server.handover.continue_waiting(handed.clients)  # clients that watch are told what has happened since
+                await runtime.succession.supervise(adoption, unwritten)
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
-                nursery.start_soon(keep_serving, server.look_after_socket, log.internal_error)
+                nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
@@ -139,7 +137,7 @@ class Daemon:
             "serving", socket=str(self.home.socket), state_dir=str(self.home.state_dir), pid=os.getpid(),
             containment=launcher.containment, detail=launcher.detail,
         )  # fmt: skip
-        self.runtime.tell_adopted(adoption)
+        self.runtime.succession.tell_adopted(adoption)
         self._notify("READY=1")
         if self.ready_fd is not None:
             with suppress(BrokenPipeError):  # the process that started this one may be gone
@@ -209,10 +207,3 @@ class Daemon:
             systemd.notify(state)
         except OSError as error:
             self.log.warning(f"cannot send {state} to systemd: {error}")
-
-
-def _unbind(home: DaemonHome, log: Log) -> None:
-    try:
-        unbind_socket(home.socket, held=home.state_dir)
-    except PathError as error:
-        log.warning(str(error))  # the next daemon finds it stale and replaces it

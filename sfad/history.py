@@ -18,15 +18,15 @@ from . import __version__
 from .ledger.database import LedgerError
 from .ledger.opening import open_past
 from .ledger.reader import Page, Reader
-from .ledger.summary import summary_of
+from .ledger.summary import page_of, summary_of
 from .ledger.totals import with_totals
 from .output.files import OutputStore
 from .protocol import messages as m
 from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
 from .server.checks import RequestError, unavailable, wrong_state
-from .server.handles import SHOWN, resolve
-from .server.reading import NOT_KEPT, no_output, result, summary_page
+from .server.lookup import SHOWN, find_run
+from .server.results import NOT_KEPT, no_output, result
 
 UNKNOWN = "no daemon is running, so this is its last known state"
 
@@ -101,7 +101,7 @@ class History:
                 raise unavailable("no daemon is running; start one with 'sfad serve'")
 
     def _resolve(self, handle: str) -> RunInfo:
-        return resolve(self._runs, handle, None)
+        return find_run(self._runs, handle, None)
 
     def _welcome(self, request: m.Hello) -> m.Reply:
         version = max(set(request.versions) & set(SUPPORTED), default=SUPPORTED[0])
@@ -113,7 +113,7 @@ class History:
         return m.RunList(id=request.id, runs=self._runs.shown(found.runs), next=found.reached or None)
 
     def _summarise(self, request: m.Summarise) -> m.Reply:
-        page = summary_page(request)
+        page = page_of(request)
         found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info, ()))
         live = [(info, extra.model) for info, extra in filter(None, found)]
         return m.Summarised(id=request.id, summary=summary_of(self._connection, page, request.by, live))

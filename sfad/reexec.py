@@ -83,7 +83,7 @@ def _check(command: list[str]) -> subprocess.CompletedProcess[bytes]:
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Become the installed program, and do not return. `nofile`: the soft limit of descriptors that this process was started with.
     Raises `OSError`, `Unfit`, and then everything is as it was."""
-    await runtime.ends.reported()
+    await runtime.reporting.none_pending()
     server.rest(resting=True)
     try:
         await _threads_done(runtime)
@@ -91,7 +91,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             # write something, to learn whether the ledger can be written: the next program does not start if it cannot
             runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} re-executes itself")
             for _ in range(ROUNDS):
-                runtime.ends.report_all()
+                runtime.reporting.report_all()
                 if not await runtime.ledger.flush():
                     raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
                 if all(live.run.committed for live in runtime.catalogue.live.values()):
@@ -144,10 +144,10 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         lock=lock.file,
         directory=lock.directory,
         claim=lock.claim,
-        runs=runtime.hand_over(),
+        runs=runtime.succession.hand_over(),
         tickets=list(runtime.machine.tickets()),
         last_token=runtime.requests.last_token,
-        clients=server.hand_over(),
+        clients=server.handover.hand_over(),
         admitted=runtime.machine.admitted,
         refused=runtime.machine.refused,
         began=runtime.began,

@@ -244,38 +244,6 @@ def test_files_are_merged_below_a_name_too(tmp_path: Path) -> None:
         load([system, missing])
 
 
-DOCUMENTED = (Path(__file__).parents[1] / "docs/configuration.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("place", "shown", "key"),
-    [
-        (f"[{table}]", place, key)
-        for table, place, struct in [
-            ("prices.x", 'prices."MODEL"', Price),
-            ("programs.x", "programs.NAME", ProgramConfig),
-            ("budgets.users.x", "budgets.users.NAME", UserBudget),
-            ("budgets.teams.x", "budgets.teams.NAME", TeamBudget),
-        ]
-        for key in struct.__struct_fields__
-    ],
-)
-def test_keys_below_a_name_are_documented_as_the_error_says(tmp_path: Path, place: str, shown: str, key: str) -> None:
-    good = {"input_mtok": 1, "output_mtok": 1, "daily_usd": 1, "usd": 1, "period": "'day'", "members": []}
-    known = (
-        good.keys()
-        & {"prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget}[
-            place.strip("[]").split(".")[-2]
-        ].__struct_fields__
-    )
-    values = {name: good[name] for name in sorted(known)} | {key: "{}"}
-    file = write(tmp_path / "sfad.toml", "\n".join([place, *(f"{name} = {value}" for name, value in values.items())]))
-    with pytest.raises(ConfigError) as caught:
-        load([file])
-    [row] = [line for line in DOCUMENTED.splitlines() if line.startswith(f"| `{shown}.{key}` |")]
-    assert f"| {str(caught.value).partition(': allowed is ')[2]} |" in row
-
-
 def test_built_in_programs_and_those_of_a_file(tmp_path: Path) -> None:
     assert load().config.programs == {"claude": ProgramConfig(stop="SIGINT-main")}
     file = write(tmp_path / "sfad.toml", '[programs.codex]\nstop = "SIGINT-main"\n[programs.claude]\nstop = "SIGTERM"')

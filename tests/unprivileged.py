@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.launch.contain.cgroup import cgroupfs
+from sfad.launch.contain.cgroup import cgroupfs, location
 
 GONE = 65534
 
@@ -69,7 +69,7 @@ class Place:
 
 def _delegated(name: str) -> str | None:
     """A cgroup that belongs to nobody, as systemd makes it with `Delegate=yes`."""
-    own = cgroupfs.locate("0" * 12)
+    own = location.locate("0" * 12)
     directory = f"{os.path.dirname(own.directory)}/{name}"
     try:
         os.mkdir(directory)

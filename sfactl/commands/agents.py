@@ -1,10 +1,10 @@
-"""List the agents that `run NAME` starts, or explain one.
+"""List the registered agents, or explain one.
 
-Lists the agents that `sfactl run NAME "task"` starts: those of the config, and the built-in ones. ON PATH says whether the program
-is on your PATH. With a NAME, shows everything about that agent, and the command that a run of it executes. In the command, {task}
-is the task, {session} a new session id, and {options} the options you write beside the task.
+An agent of this list is started with `sfactl run NAME "task"`; the config adds to the built-in ones. ON PATH says whether its
+program is on your PATH. With NAME, show everything about that agent, and the command of its runs: {task} stands for the task,
+{session} for a new session id, and {options} for the options beside the task.
 
-Exit codes: 0; 2 if there is no agent of that name.
+Exit codes: 0; 2 unknown agent.
 """
 
 import re
@@ -24,14 +24,13 @@ from ..options import COMMON, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Argument("name", "NAME", "Show everything about this agent", required=False, complete="agent"),
+    Argument("name", "NAME", "Agent to explain", required=False, complete="agent"),
 )
 
 HEADER = ("NAME", "ON PATH", "TYPE", "METER", "LIMITS", "DEFINED IN", "DESCRIPTION", "COMMAND")
 
 
 def main(*, name: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    """List the registered agents, or explain one."""
     agents = call(socket, Agents(id=0), AgentList).agents
     chosen = agents if name is None else [_named(name, agents)]
     if json:

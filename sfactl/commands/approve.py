@@ -1,8 +1,8 @@
-"""Approve the increase that a run waits for, and continue the run.
+"""Approve the increase that a run waits for, and let the run continue.
 
-Continues a run that a limit with the action request_increase has frozen. --limit sets how much it may use in all, never more
-than an ancestor has; without --limit, that limit only warns from now on. Works only outside any run: no agent approves its own
-increase. `sfactl why RUN` says what a run waits for.
+For a run that is paused by a limit with the action request_increase; `sfactl why RUN` shows it. --limit sets the new limit, which
+counts from the start of the run and is at most an ancestor's; without --limit, the old limit only warns from now on. Works only
+outside any run: no agent approves its own increase.
 
 Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its range; 66 no such run; 77 not permitted.
 """
@@ -20,7 +20,6 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 
 
 def main(*, runs: Sequence[str], limit: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
-    """Approve increases."""
     room = limits.of_flags(limit)
     with connect(socket) as client:
         return RunSelection("approve", runs).each(

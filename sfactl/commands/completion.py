@@ -1,4 +1,4 @@
-"""Print a shell's completion script.
+"""Print the completion script of a shell.
 
 The script completes verbs, options, runs, names, labels, types, statuses, meters and agents. It asks the daemon, and completes
 less if none is running.
@@ -21,7 +21,6 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, Argument("shell", "SHELL", "bash, 
 
 
 def main(*, shell: str, socket: str | None = None, json: bool = False) -> int:
-    """Print a completion script. typer ends the process."""
     del socket, json
     if shell not in SHELLS:
         raise UsageError(f"unknown shell {shell!r}; choose from: {', '.join(SHELLS)}")

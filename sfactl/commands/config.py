@@ -1,8 +1,7 @@
-"""Show each effective setting and where it comes from, or the schema of --limits.
+"""Show the daemon's settings and where each comes from, or the schema of --limits.
 
-Shows the daemon's effective settings. Precedence: flag, environment, user's file, system's file, built-in.
-
-`sfactl config schema` prints the JSON Schema of --limits, and needs no daemon.
+Precedence: flag, environment, user's file, system's file, built-in. `sfactl config schema` prints the JSON Schema of --limits, and
+needs no daemon.
 """
 
 import msgspec
@@ -21,7 +20,6 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, what: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    """Show the configuration."""
     if what is not None:
         return _schema(what)
     found = call(socket, Config(id=0), ConfigReply).settings

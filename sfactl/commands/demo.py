@@ -1,4 +1,4 @@
-"""Watch the daemon refuse, bound and stop runs (15 seconds, leaves nothing).
+"""Watch the daemon refuse, limit and stop runs (15 seconds, leaves nothing).
 
 Starts its own daemon in a private directory, and scripted agents under it: a planner that asks a reviewer that asks a
 summariser, an agent that would call itself, agents that would nest too deep, and one that ignores SIGTERM, double-forks and
@@ -65,7 +65,6 @@ STATES = {
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Play the four scenes."""
     del socket, json
     inside = environment.inside_run()
     if inside is not None:

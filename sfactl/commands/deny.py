@@ -1,7 +1,7 @@
 """Deny the increase that a run waits for, and stop the run.
 
-Stops a run that a limit with the action request_increase has frozen, and everything below it, as if the limit had terminated
-it. Returns when the stop has begun; `sfactl wait RUN` waits for the end. Works only outside any run.
+The run and everything below it is stopped as if the limit had terminated it. Returns when the stop has begun; `sfactl wait RUN`
+waits for the end. Works only outside any run.
 
 Exit codes: 0 it is being stopped; 1 it does not wait for approval; 66 no such run; 77 not permitted.
 """
@@ -19,7 +19,6 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Deny increases."""
     with connect(socket) as client:
         return RunSelection("deny", runs).each(
             client, lambda run: output.changed(client.call(Deny(id=0, run=run), RunReply).run, json)

@@ -1,7 +1,8 @@
 """Check what sfad needs of this machine, and say how to fix it.
 
-Each line is ok, warn (works with less) or BAD (does not work), and says how to fix it. Exits with 1 if something is BAD, else
-with 0. Asks the daemon if one is running, else checks this session.
+Each line is ok, warn (works with less) or BAD (does not work). Asks the daemon if one is running, else checks this session.
+
+Exit codes: 0; 1 if something is BAD.
 """
 
 import os
@@ -49,7 +50,6 @@ class Finding(Struct, frozen=True):
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Print the report."""
     status, reachable = _daemon(socket)
     asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger))
     findings = [reachable, *chain.from_iterable(asked), *(f for check in CHECKS for f in check())]

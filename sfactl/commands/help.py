@@ -1,17 +1,13 @@
-"""Show this list, or explain a verb.
-
-Shows the list of verbs, or the help of one, like --help.
-"""
+"""Show the verbs, or explain one."""
 
 from .. import verbs
 from ..exits import ExitCode, UsageError
 from ..options import Argument, Parameter
 
-PARAMETERS: tuple[Parameter, ...] = (Argument("verb", "VERB", "What to explain", required=False, complete="verb"),)
+PARAMETERS: tuple[Parameter, ...] = (Argument("verb", "VERB", "Verb to explain", required=False, complete="verb"),)
 
 
 def main(*, verb: str | None = None) -> int:
-    """Print help."""
     name = verbs.ALIASES.get(verb, verb) if verb is not None else None
     if name is not None and verbs.load(name) is None:
         raise UsageError(f"unknown verb {name!r}; choose from: {', '.join(verbs.names())}")

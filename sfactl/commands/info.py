@@ -1,7 +1,4 @@
-"""Show everything about runs.
-
-Shows everything the daemon knows of each run, including its live processes and memory.
-"""
+"""Show everything that is known of runs, with live processes and memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +15,6 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Show runs."""
     with connect(socket) as client:
         return RunSelection("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
 

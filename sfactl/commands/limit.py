@@ -1,8 +1,8 @@
 """Change the limits of live runs, up or down.
 
-Changes the limits of live runs, up or down: turns=50, time=2h, cost=5:pause. The value is what a run may use in all, from its
-start; without an action, the old action stays. If a run has already used more, the action follows at once. A run that the limit
-has paused continues if it now has more room; a run that is queued or paused by hand stays so. Runs below keep their own limits.
+The value counts from the start of the run; without an action, the old action stays. If a run has already used more, the action
+follows at once. A run that the limit has paused continues if it is below the new limit; a run that is queued or paused by hand
+stays so. Runs below keep their own limits.
 
 Exit codes: 0 changed; 1 a run has ended or is being stopped; 2 a limit outside its range, or above an ancestor's; 66 no such run;
 77 a run may only lower limits, its own and those of runs below it.
@@ -30,7 +30,6 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, words: Sequence[str], socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
-    """Change limits."""
     wanted = limits.of_flags([word for word in words if "=" in word], "sfactl limit")
     if not wanted:
         raise UsageError("say which limits, as in: sfactl limit a1 turns=50 time=2h cost=5:pause")

@@ -3,8 +3,8 @@
 Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all runs that match. --status, --name and
 --label may be repeated, and match any of the values given; labels of several keys must all match.
 
-TOKENS and USD are the run's own; TOTAL is what it and its descendants have cost. They are shown if they are known of any run;
-≥ marks a figure that may still grow. On a terminal, columns that do not fit are left out: see --wide. Times are local.
+TOKENS and USD are the run's own use; TOTAL is the cost of the run and its descendants. A column without any figure is left out, and
+on a terminal also those that do not fit: see --wide. A figure with ≥ may still grow. Times are local.
 """
 
 import time
@@ -31,11 +31,11 @@ PARAMETERS: tuple[Parameter, ...] = (
     NAME,
     USER,
     Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
-    Option(("--since",), "since", "Only runs created since: 1h ago, or a time (2026-01-31T22:00)", "TIME"),
+    Option(("--since",), "since", "Only runs created since then: 1h (ago), or a time (2026-01-31T22:00)", "TIME"),
     LABEL,
     Option(("--limit-rows",), "limit_rows", "Maximum ended runs (default: 50; with a filter, all)", "N"),
-    Option(("--live",), "live", "Show processes and memory of each run"),
-    Option(("--sum",), "sum_", "Add a row with the sum of what these runs used; each run's own use counts once"),
+    Option(("--live",), "live", "Show the processes and memory of each run"),
+    Option(("--sum",), "sum_", "Add a row with the sum of the runs' own use"),
     Option(("--labels",), "labels", "Show labels"),
     Option(("--wide",), "wide", "Show all columns, in full"),
 )
@@ -65,7 +65,6 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """List runs."""
     wanted = m.List(
         id=0,
         status=[_status(text) for text in status],

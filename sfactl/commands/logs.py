@@ -1,12 +1,13 @@
-"""Print a run's output as it was written; -f follows.
+"""Print the output of runs unchanged, or follow it.
 
-Prints the output of runs unchanged: stdout on stdout and stderr on stderr. With --stdout or --stderr only that one, on stdout. -f
-follows until the runs end, also when the daemon restarts; it may begin before a run does. With several runs, each line begins
-with the run; without -f the runs come one after the other. --name, --label and --all choose the runs that `sfactl list` shows with
-them, including ended runs. A note on stderr reports bytes that the output limit has freed before they were read.
+stdout goes to stdout and stderr to stderr. With --stdout or --stderr, only that one is printed, on stdout. With several runs, each
+line begins with its run; without -f the runs come one after the other. --name, --label and --all choose the same runs as for
+`sfactl list`, including ended ones. A note on stderr reports bytes that the output limit has freed before they were read.
 
---timestamps shows when each line was seen. The time of writing is not recorded: for earlier lines, marked ≤, only the time of the
-last write to their file is known.
+-f follows until the runs end, also when the daemon restarts. It may begin before a run does.
+
+--timestamps shows when each line was seen, because the time of writing is not recorded. An earlier line is marked ≤ and has the
+time of the last write to its file.
 
 With --json, one object for each line of output: {"stream", "text"}, with "run" for several runs, and "time" and "not_after" with
 --timestamps ("time" is null for an earlier line); bytes that are not UTF-8 appear as \\xNN.
@@ -16,18 +17,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Unpack
 
 from sfad.protocol import messages as m
 from sfad.protocol.units import parse_size
 
-from .. import output, poll
+from .. import output
+from ..activity import carry_on, wait
 from ..connection import AGAIN, Client, ConnectionLost, check
 from ..exits import ExitCode, UsageError
 from ..follower import Copying, Follower, data_from
 from ..history import connect
+from ..in_flight import RequestsInFlight
 from ..line_follower import OLD, LineFollower, LineForm, Source
 from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
 from ..selection import RunSelection, SelectionOptions
@@ -35,14 +37,14 @@ from ..selection import RunSelection, SelectionOptions
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS._replace(required=False),
-    Option(("--all",), "everything", "Live runs and the last 50 that ended"),
+    Option(("--all",), "everything", "The live runs and the last 50 that ended"),
     NAME,
     LABEL,
     Option(("--follow", "-f"), "follow_", "Follow the output until the runs end"),
     Option(("--timestamps", "-t"), "timestamps", "Show when each line was seen"),
     Option(("--stdout",), "stdout", "Only stdout"),
     Option(("--stderr",), "stderr", "Only stderr"),
-    Option(("--tail", "-n"), "tail", "Begin N lines or bytes before the end: 20, 4096B, 64KiB", "N"),
+    Option(("--tail", "-n"), "tail", "Begin N lines or bytes before the end: 20, 4096B, 64KiB (default: the beginning)", "N"),
 )
 
 STREAMS = ("stdout", "stderr")
@@ -87,7 +89,6 @@ def main(
     json: bool = False,
     **chosen: Unpack[SelectionOptions],
 ) -> int:
-    """Print the output of runs."""
     view = View(follow_, stdout, stderr, _start_of(tail), timestamps, json)
     selection = RunSelection("logs", **chosen).checked()
     with connect(socket) as client:
@@ -143,46 +144,32 @@ def _follower(source: Source, form: LineForm, view: View) -> Follower:
 def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
     followers = [follower for _, made in group for follower in made]
     copying = Copying(followers)
-    ends = Ends(client, [files.run for files, _ in group if following and not files.ended])
+    waits = RequestsInFlight(client, output.note)
+    for files, _ in group:
+        if following and not files.ended:
+            waits.ask(m.Wait(id=0, run=files.run), lambda reply, _descriptors: check(reply))
     try:
-        while ends or not copying.drained():
-            ready = poll.wait([client.fileno()] if ends else [], [copying])
+        while waits or not copying.drained():
+            ready = wait([client.fileno()] if waits else [], [copying])
             copying.advance(ready)
-            if ends and client.fileno() in ready:
-                ends.take(copying)
+            if client.fileno() in ready:
+                _receive(waits, copying)
     finally:
         for follower in followers:
             if isinstance(follower, LineFollower):
                 follower.finish()
 
 
-class Ends:
-    """Waits on one connection for the ends of runs. True while a run has not ended."""
+def _receive(waits: RequestsInFlight, copying: Copying) -> None:
+    """Take the ends of runs that have come. If the daemon went away, wait for it and ask again; the files stay readable."""
 
-    def __init__(self, client: Client, runs: Sequence[str]) -> None:
-        self._client = client
-        self._waits = [m.Wait(id=0, run=run) for run in runs]
-        self._send()
+    def turn(timeout: float) -> None:
+        copying.advance(wait([], [copying], timeout))
 
-    def __bool__(self) -> bool:
-        return bool(self._waits)
-
-    def _send(self) -> None:
-        with suppress(ConnectionLost):  # `arrived` raises it as well
-            for wait in self._waits:
-                self._client.send(wait)
-
-    def take(self, copying: Copying) -> None:
-        """Take the replies that have come. If the daemon went away, wait for it and ask again; the files stay readable."""
-        try:
-            answers = self._client.arrived()
-        except ConnectionLost:
-            self._client.reconnect("the runs may continue", lambda: poll.carry_on([copying], AGAIN))
-            self._send()
-            return
-        for answer in answers:
-            check(answer.reply)
-            self._waits = [wait for wait in self._waits if wait.id != answer.reply.id]
+    try:
+        waits.receive(lambda _event: None)
+    except ConnectionLost:
+        waits.repeat(waits.reconnect("the runs may continue", lambda: carry_on(turn, AGAIN)))
 
 
 class Start:

@@ -1,6 +1,6 @@
-"""Freeze runs with everything below them, and stop their clocks.
+"""Pause runs and everything below them: freeze processes and stop clocks.
 
-Freezes each run's whole tree and stops its clocks. Returns when all processes are frozen.
+Returns when all processes are frozen.
 
 A pause of more than about 4 minutes in the middle of a model's reply breaks the reply: Claude Code fails, Codex repeats the call.
 Between calls a pause may take any time.
@@ -19,7 +19,6 @@ PARAMETERS = selection.PARAMETERS
 
 
 def main(*, socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
-    """Pause runs."""
     pausing = RunSelection("pause", **chosen).checked()
     with connect(socket) as client:
         return pausing.each(client, lambda run: _paused(client.call(Pause(id=0, run=run), RunReply).run, json))

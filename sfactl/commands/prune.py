@@ -1,10 +1,10 @@
-"""Remove runs that have ended, with their output.
+"""Remove ended runs, with their output.
 
-Removes trees of runs that have ended: their rows and events in the ledger, and their output. A tree is removed as a whole, and
-never while one of its runs is alive. --older-than 7d --keep 100 removes trees that ended more than 7 days ago, except the newest
-100. Removes your own runs; for root, those of all users.
+A tree is removed as a whole, with its rows and events in the ledger, and never while one of its runs is alive. --older-than 7d
+--keep 100 removes trees that ended more than 7 days ago, except the newest 100. Root removes the trees of all users, another user
+only their own.
 
-Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything could be removed; 77 only from outside any run.
+Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything could be removed; 77 not permitted inside a run.
 """
 
 from sfad.protocol.messages import Prune, Pruned
@@ -17,8 +17,8 @@ from ..options import COMMON, Option, Parameter, count, seconds
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--older-than",), "older_than", "Only trees that ended longer ago: 7d, 12h", "TIME"),
-    Option(("--keep",), "keep", "Keep the newest N trees; 0 keeps none", "N"),
+    Option(("--older-than",), "older_than", "Remove trees that ended longer ago: 7d, 12h", "TIME"),
+    Option(("--keep",), "keep", "Keep the newest N trees (default: 0)", "N"),
     Option(("--dry-run",), "dry_run", "Only print what would be removed"),
 )
 
@@ -31,7 +31,6 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Remove runs that have ended."""
     if older_than is None and keep is None:
         raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
     wanted = Prune(

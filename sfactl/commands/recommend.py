@@ -1,9 +1,9 @@
 """Suggest limits from past successful runs.
 
-Shows what the successful runs in the ledger have used, kind by kind: P95 is what 95 in 100 of them used at most, SUGGESTED is P95
-with head-room, IN FORCE is the limit of a run of this type that sets none itself, and FAILED ON IT is the share of all ended runs
-that a breach of the limit ended. RUNS is the number of successful runs behind the row. Nothing is changed; with
-`limits.adaptive = true` in the config the daemon applies the suggestions.
+Each row is a kind of limit. P95 is what 95 in 100 successful runs used at most, SUGGESTED is P95 with head-room, IN FORCE is the
+limit of a run of this type that sets none itself, FAILED ON IT is the share of all ended runs that a breach of the limit ended,
+and RUNS is the number of successful runs counted. Nothing is changed; with `limits.adaptive = true` in the config the daemon
+applies the suggestions.
 
 Exit codes: 0, also if there are too few runs for a suggestion.
 """
@@ -23,7 +23,7 @@ from ..options import COMMON, Option, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--type",), "type", "Only runs of this type; its profile is in force", "TYPE", complete="type"),
+    Option(("--type",), "type", "Only runs of this type, under its profile", "TYPE", complete="type"),
     Option(("--name",), "name", "Only runs of this name", "NAME", complete="name"),
 )
 
@@ -31,7 +31,6 @@ HEADER = ("KIND", "IN FORCE", "FROM", "P95", "SUGGESTED", "FAILED ON IT", "RUNS"
 
 
 def main(*, type: str | None = None, name: str | None = None, socket: str | None = None, json: bool = False) -> int:  # noqa: A002
-    """Recommend limits."""
     if type is not None and name is not None:
         raise UsageError("--type and --name exclude each other: give one of them")
     found = call(socket, Recommend(id=0, run_type=type, name=name), Recommended)

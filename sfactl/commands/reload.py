@@ -1,9 +1,8 @@
-"""Make the daemon read its config, and show what changed.
+"""Make the daemon read its config again, as SIGHUP does, and show what changed.
 
-Makes the daemon read its config again, as SIGHUP does, and prints each setting that changed. Live runs keep their limits. If the
-config has an error, the old one stays in force.
+Live runs keep their limits. If the config has an error, the old one stays in force.
 
-Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 only from outside any run.
+Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 not permitted inside a run.
 """
 
 import msgspec
@@ -20,7 +19,6 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Reload the daemon's config."""
     found = call(socket, Reload(id=0), Reloaded)
     if json:
         output.print_json(output.content(found))

@@ -1,7 +1,7 @@
-"""Tell what a run has used: turns, messages, tokens, cost.
+"""Report what a run has used: turns, messages, tokens, cost.
 
-For an agent, inside its run: adds what it has used since its last report. The amounts are checked against the limits of the run
-and, for tokens and money, of all runs above it. RUN may be a run below this one. Prints nothing; --json prints the run.
+For an agent, inside its run: adds what it has used since its last report. Amounts count against the limits of the run; tokens and
+cost also against those of all runs above it. RUN may be a run below this one. Prints nothing; --json prints the run.
 
 Exit codes: 0 it is counted, even if a limit is exceeded; 1 the run has ended; 2 no amount is given, or this process is in no run
 and none is named; 66 no such run; 77 not permitted.
@@ -26,7 +26,6 @@ def main(
     json: bool = False,
     **amounts: str,
 ) -> int:
-    """Report use."""
     if not amounts:
         raise UsageError("nothing to report: give at least one amount, as in --turns 1 or --input-tokens 1200 --output-tokens 300")
     request = Report(id=0, run=run, model=model, role=usage_options.role(role), **usage_options.read(amounts))

@@ -1,14 +1,13 @@
-"""Ask whether a run may make a call to a model, and hold what it may cost.
+"""Reserve what a call to a model may use, before the call.
 
-For an agent, before it calls a model: asks whether the run may use this much. If so, prints the reservation's id and holds the
-estimate against the run, all runs above it, its user and its teams, until `sfactl settle` says what was used. A reservation that is
-never settled is charged in full at the end of the run. A refusal charges nothing; it is a breach of the limit that it names, and
-that limit's action follows.
+For an agent. If the run may use this much, prints the reservation's id. The estimate then counts against the run, all runs above
+it, its user and its teams, until `sfactl settle` says what was used. A reservation that is never settled is charged in full at the
+end of the run. A refusal charges nothing; it is a breach of the limit that it names, and that limit's action follows.
 
 With --json: {"reserved": {"reservation", "run", "cost_usd"}} or {"refused": {…}} on stdout.
 
-Exit codes: 0 it is held; 1 refused, why is on stderr; 2 a value is missing, or this process is in no run and none is named; 66
-no such run; 77 not permitted.
+Exit codes: 0 reserved; 1 refused, with the reason on stderr; 2 a value is missing, or this process is in no run and none is
+named; 66 no such run; 77 not permitted.
 """
 
 from sfad.protocol.messages import Reserve, Reserved
@@ -37,7 +36,6 @@ def main(
     json: bool = False,
     **amounts: str,
 ) -> int:
-    """Reserve what a call may use."""
     if not model:
         raise UsageError("--model is missing: the estimate needs its prices")
     told = usage_options.read(amounts, usage_options.INPUT, usage_options.MAX_OUTPUT)
@@ -52,10 +50,12 @@ def _show(found: Reserved, json: bool) -> int:
             output.print_json({"refused": found.refused})
         raise Quit(ExitCode.REFUSED, "" if json else f"refused: {output.plain(found.refused.message)}")
     if json:
-        held = {"reservation": found.reservation, "run": found.run, "cost_usd": found.cost_usd}
-        output.print_json({"reserved": held})
+        reserved = {"reservation": found.reservation, "run": found.run, "cost_usd": found.cost_usd}
+        output.print_json({"reserved": reserved})
     else:
         print(found.reservation)
     if found.cost_usd is None:
-        output.note('sfactl: this model has no known price, so tokens are held, but no money; set [prices."MODEL"] in the config')
+        output.note(
+            'sfactl: this model has no known price, so tokens are reserved, but no money; set [prices."MODEL"] in the config'
+        )
     return ExitCode.DONE

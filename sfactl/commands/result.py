@@ -1,8 +1,7 @@
-"""Print a finished run's output, made safe for a language model.
+"""Print the final answer of ended runs, made safe for a language model.
 
-Prints the final answer of a finished run for a language model: without terminal escapes and control characters, with markup
-escaped, cut to a size, and marked as data from another agent. If no meter knows the agent's events, or with --raw, it is the whole
-stdout. `logs` shows the output unchanged.
+The text has no terminal escapes or control characters, its markup is escaped, it is cut to a size, and it is marked as data from
+another agent. If no meter knows the agent's events, or with --raw, it is the whole stdout. `sfactl logs` prints output unchanged.
 """
 
 from collections.abc import Sequence
@@ -18,15 +17,14 @@ from ..selection import RunSelection
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS,
-    Option(("--max-bytes",), "max_bytes", "Keep the newest N bytes (default: 65536)", "N"),
-    Option(("--raw",), "raw", "The whole stdout, with JSON events"),
+    Option(("--max-bytes",), "max_bytes", "Print at most the newest N bytes (default: 65536)", "N"),
+    Option(("--raw",), "raw", "Print the whole stdout, with JSON events"),
 )
 
 
 def main(
     *, runs: Sequence[str], max_bytes: str | None = None, raw: bool = False, socket: str | None = None, json: bool = False
 ) -> int:
-    """Print the results of runs."""
     most = count("--max-bytes", max_bytes)
     with connect(socket) as client:
         return RunSelection("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))

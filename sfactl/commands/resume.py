@@ -1,7 +1,7 @@
-"""Thaw paused runs, with more room if a limit paused them.
+"""Resume paused runs, with a new limit if a limit paused them.
 
-Thaws paused runs; their clocks continue. If a limit has paused a run, --limit sets how much it may use in all, never more than an
-ancestor has; without --limit, that limit only warns from now on. Only a client outside any run can give more room.
+If a limit has paused a run, --limit sets the new limit, which counts from the start of the run and is at most an ancestor's;
+without --limit, the old limit only warns from now on. Inside a run, --limit is not permitted.
 
 Exit codes: 0 it runs; 1 it is not paused, or has ended; 2 a limit outside its range; 66 no such run; 77 not permitted.
 """
@@ -20,7 +20,6 @@ PARAMETERS: tuple[Parameter, ...] = (*selection.PARAMETERS, limits.OPTION)
 
 
 def main(*, limit: Sequence[str] = (), socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
-    """Resume runs."""
     room = limits.of_flags(limit)
     resuming = RunSelection("resume", **chosen).checked()
     with connect(socket) as client:

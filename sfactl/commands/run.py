@@ -1,4 +1,4 @@
-"""Start a run in the foreground: its output, its exit code.
+"""Start a run in the foreground, with its output and exit code.
 
 AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
 as one quoted argument, and options of its program: sfactl run claude --model opus "look at HEAD~1". A COMMAND runs as it is.
@@ -10,11 +10,11 @@ dies, the run is stopped, except with --keep.
 With --text, shows the agent's text instead of its JSON events, if the meter knows them: each message as it comes, and the final
 answer once. --verbose adds tool calls on stderr. This is the default for an AGENT, and in a run that itself has a meter.
 
-With --json, prints the final run as one object instead of the output, which `sfactl logs` shows.
+With --json, prints the ended run as one object instead of the output, which `sfactl logs` shows.
 
-Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or
-cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messages, tokens and cost can only be enforced if the
-agent reports them, or prints JSON events that a meter reads.
+Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens, cost, planning_cost or execution_cost
+(USD), output or memory (bytes), pids (processes) or cpu (cores). ACTION is terminate, pause, warn, refuse or request_increase.
+Turns, messages, tokens and cost can only be enforced if the agent reports them, or prints JSON events that a meter reads.
 """
 
 from typing import Any
@@ -28,7 +28,6 @@ EPILOG = spawn_options.default_limits
 
 
 def main(**given: Any) -> int:
-    """Start a run in the foreground."""
     wanted = spawn_options.SpawnOptions(**given)
     spawn_options.check(wanted)
     return spawn.foreground(wanted)

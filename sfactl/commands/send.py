@@ -1,7 +1,6 @@
 """Write to the stdin of a run started with --stdin.
 
-Writes MESSAGE and a newline to the stdin of a run that was started with --stdin. Without MESSAGE, or with -, copies its own stdin
-unchanged.
+A newline is added to MESSAGE. Without MESSAGE, or with -, stdin is copied unchanged.
 """
 
 import os
@@ -27,7 +26,6 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, run: str, words: Sequence[str] = (), eof: bool = False, socket: str | None = None, json: bool = False) -> int:
-    """Write to a run's stdin."""
     sent = 0
     with connect(socket) as client:
         for data in _data(words):

@@ -1,7 +1,6 @@
 """Replace a reservation with what was used.
 
-Replaces what `sfactl reserve` held with what the call used. Settle a call that was not made, or is not billed, with 0 and 0.
-Prints nothing; --json prints the run.
+For a call that was not made, or is not billed, give 0 and 0. Prints nothing; --json prints the run.
 
 Exit codes: 0 it is settled; 1 no such reservation is open: it was settled, or its run has ended; 2 a value is missing; 77 not
 permitted.
@@ -22,7 +21,6 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, reservation: str, socket: str | None = None, json: bool = False, **amounts: str) -> int:
-    """Settle a reservation."""
     request = Settle(id=0, reservation=reservation, **usage_options.read(amounts, usage_options.INPUT, usage_options.OUTPUT))
     found = call(socket, request, RunReply).run
     if json:

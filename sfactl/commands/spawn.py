@@ -4,11 +4,11 @@ AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfact
 as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.
 
 Prints only the id of the run on stdout. The run gets this directory, umask and environment, and /dev/null as its stdin. With
---wait it does what `run` does.
+--wait it does what `sfactl run` does.
 
-Limits (--limit, repeatable): KIND is time, turns, messages, tokens, cost, planning_cost, execution_cost, output, memory, pids or
-cpu. ACTION is terminate, pause, warn, refuse or request_increase. Turns, messages, tokens and cost can only be enforced if the
-agent reports them, or prints JSON events that a meter reads.
+Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens, cost, planning_cost or execution_cost
+(USD), output or memory (bytes), pids (processes) or cpu (cores). ACTION is terminate, pause, warn, refuse or request_increase.
+Turns, messages, tokens and cost can only be enforced if the agent reports them, or prints JSON events that a meter reads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ EPILOG = spawn_options.default_limits
 
 
 def main(**given: Any) -> int:
-    """Start a run in the background, or with `--wait` in the foreground."""
     wanted = spawn_options.SpawnOptions(**given)
     spawn_options.check(wanted)
     if wanted.wait:

@@ -1,7 +1,4 @@
-"""Show the daemon.
-
-Shows where the daemon is, how it contains runs, and how much it holds.
-"""
+"""Show the daemon: where it is, how it contains runs, and how many there are."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -17,7 +14,6 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
-    """Show the daemon."""
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
     if json:
         output.print_json(output.content(found))

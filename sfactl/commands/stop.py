@@ -1,7 +1,9 @@
 """Stop runs and everything below them, to the last process.
 
-Returns when no process of the runs and of what they started is alive, with 0; or with 5 and a list of what survived SIGKILL. All
-runs share one grace. If a run does not exist or is not yours, prints an error and stops the others.
+Returns when no process of the runs and of what they started is alive. All runs share one grace. If a run does not exist or is not
+yours, prints an error and stops the others.
+
+Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such run; 77 not permitted.
 """
 
 import signal as signals
@@ -17,7 +19,7 @@ from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
     *selection.PARAMETERS,
-    Option(("--grace",), "grace", "Time between the signal and SIGKILL, at most 60 s (default: 5 s)", "TIME"),
+    Option(("--grace",), "grace", "Time between the signal and SIGKILL, at most 60s (default: the run's own)", "TIME"),
     Option(("--signal",), "signal", "First signal (default: TERM)", "NAME"),
 )
 
@@ -30,7 +32,6 @@ def main(
     json: bool = False,
     **chosen: Unpack[SelectionOptions],
 ) -> int:
-    """Stop runs and everything below them."""
     stopping = RunSelection("stop", **chosen).checked()
     wanted = Stop(
         id=0,

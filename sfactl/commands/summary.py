@@ -1,7 +1,6 @@
-"""Report how the runs of a night ended, what they cost and why some failed.
+"""Summarise how runs ended, what they cost and why some failed.
 
-Shows how the runs created since a time have ended, and what they used. Live runs count with their current state, children count
-as runs of their own, and each run's own use counts once.
+Live runs count with their current state, children count as runs of their own, and each run's own use counts once.
 """
 
 from collections import defaultdict
@@ -22,7 +21,7 @@ from .list import moment
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--since",), "since", "Runs created since: 12h ago (default), or a time (2026-01-31T22:00)", "TIME"),
+    Option(("--since",), "since", "Only runs created since then: 12h (ago; the default), or a time (2026-01-31T22:00)", "TIME"),
     Option(("--by",), "by", "Group by name (default), label, user, model or type", "KEY"),
     NAME,
     USER,
@@ -43,7 +42,6 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    """Print the report."""
     wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
     with connect(socket) as client:
         found = client.call(wanted, m.Summarised).summary

@@ -18,14 +18,13 @@ from ..options import COMMON, RUN, Option, Parameter
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUN._replace(target="root", metavar="RUN", required=False),
-    Option(("--live",), "live", "Show processes and memory of each run"),
+    Option(("--live",), "live", "Show the processes and memory of each run"),
 )
 
 Below = Mapping[str | None, Sequence[RunInfo]]
 
 
 def main(*, root: str | None = None, live: bool = False, socket: str | None = None, json: bool = False) -> int:
-    """Print runs as a tree."""
     runs = call(socket, List(id=0, root=root, live=live), RunList).runs
     below = children(runs)
     if json:
@@ -36,7 +35,7 @@ def main(*, root: str | None = None, live: bool = False, socket: str | None = No
 
 
 def children(runs: Sequence[RunInfo]) -> Below:
-    """Run by the id of their parent; under `None` those whose parent is not among them."""
+    """Return the runs by the id of their parent; under `None` those whose parent is not among them."""
     known = {run.id for run in runs}
     below: defaultdict[str | None, list[RunInfo]] = defaultdict(list)
     for run in runs:

@@ -1,8 +1,9 @@
 """Wait for runs to end.
 
-Prints id, status and reason of each run when it has ended, in the order given. Exits with the outcome of the first run that did not
-complete; with 66 or 77 if one of several does not exist or is not yours; with 75 if a run has not ended within --timeout. If the
-daemon restarts, waits for it.
+Prints id, status and reason of each run when it has ended, in the order given. If the daemon restarts, waits for it.
+
+Exit codes: the outcome of the first run that did not complete; 66 or 77 if one of several does not exist or is not yours; 75 if a
+run has not ended within --timeout.
 """
 
 import time
@@ -18,12 +19,11 @@ from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
     *selection.PARAMETERS,
-    Option(("--timeout",), "timeout", "Maximum time to wait", "TIME"),
+    Option(("--timeout",), "timeout", "Maximum time to wait: 90 (seconds), 90s, 5m, 1h (default: no maximum)", "TIME"),
 )
 
 
 def main(*, timeout: str | None = None, socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
-    """Wait for runs to end."""
     give_up = None if timeout is None else time.monotonic() + duration("--timeout", timeout)
     waiting = RunSelection("wait", **chosen).checked()
     ended: list[RunInfo] = []

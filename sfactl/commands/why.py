@@ -1,7 +1,7 @@
-"""Say in a sentence what ended, refused or bounds a run.
+"""Say why runs ended, were refused or are paused, or what limits them.
 
 Prints a sentence for each run: which rule refused it, which limit or signal ended it, what it waits for while it is paused, or
-which limits bound it while it runs.
+which limits it has while it runs.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,6 @@ PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
-    """Print a sentence for each run."""
     with connect(socket) as client:
         return RunSelection("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
 

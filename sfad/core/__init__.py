@@ -4,41 +4,41 @@ Events are named in the past tense and carry the time they happened at. An outco
 order, and the runs whose snapshots it saves before. `machine` routes each event to one component; each component knows only
 those before it in this list:
 
-`context`      the live runs and the present outcome, which all components share
-`spending`     accounts of runs, and money budgets
-`lifecycle`    the steps of every run's life: start, clock, end
-`stopping`     the stop ladder
-`stops`        requests to stop, and runs that end with their client
-`pausing`      pause and resume
-`attempts`     what the launcher tells of an attempt, and what its agent prints
-`enforcement`  limits of live runs
-`funding`      trees whose budgets have run out
-`room`         requests that change limits of a live run
-`reservations` `report`, `reserve` and `settle`: an agent tells its own use
-`admission`    spawn requests, from the guard to the start
-`takeover`     runs of an earlier daemon
-`machine`      routes events and timers
+`context`            the live runs and the present outcome, which all components share
+`spending`           accounts of runs, and money budgets
+`lifecycle`          the steps of every run's life: launch, clock, end
+`stopping`           decides ends, and climbs the stop ladder
+`stop_requests`      `stop`, the daemon's end, and clients that were lost
+`pausing`            pause and resume
+`attempts`           what the launcher tells of an attempt, and what its agent prints
+`limit_enforcement`  limits of live runs
+`budget_enforcement` trees whose budgets have run out
+`limit_requests`     `resume`, `approve`, `deny` and `limit`: more room for a run, or less
+`use_requests`       `report`, `reserve` and `settle`: an agent tells its own use
+`admission`          `spawn`, from the guard to the launch
+`adopting`           runs of an earlier daemon
+`machine`            routes events and timers
 
 They work on these values and rules:
 
-`events`       what happened
-`commands`     what to do
-`vocabulary`   names of timers, kinds of reasons, types of events
-`asked`        what a spawn asks for
-`run`          one run: what is saved of it, and its transition table
-`snapshot`     what a daemon finds of an earlier one
-`tree`         the live runs, and what a chain of them adds up to
-`candidate`    the run that a request describes, its values checked
-`guard`        ordered rules: admit or refuse
-`access`       who may do what
-`policy`       the configured numbers
-`quotas`       rates and the queue of waiting trees
-`ladder`       how far a stop has come
-`limits`       where a run's limits come from, and what exceeds them
-`account`      what a run has used and holds
-`budgets`      money of users and teams
-`money`        nano-dollars, and their conversion
-`naming`       the loop identity of a command
-`ids`          run numbers as text
-`labels`       which runs a request for labels means
+`events`             what happened
+`commands`           what to do
+`vocabulary`         names of timers and signals, kinds of reasons, types of events
+`asked`              what a spawn asks for
+`run`                one run: what is saved of it, and its transition table
+`snapshot`           what a daemon finds of an earlier one
+`tree`               the live runs, and the bounds that a lineage shares
+`candidate`          the run that a request describes, its values checked
+`guard`              ordered rules: admit or refuse
+`access`             who may do what
+`policy`             the configured numbers
+`quotas`             rates and the queue of waiting trees
+`ladder`             how far a stop has come
+`limits`             where a run's limits come from, and what exceeds them
+`account`            what a run has used and reserved
+`budgets`            money of users and teams
+`money`              nano-dollars, and their conversion
+`naming`             the loop identity of a command
+`ids`                run numbers as text
+`labels`             which runs a request for labels means
 """

@@ -48,8 +48,8 @@ class Permissions:
 FULL = Permissions()
 
 
-def refuse_verb(peer: Peer, verb: str, held: Permissions) -> str | None:
-    """Return why the peer may not use this verb at all, or `None`. `held` are the permissions of the run that it is in."""
+def refuse_verb(peer: Peer, verb: str, permissions: Permissions) -> str | None:
+    """Return why the peer may not use this verb at all, or `None`. `permissions` are those of the run that it is in."""
     if peer.unplaced:
         return f"the calling process could not be placed: {peer.unplaced}"
     if not peer.owner:
@@ -58,18 +58,18 @@ def refuse_verb(peer: Peer, verb: str, held: Permissions) -> str | None:
         return None
     if verb in OUTSIDE:
         return f"run {peer.run} may not '{verb}': only a caller outside any run may"
-    if verb not in held.verbs:
+    if verb not in permissions.verbs:
         return f"run {peer.run} was started without permission for '{verb}' (--allow / --deny)"
-    if verb == "spawn" and held.leaf:
+    if verb == "spawn" and permissions.leaf:
         return f"run {peer.run} was started with --leaf and may not start others"
     return None
 
 
-def refuse_target(peer: Peer, verb: str, chain: Sequence[RunId]) -> str | None:
-    """Return why the peer may not use `verb` on the run at the end of `chain` (ids, root first), or `None`.
+def refuse_target(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str | None:
+    """Return why the peer may not use `verb` on the run at the end of `lineage` (ids, root first), or `None`.
 
     A peer inside a run may use verbs on this run and its descendants only, whatever its uid.
     """
-    if peer.run is None or peer.run in chain:
+    if peer.run is None or peer.run in lineage:
         return None
-    return f"run {peer.run} may not use '{verb}' on run {chain[-1]}: it is not in the subtree of {peer.run}"
+    return f"run {peer.run} may not use '{verb}' on run {lineage[-1]}: it is not in the subtree of {peer.run}"

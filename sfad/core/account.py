@@ -1,4 +1,4 @@
-"""What runs use: what each source tells of a run, what it holds in reservations, and what its descendants add.
+"""What runs use: what each source tells of a run, what it has reserved, and what its descendants add.
 
 Money is in nano-dollars (see `money`).
 """
@@ -81,7 +81,7 @@ def _surest(uses: Iterable[Use], figure: Callable[[Use], int | None]) -> Use:
     return final or by_input
 
 
-def spent(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKind, int]:
+def amounts_of(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKind, int]:
     amounts: dict[LimitKind, int] = {LimitKind.TOKENS: tokens}
     if cost is not None:
         amounts[LimitKind.COST] = cost
@@ -98,8 +98,8 @@ Periods = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """A reservation that is not settled yet."""
+class OpenReservation:
+    """An amount that was reserved in advance, until it is settled or its run ends."""
 
     model: str
     input_tokens: int
@@ -110,7 +110,7 @@ class Hold:
 
     @property
     def amounts(self) -> dict[LimitKind, int]:
-        return spent(self.input_tokens + self.output_tokens, self.cost, self.role)
+        return amounts_of(self.input_tokens + self.output_tokens, self.cost, self.role)
 
     @property
     def use(self) -> Use:
@@ -134,22 +134,24 @@ class Account:
     No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`).
     """
 
-    __slots__ = ("below", "ended", "held", "holds", "levels", "sources")
+    __slots__ = ("below", "ended", "levels", "reservations", "reserved", "sources")
 
     def __init__(
         self,
         sources: Mapping[Source, Use] = {},
-        holds: Mapping[str, Hold] = {},
-        held: Mapping[LimitKind, int] = {},
+        reservations: Mapping[str, OpenReservation] = {},
+        reserved: Mapping[LimitKind, int] = {},
         below: Mapping[LimitKind, int] = {},
         ended: Mapping[LimitKind, int] = {},
         levels: Mapping[LimitKind, float] = {},
     ) -> None:
         self.sources = dict(sources)
-        self.holds = dict(holds)
-        self.held = dict(held)
+        self.reservations = dict(reservations)
+        """By name."""
+        self.reserved = dict(reserved)
+        """The sum of the reservations."""
         self.below = dict(below)
-        """What its descendants have used and hold, ended ones included."""
+        """What its descendants have used and reserved, ended ones included."""
         self.ended = dict(ended)
         """The part of `below` that ended descendants have used."""
         self.levels = dict(levels)
@@ -182,32 +184,33 @@ class Account:
         )
 
     @property
-    def grows(self) -> bool:
+    def cost_may_grow(self) -> bool:
+        """Whether the cost that is shown is known in part only."""
         best = self.best
         return best is not None and best[1].partial and best[1].cost is not None
 
     @property
     def metered(self) -> bool:
-        return bool(self.sources or self.holds)
+        return bool(self.sources or self.reservations)
 
-    def hold(self, name: str, hold: Hold) -> None:
-        self.holds[name] = hold
-        for kind, amount in hold.amounts.items():
-            self.held[kind] = self.held.get(kind, 0) + amount
+    def reserve(self, name: str, reservation: OpenReservation) -> None:
+        self.reservations[name] = reservation
+        for kind, amount in reservation.amounts.items():
+            self.reserved[kind] = self.reserved.get(kind, 0) + amount
 
     def release(self, name: str) -> None:
-        for kind, amount in self.holds.pop(name).amounts.items():
-            self.held[kind] -= amount
-        if not self.holds:
-            self.held.clear()
+        for kind, amount in self.reservations.pop(name).amounts.items():
+            self.reserved[kind] -= amount
+        if not self.reservations:
+            self.reserved.clear()
 
     def own(self, kind: LimitKind) -> int | None:
-        """Return what the run itself has used and holds: the largest figure of any source. Reservations add to the reports."""
-        held = self.held.get(kind, 0)
+        """Return what the run itself has used and reserved: the largest figure of any source. UseRequests add to the reports."""
+        reserved = self.reserved.get(kind, 0)
         figures = [figure for use in self.sources.values() if (figure := use.of(kind)) is not None]
-        if held:
+        if reserved:
             reported = self.sources.get("report", NOTHING).of(kind)
-            figures.append(held + (reported or 0))
+            figures.append(reserved + (reported or 0))
         return max(figures, default=None)
 
     def used(self, kind: LimitKind) -> float | None:

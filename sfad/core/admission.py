@@ -1,4 +1,4 @@
-"""Admits runs or refuses them, and starts them when the ledger holds their admission and there is a slot."""
+"""Admits runs or refuses them, and launches them when the ledger holds their admission and there is a slot."""
 
 from collections.abc import Iterable
 
@@ -8,15 +8,13 @@ from . import events as e
 from .access import Peer
 from .candidate import candidate
 from .context import Context
-from .guard import Question, decide
+from .guard import Question, first_refusal
 from .lifecycle import Lifecycle
 from .policy import Invalid
-from .quotas import SlidingWindow
+from .quotas import HOUR, SlidingWindow
 from .run import Ending, Run
 from .spending import Spending
 from .vocabulary import EventType, ReasonKind
-
-HOUR = 3600.0
 
 REFUSALS_WRITTEN = 10
 """Refusals a minute of one caller by one rule that get a row of their own. Others are counted in the last of these rows."""
@@ -66,7 +64,7 @@ class Admission:
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return
-        refusal = decide(self._question(ev, run, caller))
+        refusal = first_refusal(self._question(ev, run, caller))
         if refusal is not None:
             self._refuse(ev, run, caller, refusal)
         else:
@@ -138,7 +136,7 @@ class Admission:
     # ---- the ledger's answer
 
     def committed(self, ev: e.Committed) -> None:
-        """Start runs whose admission the ledger holds."""
+        """Launch runs whose admission the ledger holds."""
         for name in ev.runs:
             run = self._ctx.tree.get(name)
             if run is None or run.committed:
@@ -150,7 +148,7 @@ class Admission:
                 self._ctx.publish(EventType.RUN_QUEUED, run, f"{self._ctx.slots.queued} trees wait")
                 self._lifecycle.answer_spawn(run)
             elif run.status in {Status.ACCEPTED, Status.QUEUED}:
-                self._lifecycle.start(run)
+                self._lifecycle.launch(run)
 
     def commit_failed(self, ev: e.CommitFailed) -> None:
         """End runs that could not be recorded. They cost nothing."""
@@ -165,7 +163,7 @@ class Admission:
             self._give_back(run)
             if run.status is not Status.STOPPING:
                 reason = Reason(kind=ReasonKind.LEDGER, message=message)
-                self._lifecycle.decide(run, ev.at, Ending(Status.FAILED, reason))
+                self._lifecycle.decide_end(run, ev.at, Ending(Status.FAILED, reason))
             self._lifecycle.finish(run, ev.at, recorded=False)
 
     def _give_back(self, run: Run) -> None:
@@ -177,12 +175,12 @@ class Admission:
 
     # ---- slots
 
-    def start_waiting(self) -> None:
-        """Start the trees that wait for a slot, as far as there are any."""
+    def launch_waiting(self) -> None:
+        """Launch the trees that wait for a slot, as far as there are any."""
         while not self._ctx.draining and (name := self._ctx.slots.next_waiting()) is not None:
             run = self._ctx.tree.get(name)
             if run is not None and run.committed:
-                self._lifecycle.start(run)
+                self._lifecycle.launch(run)
 
     def restore(self, run: Run) -> None:
         """Continue with a run that an earlier daemon has admitted. A root keeps its slot, or its place in the queue."""

@@ -7,7 +7,7 @@ from .access import Permissions
 from .asked import Asked
 from .events import SpawnRequested
 from .ids import run_id
-from .ladder import MAX_GRACE
+from .ladder import check_grace
 from .limits import limits_of
 from .naming import NAME, derive_name
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
@@ -63,12 +63,6 @@ def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
     if len(labels) > MAX_LABELS:
         raise Invalid(f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: give it fewer of its own")
     return replace(asked, labels=labels)
-
-
-def check_grace(grace: float | None) -> None:
-    """Raise `Invalid` for seconds that no stop may take."""
-    if grace is not None and not 0 <= grace <= MAX_GRACE:
-        raise Invalid(f"a grace of {grace:g} s is outside 0 s to {MAX_GRACE:g} s")
 
 
 def _check(ev: SpawnRequested) -> None:

@@ -25,12 +25,12 @@ class WithId(Struct, frozen=True):
 
 
 class Admit(WithRun, frozen=True):
-    """Save the run's first snapshot, write it to the ledger, and answer `Committed` or `CommitFailed`. Nothing is started
+    """Save the run's first snapshot, write it to the ledger, and answer `Committed` or `CommitFailed`. Nothing is launched
     before."""
 
 
 class Save(WithRun, frozen=True):
-    """Write the run as it is now to the ledger: it started, or it reached a terminal status."""
+    """Write the run as it is now to the ledger: it was launched, or it reached a terminal status."""
 
 
 class Rebound(WithRun, frozen=True):
@@ -54,7 +54,7 @@ class CountRefusal(WithId, frozen=True):
 
 
 class Launch(WithRun, frozen=True):
-    """Start the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`. If neither
+    """Execute the run's command in a containment nested in its parent's; answer `LaunchSucceeded` or `LaunchFailed`. If neither
     comes before the run's time is over, its timer `deadline` fires."""
 
 
@@ -106,10 +106,10 @@ class Disarm(WithId, frozen=True):
 
 
 class Publish(Struct, frozen=True):
-    """Number the event, write it to the ledger and the log, push it to each client that watches a run of `chain`."""
+    """Number the event, write it to the ledger and the log, push it to each client that watches a run of `lineage`."""
 
     event: types.Event
-    chain: tuple[RunId, ...]
+    lineage: tuple[RunId, ...]
     """The event's run and its ancestors, root first."""
 
 
@@ -129,7 +129,7 @@ class Shutdown(Struct, frozen=True):
 
 
 class Admitted(WithRun, frozen=True):
-    """The run exists: it was started, could not be started (then it is `failed`), is queued or was cancelled meanwhile."""
+    """The run exists: it was launched, could not be launched (then it is `failed`), is queued or was cancelled meanwhile."""
 
 
 class Known(WithId, frozen=True):
@@ -158,7 +158,7 @@ class Changed(WithRun, frozen=True):
 class ReserveAnswer(WithRun, frozen=True):
     """The name of a reservation, or why there is none."""
 
-    reservation: str | None
+    name: str | None
     refusal: LimitRefusal | None = None
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
-from .account import Hold, Use
+from .account import OpenReservation, Use
 from .asked import Asked
 from .budgets import Budget
 from .policy import Policy
@@ -106,13 +106,13 @@ class ReserveRequested(OfPeerOnRun, frozen=True):
     """A peer asked whether a run may use so much. Answered by `AnswerRequest(ReserveAnswer)`."""
 
     verb = "reserve"
-    hold: Hold
+    reservation: OpenReservation
 
 
 class SettleRequested(OfPeer, frozen=True):
     """A peer told what became of a reservation. Answered by `AnswerRequest(Changed)`."""
 
-    reservation: str
+    name: str
     used: Use
 
 
@@ -172,8 +172,9 @@ class ClientBack(OfRun, frozen=True):
     client: int
 
 
-class Recovered(At, frozen=True):
-    """What an earlier daemon held, parents before children. The first event of all: of these runs alone is anything alive."""
+class RunsAdopted(At, frozen=True):
+    """What is left of an earlier daemon's runs, parents before children. The first event of all: no process of any other run is
+    alive."""
 
     runs: tuple[Remembered, ...]
     why: str
@@ -268,6 +269,6 @@ OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
-OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | Recovered
+OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | RunsAdopted
 
 Event = OfRuns | OfPeersOnRuns | OfPeers | OfDaemon

@@ -10,7 +10,7 @@ from .budgets import Budget
 from .policy import Policy
 from .quotas import SlidingWindow, Slots
 from .run import Run
-from .tree import spent_budget
+from .tree import full_ancestor
 
 FINISH = "Do not try again; finish your task with what you already have."
 """The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in 6 minutes."""
@@ -62,7 +62,7 @@ class Question:
         return len(self.run.ancestors) + self.run.root.birth.claimed_depth
 
 
-def decide(question: Question) -> Refusal | None:
+def first_refusal(question: Question) -> Refusal | None:
     """Return the first rule's refusal, or `None`: admitted."""
     for rule in RULES:
         refusal = rule(question)
@@ -89,8 +89,8 @@ def _enabled(q: Question) -> Refusal | None:
 
 
 def _permission(q: Question) -> Refusal | None:
-    held = q.caller.birth.permissions if q.caller is not None else FULL
-    detail = refuse_verb(q.peer, "spawn", held)
+    permissions = q.caller.birth.permissions if q.caller is not None else FULL
+    detail = refuse_verb(q.peer, "spawn", permissions)
     if detail is None and q.detached and not q.policy.allow_detach:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:
@@ -140,10 +140,10 @@ def _depth(q: Question) -> Refusal | None:
 
 
 def _budget(q: Question) -> Refusal | None:
-    spent = spent_budget(q.run.parent)
-    if spent is None:
+    full = full_ancestor(q.run.parent)
+    if full is None:
         return None
-    run, limit = spent
+    run, limit = full
     return q.refuse(
         Rule.BUDGET,
         f"run {run.id} ('{run.name}') has already admitted {counted(run.admitted, 'descendant')}; max_descendants is "
@@ -159,8 +159,8 @@ def _budget(q: Question) -> Refusal | None:
 def _money(q: Question) -> Refusal | None:
     if q.exhausted is None:
         return None
-    why = f"there is no money left in the budget: {q.exhausted.told}"
-    return q.refuse(Rule.BUDGET, q.exhausted.told, why, f"Start it again then, or {q.raised(q.exhausted.key)}")
+    why = f"there is no money left in the budget: {q.exhausted.sentence}"
+    return q.refuse(Rule.BUDGET, q.exhausted.sentence, why, f"Start it again then, or {q.raised(q.exhausted.key)}")
 
 
 def _rate(q: Question) -> Refusal | None:

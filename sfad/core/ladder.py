@@ -5,9 +5,10 @@ containment is empty. Where the policy names a run's program, there is one more 
 interrupted, and has `stop.polite` seconds to end.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ..protocol.types import RunId, Word
+from .policy import Invalid
 
 MAX_GRACE = 60.0
 """Seconds that a request may ask for at most."""
@@ -16,18 +17,23 @@ KILL_AGAIN = 1.0
 """Seconds between repeated kills: a process that was moved into the containment after one is killed by the next."""
 
 
+def check_grace(grace: float | None) -> None:
+    """Raise `Invalid` for seconds that no stop may take."""
+    if grace is not None and not 0 <= grace <= MAX_GRACE:
+        raise Invalid(f"a grace of {grace:g} s is outside 0 s to {MAX_GRACE:g} s")
+
+
 class Rung(Word):
     """How far a ladder has come."""
 
-    ASKED = "asked"
+    INTERRUPTED = "asked"
     """Main processes were interrupted; no other process has had a signal."""
     SIGNALLED = "signalled"
     KILLED = "killed"
 
 
-@dataclass(slots=True)
-class Ladder:
-    """A stop under way. Times are those of the core's clock."""
+class Ladder(Struct, rename={"interrupted": "asked"}):
+    """A stop under way. Times are those of the core's clock. `asked` in snapshots is `interrupted`."""
 
     signal: int
     began_at: float
@@ -35,10 +41,10 @@ class Ladder:
     kill_wait: float
     rung: Rung = Rung.SIGNALLED
     killed_at: float | None = None
-    asked: frozenset[RunId] = frozenset()
-    """Runs whose main process was interrupted and has not ended yet, while on `Rung.ASKED`."""
+    interrupted: frozenset[RunId] = frozenset()
+    """Runs whose main process was interrupted and has not ended yet, while on `Rung.INTERRUPTED`."""
     polite_ends_at: float = 0.0
-    """When every process is signalled at the latest; only meaningful on `Rung.ASKED`."""
+    """When every process is signalled at the latest; only meaningful on `Rung.INTERRUPTED`."""
     overdue: bool = False
     """`kill_wait` has passed since SIGKILL and the containment is still not empty."""
 

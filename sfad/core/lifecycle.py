@@ -1,4 +1,4 @@
-"""The steps of a run's life that every component takes: start, count its time, decide its end, finish.
+"""The steps of a run's life that every component takes: launch, count its time, decide its end, finish.
 
 It knows none of the components above it, which say when.
 """
@@ -19,7 +19,7 @@ class Lifecycle:
     _ctx: Context
     _spending: Spending
 
-    def start(self, run: Run) -> None:
+    def launch(self, run: Run) -> None:
         run.move(Status.STARTING)
         if run.latest.finished:
             self._ctx.disarm(run, Timer.RESULT)
@@ -71,15 +71,15 @@ class Lifecycle:
 
     def release_breach(self, run: Run) -> None:
         """No person has to decide about the run any more: it continues, or it ends."""
-        if (held := run.held_by) is not None:
-            if held.action is Action.REQUEST_INCREASE:
+        if (active := run.held_by) is not None:
+            if active.action is Action.REQUEST_INCREASE:
                 self._ctx.disarm(run, Timer.APPROVAL)
             run.breach = None
 
     def leave_ladder(self, run: Run) -> None:
         """The run's containment is empty."""
         if run.ladder is not None:
-            if run.ladder.rung is Rung.ASKED:
+            if run.ladder.rung is Rung.INTERRUPTED:
                 self._ctx.disarm(run, Timer.POLITE)
             for timer in (Timer.GRACE, Timer.KILL, Timer.SURVEY):
                 self._ctx.disarm(run, timer)
@@ -87,7 +87,7 @@ class Lifecycle:
 
     # ---- its end
 
-    def decide(self, run: Run, at: float, ending: Ending) -> None:
+    def decide_end(self, run: Run, at: float, ending: Ending) -> None:
         """Decide how the run ends. It is `stopping` until none of its processes is alive."""
         run.move(Status.STOPPING)
         run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.trouble)
@@ -105,7 +105,7 @@ class Lifecycle:
         for each in run.subtree()[1:]:
             self.unpause(each)
             if each.status is not Status.STOPPING:
-                self.decide(each, at, Ending(Status.CANCELLED, reason))
+                self.decide_end(each, at, Ending(Status.CANCELLED, reason))
 
     def finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
         """End a run of which no process is alive, as it was decided. `recorded`: the ledger holds its admission."""

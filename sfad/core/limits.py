@@ -82,7 +82,7 @@ class Parent(Protocol):
 class Crossing:
     """The use of a limit has come near its threshold or exceeded it, for the first time."""
 
-    held: ActiveLimit
+    active: ActiveLimit
     used: float
     exceeded: bool
 
@@ -101,8 +101,8 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
         answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
         chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
     for limit in asked.limits:
-        check(limit, policy)
-        chosen[limit.kind] = _settled(limit, asked, policy)
+        check_range(limit, policy)
+        chosen[limit.kind] = _with_action(limit, asked, policy)
     if above is not None:
         _narrow(chosen, above)
     return {kind: ActiveLimit(chosen[kind]) for kind in KINDS if kind in chosen}
@@ -153,7 +153,7 @@ def advice_key(run_type: str | None, name: str | None) -> str:
     return f"type {run_type}" if run_type is not None else f"name {name}"
 
 
-def _settled(limit: Limit, asked: Asked, policy: Policy) -> Limit:
+def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
     """Return a limit that was asked for with its action: its own, else `--on-limit`, else the profile's."""
     if not KINDS[limit.kind].acts:
         return replaced(limit, action=Action.WARN)
@@ -172,16 +172,16 @@ def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
 
     Rejected: lowering a tree's limits as well. When a parent's limit pauses it, the same threshold inherited by its child would
     terminate the child at the same moment, and again after the parent was given more room."""
-    for kind, held in above.limits.items():
-        if not held.binds or kind is LimitKind.TIME or KINDS[kind].scope == "tree":
+    for kind, active in above.limits.items():
+        if not active.binds or kind is LimitKind.TIME or KINDS[kind].scope == "tree":
             continue
         own = limits.get(kind)
         bounds = own is not None and ActiveLimit(own).binds
-        if own is None or not bounds or own.threshold > held.limit.threshold:
-            source = held.limit.source
+        if own is None or not bounds or own.threshold > active.limit.threshold:
+            source = active.limit.source
             source = source if source.startswith("run ") else f"run {above.id} ({source})"
-            action = own.action if own is not None and bounds else held.action
-            limits[kind] = replaced(held.limit, action=action, source=source)
+            action = own.action if own is not None and bounds else active.action
+            limits[kind] = replaced(active.limit, action=action, source=source)
 
 
 def replaced(limit: Limit, *, threshold: float | None = None, action: Action | None = None, source: str | None = None) -> Limit:
@@ -193,7 +193,7 @@ def replaced(limit: Limit, *, threshold: float | None = None, action: Action | N
     )
 
 
-def check(limit: Limit, policy: Policy) -> None:
+def check_range(limit: Limit, policy: Policy) -> None:
     """Raise `Invalid` for a threshold outside the range of its kind, or an action that the kind does not take."""
     spec, threshold = KINDS[limit.kind], limit.threshold
     most = most_of(limit.kind, policy)
@@ -226,21 +226,21 @@ def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
     return f"{range_}. To allow more, raise {policy.place(f'limits.{spec.most}')}, then run: sfactl reload"
 
 
-def crossed(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:
+def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:
     """Yield each limit that was crossed since the last call, but not time: the clock has a timer."""
-    for kind, held in limits.items():
-        if held.over or kind is LimitKind.TIME or KINDS[kind].instead:
+    for kind, active in limits.items():
+        if active.over or kind is LimitKind.TIME or KINDS[kind].instead:
             continue
         used = account.used(kind)
         if used is not None:
-            yield from cross(held, used, nearing)
+            yield from crossings(active, used, nearing)
 
 
-def cross(held: ActiveLimit, used: float, nearing: float) -> Iterator[Crossing]:
+def crossings(active: ActiveLimit, used: float, nearing: float) -> Iterator[Crossing]:
     """Yield whether this limit was crossed since the last call."""
-    if not held.near and held.nears(used, nearing):
-        held.near = True
-        yield Crossing(held, used, exceeded=False)
-    if not held.over and held.above(used):
-        held.over = True
-        yield Crossing(held, used, exceeded=True)
+    if not active.near and active.nears(used, nearing):
+        active.near = True
+        yield Crossing(active, used, exceeded=False)
+    if not active.over and active.above(used):
+        active.over = True
+        yield Crossing(active, used, exceeded=True)

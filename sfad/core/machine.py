@@ -6,20 +6,20 @@ from typing import assert_never
 from . import commands as c
 from . import events as e
 from .admission import Admission
+from .adopting import Adopting
 from .attempts import AttemptTracker
+from .budget_enforcement import BudgetEnforcement
 from .context import Context
-from .enforcement import Enforcement
-from .funding import Funding
 from .lifecycle import Lifecycle
+from .limit_enforcement import LimitEnforcement
+from .limit_requests import LimitRequests
 from .pausing import Pausing
 from .policy import Policy
-from .reservations import Reservations
-from .room import Room
 from .run import Run
 from .spending import Spending
+from .stop_requests import StopRequests
 from .stopping import Stopping
-from .stops import Stops
-from .takeover import Takeover
+from .use_requests import UseRequests
 from .vocabulary import Timer
 
 MAX_ADVICE = 1000
@@ -35,23 +35,23 @@ class Machine:
         self._spending = Spending(context, reservations)
         self._lifecycle = Lifecycle(context, self._spending)
         self._stopping = Stopping(context, self._lifecycle)
-        self._stops = Stops(context, self._stopping)
-        self._pausing = Pausing(context, self._lifecycle, self._stops)
+        self._stop_requests = StopRequests(context, self._stopping)
+        self._pausing = Pausing(context, self._lifecycle, self._stop_requests)
         self._attempts = AttemptTracker(context, self._lifecycle, self._stopping, self._pausing)
-        self._enforcement = Enforcement(context, self._lifecycle, self._stopping, self._pausing, self._spending)
-        self._funding = Funding(context, self._spending, self._pausing, self._enforcement)
-        self._room = Room(context, self._lifecycle, self._pausing, self._enforcement)
-        self._reservations = Reservations(context, self._spending, self._enforcement)
+        self._limit_enforcement = LimitEnforcement(context, self._lifecycle, self._stopping, self._pausing, self._spending)
+        self._budget_enforcement = BudgetEnforcement(context, self._spending, self._pausing, self._limit_enforcement)
+        self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_enforcement)
+        self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._admission = Admission(context, self._lifecycle, self._spending, next_number)
-        self._takeover = Takeover(
+        self._adopting = Adopting(
             context,
             self._lifecycle,
             self._spending,
             self._stopping,
-            self._stops,
+            self._stop_requests,
             self._pausing,
             self._attempts,
-            self._enforcement,
+            self._limit_enforcement,
             self._admission,
         )
 
@@ -61,7 +61,7 @@ class Machine:
         self.budgets = self._spending.budgets
         self.refuse = context.refuse
         self.reservation = self._spending.reservation
-        self.tickets = self._stops.tickets
+        self.tickets = self._stop_requests.tickets
         self.drained_by = self._stopping.drained_by
         self.count_before = self._admission.count_before
         self.spawned_before = self._admission.spawned_before
@@ -88,18 +88,22 @@ class Machine:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
         outcome = self._ctx.begin()
         self._route(event)
-        if self._ctx.ended or self._spending.budgets_changed or isinstance(event, e.Reconfigured | e.Recovered | e.DrainRequested):
+        if (
+            self._ctx.ended
+            or self._spending.budgets_changed
+            or isinstance(event, e.Reconfigured | e.RunsAdopted | e.DrainRequested)
+        ):
             self._follow_up(event)
         return outcome
 
     def _follow_up(self, event: e.Event) -> None:
         """Do what the end of a run, or money that was spent, calls for beyond that run."""
         ended = self._ctx.take_ended()
-        self._stops.settle(ended, event.at)
+        self._stop_requests.tell_ended(ended, event.at)
         self._admission.forget(ended)
         if self._spending.budgets_changed or isinstance(event, e.Reconfigured):
-            self._funding.look(event.at)
-        self._admission.start_waiting()
+            self._budget_enforcement.enforce(event.at)
+        self._admission.launch_waiting()
         if self._ctx.draining and not len(self.tree) and (ended or isinstance(event, e.DrainRequested)):
             self._ctx.do(c.Shutdown())
 
@@ -109,30 +113,30 @@ class Machine:
                 if (run := self.tree.get(event.run)) is not None:
                     self._happened(run, event)
             case e.OfPeerOnRun():
-                if (run := self._ctx.steered(event, event.verb, event.run)) is not None:
-                    self._steered(run, event)
+                if (run := self._ctx.permitted_run(event, event.verb, event.run)) is not None:
+                    self._requested(run, event)
             case e.SpawnRequested():
                 self._admission.spawn_requested(event)
             case e.StopRequested():
-                self._stops.stop_requested(event)
+                self._stop_requests.stop_requested(event)
             case e.SettleRequested():
-                self._reservations.settle_requested(event)
+                self._use_requests.settle_requested(event)
             case e.Committed():
                 self._admission.committed(event)
             case e.CommitFailed():
                 self._admission.commit_failed(event)
             case e.ClientGone():
-                self._stops.client_gone(event)
+                self._stop_requests.client_gone(event)
             case e.BudgetsKnown():
-                self._funding.budgets_known(event)
+                self._budget_enforcement.budgets_known(event)
             case e.AdviceLearned():
                 self._advice_learned(event)
             case e.Reconfigured():
                 self._reconfigured(event)
             case e.DrainRequested():
-                self._stops.drain_requested(event)
-            case e.Recovered():
-                self._takeover.recovered(event, self._route)
+                self._stop_requests.drain_requested(event)
+            case e.RunsAdopted():
+                self._adopting.runs_adopted(event, self._route)
             case _:
                 assert_never(event)
 
@@ -140,7 +144,7 @@ class Machine:
         match event:
             case e.LaunchSucceeded():
                 self._attempts.launch_succeeded(run, event)
-                self._funding.look_at(run, event.at)
+                self._budget_enforcement.enforce_on(run, event.at)
             case e.LaunchFailed():
                 self._attempts.launch_failed(run, event)
             case e.MainExited():
@@ -150,45 +154,45 @@ class Machine:
             case e.Frozen():
                 self._pausing.frozen(run)
             case e.Surveyed():
-                self._stops.surveyed(run, event)
+                self._stop_requests.surveyed(run, event)
             case e.UseSeen():
-                self._enforcement.use_seen(run, event)
+                self._limit_enforcement.use_seen(run, event)
             case e.LevelSeen():
-                self._enforcement.level_seen(run, event)
+                self._limit_enforcement.level_seen(run, event)
             case e.ToolsCalled():
-                self._enforcement.tools_called(run, event)
+                self._limit_enforcement.tools_called(run, event)
             case e.AgentSaid():
                 self._attempts.agent_said(run, event)
             case e.ClientBack():
-                self._stops.client_back(run, event)
+                self._stop_requests.client_back(run, event)
             case e.TimerFired():
                 self._timer_fired(run, event.timer, event.at)
             case _:
                 assert_never(event)
 
-    def _steered(self, run: Run, event: e.OfPeersOnRuns) -> None:
+    def _requested(self, run: Run, event: e.OfPeersOnRuns) -> None:
         match event:
             case e.PauseRequested():
                 self._pausing.pause_requested(run, event)
             case e.ResumeRequested():
-                self._room.resume_requested(run, event)
+                self._limit_requests.resume_requested(run, event)
             case e.ApproveRequested():
-                self._room.approve_requested(run, event)
+                self._limit_requests.approve_requested(run, event)
             case e.DenyRequested():
-                self._room.deny_requested(run, event)
+                self._limit_requests.deny_requested(run, event)
             case e.LimitRequested():
-                self._room.limit_requested(run, event)
+                self._limit_requests.limit_requested(run, event)
             case e.ReportRequested():
-                self._reservations.report_requested(run, event)
+                self._use_requests.report_requested(run, event)
             case e.ReserveRequested():
-                self._reservations.reserve_requested(run, event)
+                self._use_requests.reserve_requested(run, event)
             case _:
                 assert_never(event)
 
     def _timer_fired(self, run: Run, timer: Timer, at: float) -> None:
         match timer:
             case Timer.DEADLINE:
-                self._enforcement.clock_due(run, at)
+                self._limit_enforcement.clock_due(run, at)
             case Timer.RESULT:
                 self._attempts.result_due(run, at)
             case Timer.RETRY:
@@ -202,11 +206,11 @@ class Machine:
             case Timer.SURVEY:
                 self._stopping.survey_due(run, at)
             case Timer.APPROVAL:
-                self._enforcement.approval_due(run, at)
+                self._limit_enforcement.approval_due(run, at)
             case Timer.PAUSE_MAX:
-                self._enforcement.pause_due(run, at)
+                self._limit_enforcement.pause_due(run, at)
             case Timer.RECONNECT:
-                self._stops.reconnect_due(run, at)
+                self._stop_requests.reconnect_due(run, at)
             case _:
                 assert_never(timer)
 

@@ -8,7 +8,7 @@ from . import events as e
 from .context import Context
 from .lifecycle import Lifecycle
 from .run import Paused, Run
-from .stops import Stops
+from .stop_requests import StopRequests
 from .vocabulary import EventType, Timer
 
 
@@ -16,7 +16,7 @@ from .vocabulary import EventType, Timer
 class Pausing:
     _ctx: Context
     _lifecycle: Lifecycle
-    _stops: Stops
+    _stop_requests: StopRequests
 
     def pause_requested(self, run: Run, ev: e.PauseRequested) -> None:
         if run.status not in {Status.RUNNING, Status.PAUSED}:
@@ -61,7 +61,7 @@ class Pausing:
         suspended = run.suspended
         self._lifecycle.unpause(run)
         if suspended:
-            self._stops.expect_client(run, at)
+            self._stop_requests.expect_client(run, at)
         self._lifecycle.fail_pauses(run, "was resumed before it stood still")
         self._ctx.do(c.Thaw(run.id))
         for each in run.subtree():

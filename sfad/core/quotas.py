@@ -5,6 +5,9 @@ from collections import deque
 
 from ..protocol.types import RunId
 
+HOUR = 3600.0
+"""Seconds in which spawns are counted."""
+
 
 class SlidingWindow:
     """How often something happened within the last `span` seconds, up to `limit` times."""
@@ -46,7 +49,7 @@ class Slots:
     def __init__(self, *, per_user: int, total: int) -> None:
         self.per_user = per_user
         self.total = total
-        self._held: dict[RunId, str] = {}
+        self._taken: dict[RunId, str] = {}
         self._by_user: dict[str, int] = {}
         # a queue for each user: a user at the bound neither holds up the others nor costs a scan
         self._queues: dict[str, list[tuple[int, int, RunId]]] = {}
@@ -62,19 +65,19 @@ class Slots:
 
     @property
     def count(self) -> int:
-        return len(self._held)
+        return len(self._taken)
 
     @property
     def queued(self) -> int:
         return len(self._waiting)
 
     def free_for(self, user: str) -> bool:
-        """Return whether a tree of this user could start now."""
+        """Return whether a tree of this user could be launched now."""
         return self.count < self.total and self.user_count(user) < self.per_user
 
     def take(self, root: RunId, user: str) -> None:
         """Give the root a slot; the caller has asked `free_for`."""
-        self._held[root] = user
+        self._taken[root] = user
         self._by_user[user] = self.user_count(user) + 1
 
     def enqueue(self, root: RunId, user: str, priority: int) -> None:
@@ -89,14 +92,14 @@ class Slots:
     def leave(self, root: RunId) -> None:
         """Free the slot of a root that has ended, or its place in the queue."""
         self._waiting.pop(root, None)
-        user = self._held.pop(root, None)
+        user = self._taken.pop(root, None)
         if user is not None:
             self._by_user[user] -= 1
             if not self._by_user[user]:
                 del self._by_user[user]
 
     def next_waiting(self) -> RunId | None:
-        """Give a slot to the first root in the queue that can start now; return `None` if none can."""
+        """Give a slot to the first root in the queue that can be launched now; return `None` if none can."""
         heads = [(queue[0], user) for user in list(self._queues) if (queue := self._live_queue(user)) and self.free_for(user)]
         if not heads:
             return None

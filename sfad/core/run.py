@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from msgspec import Struct
+
 from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, RunId, Status
 from .access import FULL, Permissions
 from .account import Account
@@ -38,27 +40,26 @@ class IllegalTransition(Exception):
         super().__init__(f"run {run} cannot go from {old} to {new}")
 
 
-@dataclass(slots=True)
-class Clock:
-    """The seconds that a run has been running, pauses excluded."""
+class Clock(Struct, rename={"counted": "spent"}):
+    """The seconds that a run has been running, pauses excluded. `spent` in snapshots."""
 
-    spent: float = 0.0
+    counted: float = 0.0
     since: float | None = None
     """When it last began to count; `None` while it is halted."""
 
     def elapsed(self, at: float) -> float:
-        return self.spent + (at - self.since if self.since is not None else 0.0)
+        return self.counted + (at - self.since if self.since is not None else 0.0)
 
     def reaches(self, seconds: float) -> float | None:
         """Return when it will have counted so many seconds; `None` while it is halted."""
-        return self.since + seconds - self.spent if self.since is not None else None
+        return self.since + seconds - self.counted if self.since is not None else None
 
     def start(self, at: float) -> None:
         if self.since is None:
             self.since = at
 
     def halt(self, at: float) -> None:
-        self.spent = self.elapsed(at)
+        self.counted = self.elapsed(at)
         self.since = None
 
 
@@ -106,7 +107,7 @@ class Paused:
     """The run is frozen itself, not only with an ancestor."""
 
     until: float | None
-    """When the daemon stops waiting for a resume; `None` after a reboot, until `takeover` sets it."""
+    """When the daemon stops waiting for a resume; `None` after a reboot, until `adopting` sets it."""
     suspended: bool = False
     """Its foreground client was suspended (Ctrl-Z)."""
     no_money: Reason | None = None
@@ -135,7 +136,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What is settled when a run is admitted."""
+    """What is fixed when a run is admitted."""
 
     id: RunId
     number: int
@@ -181,7 +182,7 @@ class State:
     paused: Paused | None = None
     breach: LimitHold | None = None
     retry_at: float | None = None
-    """When the next attempt starts. While it is `retrying` and this is not set, the ladder clears what the last one left."""
+    """When the next attempt is launched. While it is `retrying` and this is not set, the ladder clears what the last one left."""
     ladder: Ladder | None = None
     """What empties this run's containment. `None` where an ancestor's ladder does."""
     ending: Ending | None = None
@@ -227,7 +228,7 @@ class State:
 class Run(State):
     """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
 
-    __slots__ = ("ancestors", "asked", "birth", "chain", "children", "id", "identity", "name", "parent", "user")
+    __slots__ = ("ancestors", "asked", "birth", "children", "id", "identity", "lineage_ids", "name", "parent", "user")
 
     def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
         super().__init__(*_PARTS(state))
@@ -238,8 +239,8 @@ class Run(State):
         self.parent = parent
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
-        self.chain: tuple[RunId, ...] = (*parent.chain, birth.id) if parent is not None else (birth.id,)
-        """The ids of its ancestors, root first, and its own."""
+        self.lineage_ids: tuple[RunId, ...] = (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
+        """Of `lineage`."""
         self.children: dict[RunId, Run] = {}
 
     @property
@@ -248,7 +249,7 @@ class Run(State):
 
     @property
     def lineage(self) -> list[Run]:
-        """The chain: root first, this run last."""
+        """Its ancestors, root first, and the run itself."""
         return [*self.ancestors, self]
 
     @property
@@ -299,7 +300,7 @@ class Run(State):
         self.status = to
 
     def adopt(self, pid: int | None) -> None:
-        """Take over the main process that an earlier daemon launched; `None`: it is not alive."""
+        """Take the main process that an earlier daemon launched; `None`: it is not alive."""
         self.latest.pid = pid
 
 

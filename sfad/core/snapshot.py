@@ -7,6 +7,8 @@ before the next event is handled. Times are those of the core's clock, which sta
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from ..protocol.types import RunId, Survivor
 from .run import Birth, Clock, Run, State, Token
 
@@ -16,10 +18,10 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
     been running when the machine went down is not known."""
     ladder = state.ladder
     if ladder is not None:
-        ladder = replace(ladder, began_at=at, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at)
+        ladder = structs.replace(ladder, began_at=at, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at)
     return replace(birth, created_at=at), replace(
         state,
-        clock=Clock(spent=state.clock.spent),
+        clock=Clock(counted=state.clock.counted),
         ladder=ladder,
         retry_at=at if state.retry_at is not None else None,
         started_at=at if state.started_at is not None else None,
@@ -30,7 +32,7 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """A run that an earlier daemon held, and what there is of it now."""
+    """A live run of an earlier daemon, and what there is of it now."""
 
     run: Run
     """As it was last saved, but for its main process (`Run.adopt`)."""
@@ -54,8 +56,8 @@ class Ticket:
     stopped: list[RunId] = field(default_factory=list)
     survivors: list[Survivor] = field(default_factory=list)
 
-    def settle(self, run: RunId, survivors: Iterable[Survivor] = ()) -> None:
-        """Wait no longer for a run. It has ended, or has survivors; a process may have been told before, of its child run."""
+    def stop_waiting_for(self, run: RunId, survivors: Iterable[Survivor] = ()) -> None:
+        """It has ended, or has survivors; a process may have been told before, of its child run."""
         self.pending.discard(run)
         found = {survivor.pid: survivor for survivor in survivors}
         self.survivors = list({**{each.pid: each for each in self.survivors}, **found}.values())

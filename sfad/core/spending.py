@@ -7,7 +7,7 @@ from ..protocol.kinds import TREE_USE
 from ..protocol.types import LimitKind, Source, Status
 from ..protocol.units import format_usd
 from . import commands as c
-from .account import NO_TREE_USE, NOTHING, Hold, Periods, Use, add_below, add_ended
+from .account import NO_TREE_USE, NOTHING, OpenReservation, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
 from .context import Context
 from .money import to_usd
@@ -24,31 +24,31 @@ class Spending:
         self.budgets = Budgets()
         self._reserved = reserved
         self.budgets_changed = False
-        """A budget may have run out, or have been given back to, since `take_spent`."""
+        """A budget may have run out, or have been given back to, since `take_used_up`."""
 
     def restore(self, runs: Iterable[Run]) -> None:
         """Continue with what an earlier daemon has counted for all its runs. Each was saved at another moment, so their sums are
         counted again: whatever is given back later was part of them."""
         for run in runs:
             run.account.below = dict(run.account.ended)
-            self._reserved = max([self._reserved, *(int(name.rpartition("-")[2]) for name in run.account.holds)])
+            self._reserved = max([self._reserved, *(int(name.rpartition("-")[2]) for name in run.account.reservations)])
         for run in runs:
             add_below((above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use())
 
     # ---- use
 
-    def see(self, run: Run, source: Source, use: Use) -> None:
+    def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
         run.account.sources[source] = use
         self._count(run, before)
 
-    def report(self, run: Run, more: Use, *, settled: str | None = None) -> None:
-        """Add to what was reported of the run. `settled`: the reservation that this was held for."""
+    def add_use(self, run: Run, more: Use, *, settled: str | None = None) -> None:
+        """Add to what was reported of the run. `settled`: the reservation that this was reserved by."""
         before = run.account.own_tree_use()
         periods = None
         if settled is not None:
-            periods = run.account.holds[settled].periods
+            periods = run.account.reservations[settled].periods
             run.account.release(settled)
         run.account.sources["report"] = run.account.sources.get("report", NOTHING).plus(more)
         self._ctx.changed(run)
@@ -80,16 +80,16 @@ class Spending:
                 self._publish(EventType.LIMIT_EXCEEDED, run, budget)
 
     def close(self, run: Run) -> None:
-        """Charge an ending run in full for what it holds. That changes no sum, because it was counted when it was held."""
+        """Charge an ending run in full for what it has reserved. That changes no sum, because it was counted then."""
         account = run.account
-        for name, hold in list(account.holds.items()):
+        for name, reservation in list(account.reservations.items()):
             account.release(name)
-            account.sources["report"] = account.sources.get("report", NOTHING).plus(hold.use)
-            self.budgets_changed = True  # what was only held is used now
+            account.sources["report"] = account.sources.get("report", NOTHING).plus(reservation.use)
+            self.budgets_changed = True  # what was only reserved is used now
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
-        if account.grows:
+        if account.cost_may_grow:
             for budget in self.budgets.of(run.user):
                 if not budget.partial:
                     budget.partial = True
@@ -102,23 +102,23 @@ class Spending:
 
     # ---- reservations
 
-    def reserve(self, run: Run, hold: Hold) -> str:
-        """Hold an amount for the run; return the reservation's name."""
+    def reserve(self, run: Run, reservation: OpenReservation) -> str:
+        """Reserve an amount for the run; return the reservation's name."""
         self._reserved += 1
         name = f"{run.id}-{self._reserved}"
         before = run.account.own_tree_use()
         periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
-        run.account.hold(name, replace(hold, periods=periods))
+        run.account.reserve(name, replace(reservation, periods=periods))
         self._ctx.changed(run)
         self._count(run, before)
         return name
 
-    def reservation(self, name: str) -> tuple[Run, Hold] | None:
-        """Return the live run that holds it, and what is held."""
+    def reservation(self, name: str) -> tuple[Run, OpenReservation] | None:
+        """Return an open reservation by its name, and its run."""
         run = self._ctx.tree.get(name.rpartition("-")[0])
-        return (run, run.account.holds[name]) if run is not None and name in run.account.holds else None
+        return (run, run.account.reservations[name]) if run is not None and name in run.account.reservations else None
 
-    def refusing(self, run: Run, cost: int) -> Budget | None:
+    def refusing_budget(self, run: Run, cost: int) -> Budget | None:
         """Return the budget in which so much more is not left. It is published once a period."""
         budget = next((budget for budget in self.budgets.of(run.user) if not budget.admits(cost)), None)
         if budget is not None and not (budget.refused or budget.over):
@@ -128,20 +128,20 @@ class Spending:
 
     # ---- budgets
 
-    def take_spent(self) -> set[tuple[str, str]]:
-        """Return `spent` of all budgets, and note that they were looked at."""
+    def take_used_up(self) -> set[tuple[str, str]]:
+        """Return `used_up` of all budgets, and note that they were looked at."""
         self.budgets_changed = False
-        return self.spent(self.budgets)
+        return self.used_up(self.budgets)
 
-    def spent(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:
+    def used_up(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:
         """Return the budgets that have run out by what was used. What is only reserved may be given back by a run that is not
         paused."""
-        return {(budget.scope, budget.name) for budget in budgets if budget.exhausted and self._used_up(budget)}
+        return {(budget.scope, budget.name) for budget in budgets if budget.exhausted and self._is_used_up(budget)}
 
-    def _used_up(self, budget: Budget) -> bool:
+    def _is_used_up(self, budget: Budget) -> bool:
         key = (budget.scope, budget.name, budget.begins)
-        holds = (hold for run in self._ctx.tree for hold in run.account.holds.values())
-        reserved = sum(hold.cost or 0 for hold in holds if key in hold.periods)
+        open_ = (reservation for run in self._ctx.tree for reservation in run.account.reservations.values())
+        reserved = sum(each.cost or 0 for each in open_ if key in each.periods)
         return budget.charged - reserved >= budget.allowed
 
     def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
@@ -150,7 +150,7 @@ class Spending:
         self._ctx.publish(
             what,
             run,
-            budget.told if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.told}",
+            budget.sentence if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}",
             severity="medium",
             scope=budget.scope,
             limit_kind=LimitKind.COST,

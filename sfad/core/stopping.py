@@ -34,40 +34,40 @@ class Stopping:
         still = run.parent is not None and run.parent.standing_still
         frozen = frozen_in(run)
         self._lifecycle.cancel_below(run, at)
-        self._lifecycle.decide(run, at, ending)
+        self._lifecycle.decide_end(run, at, ending)
         if run.attempt == 0:
             self._lifecycle.finish(run, at)
         elif run.ladder is None:
             # under a frozen ancestor no process can use a grace
-            self.climb_on(run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen)
+            self.climb(run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen)
         else:
             self._hasten(run, at, signal=signal, grace=seconds)
 
-    def climb_on(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
+    def climb(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
         run.ladder = Ladder(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
         polite = min(self._ctx.policy.polite, grace)
-        asked = self._to_ask(run) if polite > 0 and frozen is not None else frozenset()
+        asked = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
         if frozen is None or not asked:
             self.signal_all(run)
         else:
-            self._ask(run, run.ladder, asked, at + polite, frozen)
+            self._interrupt(run, run.ladder, asked, at + polite, frozen)
 
-    def _to_ask(self, run: Run) -> frozenset[RunId]:
+    def _to_interrupt(self, run: Run) -> frozenset[RunId]:
         """Return the runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
-        above = len(run.chain)
+        above = len(run.lineage_ids)
         return frozenset(
             each.id
             for each in run.subtree()
             if each.pid is not None
             and program_name(each.asked.argv) in self._ctx.policy.interrupted
-            and all(below.ladder is None or below.ladder.rung is Rung.ASKED for below in each.lineage[above:])
+            and all(below.ladder is None or below.ladder.rung is Rung.INTERRUPTED for below in each.lineage[above:])
         )
 
-    def _ask(self, run: Run, ladder: Ladder, asked: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
+    def _interrupt(self, run: Run, ladder: Ladder, asked: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
         # a second SIGINT makes some programs give up at once
-        before = {name for each in run.subtree() if each.ladder is not None for name in each.ladder.asked}
-        ladder.rung, ladder.asked, ladder.polite_ends_at = Rung.ASKED, asked, until
+        before = {name for each in run.subtree() if each.ladder is not None for name in each.ladder.interrupted}
+        ladder.rung, ladder.interrupted, ladder.polite_ends_at = Rung.INTERRUPTED, asked, until
         self._ctx.changed(run)
         for name in sorted(asked - before):
             self._ctx.do(c.Interrupt(name))
@@ -78,8 +78,8 @@ class Stopping:
     def signal_all(self, run: Run) -> None:
         ladder = run.ladder
         assert ladder is not None
-        if ladder.rung is Rung.ASKED:
-            ladder.rung, ladder.asked = Rung.SIGNALLED, frozenset()
+        if ladder.rung is Rung.INTERRUPTED:
+            ladder.rung, ladder.interrupted = Rung.SIGNALLED, frozenset()
             self._ctx.disarm(run, Timer.POLITE)
         self._ctx.changed(run)
         self._ctx.do(c.Terminate(run.id, ladder.signal))
@@ -103,43 +103,43 @@ class Stopping:
         above = [(each.id, each.ladder) for each in run.lineage if each.ladder is not None]
         if run.attempt == 0:
             self._lifecycle.finish(run, at)  # cancelled with an ancestor before it was launched
-        elif ladder is not None and ladder.rung is Rung.ASKED:
+        elif ladder is not None and ladder.rung is Rung.INTERRUPTED:
             ladder.grace_ends_at = min(ladder.grace_ends_at, at + grace)
             self.signal_all(run)
         elif ladder is not None and ladder.shorten(at + grace):
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.GRACE, at + grace)
         elif ladder is None and all(at + grace < other.grace_ends_at for _, other in above):
-            self.climb_on(run, at, signal=signal, grace=grace)
+            self.climb(run, at, signal=signal, grace=grace)
         else:
             # its own ladder answers; without one, any that it is on
             overdue = [name for name, other in above if other.overdue and ladder in (None, other)]
             if overdue:
                 self._ctx.do(c.Survey(overdue[-1]))
 
-    def obeyed(self, run: Run) -> None:
+    def main_ended(self, run: Run) -> None:
         """Note that the main process of a run that is being stopped has ended, perhaps because it was interrupted."""
         for above in run.lineage:
             ladder = above.ladder
-            if ladder is not None and run.id in ladder.asked:
-                ladder.asked -= {run.id}
-                if ladder.asked:
+            if ladder is not None and run.id in ladder.interrupted:
+                ladder.interrupted -= {run.id}
+                if ladder.interrupted:
                     self._ctx.changed(above)
                 else:
                     self.signal_all(above)
 
-    def still_asked(self, ladder: Ladder, at: float) -> bool:
+    def still_interrupted(self, ladder: Ladder, at: float) -> bool:
         """Return whether main processes that an earlier daemon interrupted have time left. They are not interrupted again."""
-        if ladder.rung is not Rung.ASKED:
+        if ladder.rung is not Rung.INTERRUPTED:
             return False
-        there = {name for name in ladder.asked if (run := self._ctx.tree.get(name)) is not None and run.pid is not None}
-        ladder.asked = frozenset(there)
+        there = {name for name in ladder.interrupted if (run := self._ctx.tree.get(name)) is not None and run.pid is not None}
+        ladder.interrupted = frozenset(there)
         return bool(there) and at < ladder.polite_ends_at
 
     # ---- time
 
     def polite_due(self, run: Run) -> None:
-        if run.ladder is not None and run.ladder.rung is Rung.ASKED:
+        if run.ladder is not None and run.ladder.rung is Rung.INTERRUPTED:
             self.signal_all(run)
 
     def grace_due(self, run: Run, at: float) -> None:

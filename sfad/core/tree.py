@@ -1,4 +1,4 @@
-"""The live runs by id and by ancestry, and the bounds that a chain of them shares."""
+"""The live runs by id and by ancestry, and the bounds that a lineage shares."""
 
 from collections.abc import Iterator
 
@@ -48,7 +48,7 @@ class Tree:
             del run.parent.children[run.id]
 
 
-def spent_budget(parent: Run | None) -> tuple[Run, Bound] | None:
+def full_ancestor(parent: Run | None) -> tuple[Run, Bound] | None:
     """Return the outermost ancestor that may have no more descendants, and its bound."""
     if parent is None:
         return None

@@ -1,4 +1,6 @@
-"""The words that leave the core as text: names of timers, kinds of reasons, types of events."""
+"""The words that leave the core as text: names of timers and signals, kinds of reasons, types of events."""
+
+from signal import Signals
 
 from ..protocol.types import Word
 
@@ -67,3 +69,11 @@ class EventType(Word):
     INCREASE_APPROVED = "increase_approved"
     INCREASE_DENIED = "increase_denied"
     ALERT_SURVIVORS = "alert_survivors"
+
+
+def signal_name(number: int) -> str:
+    """`SIGTERM`, or `signal 77`."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -5,28 +5,32 @@ from typing import Any
 
 import msgspec
 
-from ..core.account import Account, Hold, Use
+from ..core.account import Account, OpenReservation, Use
 from ..core.money import to_nanos, to_usd
 from ..protocol.kinds import COSTS
 from ..protocol.types import LimitKind, Source
 
-_SUMS = ("held", "below", "ended")
-_PARTS: dict[str, Any] = {
-    "sources": dict[Source, Use],
-    "holds": dict[str, Hold],
-    **dict.fromkeys(_SUMS, dict[LimitKind, int]),
-    "levels": dict[LimitKind, float],
+_PARTS: dict[str, tuple[str, Any]] = {
+    "sources": ("sources", dict[Source, Use]),
+    "holds": ("reservations", dict[str, OpenReservation]),
+    "held": ("reserved", dict[LimitKind, int]),
+    "below": ("below", dict[LimitKind, int]),
+    "ended": ("ended", dict[LimitKind, int]),
+    "levels": ("levels", dict[LimitKind, float]),
 }
-_NOTHING: dict[str, dict[str, Any]] = {name: {} for name in _PARTS}
+"""The attribute of `Account` and its type, by the key that it is saved under."""
+
+_SUMS = ("held", "below", "ended")
+_NOTHING: dict[str, dict[str, Any]] = {key: {} for key in _PARTS}
 
 
 def to_saved(value: Any) -> Any:
     """Return what to save of an account."""
     if not isinstance(value, Account):
         raise NotImplementedError(f"{type(value)} cannot be saved")
-    if not (value.sources or value.holds or value.below or value.levels):
+    if not (value.sources or value.reservations or value.below or value.levels):
         return _NOTHING  # of most runs, each time they are saved
-    return _converted({name: msgspec.to_builtins(getattr(value, name)) for name in _PARTS}, to_usd)
+    return _converted({key: msgspec.to_builtins(getattr(value, name)) for key, (name, _) in _PARTS.items()}, to_usd)
 
 
 def from_saved(wanted: type, saved: Any) -> Any:
@@ -37,7 +41,7 @@ def from_saved(wanted: type, saved: Any) -> Any:
         _converted(saved, to_nanos)
         for name in _SUMS:  # version 0.1.0 saved floats, of tokens too
             saved[name] = {kind: int(amount) for kind, amount in saved[name].items()}
-        return Account(**{name: msgspec.convert(saved[name], type_) for name, type_ in _PARTS.items()})
+        return Account(**{name: msgspec.convert(saved[key], type_) for key, (name, type_) in _PARTS.items()})
     except (AttributeError, KeyError) as error:
         raise ValueError(f"this is no account: {error}") from error
 

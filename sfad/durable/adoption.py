@@ -1,6 +1,6 @@
 """What an earlier daemon left: its runs, where their processes are now, and the rows of the ledger that are out of date.
 
-journal ──▶ snapshots of live runs ┐
+spool ────▶ snapshots of live runs ┐
 ledger ───▶ rows without an end    ┼─▶ `Adoption`: live runs, rows to correct, the core's first event
 launcher ─▶ what is alive          ┘
 """
@@ -21,15 +21,15 @@ from ..faults import effect
 from ..host.clock import wall_clock
 from ..launch.launcher import Adopted, Launcher, Remains
 from ..launch.pidfd import exit_status
-from ..ledger import Ledger, RunExtra
+from ..ledger import OpenedLedger, RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
 from ..runs.live import Live, bounds_of
 from ..runs.showing import info_of
 from ..runs.stdin import StdinPipe
+from .directory import Spool
 from .handover import HandedRun, Handover
-from .journal import RunJournal
 from .pidfds import name_of_main
 from .snapshots import RunSnapshot
 
@@ -54,7 +54,7 @@ class AdoptedRun:
 class Adoption:
     """What was found. `rows` go into the ledger before anything else, and `event` is the core's first."""
 
-    event: e.Recovered
+    event: e.RunsAdopted
     runs: list[AdoptedRun]
     rows: Rows
     notes: list[str]
@@ -76,27 +76,27 @@ class Adoption:
         )
 
     @property
-    def held(self) -> frozenset[RunId]:
+    def spared(self) -> frozenset[RunId]:
         """Runs whose processes the sweep must spare."""
         return frozenset(one.run.id for one in self.event.runs)
 
 
 def adopt(
-    journal: RunJournal,
-    ledger: Ledger,
+    spool: Spool,
+    ledger: OpenedLedger,
     launcher: Launcher,
     handed: Handover | None,
     stored: Mapping[str, int] = MappingProxyType({}),
 ) -> Adoption:
     """Find what is left of an earlier daemon's runs, and have the launcher hold it. `stored` are pidfds of main processes that
     systemd has kept, by `name_of_main`. Raises `OSError` where the launcher cannot tell what is alive."""
-    return _Adopter(journal, ledger, launcher, handed, stored).adoption()
+    return _Adopter(spool, ledger, launcher, handed, stored).adoption()
 
 
 @dataclass
 class _Adopter:
-    journal: RunJournal
-    ledger: Ledger
+    spool: Spool
+    ledger: OpenedLedger
     launcher: Launcher
     handed: Handover | None
     stored: Mapping[str, int]
@@ -110,13 +110,13 @@ class _Adopter:
 
     @property
     def _same_boot(self) -> bool:
-        return self.journal.same_boot or self.handed is not None
+        return self.spool.earlier.same_boot or self.handed is not None
 
     def adoption(self) -> Adoption:
         effect("recover")
-        snapshots, broken = self.journal.snapshots()
+        snapshots, broken = self.spool.earlier.snapshots()
         tickets = tuple(self.handed.tickets) if self.handed is not None else ()
-        held: list[Remembered] = []
+        remembered: list[Remembered] = []
         rows: Rows = []
         never: list[RunId] = []
         over = list(broken)
@@ -130,17 +130,17 @@ class _Adopter:
             elif self._never_was(live.run):
                 never.append(live.run.id)
             else:
-                held.append(self._hold(live, saved))
+                remembered.append(self._adopt(live, saved))
                 if live.run.id not in self._open:
                     rows.append(self._row(live))
         rows += self._lost(snapshots.keys() - over)
-        event = e.Recovered(self.now, tuple(_with_descendants(held)), self._why(), self.handed is not None, tickets)
+        event = e.RunsAdopted(self.now, tuple(_with_descendants(remembered)), self._why(), self.handed is not None, tickets)
         return Adoption(event, self.adopted, rows, notes, never, over)
 
     def _why(self) -> str:
         if self.handed is not None:
             return "the daemon restarted itself"
-        rebooted = self.journal.found and not self.journal.same_boot
+        rebooted = self.spool.earlier.found and not self.spool.earlier.same_boot
         return "the machine was restarted" if rebooted else "the daemon died"
 
     def _live(self, saved: RunSnapshot) -> Live:
@@ -150,7 +150,7 @@ class _Adopter:
             birth, state = rebased(birth, state, self.now)
         run = Run(birth, state, self.runs.get(birth.parent) if birth.parent is not None else None)
         self.runs[run.id] = run
-        spawn = self.journal.spawn(run.id) or origin.spawn
+        spawn = self.spool.spawns.read(run.id) or origin.spawn
         handed = self.handed.runs.get(run.id, NOTHING_HANDED) if self.handed is not None else NOTHING_HANDED
         return Live(
             run,
@@ -159,7 +159,7 @@ class _Adopter:
             origin.created_at,
             named(origin.program) if origin.program is not None else None,
             nonce=origin.nonce,
-            asker=origin.asker,
+            caller=origin.caller,
             descriptors=list(handed.descriptors),
             stdin=StdinPipe(handed.stdin) if handed.stdin is not None else None,
             started_at=progress.started_at,
@@ -176,10 +176,10 @@ class _Adopter:
     def _over(self, run: Run) -> bool:
         """Whether the snapshot is older than the row, as after a power cut or where an old copy was put back. By its row the run
         has ended, or has begun another attempt, which must not begin twice."""
-        row = self._open.get(run.id) or self.ledger.get(run.id)
+        row = self._open.get(run.id) or self.ledger.records.get(run.id)
         return row is not None and (row.status.terminal or row.attempts > run.attempt)
 
-    def _hold(self, live: Live, saved: RunSnapshot) -> Remembered:
+    def _adopt(self, live: Live, saved: RunSnapshot) -> Remembered:
         run = live.run
         found = self._found(live)
         exited = self._exited(run, found)
@@ -193,7 +193,7 @@ class _Adopter:
     def _may_have_begun(self, live: Live) -> bool:
         """A main process is saved before it executes anything. That is not synced, so it tells nothing after a reboot."""
         saved = live.main is not None and live.main.attempt == live.run.attempt
-        complete = self.journal.sound and self._same_boot
+        complete = self.spool.earlier.sound and self._same_boot
         return saved or not complete
 
     def _found(self, live: Live) -> Adopted:
@@ -224,7 +224,7 @@ class _Adopter:
         for run, info in self._open.items():
             if run not in saved:
                 ended = msgspec.structs.replace(info, status=Status.LOST, reason=reason, ended_at=now, pid=None, deadline=None)
-                yield ended, self.ledger.details(run) or RunExtra()
+                yield ended, self.ledger.records.details(run) or RunExtra()
 
 
 def _startable(live: Live) -> bool:
@@ -241,10 +241,10 @@ def _remains(live: Live) -> Remains:
     return Remains(live.nonce, bounds_of(run), main.pid, main.started, executed=run.status is not Status.STARTING)
 
 
-def _with_descendants(held: list[Remembered]) -> list[Remembered]:
+def _with_descendants(remembered: list[Remembered]) -> list[Remembered]:
     """Without cgroups, the launcher calls a run empty that has child runs with processes."""
     inhabited: set[RunId] = set()
-    for one in reversed(held):
+    for one in reversed(remembered):
         if (not one.empty or one.run.id in inhabited) and one.run.parent is not None:
             inhabited.add(one.run.parent.id)
-    return [replace(one, empty=one.empty and one.run.id not in inhabited) for one in held]
+    return [replace(one, empty=one.empty and one.run.id not in inhabited) for one in remembered]

@@ -12,9 +12,10 @@ from ..core import events as e
 from ..core.budgets import Budget, Budgets
 from ..core.money import to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
-from ..ledger import Ledger
+from ..ledger import Ledger, OpenedLedger
 from ..protocol.units import format_usd
-from .journal import RunJournal
+from .charges import Charged, SavedCharges
+from .directory import Spool
 
 LOOK_AGAIN_SOON = 10.0
 """Seconds until the next look, if the ledger could not be read."""
@@ -32,7 +33,7 @@ class BudgetKeeper:
     timers: Timers
     feed: Callable[[e.Event], None]
     trouble: Callable[[str], None]
-    journal: RunJournal
+    charges: SavedCharges
     _config: configuration.BudgetsConfig = field(default_factory=configuration.BudgetsConfig)
     _periods: dict[tuple[str, str], datetime] = field(default_factory=dict)
 
@@ -40,14 +41,14 @@ class BudgetKeeper:
         self._config = config
         self.look()
 
-    def charge(self, scope: str, name: str, nanos: int) -> None:
+    def record(self, scope: str, name: str, nanos: int) -> None:
         """Write a charge to the ledger, in the present period."""
         self.ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
 
     def save(self, scope: str, name: str) -> None:
         """Save what a budget was charged together with the next snapshot."""
         budget = next(budget for budget in self.known if (budget.scope, budget.name) == (scope, name))
-        self.journal.charge(scope, name, self._periods[scope, name], to_usd(budget.charged), partial=budget.partial)
+        self.charges.save(scope, name, Charged(self._periods[scope, name], to_usd(budget.charged), budget.partial))
 
     def look(self) -> None:
         """Tell the core the state of the budgets, now and when the next period begins."""
@@ -60,12 +61,12 @@ class BudgetKeeper:
 
     def _charged(self, scope: str, name: str, begin: datetime) -> int:
         # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
-        saved = self.journal.charged(scope, name)
+        saved = self.charges.get(scope, name)
         known = saved.usd if saved is not None and saved.begins == begin else 0.0
-        return to_nanos(max(known, self.ledger.charged(scope, name, begin)))
+        return to_nanos(max(known, self.ledger.records.charged(scope, name, begin)))
 
     def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
-        saved = self.journal.charged(scope, name)
+        saved = self.charges.get(scope, name)
         return saved is not None and saved.begins == begin and saved.partial
 
     def _renew(self, now: datetime) -> None:
@@ -116,7 +117,7 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, journal: RunJournal) -> list[str]:
+def rebuild(config: configuration.BudgetsConfig, ledger: OpenedLedger, spool: Spool) -> list[str]:
     """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log.
 
     If both have lost charges, what is left of a budget is not known. It then counts as exhausted until its period ends or the
@@ -124,12 +125,12 @@ def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, journal: RunJou
     notes: list[str] = []
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
-        saved = journal.charged(budget.scope, budget.name)
+        saved = spool.charges.get(budget.scope, budget.name)
         # the higher one counts: the spool is older if its newest part was damaged, the ledger if a copy was restored
-        charged = recorded = ledger.charged(budget.scope, budget.name, begin)
+        charged = recorded = ledger.records.charged(budget.scope, budget.name, begin)
         if saved is not None and saved.begins == begin:
             charged = max(charged, saved.usd)
-        lost = ledger.is_new and not journal.sound
+        lost = ledger.is_new and not spool.earlier.sound
         charged = max(charged, to_usd(budget.allowed)) if lost else charged
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)

@@ -52,23 +52,15 @@ class FlatState:
         attempt = Attempt(self.attempt, self.pid, self.exit, self.said_finished, self.said_failed, self.api_trouble)
         paused = Paused(self.frozen_until, self.suspended, self.out_of_money, self.by_hand)
         return State(
-            status=self.status,
-            limits=self.limits,
-            max_time=self.max_time,
+            **{name: getattr(self, name) for name in _SAME},
             latest=attempt,
-            committed=self.committed,
-            admitted=self.admitted,
-            started_at=self.started_at,
-            ended_at=self.ended_at,
-            clock=self.clock,
-            account=self.account,
-            tools_said=self.tools_said,
             paused=paused if self.frozen else None,
             breach=LimitHold(self.held_by, self.held_reason, self.held_until) if self.held_by and self.held_reason else None,
             retry_at=self.retry_at if self.status is Status.RETRYING and not self.clearing else None,
             ladder=self.stop if not self.status.terminal else None,
             ending=Ending(self.outcome, self.reason) if self.outcome is not None else None,
-            tied_to=self.tied_to,
-            admit_token=self.admit_token,
-            pause_tokens=self.pause_tokens,
         )
+
+
+_SAME = State.__dataclass_fields__.keys() & FlatState.__dataclass_fields__.keys() - {"retry_at"}
+"""Fields that have kept name and meaning."""

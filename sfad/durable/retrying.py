@@ -1,4 +1,4 @@
-"""Writes to the spool, tried again where the disk has no room."""
+"""Writes to the spool, tried again while the disk has no room."""
 
 from collections.abc import Callable
 
@@ -16,47 +16,47 @@ Changes = dict[str, bytes | None]
 
 
 class RetryingStore:
-    """The spool's file of values by key. `trouble` is told of the first failure of several, and of what opening had to fix. `again`
-    is called a second after a failure, until a write has succeeded."""
+    """The spool's file of values by key. `trouble` is told of the first failure of several, and of what another process did to the
+    file."""
 
-    def __init__(self, store: Store, timers: Timers, trouble: Callable[[str], None], again: Callable[[], None]) -> None:
+    def __init__(self, store: Store, timers: Timers, trouble: Callable[[str], None]) -> None:
+        self.items = store.items
+        """The values in the file."""
+        self.unwritten: Changes = {}
+        """The next write has these as well."""
         self._store = store
         self._timers = timers
         self._trouble = trouble
-        self._again = again
-        self._next: Changes = {}
         self._failing = False
         self._closed = False
         self._displaced = False
 
     def add_to_next(self, changes: Changes) -> None:
         """Write these together with the next change."""
-        self._next |= changes
+        self.unwritten |= changes
 
     def write(self, changes: Changes) -> None:
         """Write all of these, or none. Raises `OSError`."""
         effect("remember")
-        self._store.write(self._next | changes)
+        self._store.write(self.unwritten | changes)
         effect("remembered")
-        self._next = {}
-        self._tell_notes()
+        self.unwritten = {}
+        self._failing = False
+        if self._store.notes:
+            self._tell_notes()
 
-    def try_write(self, changes: Changes) -> bool:
-        """Write all of these, or none and try again later. Return whether they are written."""
-        if self._closed:
-            return False
-        if not changes and not self._next:
-            return True
+    def write_soon(self, changes: Changes) -> None:
+        """Write these now, or as soon as the disk has room."""
+        self.unwritten |= changes
+        if self._closed or not self.unwritten:
+            return
         try:
-            self.write(changes)
+            self.write({})
         except OSError as error:
             if not self._failing:
                 self._trouble(f"what happens to runs cannot be saved in the spool for now: {error}")
             self._failing = True
-            self._timers.arm("remember", trio.current_time() + AGAIN, self._again)
-            return False
-        self._failing = False
-        return True
+            self._timers.arm("remember", trio.current_time() + AGAIN, lambda: self.write_soon({}))
 
     def put_back(self, restore: Callable[[], None]) -> None:
         """Write the file again if another process has removed or replaced it. If so, now or at a write, call `restore`, because the

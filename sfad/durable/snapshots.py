@@ -1,4 +1,10 @@
-"""The form in which a live run is saved in the spool."""
+"""The form in which a live run is saved in the spool.
+
+run/ID    fixed at admission: the core's `Birth` and the shell's part
+now/ID    what changes: the core's `State` and the shell's part
+meter/ID  where the run's meter was, at most `SAVE_USE` old
+key/ID    the key of its request, also after its end, for a client that has lost the answer
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,6 +21,8 @@ from ..runs.live import Live, SavedMain
 from .accounts import from_saved, to_saved
 from .legacy import FlatState
 
+RUN, NOW, METER, KEY = "run/", "now/", "meter/", "key/"
+
 encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
 
 
@@ -23,13 +31,13 @@ class Origin(Struct, frozen=True, array_like=True):
 
     birth: Birth
     spawn: Spawn
-    """Without command and environment, which `Spawns` holds until the run's last start. Of the environment only what says where
+    """Without command and environment, which `SavedSpawns` has until the run's last start. Of the environment only what says where
     the agent keeps its session files."""
     nonce: str
     created_at: datetime
     program: str | None
     """The agent program whose events its stdout holds."""
-    asker: RunId | None
+    caller: RunId | None
     """The run that asked for it."""
 
 
@@ -74,7 +82,7 @@ def origin_of(live: Live) -> bytes:
     """Return what to save once."""
     bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables)
     program = live.program.name if live.program is not None else None
-    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.asker))
+    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller))
 
 
 def progress_of(live: Live) -> bytes:

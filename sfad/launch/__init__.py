@@ -1,21 +1,23 @@
 """How a run becomes processes, and how these are contained, signalled, counted and reaped.
 
-`launcher`         what the loop needs of a launcher; it names runs, not pids
-`local_launcher`   the launcher of this machine, put together from the parts below, and the choice of its containment
+`choice`           the choice of a containment: cgroups where that is possible, else tags
+`local_launcher`   the launcher of this machine, put together from the parts below
 `command_starter`  starts one attempt: enters the containment, spawns a trampoline, and opens its gate when it is saved
-`adopter`          adopts the runs of an earlier daemon, and hands runs over to the next
+`adopter`          adopts the runs of an earlier daemon
+`handing_over`     hands runs over to the process that this one becomes
 `footprints`       the processes and memory of runs
 `sweep`            kills what a dead daemon left
 
-`contain`          holds the processes of a run together: by cgroups, or by tags
+`contain`          keeps the processes of a run together: by cgroups, or by tags
 `watch`            reads what trampolines report, reaps, and notices that a run is empty
 `launched_runs`    the runs from their first launch to their release, and which run carries which mark
 `trampoline`       the process that becomes a run's command, and posix_spawn(3)
 `emitter`          sends events to the loop
 `complaints`       tells the log what failed and is tried again
 `marks`            the cookie and the tag that the processes of a run inherit
-`procfs`           what /proc tells of processes
 `pidfd`            what a pidfd tells of a process that has ended
+`procfs`           what /proc tells of processes
+`launcher`         what the loop needs of a launcher: it names runs, not pids
 
 Each imports only what is below it.
 """

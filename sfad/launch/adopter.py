@@ -1,4 +1,4 @@
-"""Adopting runs that an earlier daemon launched, and handing runs over to the next.
+"""Adopting runs that an earlier daemon launched.
 
 The earlier daemon is a dead process, or this very process before an execve(2). In the second case main processes are still
 unreaped children of ours. In the first they are not our children: another process reaps them, and their pidfds tell how
@@ -8,138 +8,97 @@ they ended.
 import fcntl
 import os
 import signal
-from dataclasses import replace
 from time import monotonic, sleep
 
 from ..protocol.types import RunId
 from . import procfs
 from .contain.cpu_binding import RunCpus
 from .contain.interface import AdoptedRuns
-from .launched_runs import HeldRun, HeldRuns, MainProcess
-from .launcher import Adopted, LaunchError, Remains
+from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
+from .launcher import Adopted, Remains
 from .procfs import Stat
-from .trampoline.contract import EXEC, REPORT, reported
+from .trampoline.contract import REPORT, reported
 from .trampoline.executable import is_one
 from .watch.mains import Mains
 
-_ARRIVAL, _LOOK_AGAIN = 0.5, 0.002
+_TRAMPOLINES_DONE_WITHIN, _LOOK_EVERY = 0.5, 0.002
 """Seconds that the trampolines of a dead daemon get, and between two looks: attaching takes 6 ms, and starting Python 20."""
 
 
 class Adopter:
-    def __init__(self, runs: HeldRuns, adopted: AdoptedRuns, cpus: RunCpus, mains: Mains) -> None:
+    def __init__(self, runs: LaunchedRuns, adopted: AdoptedRuns, cpus: RunCpus, mains: Mains) -> None:
         self._runs = runs
         self._adopted = adopted
         self._cpus = cpus
         self._mains = mains
-        self._arrived_by = 0.0
+        self._trampolines_done_by = 0.0
         """When every trampoline of the dead daemon has become its command, or hangs; set when the first is met."""
-        self._lent: list[int] = []
-        """Pipes that were made for the process that this one becomes."""
 
-    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        assert run not in self._runs
-        held = self._runs.hold(run, parent, remains.nonce, remains.bounds, remains.started or 0)
+    def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
+        assert run_id not in self._runs
+        run = self._runs.add(run_id, parent, remains.nonce, remains.bounds, remains.started or 0)
         try:
-            self._adopted.rejoin(held)
+            self._adopted.rejoin(run)
             if remains.report is None:
-                self._find_main(held, remains)
+                self._find_main(run, remains)
             else:
-                self._resume_launch(held, remains, remains.report)
-            alive = self._adopted.settle(held)
-            self._cpus.recall(held)
+                self._resume_launch(run, remains, remains.report)
+            alive = self._adopted.finish(run)
+            self._cpus.recall(run)
         except BaseException:
-            self._abandon(held)
+            self._undo(run)
             raise
         if remains.report is not None:
-            self._hear(held, remains.report)
-        return Adopted(held.main.pid if held.main else None, held.main is None and not alive, remains.report is not None)
+            self._report_failure(run, remains.report)
+        return Adopted(run.main.pid if run.main else None, run.main is None and not alive, remains.report is not None)
 
-    def _abandon(self, held: HeldRun) -> None:
-        self._mains.disown(held)
-        self._runs.drop(held)
-        self._adopted.forget(held)
+    def _undo(self, run: LaunchedRun) -> None:
+        self._mains.disown(run)
+        self._runs.drop(run)
+        self._adopted.forget(run)
 
-    def _resume_launch(self, held: HeldRun, remains: Remains, report: int) -> None:
+    def _resume_launch(self, run: LaunchedRun, remains: Remains, report: int) -> None:
         """Own the main process of a launch in flight, a child of ours. If it could not be spawned there is only the report."""
         if remains.pid:
             again = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 0)
-            self._mains.own(held, MainProcess(remains.pid, again, started=remains.started))
+            self._mains.own(run, MainProcess(remains.pid, again, started=remains.started))
 
-    def _hear(self, held: HeldRun, report: int) -> None:
-        if held.main is None:
-            self._mains.fail_soon(held, reported(os.read(report, REPORT.size)))
+    def _report_failure(self, run: LaunchedRun, report: int) -> None:
+        if run.main is None:
+            self._mains.fail_soon(run, reported(os.read(report, REPORT.size)))
         os.close(report)
 
-    def _find_main(self, held: HeldRun, remains: Remains) -> None:
+    def _find_main(self, run: LaunchedRun, remains: Remains) -> None:
         """Own the main process, if it lives or waits to be reaped by us."""
-        process = self._main_of(held, remains)
+        process = self._main_process(run, remains)
         if process is None:
             return
         main = MainProcess(process.pid, None, started=process.started, ours=process.parent == os.getpid())
         try:
-            self._mains.own(held, main)
+            self._mains.own(run, main)
         except ProcessLookupError:
             return
         now = procfs.stat(main.pid)
         if now is None or now.started != main.started:  # it is gone, and the pid may be another's by now
-            self._mains.disown(held)
+            self._mains.disown(run)
         elif not remains.executed and self._hangs(main.pid):
             # the daemon that would hear its report has died, and how far it has come is not known
             main.signal(signal.SIGKILL)
-            self._mains.disown(held)
+            self._mains.disown(run)
 
-    def _main_of(self, held: HeldRun, remains: Remains) -> Stat | None:
+    def _main_process(self, run: LaunchedRun, remains: Remains) -> Stat | None:
         process = procfs.stat(remains.pid) if remains.pid else None
         if process is None or remains.started not in (None, process.started):
             return None
         if process.parent == os.getpid() and remains.started is not None:  # unreaped, perhaps ended: no other process has its pid
             return process
-        return process if process.alive and self._adopted.carries(held, process.pid) else None
+        return process if process.alive and self._adopted.is_of(run, process.pid) else None
 
     def _hangs(self, pid: int) -> bool:
         """Return whether a process is still a trampoline, when all of them have had the time that they need."""
         while is_one(pid):
-            self._arrived_by = self._arrived_by or monotonic() + _ARRIVAL
-            if monotonic() > self._arrived_by:
+            self._trampolines_done_by = self._trampolines_done_by or monotonic() + _TRAMPOLINES_DONE_WITHIN
+            if monotonic() > self._trampolines_done_by:
                 return True
-            sleep(_LOOK_AGAIN)
+            sleep(_LOOK_EVERY)
         return False
-
-    # Handing over.
-
-    def hand_over(self) -> dict[RunId, Remains]:
-        try:
-            return {run: self._bequest(held) for run, held in self._runs.items()}
-        except OSError:
-            self.take_back()
-            raise
-
-    def _bequest(self, held: HeldRun) -> Remains:
-        remains = held.remains()
-        failure = held.main.failure if held.main else held.failing
-        if failure:
-            self._lent.append(_report_again(failure))
-            return replace(remains, report=self._lent[-1])
-        if held.main and held.main.report is not None:
-            os.set_inheritable(held.main.report, True)
-            return replace(remains, report=held.main.report)
-        return remains
-
-    def take_back(self) -> None:
-        while self._lent:
-            os.close(self._lent.pop())
-        for held in self._runs.values():
-            if held.main and held.main.report is not None:
-                os.set_inheritable(held.main.report, False)
-
-
-def _report_again(error: LaunchError) -> int:
-    """Return a pipe that holds this error as a trampoline would report it. It is inherited across execve(2)."""
-    near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.write(far, REPORT.pack(EXEC, -error.errno))
-        os.set_inheritable(near, True)
-    finally:
-        os.close(far)
-    return near

@@ -1,4 +1,4 @@
-"""Starting a run's command: its containment is entered, a trampoline is spawned and held at a gate until it is saved."""
+"""Starting a run's command: its containment is entered, a trampoline is spawned, and waits at a gate until it is saved."""
 
 import errno
 import os
@@ -8,10 +8,10 @@ from dataclasses import replace
 from ..faults import effect
 from .contain.cpu_binding import RunCpus
 from .contain.interface import RunContainment
-from .launched_runs import HeldRun, MainProcess
+from .launched_runs import LaunchedRun, MainProcess
 from .launcher import LaunchError, LaunchSpec, Remember
 from .marks import COOKIE
-from .trampoline.posix_spawn import Spawner, candidates
+from .trampoline.posix_spawn import PosixSpawner, candidates
 from .watch.mains import Mains
 from .watch.reaper import Orphans
 
@@ -24,7 +24,7 @@ class CommandStarter:
     """Starts commands. `nofile` is their soft RLIMIT_NOFILE."""
 
     def __init__(
-        self, spawner: Spawner, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
+        self, spawner: PosixSpawner, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
     ) -> None:
         self._spawner = spawner
         self._containment = containment
@@ -33,10 +33,10 @@ class CommandStarter:
         self._orphans = orphans
         self._nofile = nofile
 
-    def start(self, held: HeldRun, spec: LaunchSpec, remember: Remember) -> None:
+    def start(self, run: LaunchedRun, spec: LaunchSpec, remember: Remember) -> None:
         """Start one attempt. Raises `LaunchError` if there is no process; a later failure is reported by `Mains`."""
-        if held.main is not None:
-            raise LaunchError(errno.EBUSY, "cannot start again", held.id.encode())
+        if run.main is not None:
+            raise LaunchError(errno.EBUSY, "cannot start again", run.id.encode())
         if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
             raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
         name = spec.argv[0] if spec.argv else b""
@@ -47,21 +47,21 @@ class CommandStarter:
             raise _shortage(error, name) from error
         try:
             try:
-                pid, report = self._spawn(held, spec, files, far_gate)
+                pid, report = self._spawn(run, spec, files, far_gate)
             finally:
                 os.close(far_gate)
             effect("spawned")
             # the pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
-            self._let_through(held, self._own(held, pid, report, name, spec.cwd), gate, remember)
+            self._let_through(run, self._own(run, pid, report, name, spec.cwd), gate, remember)
         finally:
             os.close(gate)
 
-    def _spawn(self, held: HeldRun, spec: LaunchSpec, files: list[bytes], gate: int) -> tuple[int, int]:
+    def _spawn(self, run: LaunchedRun, spec: LaunchSpec, files: list[bytes], gate: int) -> tuple[int, int]:
         """Return the child's pid and the near end of its report. It is not watched yet."""
         name = spec.argv[0] if spec.argv else b""
         opened: list[int] = []
         try:
-            door = self._containment.enter(held)
+            door = self._containment.enter(run)
             if door.fd is not None:
                 opened.append(door.fd)
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -69,14 +69,14 @@ class CommandStarter:
             env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
             try:
                 pid = self._spawner.spawn(
-                    replace(spec, env=[*env, _COOKIE_IS + held.cookie]),
+                    replace(spec, env=[*env, _COOKIE_IS + run.cookie]),
                     files,
                     door=door.fd,
                     report=far_end,
                     gate=gate,
                     nofile=self._nofile,
                     msgqueue=door.msgqueue,
-                    cpus=self._cpus.of(held),
+                    cpus=self._cpus.of(run),
                 )
             except BaseException:
                 os.close(report)
@@ -88,20 +88,20 @@ class CommandStarter:
             for fd in opened:
                 os.close(fd)
 
-    def _own(self, held: HeldRun, pid: int, report: int, name: bytes, cwd: bytes) -> MainProcess:
+    def _own(self, run: LaunchedRun, pid: int, report: int, name: bytes, cwd: bytes) -> MainProcess:
         main = MainProcess(pid, report, name, cwd)
         try:
-            self._mains.own(held, main)
+            self._mains.own(run, main)
         except OSError as error:
             os.kill(pid, signal.SIGKILL)  # an unreaped child of ours: no other process has its pid
             self._orphans.notice()
             raise LaunchError(error.errno or errno.EIO, "cannot watch", name) from error
         return main
 
-    def _let_through(self, held: HeldRun, main: MainProcess, gate: int, remember: Remember) -> None:
+    def _let_through(self, run: LaunchedRun, main: MainProcess, gate: int, remember: Remember) -> None:
         main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", main.name, kind="output")
         try:
-            remains = held.remains()
+            remains = run.remains()
             if remember(remains):
                 main.failure = None
                 os.write(gate, b"\n")

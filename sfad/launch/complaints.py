@@ -28,10 +28,10 @@ class Complaints:
             internal = "" if isinstance(error, OSError) else f"internal error: {''.join(traceback.format_exception(error))}"
             self._say(f"containment, to be tried again: {internal or error}")
 
-    def unenforced(self, run: RunId, error: OSError) -> None:
+    def unenforced(self, run_id: RunId, error: OSError) -> None:
         """Complain that the kernel cannot be told a limit of a run."""
         where = f"{error.filename}: " if error.filename else ""
-        self._say(f"a limit of run {run} is only watched, not enforced: {where}{error.strerror}")
+        self._say(f"a limit of run {run_id} is only watched, not enforced: {where}{error.strerror}")
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a log that cannot be written

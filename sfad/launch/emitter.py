@@ -22,5 +22,5 @@ class Emitter:
         except Exception as error:  # noqa: BLE001 - the receiver has the event, whatever it failed with: do not send it twice
             self._failed(error)
 
-    def launch_failed(self, run: RunId, error: LaunchError) -> None:
-        self.emit(LaunchFailed, run, error.errno, error.text, error.kind, error.about)
+    def launch_failed(self, run_id: RunId, error: LaunchError) -> None:
+        self.emit(LaunchFailed, run_id, error.errno, error.text, error.kind, error.about)

@@ -1,4 +1,4 @@
-"""What runs hold now: their processes and memory, from one pass over the machine."""
+"""The processes and memory of runs, from one pass over the machine."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
@@ -7,64 +7,69 @@ from ..protocol.types import RunId
 from . import procfs
 from .complaints import Complaints
 from .contain.interface import RunContainment
-from .launched_runs import HeldRun, HeldRuns
-from .launcher import RunLoad
+from .launched_runs import LaunchedRun, LaunchedRuns
+from .launcher import Footprint
 
 
-class Loads:
+class Footprints:
     """Counts the processes and the memory of runs. What cannot be told now is left out of an answer."""
 
-    def __init__(self, runs: HeldRuns, containment: RunContainment, complaints: Complaints) -> None:
+    def __init__(self, runs: LaunchedRuns, containment: RunContainment, complaints: Complaints) -> None:
         self._runs = runs
         self._containment = containment
         self._complaints = complaints
 
-    def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        asked = self._held(runs)
+    def of(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
+        asked = self._launched(runs)
         try:
             resident = cache(procfs.resident)
-            return {run: RunLoad(len(pids), self._memory(asked[run], pids, resident)) for run, pids in self._pids(asked).items()}
+            return {
+                run_id: Footprint(len(pids), self._memory(asked[run_id], pids, resident))
+                for run_id, pids in self._pids(asked).items()
+            }
         except OSError as error:
             self._complaints.failed(error)
             return {}
 
-    def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
-        """See `Launcher.uses`.
+    def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
+        """See `Launcher.amounts`.
 
         For `pids`: processes and threads where the kernel enforces the limit, else processes. For `memory`: what the kernel
-        charges (`RunLoad`); else resident memory where that is below `worth`, else each process's share of it."""
-        asked = self._held(worth)
+        charges (`Footprint`); else resident memory where that is below `exact_from`, else each process's share of it."""
+        asked = self._launched(exact_from)
         try:
-            told = {run: figure for run, held in asked.items() if (figure := self._containment.limits.used(held, kind)) is not None}
-            pids = self._pids({run: held for run, held in asked.items() if run not in told})
-            return told | {run: _use(kind, found, worth[run]) for run, found in pids.items()}
+            told = {
+                run_id: figure for run_id, run in asked.items() if (figure := self._containment.limits.used(run, kind)) is not None
+            }
+            pids = self._pids({run_id: run for run_id, run in asked.items() if run_id not in told})
+            return told | {run_id: _amount(kind, found, exact_from[run_id]) for run_id, found in pids.items()}
         except OSError as error:
             self._complaints.failed(error)
             return {}
 
-    def _held(self, runs: Iterable[RunId]) -> dict[RunId, HeldRun]:
-        return {run: held for run in runs if (held := self._runs.get(run))}
+    def _launched(self, runs: Iterable[RunId]) -> dict[RunId, LaunchedRun]:
+        return {run_id: run for run_id in runs if (run := self._runs.get(run_id))}
 
-    def _memory(self, held: HeldRun, pids: Iterable[int], resident: Callable[[int], int]) -> int:
-        charged = self._containment.limits.used(held, "memory")
+    def _memory(self, run: LaunchedRun, pids: Iterable[int], resident: Callable[[int], int]) -> int:
+        charged = self._containment.limits.used(run, "memory")
         return charged if charged is not None else sum(map(resident, pids))
 
-    def _pids(self, asked: Mapping[RunId, HeldRun]) -> dict[RunId, list[int]]:
-        found: dict[RunId, list[int]] = {run: [] for run in asked}
-        for pid, run in self._containment.members(*_tops(asked.values())) if asked else ():
-            for above in self._runs[run].chain():
+    def _pids(self, asked: Mapping[RunId, LaunchedRun]) -> dict[RunId, list[int]]:
+        found: dict[RunId, list[int]] = {run_id: [] for run_id in asked}
+        for pid, run_id in self._containment.members(*_tops(asked.values())) if asked else ():
+            for above in self._runs[run_id].upwards():
                 if above.id in found:
                     found[above.id].append(pid)
         return found
 
 
-def _tops(asked: Collection[HeldRun]) -> list[HeldRun]:
+def _tops(asked: Collection[LaunchedRun]) -> list[LaunchedRun]:
     everyone = set(asked)
-    return [held for held in asked if not any(above in everyone for above in held.chain() if above is not held)]
+    return [run for run in asked if not any(above in everyone for above in run.upwards() if above is not run)]
 
 
-def _use(kind: str, pids: list[int], worth: float) -> int:
+def _amount(kind: str, pids: list[int], exact_from: float) -> int:
     if kind == "pids":
         return len(pids)
     resident = sum(map(procfs.resident, pids))  # never less than the shares
-    return resident if resident < worth else sum(map(procfs.proportional, pids))
+    return resident if resident < exact_from else sum(map(procfs.proportional, pids))

@@ -1,4 +1,4 @@
-"""The runs that the launcher holds, from the first launch to the release, and the marks that their processes inherit."""
+"""Runs from their first launch or adoption to their release, and which run has which mark."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class MainProcess:
     pidfd: int = -1
     failure: LaunchError | None = None
     started: int | None = None
-    """Clock ticks since boot; known from the start of an adopted process, else when `HeldRun.remains` asks."""
+    """Clock ticks since boot; known from the start of an adopted process, else when `LaunchedRun.remains` asks."""
     ours: bool = True
     """Whether it is a child of this process, which then reaps it."""
-    ended: float | None = None
+    exit_seen: float | None = None
     """When an adopted process was seen to exit, while the kernel has not told how."""
 
     def signal(self, number: int) -> bool:
@@ -44,13 +44,13 @@ class MainProcess:
 
 
 @dataclass(slots=True, eq=False)
-class HeldRun:
+class LaunchedRun:
     """A run between its first launch and its release."""
 
     id: RunId
-    parent: HeldRun | None
+    parent: LaunchedRun | None
     cookie: bytes
-    children: set[HeldRun] = field(default_factory=set)
+    children: set[LaunchedRun] = field(default_factory=set)
     main: MainProcess | None = None
     emptying: bool = False
     """Whether `Emptied` is owed."""
@@ -58,18 +58,18 @@ class HeldRun:
     """Whether `Frozen` is owed."""
     paused: bool = False
     """Whether the run is to stand still until it is thawed."""
-    ladder: int = 0
+    stop_count: int = 0
     """How often emptying has begun: what an earlier stop left behind must not touch the next attempt."""
-    pauses: int = 0
+    pause_count: int = 0
     """How often `freeze` and `thaw` were called: only the last call is tried again."""
     bounds: Bounds = UNBOUND
     cpus: frozenset[int] | None = None
     """The CPUs that the run was bound to because of its own limit."""
-    failing: LaunchError | None = None
+    launch_error: LaunchError | None = None
     """Why its launch failed, until that is reported."""
-    number: int = signal.SIGTERM
+    stop_signal: int = signal.SIGTERM
     """The last signal of its stop."""
-    since: int = 0
+    first_started: int = 0
     """When its first process started, in clock ticks since boot; 0 if that is not known."""
 
     @property
@@ -77,14 +77,14 @@ class HeldRun:
         """The random part of the cookie."""
         return self.cookie.rsplit(b":", 1)[1].decode()
 
-    def chain(self) -> Iterator[HeldRun]:
+    def upwards(self) -> Iterator[LaunchedRun]:
         """Yield the run and its ancestors, nearest first."""
-        node: HeldRun | None = self
+        node: LaunchedRun | None = self
         while node is not None:
             yield node
             node = node.parent
 
-    def subtree(self) -> Iterator[HeldRun]:
+    def subtree(self) -> Iterator[LaunchedRun]:
         yield self
         for child in tuple(self.children):
             yield from child.subtree()
@@ -92,26 +92,26 @@ class HeldRun:
     @property
     def mains(self) -> list[MainProcess]:
         """Main processes of the subtree. Each may be outside of its containment: not in it yet, or moved out of it."""
-        return [held.main for held in self.subtree() if held.main]
+        return [run.main for run in self.subtree() if run.main]
 
     def begin_stop(self, number: int) -> None:
         """Owe `Emptied` because of a signal, and undo every pause of the subtree."""
-        self.number = number
+        self.stop_signal = number
         for below in self.subtree():
             below.paused = False
         if not self.emptying:
             self.emptying = True
-            self.ladder += 1
+            self.stop_count += 1
 
-    def in_stop(self, ladder: int) -> bool:
+    def in_stop(self, stop: int) -> bool:
         """Return whether the stop with that number is still emptying the run."""
-        return self.emptying and self.ladder == ladder
+        return self.emptying and self.stop_count == stop
 
     def set_paused(self, paused: bool) -> int:
-        """Note a `freeze` or `thaw`; return its number, to compare with `pauses` later."""
+        """Note a `freeze` or `thaw`; return its number, to compare with `pause_count` later."""
         self.freezing = self.paused = paused
-        self.pauses += 1
-        return self.pauses
+        self.pause_count += 1
+        return self.pause_count
 
     def remains(self) -> Remains:
         """Return what to save of the run. Raises `OSError`."""
@@ -120,16 +120,16 @@ class HeldRun:
             return Remains(self.nonce, self.bounds)
         if main.started is None and (process := procfs.stat(main.pid)):  # an unreaped child of ours has not gone
             main.started = process.started
-        self.since = self.since or main.started or 0
+        self.first_started = self.first_started or main.started or 0
         return Remains(self.nonce, self.bounds, main.pid, main.started)
 
 
-def run_ids(tops: Iterable[HeldRun]) -> set[RunId]:
-    return {below.id for held in tops for below in held.subtree()}
+def run_ids(tops: Iterable[LaunchedRun]) -> set[RunId]:
+    return {below.id for run in tops for below in run.subtree()}
 
 
-class HeldRuns(dict[RunId, HeldRun]):
-    """Every held run by its id, and who is whose where the containment does not tell."""
+class LaunchedRuns(dict[RunId, LaunchedRun]):
+    """Every launched run by its id, and the runs of processes where the containment does not tell."""
 
     def __init__(self, instance: str) -> None:
         super().__init__()
@@ -137,29 +137,31 @@ class HeldRuns(dict[RunId, HeldRun]):
         self.tags: dict[int, RunId] = {}
         """Runs by the number in their processes' soft RLIMIT_MSGQUEUE."""
 
-    def hold(self, run: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, since: int = 0) -> HeldRun:
-        """Add a run below a parent that is held."""
+    def add(self, run_id: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, first_started: int = 0) -> LaunchedRun:
+        """Add a run below its parent, which was added before."""
         above = self[parent] if parent is not None else None
-        held = self[run] = HeldRun(run, above, f"{self.instance}:{run}:{nonce}".encode(), bounds=bounds, since=since)
+        run = self[run_id] = LaunchedRun(
+            run_id, above, f"{self.instance}:{run_id}:{nonce}".encode(), bounds=bounds, first_started=first_started
+        )
         if above:
-            above.children.add(held)
-        return held
+            above.children.add(run)
+        return run
 
-    def drop(self, held: HeldRun) -> None:
-        held.emptying = held.freezing = False
-        del self[held.id]
-        if held.parent:
-            held.parent.children.discard(held)
-        number = tag(self.instance, held.id)
-        if number is not None and self.tags.get(number) == held.id:
+    def drop(self, run: LaunchedRun) -> None:
+        run.emptying = run.freezing = False
+        del self[run.id]
+        if run.parent:
+            run.parent.children.discard(run)
+        number = tag(self.instance, run.id)
+        if number is not None and self.tags.get(number) == run.id:
             del self.tags[number]
 
-    def tag_of(self, held: HeldRun) -> int | None:
+    def tag_of(self, run: LaunchedRun) -> int | None:
         """Return the run's tag, or `None` if another run or every process has that number: then only descent and cookie tell."""
-        number = tag(self.instance, held.id)
+        number = tag(self.instance, run.id)
         if number is None:
             return None
-        return number if self.tags.setdefault(number, held.id) == held.id else None
+        return number if self.tags.setdefault(number, run.id) == run.id else None
 
     def by_tag(self, pid: int) -> RunId | None:
         number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)
@@ -167,17 +169,17 @@ class HeldRuns(dict[RunId, HeldRun]):
 
     def by_cookie(self, pid: int) -> RunId | None:
         value = cookie(pid, self.instance)
-        held = self.get(cookie_run(value)) if value else None
-        return held.id if held and held.cookie == value else None
+        run = self.get(cookie_run(value)) if value else None
+        return run.id if run and run.cookie == value else None
 
-    def within(self, run: RunId, top: RunId) -> bool:
+    def within(self, run_id: RunId, top: RunId) -> bool:
         """Return whether a run is `top` or below it."""
-        held = self.get(run)
-        return held is not None and any(above.id == top for above in held.chain())
+        run = self.get(run_id)
+        return run is not None and any(above.id == top for above in run.upwards())
 
     def sole_tree(self, started: int) -> RunId | None:
         """Return the only root that an orphan without any mark can descend from: no other live root is as old as the orphan.
 
         The orphan is stopped with that run. None if this process is pid 1, which also adopts orphans of foreign processes."""
-        roots = [held.id for held in self.values() if held.parent is None and held.since <= started]
+        roots = [run.id for run in self.values() if run.parent is None and run.first_started <= started]
         return roots[0] if len(roots) == 1 and os.getpid() != 1 else None

@@ -17,13 +17,13 @@ Complain = Callable[[str], object]
 """How a launcher tells the log what it could not do yet and is trying again."""
 
 Enforcement = Literal["kernel", "watching", "nothing"]
-"""How runs are held to a limit: exactly, by the kernel; as best effort, by looking at them now and then or by binding them to
+"""How limits of runs are enforced: exactly, by the kernel; as best effort, by looking at them now and then or by binding them to
 CPUs; or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the kernel shall hold a run and its descendants to, where it can; `None` is no bound.
+    """What the kernel shall limit a run and its descendants to, where it can; `None` is no bound.
 
     A limit that only warns does not belong here. Where the kernel cannot, `sfad.metering.sampling` watches `memory` and `pids`.
     """
@@ -91,8 +91,8 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
-class RunLoad:
-    """What a run's containment holds now, child runs included."""
+class Footprint:
+    """What is in a run's containment now, child runs included."""
 
     processes: int
     memory_bytes: int
@@ -114,64 +114,64 @@ class Launcher(Protocol):
     def detail(self) -> str:
         """Where runs are contained, or why not by cgroup; for `status` and `doctor`."""
 
-    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
+    def launch(self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
         """Start the run's command, for the first time or again; `LaunchSucceeded` or `LaunchFailed` follows."""
 
-    def terminate(self, run: RunId, signal: int) -> None:
+    def terminate(self, run_id: RunId, signal: int) -> None:
         """Send a signal to every process of the run and its descendants; `Emptied` follows when none is left."""
 
-    def kill(self, run: RunId) -> None:
+    def kill(self, run_id: RunId) -> None:
         """Send SIGKILL to every process of the run and its descendants until none is left; `Emptied` follows."""
 
-    def freeze(self, run: RunId) -> None:
+    def freeze(self, run_id: RunId) -> None:
         """Pause every process of the run and its descendants; `Frozen` follows."""
 
-    def thaw(self, run: RunId) -> None:
+    def thaw(self, run_id: RunId) -> None:
         """Undo `freeze`."""
 
-    def signal_main(self, run: RunId, signal: int) -> bool:
+    def signal_main(self, run_id: RunId, signal: int) -> bool:
         """Send a signal to the main process alone; return whether there was one."""
 
-    def survey(self, run: RunId) -> None:
+    def survey(self, run_id: RunId) -> None:
         """List what is alive in the run and its descendants; `Surveyed` follows."""
 
-    def release(self, run: RunId) -> None:
+    def release(self, run_id: RunId) -> None:
         """Forget the run and remove its containment."""
 
-    def bound(self, run: RunId, bounds: Bounds) -> None:
-        """Hold a live run to other bounds. If they are below what the run uses now, the kernel ends processes (memory), or refuses
+    def bound(self, run_id: RunId, bounds: Bounds) -> None:
+        """Set other bounds for a live run. If they are below what the run uses now, the kernel ends processes (memory), or refuses
         to start any (pids). If the kernel refuses the bounds, the log says so."""
 
     def enforcement(self, kind: str) -> Enforcement:
-        """Return how runs are held to a limit of kind `memory`, `pids` or `cpu`. It is `nothing` only for `cpu`."""
+        """Return how limits are enforced of kind `memory`, `pids` or `cpu`. It is `nothing` only for `cpu`."""
 
-    def breaches(self, run: RunId) -> frozenset[str]:
+    def breaches(self, run_id: RunId) -> frozenset[str]:
         """Return the kinds of bound (`memory`, `pids`) that the kernel had to enforce since the run started or got other bounds.
         Known before `MainExited` of a main process that the kernel killed for it, and until the run's release."""
 
-    def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        """Return what each of these runs and its descendants hold, from one pass over the machine, without runs that are not held,
-        and those of which it cannot be told now."""
+    def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
+        """Return what each of these runs and its descendants have, from one pass over the machine, without runs that are not
+        launched, and those of which it cannot be told now."""
 
-    def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
-        """Return what counts against a limit of kind `memory` or `pids`, as `loads` does. `worth` says for each run from which
-        figure on it must be exact: a smaller figure may be too high, because the exact one takes longer."""
+    def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
+        """Return what counts against a limit of kind `memory` or `pids`, as `footprints` does. `exact_from` says for each run from
+        which amount on it must be exact: a smaller one may be too high, because the exact one takes longer."""
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         """Return the run that a process is in, from the kernel; `None` if it is in none. Raises `Unplaceable`."""
 
-    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        """Adopt a run that an earlier daemon launched: what is alive of it is held as if it had been launched here. Its parent
+    def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
+        """Adopt a run that an earlier daemon launched: what is alive of it is treated as if it had been launched here. Its parent
         was adopted before; and if the earlier daemon was this very process, `serve` was not called yet.
 
         A frozen run stays frozen. The caller asks again for what had not been answered (a stop, a freeze). If its main process is
         not our child, its exit code is what the kernel tells afterwards (PIDFD_GET_INFO, Linux 6.15), else `MainExited` has
-        neither code nor signal. If nothing of the run is alive, only its name is held, until its release. A trampoline whose
+        neither code nor signal. If nothing of the run is alive, only its name is kept, until its release. A trampoline whose
         command is not known to run (`executed` is false) becomes the command, or is killed: this waits for half a second at most.
-        Raises `OSError` where the system is short of something; then nothing is held, and the caller may try again."""
+        Raises `OSError` where the system is short of something; then nothing is adopted, and the caller may try again."""
 
     def hand_over(self) -> dict[RunId, Remains]:
-        """Return, before a re-exec, what `adopt` needs of every run that is held, parents first. Descriptors in it stay open
+        """Return, before a re-exec, what `adopt` needs of every launched run, parents first. Descriptors in it stay open
         across execve(2) from now on; nothing is stopped or undone. Between this and execve(2), or `take_back`, the task of
         `serve` must not run: its reports would be lost. If it raises `OSError`, nothing has changed."""
 

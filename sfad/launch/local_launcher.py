@@ -1,10 +1,8 @@
-"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts, and the choice of its
-containment: cgroups where that is possible, else tags."""
+"""Runs as processes of this machine: the `Launcher` that the loop uses, put together from its parts."""
 
 import ctypes
 import resource
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from signal import SIGKILL
 from typing import Literal
 
@@ -16,36 +14,29 @@ from . import procfs
 from .adopter import Adopter
 from .command_starter import CommandStarter
 from .complaints import Complaints
-from .contain.cgroup import cgroupfs
-from .contain.cgroup.containment import CgroupContainment
 from .contain.cpu_binding import RunCpus
-from .contain.interface import Ground, RunContainment
-from .contain.tags.containment import TagsContainment
+from .contain.interface import LauncherParts, RunContainment
 from .emitter import Emitter
-from .footprints import Loads
-from .launched_runs import HeldRun, HeldRuns
+from .footprints import Footprints
+from .handing_over import LaunchHandover
+from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import (
     Adopted,
     Bounds,
-    CgroupImpossible,
-    Complain,
-    Emit,
     Enforcement,
+    Footprint,
     Launcher,
     LaunchError,
     LaunchSpec,
     Remains,
     Remember,
-    RunLoad,
 )
 from .trampoline.executable import Trampoline, best
-from .trampoline.posix_spawn import Spawner
+from .trampoline.posix_spawn import PosixSpawner
 from .watch.mains import Mains, signal_mains
 from .watch.owed_events import OwedEvents
 from .watch.reactor import Reactor
 from .watch.reaper import Orphans
-
-Mode = Literal["auto", "cgroup", "tags"]
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _libc = ctypes.CDLL(None)
@@ -59,7 +50,7 @@ class LocalLauncher(Launcher):
         instance: str,
         emitter: Emitter,
         complaints: Complaints,
-        contain: Callable[[Ground], RunContainment],
+        contain: Callable[[LauncherParts], RunContainment],
         *,
         trampoline: Trampoline | None = None,
         nofile: int | None = None,
@@ -67,14 +58,14 @@ class LocalLauncher(Launcher):
         self.instance = instance
         self._emitter = emitter
         self._complaints = complaints
-        self._runs = HeldRuns(instance)
+        self._runs = LaunchedRuns(instance)
         self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
-        self._spawner = Spawner(trampoline or best())
-        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda held: self._containment.populated(held))
+        self._spawner = PosixSpawner(trampoline or best())
+        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
         self._was_subreaper = _subreaper()
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._containment = contain(Ground(self._runs, self._reactor, self._orphans, complaints, self._owed))
+        self._containment = contain(LauncherParts(self._runs, self._reactor, self._orphans, complaints, self._owed))
         self._mains = Mains(self._reactor, self._orphans, emitter, self._owed)
         self._cpus = RunCpus(self._runs, self._containment)
         self._starter = CommandStarter(
@@ -86,7 +77,8 @@ class LocalLauncher(Launcher):
             nofile if nofile is not None else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
         self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
-        self._loads = Loads(self._runs, self._containment, complaints)
+        self._handover = LaunchHandover(self._runs)
+        self._footprints = Footprints(self._runs, self._containment, complaints)
 
     @property
     def containment(self) -> Literal["cgroup", "tags"]:
@@ -98,116 +90,118 @@ class LocalLauncher(Launcher):
 
     # Starting and stopping.
 
-    def launch(self, run: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
-        held = self._runs.get(run) or self._runs.hold(run, parent, spec.nonce)
-        if held.bounds != spec.bounds:
-            self._cpus.set_bounds(held, spec.bounds)
+    def launch(self, run_id: RunId, parent: RunId | None, spec: LaunchSpec, remember: Remember) -> None:
+        run = self._runs.get(run_id) or self._runs.add(run_id, parent, spec.nonce)
+        if run.bounds != spec.bounds:
+            self._cpus.set_bounds(run, spec.bounds)
         try:
-            self._starter.start(held, spec, remember)
+            self._starter.start(run, spec, remember)
         except LaunchError as error:
-            self._mains.fail_soon(held, error)
+            self._mains.fail_soon(run, error)
 
-    def terminate(self, run: RunId, signal: int) -> None:
-        held = self._stopping(run, signal)
-        if held:
-            ladder = held.ladder
-            self._reactor.surely(lambda: held.in_stop(ladder), self._containment.terminate, held, signal)
+    def terminate(self, run_id: RunId, signal: int) -> None:
+        run = self._stopping(run_id, signal)
+        if run:
+            stop = run.stop_count
+            self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.terminate, run, signal)
 
-    def kill(self, run: RunId) -> None:
-        held = self._stopping(run, SIGKILL)
-        if held:
-            ladder = held.ladder
-            signal_mains(held, SIGKILL)
-            self._reactor.surely(lambda: held.in_stop(ladder), self._containment.kill, held)
+    def kill(self, run_id: RunId) -> None:
+        run = self._stopping(run_id, SIGKILL)
+        if run:
+            stop = run.stop_count
+            signal_mains(run, SIGKILL)
+            self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.kill, run)
 
-    def _stopping(self, run: RunId, number: int) -> HeldRun | None:
-        held = self._runs.get(run)
-        if held is None:
-            self._reactor.soon(self._emitter.emit, Emptied, run)
+    def _stopping(self, run_id: RunId, number: int) -> LaunchedRun | None:
+        run = self._runs.get(run_id)
+        if run is None:
+            self._reactor.soon(self._emitter.emit, Emptied, run_id)
             return None
-        self._owed.owe_emptied(held, number)
-        return held
+        self._owed.owe_emptied(run, number)
+        return run
 
-    def freeze(self, run: RunId) -> None:
-        held = self._runs.get(run)
-        if held is None:
-            self._reactor.soon(self._emitter.emit, Frozen, run)
+    def freeze(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
+            self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
-        now = held.set_paused(True)
-        self._reactor.surely(lambda: held.freezing and held.pauses == now, self._containment.freeze, held)
+        count = run.set_paused(True)
+        self._reactor.retry_while(lambda: run.freezing and run.pause_count == count, self._containment.pauses.freeze, run)
 
-    def thaw(self, run: RunId) -> None:
-        held = self._runs.get(run)
-        if held:
-            now = held.set_paused(False)
-            self._reactor.surely(lambda: held.pauses == now and self._runs.get(run) is held, self._containment.thaw, held)
+    def thaw(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run:
+            count = run.set_paused(False)
+            self._reactor.retry_while(
+                lambda: run.pause_count == count and self._runs.get(run_id) is run, self._containment.pauses.thaw, run
+            )
 
-    def signal_main(self, run: RunId, signal: int) -> bool:
-        held = self._runs.get(run)
-        return bool(held and held.main and held.main.signal(signal))
+    def signal_main(self, run_id: RunId, signal: int) -> bool:
+        run = self._runs.get(run_id)
+        return bool(run and run.main and run.main.signal(signal))
 
-    def release(self, run: RunId) -> None:
-        held = self._runs.get(run)
-        if held:
-            self._runs.drop(held)
-            self._containment.leave(held)
+    def release(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
+        if run:
+            self._runs.drop(run)
+            self._containment.leave(run)
 
     # Looking.
 
-    def survey(self, run: RunId) -> None:
-        self._reactor.surely(lambda: True, self._survey, run)
+    def survey(self, run_id: RunId) -> None:
+        self._reactor.retry_while(lambda: True, self._survey, run_id)
 
-    def _survey(self, run: RunId) -> None:
-        held = self._runs.get(run)
+    def _survey(self, run_id: RunId) -> None:
+        run = self._runs.get(run_id)
         found: dict[int, RunId] = {}
-        if held:
-            found.update((below.main.pid, below.id) for below in held.subtree() if below.main)
-            found.update(self._containment.outside(held))
-            found.update(self._containment.members(held))
-        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.plight(pid)))
-        self._reactor.soon(self._emitter.emit, Surveyed, run, survivors)
+        if run:
+            found.update((below.main.pid, below.id) for below in run.subtree() if below.main)
+            found.update(self._containment.outside(run))
+            found.update(self._containment.members(run))
+        survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.why_alive(pid)))
+        self._reactor.soon(self._emitter.emit, Surveyed, run_id, survivors)
 
-    def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
-        return self._loads.loads(runs)
+    def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
+        return self._footprints.of(runs)
 
-    def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
-        return self._loads.uses(kind, worth)
+    def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
+        return self._footprints.amounts(kind, exact_from)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         return self._containment.place(pid, pidfd)
 
     # Limits.
 
-    def bound(self, run: RunId, bounds: Bounds) -> None:
-        held = self._runs.get(run)
-        if held is None:
+    def bound(self, run_id: RunId, bounds: Bounds) -> None:
+        run = self._runs.get(run_id)
+        if run is None:
             return
-        self._cpus.set_bounds(held, bounds)
+        self._cpus.set_bounds(run, bounds)
         try:
-            self._containment.limits.limit(held)
-            self._cpus.rebind(held)
+            self._containment.limits.limit(run)
+            self._cpus.rebind(run)
         except OSError as error:
-            self._complaints.unenforced(run, error)
+            self._complaints.unenforced(run_id, error)
 
     def enforcement(self, kind: str) -> Enforcement:
         if self._containment.limits.enforces(kind):
             return "kernel"
         return "watching" if kind != "cpu" or self._cpus.several else "nothing"
 
-    def breaches(self, run: RunId) -> frozenset[str]:
-        held = self._runs.get(run)
-        return self._containment.limits.breaches(held) if held else frozenset()
+    def breaches(self, run_id: RunId) -> frozenset[str]:
+        run = self._runs.get(run_id)
+        return self._containment.limits.breaches(run) if run else frozenset()
 
     # Adopting and handing over.
 
-    def adopt(self, run: RunId, parent: RunId | None, remains: Remains) -> Adopted:
-        return self._adopter.adopt(run, parent, remains)
+    def adopt(self, run_id: RunId, parent: RunId | None, remains: Remains) -> Adopted:
+        return self._adopter.adopt(run_id, parent, remains)
 
     def hand_over(self) -> dict[RunId, Remains]:
-        return self._adopter.hand_over()
+        return self._handover.hand_over()
 
     def take_back(self) -> None:
-        self._adopter.take_back()
+        self._handover.take_back()
 
     # Serving.
 
@@ -220,58 +214,12 @@ class LocalLauncher(Launcher):
         await self._reactor.run()
 
     def close(self) -> None:
-        for held in self._runs.values():
-            self._mains.disown(held)
+        for run in self._runs.values():
+            self._mains.disown(run)
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, self._was_subreaper, 0, 0, 0)
         self._containment.close()
         self._reactor.close()
         self._spawner.close()
-
-
-def check(instance: str, mode: Mode, cgroup_parent: str | None) -> None:
-    """Raise `CgroupImpossible` where `choose` would."""
-    if mode == "cgroup":
-        cgroupfs.probe(cgroupfs.base_of(instance, cgroup_parent))
-
-
-def choose(
-    *,
-    instance: str,
-    emit: Emit,
-    mode: Mode = "auto",
-    cgroup_parent: str | None = None,
-    clock: Callable[[], float] = trio.current_time,
-    nofile: int | None = None,
-    complain: Complain = lambda _text: None,
-    trampoline: Trampoline | None = None,
-) -> LocalLauncher:
-    """Return the launcher of this machine.
-
-    `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its cgroups go, by default this
-    process's own cgroup; if anything of the instance is alive in cgroups elsewhere, runs stay there. `nofile` is the soft
-    RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
-    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible.
-    """
-
-    def launcher(complaints: Complaints, contain: Callable[[Ground], RunContainment]) -> LocalLauncher:
-        emitter = Emitter(emit, clock, complaints.failed)
-        return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
-
-    if mode == "tags" and cgroupfs.inhabited(instance, cgroup_parent) is None:
-        why = "set in the config"
-    else:
-        if mode == "tags":
-            complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
-        try:
-            base = cgroupfs.base_of(instance, cgroup_parent)
-            cgroupfs.probe(base)
-            complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
-            return launcher(complaints, partial(CgroupContainment, base=base, complain=complain))
-        except CgroupImpossible as reason:
-            if mode == "cgroup":
-                raise
-            why = str(reason)
-    return launcher(Complaints(complain), partial(TagsContainment, why=why))
 
 
 def _subreaper() -> int:

@@ -19,13 +19,13 @@ CAPACITY = 819_200
 """The kernel's default RLIMIT_MSGQUEUE, bytes (getrlimit(2)). Tags are numbers of its upper half, so that message queues work."""
 
 
-def tag(instance: str, run: RunId) -> int | None:
+def tag(instance: str, run_id: RunId) -> int | None:
     """Return the number of a run: the same for the next daemon, unique among the live runs of an instance, and unlikely to be
     another instance's. None if every process has that number by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)
     least = top // 2
-    number = least + (int(instance, 16) + run_number(run)) % max(1, top - least)
+    number = least + (int(instance, 16) + run_number(run_id)) % max(1, top - least)
     return number if number != soft else None
 
 

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _PAGE = resource.getpagesize()
-_CHUNK = 4096
-_MOST = 8 * 1024 * 1024
+_FIRST_READ = 4096
+_MAX_READ = 8 * 1024 * 1024
 """Bytes that are read of one file. execve(2) takes environments of up to 6 MiB; with PR_SET_MM a process can show any amount."""
 GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR})
 HIDDEN = frozenset({errno.EACCES, errno.EPERM})
 
 
-_STOP = 1 << (signal.SIGSTOP - 1)
+_STOP_BIT = 1 << (signal.SIGSTOP - 1)
 
 
 class Stat(NamedTuple):
@@ -62,7 +62,7 @@ def threads_stopped(pid: int) -> bool:
 def will_stop(pid: int) -> bool:
     """Return whether a SIGSTOP is pending: the kernel delivers it before the process executes another instruction."""
     masks = (line.split() for line in (read(f"/proc/{pid}/status", whole=True) or b"").splitlines())
-    return any(words[0] in (b"SigPnd:", b"ShdPnd:") and int(words[1], 16) & _STOP for words in masks if len(words) > 1)
+    return any(words[0] in (b"SigPnd:", b"ShdPnd:") and int(words[1], 16) & _STOP_BIT for words in masks if len(words) > 1)
 
 
 def read(path: str, *, whole: bool = False) -> bytes | None:
@@ -71,7 +71,7 @@ def read(path: str, *, whole: bool = False) -> bytes | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            content = os.read(fd, _CHUNK)
+            content = os.read(fd, _FIRST_READ)
             if whole and content:
                 content = b"".join((content, *_rest(fd)))
         finally:
@@ -85,7 +85,7 @@ def read(path: str, *, whole: bool = False) -> bytes | None:
 
 def _rest(fd: int) -> Iterator[bytes]:
     """Yield the rest, in growing parts: a long file takes time that is linear in its length."""
-    size, left = 4 * _CHUNK, _MOST
+    size, left = 4 * _FIRST_READ, _MAX_READ
     while left > 0 and (part := os.read(fd, min(size, left))):
         yield part
         size, left = min(2 * size, 1 << 20), left - len(part)
@@ -214,7 +214,7 @@ _STATES = {
 }
 
 
-def plight(pid: int) -> str | None:
+def why_alive(pid: int) -> str | None:
     """Say why a process may still be there, as "uninterruptible sleep (D) in nfs_wait". `None` if it is not there."""
     process = stat(pid)
     if process is None or not process.alive:

@@ -18,15 +18,15 @@ from ..core.ids import number_or_zero
 from ..protocol.types import RunId
 from . import procfs
 from .contain import mark_scan
-from .contain.cgroup import cgroupfs, controllers
+from .contain.cgroup import cgroupfs, controllers, location
 from .marks import cookie_run
 
-BOUND = 10.0
+_SWEEP_WITHIN = 10.0
 """Seconds that a sweep takes at most for the cgroups, and again for the cookies; `stop.kill_wait`'s default."""
-_INSIST = 0.5
+_KILL_EVERY = 0.5
 """Seconds between two kills of what does not go."""
-_BATCH = 256
-"""Pidfds held at a time."""
+_PIDFDS_AT_ONCE = 256
+"""Pidfds open at a time."""
 _SWEPT: RunId = "swept"
 """In the place of a run: a process to be killed."""
 
@@ -50,19 +50,19 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     pids: set[int] = set()
     left: set[int] = set()
     kept: set[int] = set()
-    for base in cgroupfs.bases(instance, cgroup_parent):
+    for base in location.bases(instance, cgroup_parent):
         tops = cgroupfs.inner(base) if base == home else [base]
-        for directory in (path for top in tops for path in _condemned(top, spare)):
+        for directory in (path for top in tops for path in _removable(top, spare)):
             pids.update(_pids(directory))
             left.update(_clear(directory))
         kept.update(_pids(base))
     for found in _kill_carriers(instance, spare, kept):
         pids.update(found)
         left.update(found)
-    return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if procfs.plight(pid))))
+    return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if procfs.why_alive(pid))))
 
 
-def _condemned(top: str, spare: Set[RunId]) -> Iterator[str]:
+def _removable(top: str, spare: Set[RunId]) -> Iterator[str]:
     """Yield the outermost cgroups in `top`, or `top` itself, that hold nothing of a run to be spared."""
     paths = list(cgroupfs.nested(top))
     kept = _with_those_above(top, (path for path in paths if os.path.basename(path) in spare))
@@ -96,14 +96,14 @@ def _pids(base: str) -> list[int]:
 
 def _clear(base: str) -> list[int]:
     """Kill all of a cgroup and remove it; return the processes that are left."""
-    until = monotonic() + BOUND
+    until = monotonic() + _SWEEP_WITHIN
     try:
         with open(f"{base}/cgroup.events", "rb", buffering=0) as events:
             poll = select.poll()
             poll.register(events, select.POLLPRI)
             while b"populated 1" in os.pread(events.fileno(), 256, 0) and monotonic() < until:
                 cgroupfs.write(f"{base}/cgroup.kill", b"1")
-                poll.poll(_INSIST * 1000)
+                poll.poll(_KILL_EVERY * 1000)
     except OSError as error:
         if error.errno not in procfs.GONE:  # systemd removes what has become empty
             raise
@@ -129,21 +129,21 @@ def _remove(base: str) -> None:
 def _kill_carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator[list[int]]:
     """Kill the processes that carry the cookie until a look finds none; yield what each look found. Those in `kept` and their
     descendants are spared, and so are this process and its ancestors."""
-    until = monotonic() + BOUND
+    until = monotonic() + _SWEEP_WITHIN
     prefix = f"{instance}:".encode()
     mine = set(procfs.ancestry(os.getpid()))
 
-    def swept(one: mark_scan.Trace, inherited: RunId | None) -> RunId | None:
-        if inherited == mark_scan.ANOTHERS or one.process.pid in kept:
-            return mark_scan.ANOTHERS
+    def swept(one: mark_scan.MarkedProcess, inherited: RunId | None) -> RunId | None:
+        if inherited == mark_scan.FOREIGN or one.process.pid in kept:
+            return mark_scan.FOREIGN
         if one.process.pid in mine:
             return None
         if one.cookie is None or not one.cookie.startswith(prefix):
             return inherited
-        return mark_scan.ANOTHERS if cookie_run(one.cookie) in spare else _SWEPT
+        return mark_scan.FOREIGN if cookie_run(one.cookie) in spare else _SWEPT
 
     while monotonic() < until:
-        found = [one.process for one, run in mark_scan.look().placed(swept) if run == _SWEPT]
+        found = [one.process for one, run_id in mark_scan.scan_marks().with_runs(swept) if run_id == _SWEPT]
         yield [process.pid for process in found]
         if not found:
             return
@@ -154,7 +154,7 @@ def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
     with ExitStack() as stack:
         poll = select.poll()
         waiting: set[int] = set()
-        for process in processes[:_BATCH]:
+        for process in processes[:_PIDFDS_AT_ONCE]:
             with suppress(ProcessLookupError, PermissionError):
                 pidfd = os.pidfd_open(process.pid)
                 stack.callback(os.close, pidfd)
@@ -164,7 +164,7 @@ def _kill_all(processes: Sequence[procfs.Stat], until: float) -> None:
                 poll.register(pidfd, select.POLLIN)
                 waiting.add(pidfd)
         while waiting and monotonic() < until:
-            ended = [fd for fd, _ in poll.poll(_INSIST * 1000)]
+            ended = [fd for fd, _ in poll.poll(_KILL_EVERY * 1000)]
             if not ended:
                 return
             for fd in ended:

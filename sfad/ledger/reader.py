@@ -55,8 +55,8 @@ class Page:
     def below(self) -> int:
         return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
 
-    def admits(self, info: RunInfo, chain: Sequence[RunId]) -> bool:
-        """Apply the same filters to a run that is not in the file yet. `chain`: its ids, only needed with `within`."""
+    def admits(self, info: RunInfo, lineage: Sequence[RunId]) -> bool:
+        """Apply the same filters to a run that is not in the file yet. `lineage`: its ids, only needed with `within`."""
         query = self.query
         if query.before is not None and not (info.status.terminal and info.id < query.before):
             return False
@@ -65,7 +65,7 @@ class Page:
             and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
             and (query.since is None or info.created_at.timestamp() >= query.since)
-            and (self.within is None or self.within in chain)
+            and (self.within is None or self.within in lineage)
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ..core.ids import run_number
+from ..protocol.messages import List, Summarise
 from ..protocol.reports import Breach, By, Costly, Failed, Group, Summary
 from ..protocol.types import Event, Reason, RunId, RunInfo, Status
 from .database import FILE, LedgerError, open_reader
@@ -38,6 +39,12 @@ _LABEL = "labels.key || '=' || labels.value"
 
 Unwritten = Sequence[tuple[RunInfo, str | None]]
 """Matching runs, with their models, whose present state is not in the file."""
+
+
+def page_of(request: Summarise, within: RunId | None = None) -> Page:
+    """Return the runs that a request is about."""
+    query = List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
+    return Page(query, within=within)
 
 
 def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summary:

@@ -1,15 +1,17 @@
 """The trio shell: turns what happens into events, and the core's commands into effects. It decides nothing.
 
-server ─ requests ─▶ ┌─────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saver: journal, then ledger
-launcher ─ reports ─▶│ runtime │                                ├─▶ starter, launcher
-metering, timers ──▶ └─────────┘                                └─▶ announcer, answers to requests
+server ─ pending_requests ──────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
+launcher, timers ─ reporting ───▶ │ core_loop │                               ├─▶ launching, launcher
+metering ───────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
 
-`runtime`          the loop, and the parts that it consists of
-`requests`         requests that wait for the core's answer
+`runtime`          makes the parts, serves them, and has them follow the config
+`core_loop`        feeds the machine, and applies its commands
+`pending_requests` requests that wait for the core's answer
 `launching`        launches the attempts of runs
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `announcing`       events: numbered, saved, logged, pushed
-`ends`             ends that wait until it is known what their runs have used
+`reporting`        what launcher and timers report; ends wait until it is known what their runs have used
+`succession`       runs of an earlier daemon, and what the next one gets
 `storage`          watches over the state directory, the ledger and the disk
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms

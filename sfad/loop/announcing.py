@@ -17,24 +17,24 @@ class Announcer:
     """Tells clients, the ledger and the log what happens."""
 
     def __init__(self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers) -> None:
-        self._ledger, self._journal, self._log = resources.ledger, resources.journal, resources.log
+        self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
         self._catalogue = catalogue
         self._subscribers = subscribers
         self._reserved = 0
         """The highest number that is reserved."""
-        self._ledger.skip_events(self._journal.events)
+        self._ledger.skip_events(self._numbers.highest_event)
 
-    def publish(self, event: Event, chain: tuple[RunId, ...]) -> None:
-        """Announce an event of the run at the end of `chain`."""
-        self._subscribers.happened(self._recorded(event), chain)
+    def publish(self, event: Event, lineage: tuple[RunId, ...]) -> None:
+        """Announce an event of the run at the end of `lineage`."""
+        self._subscribers.happened(self._recorded(event), lineage)
 
     def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium") -> None:
         """Announce an event of a live run that the core did not decide."""
         live = self._catalogue.live.get(run)
         if live is not None:
-            name, root = live.run.name, live.chain[0]
+            name, root = live.run.name, live.lineage_ids[0]
             event = Event(type=what, severity=severity, run_id=run, root_id=root, agent_name=name, message=message)
-            self.publish(event, live.chain)
+            self.publish(event, live.lineage_ids)
 
     def tell(self, what: str, message: str, severity: Severity = "low") -> None:
         """Announce an event of the daemon itself."""
@@ -42,7 +42,7 @@ class Announcer:
 
     def close(self) -> None:
         """Give back the numbers that were not used."""
-        self._journal.reserve_events(self._ledger.last_event)
+        self._numbers.reserve_events(self._ledger.last_event)
 
     def _recorded(self, event: Event) -> Event:
         event = self._ledger.event(msgspec.structs.replace(event, time=wall_clock()))
@@ -50,6 +50,6 @@ class Announcer:
         if number > self._reserved:
             # events are pushed before they are on record, and the next daemon must not give their numbers to others
             self._reserved = number + RESERVED
-            self._journal.reserve_events(self._reserved)
+            self._numbers.reserve_events(self._reserved)
         self._log.event(event)
         return event

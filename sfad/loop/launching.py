@@ -42,8 +42,8 @@ def demand_descriptors(descriptors: Descriptors) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Starter:
-    """Starts the command of a run. Its main process is saved before it executes anything."""
+class Launching:
+    """Launches attempts. The main process is saved before it executes anything."""
 
     resources: Resources
     catalogue: RunCatalogue
@@ -69,16 +69,16 @@ class Starter:
                 self._fail(run, error.errno or 0, f"its output could not be opened: {error}", "output")
                 return
             if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
-                self.resources.journal.save([live], self.metering.position)
-            if not self.resources.journal.is_saved(run.id):
-                # the next daemon would take it for queued, and start it a second time
+                self.resources.spool.journal.save([live], self.metering.position)
+            if not self.resources.spool.journal.is_saved(run.id):
+                # the next daemon would take it for queued, and launch it a second time
                 self._fail(run, errno.ENOSPC, "the disk has no room to save that it is launched; free some", "output")
                 return
             parent = run.parent.id if run.parent is not None else None
             self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
             effect("launched")
             self.expect(run)
-            self.resources.journal.launched(run)
+            self.resources.spool.spawns.launched(run)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -93,9 +93,9 @@ class Starter:
 
     def _save_main(self, live: Live, remains: Remains) -> bool:
         live.main_is(remains.pid, remains.started)
-        self.resources.journal.save([live])
+        self.resources.spool.journal.save([live])
         effect("main noted")
-        return self.resources.journal.is_saved(live.run.id)
+        return self.resources.spool.journal.is_saved(live.run.id)
 
     def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
         run, spawn = live.run, live.spawn

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.events import Event
-from ..durable.journal import RunJournal
+from ..durable.directory import Spool
 from ..host.clock import Timers
 from ..launch.launcher import Launcher
 from ..ledger import Ledger
@@ -32,11 +32,11 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The daemon's files, its launcher and its timers. They are closed by the caller of the loop, but for `journal`."""
+    """The daemon's files, its launcher and its timers. They are closed by the caller of the loop, but for `spool`."""
 
     log: Log
     timers: Timers
-    journal: RunJournal
+    spool: Spool
     ledger: Ledger
     output: OutputStore
     launcher: Launcher

@@ -39,7 +39,7 @@ class StorageWatch:
         lost, before = self.resources.state_dir_lost(), self._lost
         self._lost = lost
         if lost is None:
-            self.resources.journal.put_back(self.catalogue.live.values())
+            self.resources.spool.put_back(self.catalogue.live.values())
         if lost is not None and before is None:
             self.resources.log.error(f"{lost}; new runs are refused, and live runs go on")
             self.announcer.tell("daemon_state_dir_lost", f"{lost}; new runs are refused", "medium")

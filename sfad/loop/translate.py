@@ -1,5 +1,7 @@
 """Translates requests and the config into the core's terms."""
 
+from msgspec.structs import asdict
+
 from .. import config as configuration
 from ..core.asked import Asked
 from ..core.naming import AGENT_PROGRAMS, derive_name
@@ -76,9 +78,6 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
     def origin(key: str) -> str:
         return "default" if source[key] == configuration.BUILT_IN else f"{key} in {source[key]}"
 
-    def bound(value: int, key: str) -> Bound:
-        return Bound(value=value, source=origin(key))
-
     def default(kind: LimitKind) -> Limit | None:
         key = DEFAULT_KEYS[kind]
         threshold = getattr(config.defaults, key, None)
@@ -87,30 +86,18 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
         return Limit(kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}"))
 
+    # each key of these sections, but for `adaptive`, is a field of `Policy` with the same name
+    numbers = asdict(config.guard) | asdict(config.limits) | asdict(config.stop) | asdict(config.quotas)
+    del numbers["adaptive"]
+    for key in ("max_depth", "max_descendants"):
+        numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
     return Policy(
+        **numbers,
         enabled=config.enabled,
-        max_depth=bound(config.guard.max_depth, "guard.max_depth"),
-        max_descendants=bound(config.guard.max_descendants, "guard.max_descendants"),
-        depth_ceiling=config.guard.depth_ceiling,
-        descendants_ceiling=config.guard.descendants_ceiling,
-        allow_detach=config.guard.allow_detach,
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
-        max_time=config.limits.max_time,
-        max_turns=config.limits.max_turns,
-        max_cost=config.limits.max_cost,
-        nearing=config.limits.nearing,
-        pause_max=config.limits.pause_max,
-        approval_timeout=config.limits.approval_timeout,
         budget_action=Action(config.budgets.action),
-        result_wait=config.stop.result_wait,
-        grace=config.stop.grace,
-        polite=config.stop.polite,
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
-        kill_wait=config.stop.kill_wait,
-        trees_per_user=config.quotas.trees_per_user,
-        trees=config.quotas.trees,
-        spawns_per_hour=config.quotas.spawns_per_hour,
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},

@@ -2,19 +2,23 @@
 
     output files ─▶ tail, stream ─▶ meters ─▶ ┐
     session files ─▶ session, sessions ──────▶┤
-    reports, reservations ────────────────────┼▶ run, use ─▶ the core's events
-    launcher ─▶ sampling ────────────────────▶┘
+    reports, reservations ─▶ reports ────────▶┼▶ run, use ─▶ the core's events
+    launcher ─▶ sampling, levels ────────────▶┘
 
 `metering`        the interface that the loop calls: `Metering`
-`run`             what the sources tell of one run, told to the core
+`run`             what meters read of one run, told to the core
+`notices`         what people are told of a run whose use is not known in full
+`reports`         what agents report and reserve, with its price
 `use`             what readings, reports and reservations amount to, with their price
 `tail`            follows the output files of all runs
 `tailed`          the output files of one run, and its meter
 `stream`          reads the stdout of one run through its meters
+`draining`        reads what runs have written when one of them has ended
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads
 `session`         reads the session files of one attempt
 `session_search`  finds session files
+`levels`          memory and processes of runs, told to the core
 `sampling`        looks at memory and processes
 `price_list`      loads the price library when it is needed
 `pricing`         what tokens cost, from the config and the library genai-prices

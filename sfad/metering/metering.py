@@ -1,4 +1,4 @@
-"""The one interface of the package: what the loop calls in the life of a run, of the daemon and of a report."""
+"""The interface of the package: what the loop calls in the life of a run and of the daemon."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,34 +10,30 @@ import trio
 from ..agents import session_of
 from ..config import Price
 from ..core import events as e
-from ..core.account import Hold, Use
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..launch.launcher import Launcher
 from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputStore
-from ..protocol import messages as m
-from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
+from .levels import KernelLevels
+from .notices import Publish
 from .price_list import PriceList
-from .run import Feed, MeteredRun, Publish
-from .sampling import Sampler
+from .reports import ReportPricing
+from .run import Feed, MeteredRun
 from .session import Session
 from .sessions import Sessions
 from .tail import Tail
-from .use import report_of_settlement, reservation_of, use_of_report
 
 ENDED_SECONDS = 2.0
 """Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
 MB of the densest lines."""
 
-_WATCHED = tuple(kind for kind in BY_KERNEL if KINDS[kind].acts)
-
 
 class Metering:
-    """Follows output and session files, samples processes and memory, and prices tokens. `publish` is for events that only
-    inform."""
+    """Has the output, session files, processes and memory of runs followed. `publish` is for events that only inform. What is told
+    of an earlier daemon's runs is kept for `read_ended`."""
 
     def __init__(
         self,
@@ -51,13 +47,16 @@ class Metering:
         nearing: float,
     ) -> None:
         self._feed = feed
+        self._learnt: list[e.Event] | None = []
+        """What was told before the core knows the runs; `None` once it does."""
         self._publish = publish
         self._launcher = launcher
         self._runs: dict[RunId, MeteredRun] = {}
         self._prices = PriceList(prices, loaded=self._price_again, trouble=trouble)
         self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, "meter_gap"), trouble=trouble)
         self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
-        self._sampler = Sampler(launcher, self._sampled, nearing=nearing)
+        self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
+        self.reports = ReportPricing(self._runs, self._prices)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
@@ -67,7 +66,7 @@ class Metering:
             task_status.started()
 
     async def sample(self) -> None:
-        await self._sampler.serve()
+        await self._levels.sampler.serve()
 
     def close(self) -> None:
         self._tail.close()
@@ -75,7 +74,7 @@ class Metering:
     def reconfigure(self, prices: Mapping[str, Price], nearing: float) -> None:
         """Use other prices for the runs that begin from now on, and another share of limits for all."""
         self._prices.reconfigure(prices)
-        self._sampler.set_nearing(nearing)
+        self._levels.sampler.set_nearing(nearing)
 
     # ---- the life of a run
 
@@ -102,12 +101,12 @@ class Metering:
     def rebound(self, run: Run) -> None:
         if run.id in self._runs:
             self._tail.set_limit(run.id, _output_limit(run))
-            self._sample(run)
+            self._levels.watch(run)
             self._launcher.bound(run.id, bounds_of(run))
 
     def catch_up(self, run: Run, signal: int | None = None) -> None:
         """Read what is left to be read of a run and its descendants before the core decides about the end of the run or attempt.
-        `signal` ended its main process; the kernel may have sent it because of a limit of the run or of an ancestor."""
+        `signal` ended its main process."""
         metered = [each.id for each in run.subtree() if self._has_meter(each.id)]
         if metered:
             self._tail.drain(metered)
@@ -116,9 +115,7 @@ class Metering:
         if run.id in metered:
             self._runs[run.id].silent()
         if signal == SIGKILL:
-            for above in run.lineage:
-                for kind in self._launcher.breaches(above.id):
-                    self._sampled(above.id, kind, 0, True)
+            self._levels.killed(run)
 
     def may_wait(self, run: Run) -> bool:
         loads = not self._prices.ready and any(self._has_meter(each.id) for each in run.subtree())
@@ -133,25 +130,21 @@ class Metering:
 
     async def read_ended(self, runs: Sequence[Run]) -> tuple[e.Event, ...]:
         """Read all that runs, which ended while no daemon was running, and their agents have written. Return what the core must
-        know before it decides about them."""
+        know before it decides about them. Call this once, before the core knows any run."""
         ended = [run.id for run in runs if self._has_meter(run.id)]
-        learnt: list[e.Event] = []
-        feed, self._feed = self._feed, learnt.append
-        try:
-            for run in ended:
-                self._tail.drain((run,), seconds=ENDED_SECONDS)
-                await self._sessions.catch_up(run)
-            if ended and not self._prices.ready:
-                await self._prices.load_for_an_end()
-        finally:
-            self._feed = feed
+        for run in ended:
+            self._tail.drain((run,), seconds=ENDED_SECONDS)
+            await self._sessions.catch_up(run)
+        if ended and not self._prices.ready:
+            await self._prices.load_for_an_end()
+        learnt, self._learnt = self._learnt or [], None
         return tuple(learnt)
 
     def forget(self, run: RunId) -> None:
         if run in self._runs:
             self._tail.forget(run)  # it may still read the last output
             self._sessions.forget(run)
-            self._sampler.forget(run)
+            self._levels.sampler.forget(run)
             del self._runs[run]
 
     # ---- the life of the daemon
@@ -164,37 +157,18 @@ class Metering:
         """Create the directory of all output again if another process has removed or replaced it."""
         self._tail.look_after()
 
-    # ---- reports and reservations
-
-    def use_of_report(self, run: RunId, request: m.Report) -> Use:
-        metered = self._runs.get(run)
-        return metered.report(request) if metered is not None else use_of_report(request, self._prices.current)[0]
-
-    def reservation_of(self, run: RunId, request: m.Reserve) -> Hold:
-        metered = self._runs.get(run)
-        return metered.reserve(request) if metered is not None else reservation_of(request, self._prices.current)[0]
-
-    def use_of_settlement(self, run: RunId, hold: Hold, request: m.Settle) -> Use:
-        return self.use_of_report(run, report_of_settlement(hold, request))
-
-    def when_priced(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
-        """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.
-        Call `unsure` with the reason if it cannot be loaded now."""
-        prices = self._runs[run].prices if run in self._runs else self._prices.current
-        self._prices.when_known(prices, model, then, unsure)
-
     # ---- how a run begins
 
     def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = False) -> tuple[Reading, ...]:
         run, program = live.run, live.program
-        metered = self._runs[run.id] = MeteredRun(live, self._prices, feed=self._emit, publish=self._publish)
+        metered = self._runs[run.id] = MeteredRun(live, self._prices, feed=self._tell, publish=self._publish)
         readings: tuple[Reading, ...] = ()
         if live.kept:
             argv = run.asked.argv
             meter = (lambda saved: program.meter(argv, saved)) if program is not None else None
             readings = self._tail.follow(run.id, limit=_output_limit(run), meter=meter, saved=position) or ()
             metered.resume(readings)
-        self._sample(run, fresh=fresh)
+        self._levels.watch(run, fresh=fresh)
         if metered.has_meter:
             self._prices.load_soon()
         return readings
@@ -208,22 +182,16 @@ class Metering:
             session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given)
             self._sessions.begin(run.id, session, live.sessions)
 
-    def _sample(self, run: Run, *, fresh: bool = False) -> None:
-        for kind in _WATCHED:
-            held = run.limits.get(kind)
-            if held is not None:
-                self._sampler.watch(run.id, kind.value, held.limit.threshold, fresh=fresh)
-
     def _has_meter(self, run: RunId) -> bool:
         return run in self._runs and self._runs[run].has_meter
 
     # ---- what the sources tell
 
-    def _emit(self, event: e.Event) -> None:
-        self._feed(event)
-
-    def _sampled(self, run: RunId, kind: str, used: int, refused: bool) -> None:
-        self._emit(e.LevelSeen(trio.current_time(), run, LimitKind(kind), used, refused))
+    def _tell(self, event: e.Event) -> None:
+        if self._learnt is None:
+            self._feed(event)
+        else:
+            self._learnt.append(event)
 
     def _read_in_stream(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         if run in self._runs:
@@ -235,7 +203,7 @@ class Metering:
             self._runs[run].read_in_session(readings)
 
     def _session_lost(self, run: RunId, message: str) -> None:
-        self._runs[run].session_lost(message)
+        self._runs[run].notices.session_lost(message)
 
     def _price_again(self) -> None:
         for metered in list(self._runs.values()):
@@ -243,8 +211,8 @@ class Metering:
 
 
 def _output_limit(run: Run) -> int | None:
-    held = run.limits.get(LimitKind.OUTPUT)
-    return int(held.limit.threshold) if held is not None else None
+    bound = run.limits.get(LimitKind.OUTPUT)
+    return int(bound.limit.threshold) if bound is not None else None
 
 
 def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> AgentProgram | None:

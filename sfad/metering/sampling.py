@@ -236,7 +236,7 @@ class Sampler:
     def _count(self, kind: str, due: list[_Watched]) -> Iterable[tuple[_Watched, int]]:
         if not due:
             return []
-        used = self._launcher.uses(kind, {one.run: one.near for one in due})
+        used = self._launcher.amounts(kind, {one.run: one.near for one in due})
         counted = [(one, used[one.run]) for one in due if one.run in used]
         watched = self._memory if kind == "memory" else self._pids
         for one, figure in counted:

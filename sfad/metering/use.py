@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from ..core.account import NOTHING, Hold, Use
+from ..core.account import NOTHING, OpenReservation, Use
 from ..core.money import to_nanos
 from ..meters import Reading
 from ..protocol import messages as m
@@ -85,16 +85,16 @@ def use_of_report(request: m.Report, prices: Prices) -> tuple[Use, Unpriced]:
     return use, unpriced
 
 
-def reservation_of(request: m.Reserve, prices: Prices) -> tuple[Hold, Unpriced]:
+def reservation_of(request: m.Reserve, prices: Prices) -> tuple[OpenReservation, Unpriced]:
     tokens = Tokens(input=request.input_tokens, output=request.max_output_tokens)
     cost, unpriced = _price_of_call(request.model, tokens, prices)
-    return Hold(request.model, request.input_tokens, request.max_output_tokens, to_nanos(cost), request.role), unpriced
+    return OpenReservation(request.model, request.input_tokens, request.max_output_tokens, to_nanos(cost), request.role), unpriced
 
 
-def report_of_settlement(hold: Hold, request: m.Settle) -> m.Report:
+def report_of_settlement(reservation: OpenReservation, request: m.Settle) -> m.Report:
     told = {name: getattr(request, name) for name in m.Settle.__struct_fields__ if name != "reservation"}
     cache = {name: told[name] or None for name in ("cached_tokens", "cache_write_tokens")}
-    return m.Report(**told | cache, model=hold.model, role=hold.role)
+    return m.Report(**told | cache, model=reservation.model, role=reservation.role)
 
 
 def _counts(told: Reading | m.Report) -> dict[str, Any]:

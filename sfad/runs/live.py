@@ -42,7 +42,7 @@ class Live:
     """The agent program whose events its stdout holds."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     """The random part of its cookie (`LaunchSpec.nonce`)."""
-    asker: RunId | None = None
+    caller: RunId | None = None
     """The run that asked for it."""
     descriptors: list[int] = field(default_factory=list)
     stdin: StdinPipe | None = None
@@ -110,11 +110,11 @@ class Live:
     @property
     def key(self) -> SpawnKey | None:
         """The key of its request, if it has one."""
-        return (self.run.birth.uid, self.asker, self.spawn.key) if self.spawn.key is not None else None
+        return (self.run.birth.uid, self.caller, self.spawn.key) if self.spawn.key is not None else None
 
     @property
-    def chain(self) -> tuple[RunId, ...]:
-        return self.run.chain
+    def lineage_ids(self) -> tuple[RunId, ...]:
+        return self.run.lineage_ids
 
     @property
     def kept(self) -> bool:

@@ -8,7 +8,7 @@ from ..core.limits import ActiveLimit
 from ..core.money import to_usd
 from ..core.run import Run
 from ..host.clock import wall_clock
-from ..launch.launcher import RunLoad
+from ..launch.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
 from ..protocol.types import Action, LimitKind, LimitState, RunInfo, Source, Usage
@@ -17,8 +17,8 @@ from .live import Live
 Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
 
 
-def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
-    """Return the run as it is shown at `now`, on the core's clock. `load`: what it holds then."""
+def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
+    """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and memory then."""
     run = live.run
     lineage = run.lineage
     exit_ = run.latest.exit
@@ -44,8 +44,8 @@ def info_of(live: Live, now: float, load: RunLoad | None = None) -> RunInfo:
         attempts=run.attempt,
         limits=_limits(live, now),
         usage=usage_of(live, elapsed),
-        processes=load.processes if load is not None else None,
-        memory_bytes=load.memory_bytes if load is not None else None,
+        processes=footprint.processes if footprint is not None else None,
+        memory_bytes=footprint.memory_bytes if footprint is not None else None,
         descendants=run.admitted,
         deadline=_deadline(run, now),
         milestone=None,
@@ -69,36 +69,36 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     # a short run is shown three times before more than its time is known to be used; making all states each time would be a
     # tenth of the daemon's work in a burst of runs
     run, account = live.run, live.run.account
-    if live.unused is None or account.sources or account.holds or account.below or account.levels:
-        states = [_limit(live, held, now) for held in run.limits.values()]
+    if live.unused is None or account.sources or account.reservations or account.below or account.levels:
+        states = [_limit(live, active, now) for active in run.limits.values()]
         live.unused_are([state for state in states if state.kind is not LimitKind.TIME])
         return states
     time = run.limits.get(LimitKind.TIME)
     return [_limit(live, time, now), *live.unused] if time is not None else list(live.unused)
 
 
-def _limit(live: Live, held: ActiveLimit, now: float) -> LimitState:
-    limit, kind = held.limit, held.limit.kind
-    above = _tighter(live, held)
+def _limit(live: Live, active: ActiveLimit, now: float) -> LimitState:
+    limit, kind = active.limit, active.limit.kind
+    above = _tighter(live, active)
     used = live.run.clock.elapsed(now) if kind is LimitKind.TIME else live.run.account.used(kind)
     if used is not None and kind in COSTS:
         used = to_usd(int(used))
     return LimitState(
         kind=kind,
         threshold=limit.threshold,
-        action=held.action,
+        action=active.action,
         source=limit.source,
         used=None if used is None else round(used, 6),
         scope=KINDS[kind].scope,
-        enforced_by=_enforcer(live, held),
+        enforced_by=_enforcer(live, active),
         bound_by=above.id if above is not None else None,
         bound=above.limits[kind].limit.threshold if above is not None else None,
     )
 
 
-def _tighter(live: Live, held: ActiveLimit) -> Run | None:
+def _tighter(live: Live, active: ActiveLimit) -> Run | None:
     """Return the ancestor with the lowest limit of this kind for its tree, if that is lower than the run's own."""
-    kind, found = held.limit.kind, live.run
+    kind, found = active.limit.kind, live.run
     if found.parent is None or KINDS[kind].scope == "run":
         return None
     for above in live.run.ancestors:
@@ -108,14 +108,14 @@ def _tighter(live: Live, held: ActiveLimit) -> Run | None:
     return found if found is not live.run else None
 
 
-def _enforcer(live: Live, held: ActiveLimit) -> Enforcer:
-    kind = held.limit.kind
+def _enforcer(live: Live, active: ActiveLimit) -> Enforcer:
+    kind = active.limit.kind
     match KINDS[kind].counted_by:
         case "clock":
             return "clock"
         case "meter":
             return "meter" if live.run.account.used(kind) is not None or _may_be_known(live, kind) else "nothing"
-        case "kernel" if held.action is Action.TERMINATE or not KINDS[kind].acts:
+        case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
             return live.launcher.enforcement(kind.value)
         case _:
             return "watching"  # the kernel would terminate

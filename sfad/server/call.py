@@ -5,7 +5,7 @@ permitted to use the verb and the run is resolved.
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Sized
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert_never
@@ -21,7 +21,7 @@ from ..protocol import messages as m
 from ..protocol.types import ErrorCode, LimitRefusal, RunId, RunInfo
 from .checks import RequestError, unavailable
 from .connection import Connection
-from .handles import resolve
+from .lookup import find_run
 from .shares import ClientBounds, Shares
 
 INTERNAL = "internal error; the daemon's log has the traceback"
@@ -52,8 +52,8 @@ class Services:
 
     runtime: Runtime
     bounds: ClientBounds
-    connections: Callable[[], int]
-    """How many connections are open."""
+    connections: Sized
+    """The open ones."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,9 +76,9 @@ class Call:
 
     # ---- checks
 
-    def permit(self, verb: str, chain: list[RunId] | None = None) -> None:
-        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `chain` if one is given."""
-        refused = self.runtime.machine.refuse(self.peer, verb, chain)
+    def permit(self, verb: str, lineage: list[RunId] | None = None) -> None:
+        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
+        refused = self.runtime.machine.refuse(self.peer, verb, lineage)
         if refused is not None:
             raise RequestError(ErrorCode.NOT_PERMITTED, refused)
 
@@ -87,13 +87,13 @@ class Call:
         Raise `RequestError`."""
         verb = verb or self.permission
         assert verb is not None
-        info = resolve(self.runtime.catalogue, handle, self.peer.run)
-        self.permit(verb, self.runtime.catalogue.chain(info.id))
+        info = find_run(self.runtime.catalogue, handle, self.peer.run)
+        self.permit(verb, self.runtime.catalogue.lineage(info.id))
         return info
 
     def demand(self, shares: Shares, more: int) -> None:
         """Raise `RequestError` if the peer's share does not allow `more`."""
-        refusal = shares.refusal(self.connection.holder, more)
+        refusal = shares.refusal(self.connection.groups, more)
         if refusal is not None:
             raise unavailable(refusal)
 
@@ -114,7 +114,7 @@ class Call:
 
     def drop(self) -> None:
         """Count the request as answered, without a reply."""
-        self.services.bounds.requests.add(self.connection.holder, -1)
+        self.services.bounds.requests.add(self.connection.groups, -1)
 
     def ask(
         self, event: Callable[Concatenate[float, int, Peer, Fields], e.Event], *args: Fields.args, **kwargs: Fields.kwargs
@@ -185,7 +185,7 @@ def _told(error: Exception) -> tuple[ErrorCode, str]:
 
 
 def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:
-    cost = run.account.holds[reservation].cost if reservation is not None else None
+    cost = run.account.reservations[reservation].cost if reservation is not None else None
     return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
 
 

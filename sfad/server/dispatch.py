@@ -1,12 +1,10 @@
 """Requests to the functions that answer them: the handshake, the permission, the verb's function, and what it raised."""
 
 import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import __version__
 from ..host.descriptors import close_soon
-from ..loop.runtime import Runtime
 from ..protocol import messages as m
 from ..protocol.framing import SUPPORTED
 from ..protocol.types import ErrorCode
@@ -14,16 +12,14 @@ from . import verbs  # noqa: F401 - each file registers its verb
 from .call import INTERNAL, REGISTRY, Call, Services, Verb
 from .checks import RequestError, bad_request
 from .connection import Connection
-from .shares import ClientBounds
-from .verbs.watch import push
 
 
 class Dispatcher:
     """Has each request answered, now or later."""
 
-    def __init__(self, runtime: Runtime, bounds: ClientBounds, *, connections: Callable[[], int]) -> None:
-        self._runtime = runtime
-        self._services = Services(runtime, bounds, connections)
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._runtime = services.runtime
 
     def greet(self, connection: Connection, request: m.Request) -> None:
         """Answer the first message."""
@@ -68,7 +64,7 @@ class Dispatcher:
 
     def open(self, connection: Connection, request: int, permission: str | None = None) -> Call:
         """Count a request that is to be answered."""
-        self._services.bounds.requests.add(connection.holder, 1)
+        self._services.bounds.requests.add(connection.groups, 1)
         return Call(self._services, connection, request, permission)
 
     def _check(self, call: Call, request: m.Request) -> None:
@@ -80,21 +76,6 @@ class Dispatcher:
             if isinstance(request, m.Spawn):
                 close_soon(call.connection.take(request.descriptors) or ())
             raise
-
-    def give_up(self, connection: Connection) -> None:
-        """Fail the requests that another thread works on, because the daemon executes itself again."""
-        for request in sorted(connection.elsewhere):
-            call = Call(self._services, connection, request)
-            call.fail(ErrorCode.UNAVAILABLE, "the daemon restarted itself before this was done; try again")
-        connection.elsewhere.clear()
-
-    def take_over(self, connection: Connection, pending: Sequence[m.Wait | m.Watch]) -> None:
-        """Continue the requests of a connection that was handed over."""
-        for request in pending:
-            if isinstance(request, m.Watch):
-                push(Call(self._services, connection, request.id), request.run)
-            else:
-                self.handle(connection, request)
 
 
 def _answer(verb: Verb, call: Call, request: Any) -> None:

@@ -1,18 +1,19 @@
-"""The listening socket: it accepts connections, and is bound again when another process removes or replaces it."""
+"""The listening socket: it accepts connections, is bound again when another process removes or replaces it, and is removed at the
+end, unless systemd bound it."""
 
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import trio
 
-from ..host.socket_file import PathError, bind_socket, socket_inode
+from ..host import systemd
+from ..host.socket_file import PathError, bind_socket, socket_inode, unbind_socket
 from ..loop.runtime import Runtime
 from ..loop.storage import LOOK
-from ..observe.log import Log
 
-REST = 1.0
+ACCEPT_PAUSE = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
 
 ACCEPTS = 64
@@ -23,13 +24,21 @@ class Listener:
     """Accepts connections on a bound socket, which the epoll reports."""
 
     def __init__(
-        self, sock: socket.socket, epoll: select.epoll, runtime: Runtime, log: Log, inode: tuple[int, int] | None = None
+        self,
+        sock: socket.socket,
+        epoll: select.epoll,
+        runtime: Runtime,
+        admit: Callable[[socket.socket], None],
+        inode: tuple[int, int] | None = None,
     ) -> None:
-        """`inode`: the socket's in the file system, if another than the one that is at its path now."""
+        """`admit` takes each connection. `inode`: the socket's in the file system, if not the one at its path now."""
         self._path = Path(runtime.socket)
         self._epoll = epoll
         self._runtime = runtime
-        self._log = log
+        self._admit = admit
+        self._log = runtime.log
+        self._bound_here = not systemd.listens(sock)
+        """Whether this daemon has bound what is at the path: systemd goes on listening there, and removes it itself."""
         self._unbound: str | None = None
         """Why no socket could be made in place of the one that is gone."""
         self._listen_on(sock, inode or socket_inode(self._path))
@@ -43,36 +52,45 @@ class Listener:
         """Return the socket's descriptor, -1 once it is closed."""
         return self._sock.fileno()
 
-    def accept(self) -> Iterator[socket.socket]:
+    def accept(self) -> None:
         for _ in range(ACCEPTS):
             try:
                 sock, _address = self._sock.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                self._rest(error)
+                self._pause(error)
                 return
             sock.setblocking(False)
-            yield sock
+            self._admit(sock)
 
-    def _rest(self, error: OSError) -> None:
+    def _pause(self, error: OSError) -> None:
         # EMFILE, ENFILE, ENOBUFS, ENOMEM: the socket stays readable, and trying again at once would be a busy loop
-        self._log.warning(f"cannot accept a connection: {error}; trying again in {REST:g} s")
+        self._log.warning(f"cannot accept a connection: {error}; trying again in {ACCEPT_PAUSE:g} s")
         self._epoll.modify(self._sock, 0)
 
         def again() -> None:
             if self._sock.fileno() >= 0:
                 self._epoll.modify(self._sock, select.EPOLLIN)
 
-        self._runtime.timers.arm("listener", trio.current_time() + REST, again)
+        self._runtime.timers.arm("listener", trio.current_time() + ACCEPT_PAUSE, again)
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
             self._epoll.unregister(self._sock)
             self._sock.close()
 
-    async def look_after(self, accept: Callable[[], None]) -> None:
-        """Bind the socket again when it is gone, until cancelled. `accept` takes what has connected to the old one."""
+    def remove(self) -> None:
+        """Remove the socket that this daemon has bound, once it is closed. Another listener's stays."""
+        try:
+            # to look whether a socket of systemd is stale would make it start the service again
+            if self._bound_here and socket_inode(self._path) == self.inode:
+                unbind_socket(self._path, held=Path(self._runtime.state_dir))
+        except (PathError, OSError) as error:
+            self._log.warning(str(error))  # the next daemon finds it stale and replaces it
+
+    async def look_after(self) -> None:
+        """Bind the socket again when another process has removed or replaced it, until cancelled."""
         while True:
             await trio.sleep(LOOK)
             try:
@@ -84,10 +102,12 @@ class Listener:
             self._unbound = None
             if bound is None:
                 continue
+            self._bound_here = True
             if self._sock.fileno() < 0:  # the daemon is ending, and has stopped accepting meanwhile
                 bound[0].close()
+                self.inode = bound[1]
                 continue
-            accept()
+            self.accept()  # what has connected to the old one
             self.close()
             self._listen_on(*bound)
             what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"

@@ -1,6 +1,6 @@
-"""How much of the daemon each run, tree and user may hold.
+"""How much of the daemon each run, tree and user may take.
 
-Everything that clients make the daemon hold has a bound, and each bound is shared out. One run cannot take what others need,
+Everything that clients make the daemon keep has a bound, and each bound is shared out. One run cannot take what others need,
 and all runs together leave enough to the owner of the daemon, who must be able to stop them. A run is bounded together with
 its tree, because it could start children to multiply its share.
 """
@@ -37,7 +37,7 @@ MAX_WATCHES = 2048
 Scope = Literal["run", "tree", "unplaced", "user", "others", "owner"]
 
 FRACTIONS: dict[Scope, float] = {"run": 1 / 8, "tree": 1 / 4, "unplaced": 1 / 8, "user": 1 / 2, "others": 3 / 4, "owner": 1}
-"""The part of the whole that each group may hold. `others` is everything but the owner outside any run."""
+"""The part of the whole that each group may take. `others` is everything but the owner outside any run."""
 
 
 class ShareGroup(NamedTuple):
@@ -61,10 +61,10 @@ class ShareGroup(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Holder:
-    """The groups that count what a peer holds, the narrowest first."""
+class PeerGroups:
+    """The groups that a peer is counted in, the narrowest first."""
 
-    groups: tuple[ShareGroup, ...]
+    all: tuple[ShareGroup, ...]
 
     @classmethod
     def of(cls, peer: Peer, root: RunId | None) -> Self:
@@ -81,17 +81,17 @@ class Holder:
 
     @property
     def owner(self) -> bool:
-        """Whether the holder is the owner of the daemon, outside any run."""
-        return self.groups[0].scope == "owner"
+        """Whether the peer is the owner of the daemon, outside any run."""
+        return self.all[0].scope == "owner"
 
     @cached_property
     def lane(self) -> ShareGroup:
         """The group whose requests take turns with those of other groups: the tree of the peer, else its user."""
-        return next(group for group in self.groups if group.scope != "run")
+        return next(group for group in self.all if group.scope != "run")
 
 
-class Holding(NamedTuple):
-    """What a connection makes the daemon hold."""
+class ClientLoad(NamedTuple):
+    """What a connection makes the daemon keep."""
 
     descriptors: int = 0
     input: int = 0
@@ -107,36 +107,36 @@ class Shares:
         self.what = what
         self.whole = whole
         self._least = least
-        self._held: Counter[ShareGroup] = Counter()
+        self._totals: Counter[ShareGroup] = Counter()
 
     def share(self, group: ShareGroup) -> int:
         return max(self._least, int(self.whole * FRACTIONS[group.scope]))
 
-    def held(self, group: ShareGroup) -> int:
-        return self._held[group]
+    def total(self, group: ShareGroup) -> int:
+        return self._totals[group]
 
-    def add(self, holder: Holder, amount: int) -> None:
+    def add(self, groups: PeerGroups, amount: int) -> None:
         """Count `amount` more, or less if it is negative."""
-        for group in holder.groups:
-            self._held[group] += amount
-            if not self._held[group]:
-                del self._held[group]
+        for group in groups.all:
+            self._totals[group] += amount
+            if not self._totals[group]:
+                del self._totals[group]
 
-    def over(self, holder: Holder, more: int = 0) -> list[ShareGroup]:
-        """Return the groups of the holder that would have more than their share if it took `more`."""
-        return [group for group in holder.groups if self._held[group] + more > self.share(group)]
+    def over(self, groups: PeerGroups, more: int = 0) -> list[ShareGroup]:
+        """Return the groups that would have more than their share if a peer in all of them took `more`."""
+        return [group for group in groups.all if self._totals[group] + more > self.share(group)]
 
-    def refusal(self, holder: Holder, more: int) -> str | None:
-        """Say why the holder may not take `more`, or return `None`."""
-        over = self.over(holder, more)
+    def refusal(self, groups: PeerGroups, more: int) -> str | None:
+        """Say why a peer of these groups may not take `more`, or return `None`."""
+        over = self.over(groups, more)
         if not over:
             return None
-        held, share = self._held[over[0]], self.share(over[0])
-        return f"{over[0]} would have {held + more} {self.what}, at most {share} are allowed; close some, or try again later"
+        total, share = self._totals[over[0]], self.share(over[0])
+        return f"{over[0]} would have {total + more} {self.what}, at most {share} are allowed; close some, or try again later"
 
 
 class ClientBounds:
-    """The shares of everything that connections make the daemon hold."""
+    """The shares of everything that connections make the daemon keep."""
 
     def __init__(self, descriptors: Descriptors) -> None:
         """`descriptors`: those of this process."""
@@ -148,14 +148,14 @@ class ClientBounds:
         self.requests = Shares("open requests", MAX_REQUESTS)
         self.watches = Shares("open watches", MAX_WATCHES)
 
-    def count(self, holder: Holder, more: Holding) -> None:
-        """Count how much more a connection of the holder makes the daemon hold."""
+    def count(self, groups: PeerGroups, more: ClientLoad) -> None:
+        """Count how much more a connection makes the daemon keep."""
         for shares, amount in zip((self._descriptors, self.input, self.output), more, strict=True):
             if amount:
-                shares.add(holder, amount)
+                shares.add(groups, amount)
 
-    def refusal(self, holder: Holder, *, uncounted: int = 0, unopened: int = 0) -> str | None:
-        """Say why the holder may not have the descriptors that are counted for it and `uncounted` more, or return `None`. Of these,
+    def refusal(self, groups: PeerGroups, *, uncounted: int = 0, unopened: int = 0) -> str | None:
+        """Say why a peer may not have the descriptors that are counted for it and `uncounted` more, or return `None`. Of these,
         `unopened` have yet to be opened."""
-        need = Need.OWNER if holder.owner else Need.CLIENT
-        return self._descriptors.refusal(holder, uncounted) or self._process.refusal(need, unopened)
+        need = Need.OWNER if groups.owner else Need.CLIENT
+        return self._descriptors.refusal(groups, uncounted) or self._process.refusal(need, unopened)

@@ -24,7 +24,7 @@ class Turns:
 
     def add(self, connection: Connection) -> None:
         """Queue a connection behind the others of its group."""
-        self._waiting.setdefault(connection.holder.lane, deque()).append(connection)
+        self._waiting.setdefault(connection.groups.lane, deque()).append(connection)
 
     def take(self) -> None:
         """Handle requests of each group for a while. A group with many clients waits as long as one with few."""

@@ -260,7 +260,7 @@ def test_a_tighter_budget_in_between_counts_too() -> None:
     assert t.start("d", inside(a))  # beside it there is room
 
 
-def test_the_outermost_spent_budget_is_named() -> None:
+def test_the_outermost_full_ancestor_is_named() -> None:
     t = Transcript()
     a = t.start("a", max_descendants=bound(2))
     b = t.start("b", inside(a), max_descendants=bound(1))

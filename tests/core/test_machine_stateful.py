@@ -13,14 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.core.account import Hold, Use
+from sfad.core.account import OpenReservation, Use
 from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
 from sfad.core.ladder import Rung
 from sfad.core.money import NANOS
 from sfad.core.policy import Policy
 from sfad.core.run import Run
-from sfad.core.stops import GONE
+from sfad.core.stop_requests import GONE
 from sfad.core.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
@@ -81,7 +81,7 @@ def uses() -> st.SearchStrategy[Use]:
 
 
 HOLDS = st.builds(
-    Hold,
+    OpenReservation,
     model=st.just("m"),
     input_tokens=st.sampled_from([0, 2, 8]),
     output_tokens=st.sampled_from([0, 4]),
@@ -365,14 +365,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.live)
     @rule(data=st.data(), hold=HOLDS, agent=SELDOM)
-    def reserve(self, data: st.DataObject, hold: Hold, agent: bool) -> None:
+    def reserve(self, data: st.DataObject, hold: OpenReservation, agent: bool) -> None:
         """An agent asks before it calls; all are charged or none."""
         book, peer = self.a_book(data), self.somebody(data, agent)
         kinds = (*OF_TREES, *OF_RUNS)
         before = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
         answer = self.world.reserve(book, peer, hold)
         after = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
-        if isinstance(answer, c.ReserveAnswer) and answer.reservation is not None:
+        if isinstance(answer, c.ReserveAnswer) and answer.name is not None:
             assert self.within(book.run, peer)
         else:
             assert before == after, "charged for nothing"
@@ -382,7 +382,9 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def settle(self, data: st.DataObject, used: Use, agent: bool) -> None:
         """What became of it; of one that was settled, or charged at its run's end, nothing becomes."""
         names = sorted(self.world.reservations)
-        still = [name for name in names if name in self.world.reservations[name].holds and not self.world.reservations[name].ended]
+        still = [
+            name for name in names if name in self.world.reservations[name].reservations and not self.world.reservations[name].ended
+        ]
         name = data.draw(st.sampled_from(names + still * 3))
         answer = self.world.settle(name, self.somebody(data, agent), used)
         assert name in still or isinstance(answer, c.ErrorAnswer)
@@ -708,7 +710,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             running = run.status is Status.RUNNING
             assert (run.clock.since is not None) == running
             mark = self.world.next_mark(self.world.books[run.id])
-            due = run.clock.since + mark - run.clock.spent if run.clock.since is not None else None
+            due = run.clock.since + mark - run.clock.counted if run.clock.since is not None else None
             armed = self.world.timers.get((run.id, Timer.DEADLINE))
             # a run that is given another time while it starts has one that does nothing if it is paused by then
             assert armed == due or (due is None and run.status in {Status.STARTING, Status.PAUSED})
@@ -731,7 +733,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert self.world.boxes[run.id].starting
             if run.clearing or (run.status is Status.STOPPING and run.attempt):
                 assert any(self.will_be_killed(r) for r in run.lineage), f"nothing will ever kill {run.id}"
-                asked = [r for r in run.lineage if r.ladder is not None and r.ladder.rung is Rung.ASKED]
+                asked = [r for r in run.lineage if r.ladder is not None and r.ladder.rung is Rung.INTERRUPTED]
                 emptying = [r for r in run.lineage if r.id in self.world.boxes and self.world.boxes[r.id].emptying]
                 assert asked or emptying, "nobody will tell"
 
@@ -747,17 +749,17 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert run.ladder is None or emptying
             for timer in ("grace", "kill", "survey"):
                 assert (run.id, timer) not in self.world.timers or run.ladder is not None
-            asked = run.ladder is not None and run.ladder.rung is Rung.ASKED
+            asked = run.ladder is not None and run.ladder.rung is Rung.INTERRUPTED
             assert ((run.id, "polite") in self.world.timers) == asked
             if run.ladder is not None and asked:
                 assert (run.id, "grace") not in self.world.timers
-                assert all(self.world.boxes[name].main for name in run.ladder.asked), "who has ended is waited for"
+                assert all(self.world.boxes[name].main for name in run.ladder.interrupted), "who has ended is waited for"
                 assert run.ladder.polite_ends_at <= run.ladder.grace_ends_at
 
     @invariant()
     def no_tree_goes_on_without_money(self) -> None:
         """Where budgets pause: a tree stands if a budget has run out, and only then for a budget."""
-        empty = self.world.machine._spending.spent(self.world.machine.budgets)
+        empty = self.world.machine._spending.used_up(self.world.machine.budgets)
         budgets = self.world.machine.budgets
         pauses = self.world.machine.policy.budget_action is Action.PAUSE
         for root in self.world.machine.tree.roots():
@@ -785,8 +787,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """What every limit counts is the sum of the books, and what nobody told is not known."""
         self.add_up(list(self.world.live.values()))
         for book in self.world.live.values():
-            assert set(book.run.account.holds) == set(book.holds)
-        open_ = {name for book in self.world.live.values() for name in book.holds}
+            assert set(book.run.account.reservations) == set(book.reservations)
+        open_ = {name for book in self.world.live.values() for name in book.reservations}
         assert all(self.world.machine.reservation(name) is not None for name in open_)
         for budget in self.world.machine.budgets:
             assert budget.charged == self.world.purses[budget.scope, budget.name].charged
@@ -888,7 +890,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
 
 MachineAgainstShell.TestCase.settings = settings(
-    max_examples=110,
+    max_examples=40,
     stateful_step_count=60,
     deadline=None,
     database=None,

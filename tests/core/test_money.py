@@ -7,7 +7,7 @@ from itertools import permutations, product
 import pytest
 
 from sfad.core import commands as c
-from sfad.core import reservations
+from sfad.core import use_requests
 from sfad.core.account import Account, Use
 from sfad.core.money import to_usd
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
@@ -144,7 +144,7 @@ def test_a_reservation_that_is_not_settled_is_charged_in_full() -> None:
     name = t.reserved(t.reserve(b, 0.5, 100, role="planning"))
     t.reserved(t.reserve(b, 0.25))
     (t >> t.exited(b, 0)).skip()
-    assert not run.account.holds
+    assert not run.account.reservations
     assert run.account.used(COST) == 812_500_000
     assert run.account.sources["report"] == use(
         input_tokens=100, output_tokens=0, cost=0.8125, cost_from="prices", planning_cost=0.5
@@ -157,7 +157,7 @@ def test_a_reservation_that_is_not_settled_is_charged_in_full() -> None:
     assert t.charged == {"user ann": 0.84375}
     assert "has ended and it was charged in full" in t.failed(t.settle(name, cost=0.1))
     assert "has ended" in t.failed(t.reserve(b, 0.1))
-    assert not any(run.account.holds for run in t.machine.tree)
+    assert not any(run.account.reservations for run in t.machine.tree)
 
 
 def test_a_stopping_run_settles_its_reservations_and_reserves_no_more() -> None:
@@ -213,8 +213,8 @@ def test_reservations_of_any_size_never_exceed_the_limit(amount: float) -> None:
             break
         granted += 1
         if number % 3 == 0:  # settled at what was held
-            assert answer.reservation is not None
-            (t >> t.settle(answer.reservation, cost=amount)).skip()
+            assert answer.name is not None
+            (t >> t.settle(answer.name, cost=amount)).skip()
     assert granted == 2_000_000_000 // round(amount * 1_000_000_000)
 
 
@@ -261,7 +261,7 @@ def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() 
         assert isinstance(answer, c.ReserveAnswer)
         short = [name for name in names if room[name] < 0.1]
         if not short:
-            assert answer.reservation == "a3-1"
+            assert answer.name == "a3-1"
             assert cost(t, a, b, d) == [0.1] * 3
             assert t.charged == {"user ann": 0.1, "team crew": 0.1}
             continue
@@ -272,7 +272,7 @@ def test_a_reservation_is_asked_of_all_from_the_root_down_and_of_budgets_last() 
         assert "Finish with what you have." in answer.refusal.message
         assert cost(t, a, b, d) == [None] * 3
         assert not t.charged
-        assert not any(run.account.holds for run in t.machine.tree)
+        assert not any(run.account.reservations for run in t.machine.tree)
         assert t.said[-1].startswith("over ")
 
 
@@ -306,7 +306,7 @@ def test_reservations_add_to_reports_and_to_no_other_source() -> None:
 
 
 def test_a_leak_of_reservations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reservations, "MAX_RESERVATIONS", 20)
+    monkeypatch.setattr(use_requests, "MAX_RESERVATIONS", 20)
     t = Transcript(defaults={})
     a = t.start("a")
     for _ in range(20):
@@ -417,7 +417,7 @@ def test_a_budget_is_partial_after_the_end_of_a_run_with_a_partial_cost() -> Non
     a, b = t.start("a"), t.start("b")
     (t >> t.used(a, cost=0.5, partial=True)).skip()
     (t >> t.used(b, cost=0.5)).skip()
-    assert [t.run(run).account.grows for run in (a, b)] == [True, False]
+    assert [t.run(run).account.cost_may_grow for run in (a, b)] == [True, False]
     (t >> t.exited(b, 0)).skip()
     (budget,) = t.machine.budgets
     assert not budget.partial

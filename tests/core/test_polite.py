@@ -7,7 +7,7 @@ import pytest
 from sfad.core.naming import program_name
 from sfad.protocol.types import Status
 
-from .test_takeover import Life
+from .test_adopting import Life
 from .transcript import Transcript, inside
 
 CLAUDE = ("claude", "-p", "hi")

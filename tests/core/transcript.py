@@ -14,7 +14,7 @@ import msgspec
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.core.account import Hold, Use
+from sfad.core.account import OpenReservation, Use
 from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
 from sfad.core.limits import ActiveLimit
@@ -229,7 +229,7 @@ class Transcript:
         self, run: RunId, cost: float | None = None, tokens: int = 0, *, peer: Peer = ANN, role: Role | None = None
     ) -> e.ReserveRequested:
         """A peer asks whether the run may use so much."""
-        return e.ReserveRequested(self.at, self.token(), peer, run, Hold("m", tokens, 0, to_nanos(cost), role))
+        return e.ReserveRequested(self.at, self.token(), peer, run, OpenReservation("m", tokens, 0, to_nanos(cost), role))
 
     def settle(self, reservation: str, peer: Peer = ANN, **used: Any) -> e.SettleRequested:
         """A peer tells what became of a reservation."""
@@ -284,8 +284,8 @@ class Transcript:
         (self >> event).skip()
         answer = self.answers[event.token]
         assert isinstance(answer, c.ReserveAnswer), answer
-        assert answer.reservation is not None, answer.refusal
-        return answer.reservation
+        assert answer.name is not None, answer.refusal
+        return answer.name
 
     def not_reserved(self, event: e.ReserveRequested) -> LimitRefusal:
         """It is not reserved; why."""
@@ -293,7 +293,7 @@ class Transcript:
         answer = self.answers[event.token]
         assert isinstance(answer, c.ReserveAnswer), answer
         assert answer.refusal is not None
-        assert answer.reservation is None
+        assert answer.name is None
         return answer.refusal
 
     def held(self, run: RunId, kind: str) -> ActiveLimit:

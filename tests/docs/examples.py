@@ -1,6 +1,6 @@
-"""The messages that protocol.md shows byte by byte: one conversation with a fresh daemon, in order.
+"""One conversation with a fresh daemon, in order. protocol.md shows some of its messages byte by byte.
 
-`test_dialogue` says the requests to a real daemon, as they stand on the page.
+`test_dialogue` sends the requests to a real daemon and compares the replies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sfad.protocol.types import (
 CREATED = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
 STARTED = datetime(2026, 1, 31, 12, 0, 0, 252_000, tzinfo=UTC)
 DEADLINE = datetime(2026, 1, 31, 12, 1, 0, 252_000, tzinfo=UTC)
-ENDED = datetime(2026, 1, 31, 12, 0, 9, tzinfo=UTC)
+ENDED = datetime(2026, 1, 31, 12, 0, 9, 125_000, tzinfo=UTC)
 
 STOPPED = Reason(kind="stop", message="stopped by user ann (SIGTERM)", by="user ann", signal=15)
 
@@ -98,7 +98,7 @@ TAUGHT = Advice(
 
 PATH = b"PATH=/usr/local/bin:/usr/bin:/bin"
 
-EXAMPLES: dict[str, m.Request | m.Reply] = {
+CONVERSATION: dict[str, m.Request | m.Reply] = {
     "hello": m.Hello(id=1, versions=[1], client="example"),
     "welcome": m.Welcome(id=1, version=1, daemon="0.1.0", pid=4242, state_dir="/home/ann/.local/state/sfad"),
     "spawn": m.Spawn(id=2, argv=[b"sleep", b"600"], cwd=b"/", env=[PATH], name="sleeper", limits=[TIMEOUT]),
@@ -107,7 +107,9 @@ EXAMPLES: dict[str, m.Request | m.Reply] = {
     "done": m.Done(id=3),
     "logs": m.Logs(id=4, run="a1"),
     "log_files": m.LogFiles(id=4, run="a1", ended=False, name="sleeper"),
-    "spawn with a descriptor": m.Spawn(id=5, argv=[b"cat"], cwd=b"/", env=[PATH], tied=True, stdin="descriptor", descriptors=1),
+    "spawn with a descriptor": m.Spawn(
+        id=5, argv=[b"cat"], cwd=b"/", env=[PATH], limits=[TIMEOUT], tied=True, stdin="descriptor", descriptors=1
+    ),
     "spawn with a claim": m.Spawn(
         id=6, argv=[b"true"], cwd=b"/", env=[PATH], name="planner", claim=Claim(names=["planner", "reviewer"], depth=2)
     ),
@@ -144,3 +146,8 @@ EXAMPLES: dict[str, m.Request | m.Reply] = {
     "recommend": m.Recommend(id=17, run_type="developer"),
     "recommended": m.Recommended(id=17, runs=40, advice=[TAUGHT], in_force=IN_FORCE),
 }
+
+SHOWN = ("hello", "welcome", "spawn with a descriptor", "event", "error")
+"""On the page: together they have each form of a value."""
+
+EXAMPLES = {name: CONVERSATION[name] for name in SHOWN}

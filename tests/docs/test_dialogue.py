@@ -1,4 +1,4 @@
-"""Have the conversation of protocol.md with a real daemon, with the bytes on the page."""
+"""Have the conversation of `examples` with a real daemon."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
 from sfad.protocol.limits import format_amount
 from sfad.protocol.types import ErrorCode, LimitKind, LimitState, Status
-from tests.docs.examples import EXAMPLES, REFUSAL
-from tests.docs.test_protocol import example
+from tests.docs.examples import CONVERSATION, REFUSAL
 from tests.harness import Daemon
 
 
@@ -30,7 +29,7 @@ class RawClient:
         self.descriptors: list[int] = []
 
     def say(self, name: str, descriptors: tuple[int, ...] = ()) -> None:
-        self.send(example(name)[1], descriptors)
+        self.send(m.pack_message(CONVERSATION[name]), descriptors)
 
     def send(self, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
         socket.send_fds(self._socket, [frame], descriptors)
@@ -66,20 +65,20 @@ def test_the_conversation(raw: RawClient) -> None:
     _refused(raw)
     _stopped(raw)
     raw.say("info")
-    assert raw.hear() == EXAMPLES["error"]
+    assert raw.hear() == CONVERSATION["error"]
 
 
 def _start_and_watch(raw: RawClient) -> None:
     raw.say("spawn")
     reply = raw.hear()
     assert isinstance(reply, m.RunReply)
-    shown = EXAMPLES["run"]
+    shown = CONVERSATION["run"]
     assert isinstance(shown, m.RunReply)
     own = {name: getattr(reply.run, name) for name in ("pid", "user", "deadline", "created_at", "started_at", "usage", "limits")}
     assert reply.run == msgspec.structs.replace(shown.run, **own)
     assert [comparable(limit) for limit in reply.run.limits] == [comparable(limit) for limit in shown.run.limits]
     raw.say("watch")
-    assert raw.hear() == EXAMPLES["done"]
+    assert raw.hear() == CONVERSATION["done"]
 
 
 def comparable(limit: LimitState) -> LimitState:
@@ -98,14 +97,14 @@ def test_limits_and_money(raw: RawClient) -> None:
     assert (reported.id, reported.run.usage.turns, reported.run.usage.cost_usd) == (10, 1, 0.02)
     raw.say("reserve")
     held = raw.hear()
-    shown = EXAMPLES["reserved"]
+    shown = CONVERSATION["reserved"]
     assert isinstance(held, m.Reserved)
     assert isinstance(shown, m.Reserved)
     # the price library decides the amount, and the daemon the name
     assert held == msgspec.structs.replace(shown, cost_usd=held.cost_usd, reservation=held.reservation)
     assert held.cost_usd
     assert held.reservation
-    raw.send(m.pack_message(msgspec.structs.replace(EXAMPLES["settle"], reservation=held.reservation)))
+    raw.send(m.pack_message(msgspec.structs.replace(CONVERSATION["settle"], reservation=held.reservation)))
     settled = raw.hear()
     assert isinstance(settled, m.RunReply)
     assert (settled.id, settled.run.usage.cost_usd, settled.run.usage.output_tokens) == (12, 0.07, 900)
@@ -119,7 +118,7 @@ def test_limits_and_money(raw: RawClient) -> None:
 def _too_much(raw: RawClient) -> None:
     raw.say("reserve too much")
     refused = raw.hear()
-    shown = EXAMPLES["not reserved"]
+    shown = CONVERSATION["not reserved"]
     assert isinstance(refused, m.Reserved)
     assert isinstance(shown, m.Reserved)
     assert refused.refused is not None
@@ -135,7 +134,7 @@ def _too_much(raw: RawClient) -> None:
 
 def _descriptors(raw: RawClient) -> None:
     raw.say("logs")
-    assert raw.hear() == EXAMPLES["log_files"]
+    assert raw.hear() == CONVERSATION["log_files"]
     assert len(raw.descriptors) == 2
     null = os.open(os.devnull, os.O_RDONLY)
     raw.say("spawn with a descriptor", (null,))
@@ -148,7 +147,7 @@ def _descriptors(raw: RawClient) -> None:
 def _refused(raw: RawClient) -> None:
     raw.say("spawn with a claim")
     reply = raw.hear()
-    assert reply == EXAMPLES["refused"]
+    assert reply == CONVERSATION["refused"]
     assert isinstance(reply, m.Refused)
     assert reply.refused == REFUSAL
 
@@ -197,7 +196,7 @@ def test_the_descriptors_of_an_id_in_use_are_closed(raw: RawClient) -> None:
     raw.say("wait")
     never, other = os.pipe()
     with open(never, "rb"), open(other, "wb"), open(os.devnull, "rb") as null:
-        spawn = EXAMPLES["spawn with a descriptor"]
+        spawn = CONVERSATION["spawn with a descriptor"]
         raw.send(m.pack_message(msgspec.structs.replace(spawn, id=7)), (never,))
         assert _error(raw.hear()) == (7, ErrorCode.BAD_REQUEST)
         raw.say("spawn with a descriptor", (null.fileno(),))
@@ -218,7 +217,7 @@ def test_a_body_that_cannot_be_read(raw: RawClient) -> None:
     raw.send(frame)
     assert _error(raw.hear()) == (2, ErrorCode.BAD_REQUEST)
     raw.say("info")
-    assert raw.hear() == EXAMPLES["error"]
+    assert raw.hear() == CONVERSATION["error"]
     with open(os.devnull, "rb") as null:
         raw.send(frame, (null.fileno(),))
     assert _error(raw.hear()) == (2, ErrorCode.BAD_REQUEST)

@@ -22,8 +22,8 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
 from sfad.protocol.reports import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
-from sfad.server import connection, server, shares, turns
-from sfad.server.reading import MAX_RESULT
+from sfad.server import clients, connection, receiving, shares, turns
+from sfad.server.results import MAX_RESULT
 from sfad.server.verbs import watch
 from sfad.server.verbs.list import MAX_ROWS
 from sfad.server.verbs.signal import MAIN_SIGNALS
@@ -48,6 +48,9 @@ def chapter(title: str) -> str:
 def part(title: str) -> dict[str, str]:
     """Return the sections of a chapter."""
     return sections(chapter(title))
+
+
+REQUESTS, SHARED, TYPES = part("Requests"), part("Shared replies"), part("Types")
 
 
 def tag(struct: Struct) -> str:
@@ -92,9 +95,10 @@ def shown(hint: Any, field: msgspec.structs.FieldInfo) -> str:
     return f"{kind} = {msgspec.json.encode(default).decode()}"
 
 
-def documented(section: str) -> dict[str, str]:
-    """Return type and default by field."""
-    return {row[0].strip("`"): row[1] for row in rows(section) if row[0].startswith("`")}
+def declared(text: str) -> dict[str, str]:
+    """Return type and default by field, from the items of a list that begin with `name: type`."""
+    items = re.findall(r"^- ((?:`\w+: [^`]+`(?:,\s+)?)+)", text, re.MULTILINE)
+    return dict(span.split(": ", 1) for item in items for span in spans(item))
 
 
 def fields_of(struct: Struct) -> dict[str, str]:
@@ -104,9 +108,23 @@ def fields_of(struct: Struct) -> dict[str, str]:
     return {field.name: shown(hints[field.name], field) for field in fields}
 
 
+def request(name: str) -> dict[str, str]:
+    """Return the fields of a request: its own, and the shared ones that its section names."""
+    text = REQUESTS[name].partition("Reply `")[0]
+    named = re.search(r"Shared\s+fields:([^.;]+)", text)
+    shared = declared(REQUESTS["Shared fields"])
+    return declared(text) | {field: shared[field] for field in (spans(named[1]) if named else ())}
+
+
+def replies() -> dict[str, dict[str, str]]:
+    """Return the fields of each reply: below its request, or among the shared ones."""
+    own = [found for text in REQUESTS.values() for found in re.findall(r"Reply `(\w+)`(.*)", text, re.DOTALL)]
+    return {name: declared(text) for name, text in [*own, *SHARED.items()]}
+
+
 @pytest.mark.parametrize("struct", m.REQUESTS, ids=tag)
 def test_requests(struct: type[m.Request]) -> None:
-    assert documented(part("Requests")[tag(struct)]) == fields_of(struct)
+    assert request(tag(struct)) == fields_of(struct)
 
 
 @pytest.mark.parametrize("struct", [*m.REQUESTS, *m.REPLIES], ids=tag)
@@ -117,18 +135,18 @@ def test_every_message_has_an_id(struct: type[m.Request] | type[m.Reply]) -> Non
 
 @pytest.mark.parametrize("struct", m.REPLIES, ids=tag)
 def test_replies(struct: type[m.Reply]) -> None:
-    assert documented(part("Replies")[tag(struct)]) == fields_of(struct)
+    assert replies()[tag(struct)] == fields_of(struct)
 
 
 @pytest.mark.parametrize("struct", NESTED, ids=tag)
-def test_nested(struct: Struct) -> None:
-    assert documented(part("Nested types")[tag(struct)]) == fields_of(struct)
+def test_types(struct: Struct) -> None:
+    assert declared(TYPES[tag(struct)]) == fields_of(struct)
 
 
 def test_every_section_describes_a_type_of_the_code() -> None:
-    assert part("Requests").keys() == {tag(struct) for struct in m.REQUESTS}
-    assert part("Replies").keys() == {tag(struct) for struct in m.REPLIES}
-    assert part("Nested types").keys() == {tag(struct) for struct in NESTED} | {"Status", "Rule", "LimitKind", "Action"}
+    assert REQUESTS.keys() == {tag(struct) for struct in m.REQUESTS} | {"Shared fields"}
+    assert replies().keys() == {tag(struct) for struct in m.REPLIES}
+    assert TYPES.keys() == {tag(struct) for struct in NESTED} | {"Enumerations"}
 
 
 def test_which_types_leave_defaults_out() -> None:
@@ -138,13 +156,11 @@ def test_which_types_leave_defaults_out() -> None:
 
 
 def test_enumerations() -> None:
-    assert [s for s in spans(part("Nested types")["Status"]) if s in set(t.Status)] == list(t.Status)
-    assert spans(part("Nested types")["Rule"]) == list(t.Rule)
-    assert spans(part("Nested types")["LimitKind"]) == list(t.LimitKind)
-    assert spans(part("Nested types")["Action"])[:5] == list(t.Action)
+    words = {re.sub(r"[][]|\(.*\)", "", row[0]): spans(row[1]) for row in rows(TYPES["Enumerations"])}
+    assert words == {"type": [], **{kind.__name__: list(kind) for kind in (t.Status, t.Rule, t.LimitKind, t.Action)}}
     assert [row[0].strip("`") for row in rows(chapter("Errors"))][1:] == list(ErrorCode)
-    assert set(spans(part("Requests")["spawn"])) >= VERBS
-    assert all(signal.name in part("Requests")["signal"] for signal in MAIN_SIGNALS)
+    assert set(spans(REQUESTS["spawn"])) >= VERBS
+    assert all(signal.name in REQUESTS["signal"] for signal in MAIN_SIGNALS)
 
 
 def test_bounds() -> None:
@@ -153,13 +169,13 @@ def test_bounds() -> None:
     mib = 1024 * 1024
     assert bounds == {
         "bound": "value",
-        "time for the handshake": f"{server.PATIENCE:g} s",
-        "time for the rest of a frame": f"{server.PATIENCE:g} s",
+        "time for the handshake": f"{clients.FRAME_TIME:g} s",
+        "time for the rest of a frame": f"{clients.FRAME_TIME:g} s",
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
         "watches of one connection": f"{watch.WATCHES}",
-        "requests of one connection handled in one go": f"{server.TURN}",
+        "requests of one connection handled in one go": f"{receiving.TURN}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{turns.SLICE * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
@@ -174,20 +190,22 @@ def test_bounds() -> None:
         "watches": f"{shares.MAX_WATCHES}",
     }
     assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
-    assert f"a run may have {shares.LEAST_CONNECTIONS} in any" in shared
+    prose = " ".join(PAGE.split())
+    assert f"a run may have {shares.LEAST_CONNECTIONS} in any" in prose
     reserves = [need * descriptors.RESERVE for need in (Need.CLIENT, Need.RUN, Need.OWNER)]
-    assert re.findall(r"\(below (\d+)", shared) == [str(reserve) for reserve in reserves]
-    assert f"at least {descriptors.LEAST}." in shared
-    assert f"({MAX_REQUEST:,} bytes)".replace(",", " ") in PAGE
-    assert f"({MAX_REPLY:,} bytes)".replace(",", " ") in PAGE
-    assert f"describes version {VERSION}" in PAGE
-    assert f"At most {m.MAX_DESCRIPTORS} descriptors" in PAGE
+    assert re.findall(r"\(below (\d+)", prose) == [str(reserve) for reserve in reserves]
+    assert f"at least {descriptors.LEAST}." in prose
+    assert f"({MAX_REQUEST:,} bytes)".replace(",", " ") in prose
+    assert f"({MAX_REPLY:,} bytes)".replace(",", " ") in prose
+    assert f"describes version {VERSION}" in prose
+    assert f"At most {m.MAX_DESCRIPTORS} descriptors" in prose
 
 
 def test_ranges() -> None:
-    requests = part("Requests")
-    spawn, stop, result = ({row[0].strip("`"): row[2] for row in rows(requests[name])} for name in ("spawn", "stop", "result"))
-    assert f"1 to {MAX_ATTEMPTS}:" in spawn["attempts"]
+    spawn, stop, result = (
+        {item.split(":")[0]: item for item in REQUESTS[name].split("\n- `")} for name in ("spawn", "stop", "result")
+    )
+    assert f": 1 to {MAX_ATTEMPTS}:" in spawn["attempts"]
     assert f", 0 to {MAX_RETRY_DELAY:g};" in spawn["retry_delay"]
     assert f", 0 to {MAX_GRACE:g};" in spawn["grace"]
     assert f", 0 to {MAX_GRACE:g};" in stop["grace"]
@@ -214,8 +232,3 @@ def test_bytes_and_message_are_the_same(name: str) -> None:
     assert message == EXAMPLES[name]
     assert m.pack_message(message) == frame
     assert m.pack_message(msgspec.convert(shown, type(EXAMPLES[name]))) == frame
-
-
-def test_the_first_messages_of_a_client_have_examples() -> None:
-    shown = {tag(type(message)) for message in EXAMPLES.values()}
-    assert {"hello", "welcome", "spawn", "run", "refused", "stop", "stopped", "error", "logs", "log_files"} <= shown

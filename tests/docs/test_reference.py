@@ -4,60 +4,83 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
 from sfactl.exits import ExitCode
 from sfad import __version__
-from sfad.config import ConfigError, load
-from sfad.protocol.messages import Setting
-from sfad.protocol.units import DURATION_FORMS
+from sfad.config import Agent, ConfigError, Price, ProgramConfig, TeamBudget, UserBudget, load
 from sfad.reloading import AT_START
-from tests.docs.pages import CHANGELOG, README, ROOT, rows, sections, text_of
+from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
 
 CONFIGURATION = text_of("configuration.md")
+DEFAULTS, NAMED = (block.text for block in blocks(CONFIGURATION) if block.language == "toml")
 SETTINGS = load().settings
 
+_LINE = re.compile(r"^#?(\w+) = (.+?) +# (.+)$")
+_UNITS = re.compile(r"^(a (whole )?number|a duration|a size|one) ((from|of) )?| \([^)]*\)|: the program.*|, such as.*")
 
-def in_table(page: str, key: str) -> list[str]:
-    """Return the row that begins with `key`."""
-    [found] = [row for row in rows(page) if row[0].strip("`") == key]
+
+class Shown(NamedTuple):
+    """A key of a block."""
+
+    key: str
+    value: str
+    comment: str
+
+
+def keys(block: str) -> list[Shown]:
+    """Return the keys of a block, also those without a default."""
+    found, table = [], ""
+    for line in block.splitlines():
+        if line.startswith("["):
+            table = line.partition("]")[0].strip("[") + "."
+        elif (entry := _LINE.match(line)) is not None:
+            found.append(Shown(table + entry[1], entry[2], entry[3]))
     return found
 
 
-def shown(value: Any) -> str:
-    """Return a default as the page writes it."""
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return f"`{str(value).lower()}`"
-        case str():
-            return f'`"{value}"`'
-    return f"`{value}`"
+def uncommented(block: str) -> str:
+    """Return the block with the keys that have no default."""
+    return re.sub(r"^#(?=\w)", "", block, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
-def test_every_key_with_its_default_and_its_range(setting: Setting, tmp_path: Path) -> None:
-    _, default, allowed, meaning = in_table(sections(CONFIGURATION, "##")["Keys"], setting.key)
-    assert default == shown(setting.value)
-    assert allowed == allowed_by_error(setting.key, tmp_path / "sfad.toml")
-    assert meaning
+def write(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
 
 
-def allowed_by_error(key: str, file: Path) -> str:
-    """Return the allowed values that the daemon names for a value that no key takes."""
-    section, _, name = key.rpartition(".")
-    file.write_text(f"[{section}]\n{name} = []\n" if section else f"{name} = []\n")
+def test_the_defaults(tmp_path: Path) -> None:
+    file = write(tmp_path / "sfad.toml", DEFAULTS)
+    assert load([file]).config == load().config
+    assert [shown.key for shown in keys(DEFAULTS)] == [setting.key for setting in SETTINGS]
+
+
+@pytest.mark.parametrize("block", [DEFAULTS, NAMED])
+def test_every_value_that_is_shown_is_allowed(tmp_path: Path, block: str) -> None:
+    file = write(tmp_path / "sfad.toml", uncommented(block))
+    settings = {setting.key for setting in load([file]).settings if setting.source == str(file)}
+    assert settings == {shown.key for shown in keys(block)}
+
+
+def test_every_key_below_a_name() -> None:
+    entries = {"prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget, "agents": Agent}
+    shown = {shown.key for shown in keys(NAMED)}
+    tables = {key.rpartition(".")[0] for key in shown}
+    kinds = {table: next(kind for name, kind in entries.items() if f"{name}." in f"{table}.") for table in tables}
+    assert shown == {f"{table}.{field}" for table, kind in kinds.items() for field in kind.__struct_fields__}
+
+
+@pytest.mark.parametrize(("block", "shown"), [pytest.param(b, shown, id=shown.key) for b in (DEFAULTS, NAMED) for shown in keys(b)])
+def test_the_range_is_that_of_the_error(tmp_path: Path, block: str, shown: Shown) -> None:
+    name = shown.key.rpartition(".")[2]
+    wrong = f"\n{uncommented(block)}".replace(f"\n{name} = {shown.value} ", f"\n{name} = {{}} ", 1)
     with pytest.raises(ConfigError) as caught:
-        load([file])
-    return str(caught.value).partition(": allowed is ")[2].replace(f" ({DURATION_FORMS})", "")
-
-
-def test_every_row_is_a_key() -> None:
-    keys = [row[0].strip("`") for row in rows(sections(CONFIGURATION, "##")["Keys"])]
-    assert keys == ["key", *(setting.key for setting in SETTINGS)]
+        load([write(tmp_path / "sfad.toml", wrong)])
+    assert f"{shown.key} = " in str(caught.value)
+    allowed = _UNITS.sub("", str(caught.value).partition(": allowed is ")[2])
+    assert allowed == "true or false" or shown.comment.startswith(allowed)
 
 
 def test_which_keys_wait_for_a_restart() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.core.account import Account, Hold, Use
+from sfad.core.account import Account, OpenReservation, Use
 from sfad.core.money import to_nanos, to_usd
 from sfad.durable.accounts import from_saved, to_saved
 from sfad.protocol.types import LimitKind
@@ -36,8 +36,8 @@ def test_what_version_0_1_0_saved_is_loaded_in_nano_dollars() -> None:
     account = loaded(SAVED)
     assert account.sources["report"].cost == 310_000_000
     assert account.sources["report"].planning_cost == account.below[LimitKind.COST] == 300_000_000
-    assert account.holds["a1-1"] == Hold("m", 9, 1, 100_000_000, "planning", (("user", "ann", "today"),))
-    assert account.held == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
+    assert account.reservations["a1-1"] == OpenReservation("m", 9, 1, 100_000_000, "planning", (("user", "ann", "today"),))
+    assert account.reserved == {"tokens": 10, "cost": 100_000_000, "planning_cost": 100_000_000}
     assert account.used(LimitKind.TOKENS) == 12 + 1115 + 10
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from sfad import config as configuration
 from sfad.durable.budgets import period, rebuild
-from sfad.durable.journal import RunJournal
+from sfad.durable.charges import Charged
+from sfad.durable.directory import Spool
 from sfad.host.clock import Timers, wall_clock
-from sfad.ledger import Ledger
+from sfad.ledger import OpenedLedger
 
 
 def begin() -> datetime:
@@ -20,18 +21,18 @@ def begin() -> datetime:
     return period(wall_clock().astimezone(), "day")[0]
 
 
-def saved(directory: Path, *charges: float) -> RunJournal:
+def saved(directory: Path, *charges: float) -> Spool:
     """Return a spool in which these charges were saved, one after the other."""
-    journal = RunJournal(directory, Timers(print), pytest.fail)
-    journal.begin("/d")
+    spool = Spool(directory, Timers(print), pytest.fail)
+    spool.begin("/d")
     for usd in charges:
-        journal.charge("user", "ann", begin(), usd)
-        journal.save(())
-    journal.close()
-    return RunJournal(directory, Timers(print), pytest.fail)
+        spool.charges.save("user", "ann", Charged(begin(), usd))
+        spool.journal.save(())
+    spool.close()
+    return Spool(directory, Timers(print), pytest.fail)
 
 
-def damaged(directory: Path, *charges: float) -> RunJournal:
+def damaged(directory: Path, *charges: float) -> Spool:
     """Return the same, but the last charge is damaged, and not merely cut short."""
     saved(directory, *charges, 0.0).close()
     file = directory / "runs"
@@ -39,23 +40,23 @@ def damaged(directory: Path, *charges: float) -> RunJournal:
     last = struct.pack(">d", charges[-1])
     assert content.count(last) == 1
     file.write_bytes(content.replace(last, bytes(8)))
-    journal = RunJournal(directory, Timers(print), pytest.fail)
-    assert not journal.sound
-    return journal
+    spool = Spool(directory, Timers(print), pytest.fail)
+    assert not spool.earlier.sound
+    return spool
 
 
-def rebuilt(directory: Path, journal: RunJournal, on_record: float | None) -> tuple[float, list[str]]:
+def rebuilt(directory: Path, spool: Spool, on_record: float | None) -> tuple[float, list[str]]:
     """Return what ann's budget of 10 USD counts as charged, and the notes. Without `on_record` the ledger is new."""
     (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
     config = configuration.load([directory / "sfad.toml"]).config.budgets
     if on_record is not None:
-        before = Ledger(directory / "state")
+        before = OpenedLedger(directory / "state")
         before.set_charged("user", "ann", begin(), on_record)
         before.close()
-    ledger = Ledger(directory / "state")
-    notes = rebuild(config, ledger, journal)
-    journal.close()
-    charged = ledger.charged("user", "ann", begin())
+    ledger = OpenedLedger(directory / "state")
+    notes = rebuild(config, ledger, spool)
+    spool.close()
+    charged = ledger.records.charged("user", "ann", begin())
     ledger.close()
     return charged, notes
 
@@ -67,8 +68,8 @@ def test_a_charge_is_in_the_spool_before_the_ledger(tmp_path: Path) -> None:
 
 def test_an_older_charge_before_the_damage_does_not_count(tmp_path: Path) -> None:
     assert rebuilt(tmp_path, damaged(tmp_path / "spool", 2.0, 9.5), 9.5) == (9.5, [])
-    again = RunJournal(tmp_path / "spool", Timers(print), pytest.fail)
-    assert again.sound  # the damaged file was set aside, and what stood before the damage is in its place
+    again = Spool(tmp_path / "spool", Timers(print), pytest.fail)
+    assert again.earlier.sound  # the damaged file was set aside, and what stood before the damage is in its place
     assert rebuilt(tmp_path, again, None) == (9.5, [])
 
 

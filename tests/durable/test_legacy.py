@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sfad.core.account import Hold
+from sfad.core.account import OpenReservation
 from sfad.core.ladder import Ladder, Rung
 from sfad.core.money import NANOS
 from sfad.core.run import Attempt, Ending, LimitHold, Paused, ProcessExit, Run
@@ -65,11 +65,11 @@ def test_paused() -> None:
     assert paused.by_hand
     assert paused.no_money is not None
     assert paused.no_money.kind == "budget"
-    assert loaded("paused").clock.spent == 5.0
+    assert loaded("paused").clock.counted == 5.0
 
 
 def test_stopping() -> None:
-    asked = Ladder(15, 100.0, 130.0, 10.0, Rung.ASKED, asked=frozenset({"a1"}), polite_ends_at=101.0)
+    asked = Ladder(15, 100.0, 130.0, 10.0, Rung.INTERRUPTED, interrupted=frozenset({"a1"}), polite_ends_at=101.0)
     signalled = Ladder(2, 100.0, 130.0, 10.0)
     killed = Ladder(2, 100.0, 130.0, 10.0, Rung.KILLED, killed_at=130.0)
     overdue = Ladder(2, 100.0, 130.0, 10.0, Rung.KILLED, killed_at=130.0, overdue=True)
@@ -104,6 +104,6 @@ def test_held_by_a_limit(name: str, until: float) -> None:
 def test_reservations() -> None:
     account = loaded("reserving").account
     periods = (("user", "ann", "today"),)
-    planned = Hold("m", 3, 0, NANOS // 2, "planning", periods)
-    assert account.holds == {"a1-1": planned, "a1-2": Hold("m", 4, 0, NANOS // 4, None, periods)}
-    assert account.held == {"tokens": 7, "cost": 3 * NANOS // 4, "planning_cost": NANOS // 2}
+    planned = OpenReservation("m", 3, 0, NANOS // 2, "planning", periods)
+    assert account.reservations == {"a1-1": planned, "a1-2": OpenReservation("m", 4, 0, NANOS // 4, None, periods)}
+    assert account.reserved == {"tokens": 7, "cost": 3 * NANOS // 4, "planning_cost": NANOS // 2}

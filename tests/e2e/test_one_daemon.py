@@ -226,3 +226,31 @@ def test_a_socket_that_an_agent_removed_or_replaced_is_created_again(start: Star
         ended(client, started(client, ["sh", "-c", script, sys.executable, str(daemon.socket)], leaf=True).id)
         wait_until(lambda: daemon.log.read_text().count('"type":"daemon_socket_renewed"') == 2, "it is created a second time")
         daemon.sfactl("list", check=True)
+
+
+ACTIVATED = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+if not os.fork():
+    listener.bind(os.environ["SFAD_SOCKET"])
+    listener.listen()
+    os._exit(0)
+os.wait()
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1", LISTEN_FDNAMES="sfad.socket")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Listens as systemd does: by another process than the daemon, which gets the socket as its descriptor 3."""
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_daemon_removes_the_socket_that_it_has_bound_and_leaves_systemds(start: Start, removed: bool) -> None:
+    daemon = start(mode="tags", wrap=(sys.executable, "-c", ACTIVATED))
+    daemon.sfactl("list", check=True)
+    if removed:  # as 'systemctl disable --now' does, and perhaps some milliseconds before it stops the service
+        daemon.socket.unlink()
+        wait_until(daemon.socket.exists, "it is created again")
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(60) == 0
+    assert daemon.socket.exists() is not removed

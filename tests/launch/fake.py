@@ -13,7 +13,7 @@ from typing import Literal
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
-from sfad.launch.launcher import UNBOUND, Adopted, Bounds, Emit, Enforcement, LaunchSpec, Remains, Remember, RunLoad
+from sfad.launch.launcher import UNBOUND, Adopted, Bounds, Emit, Enforcement, Footprint, LaunchSpec, Remains, Remember
 from sfad.protocol.types import RunId, Survivor
 
 
@@ -79,7 +79,7 @@ class FakeLauncher:
         self.enforced: dict[str, Enforcement] = {"memory": "watching", "pids": "watching", "cpu": "nothing"}
         """What `enforcement` answers, by kind."""
         self.used: dict[tuple[RunId, str], int] = {}
-        """What `uses` and `loads` answer, by run and kind, instead of a process and a MiB for each run of the subtree."""
+        """What `amounts` and `footprints` answer, by run and kind, instead of a process and a MiB for each run of the subtree."""
         self.breached: dict[RunId, set[str]] = {}
         """What `breaches` answers."""
         self.survived: dict[RunId, Script] = {}
@@ -160,14 +160,14 @@ class FakeLauncher:
         """Return what `breached` says."""
         return frozenset(self.breached.get(run, ()))
 
-    def loads(self, runs: Iterable[RunId]) -> dict[RunId, RunLoad]:
+    def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
         """Return what `used` says, else a process and a MiB for each run of the subtree."""
-        return {run: RunLoad(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
+        return {run: Footprint(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
 
-    def uses(self, kind: str, worth: Mapping[RunId, float]) -> dict[RunId, int]:
-        """Return the same, by kind. Record the call as ("uses", kind, runs)."""
-        self.calls.append(("uses", kind, tuple(worth)))
-        return {run: self._use(run, kind) for run in worth if run in self._runs}
+    def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
+        """Return the same, by kind. Record the call as ("amounts", kind, runs)."""
+        self.calls.append(("amounts", kind, tuple(exact_from)))
+        return {run: self._use(run, kind) for run in exact_from if run in self._runs}
 
     def _use(self, run: RunId, kind: str) -> int:
         alive = sum(below.main or below.rest for below in self._below(run))

@@ -56,7 +56,7 @@ async def _serve(kind: str, instance: str, plan: Plan) -> None:
             await rig.wait(LaunchSucceeded, run)
         for run in plan.frozen:
             await rig.freeze(run)
-        print(os.getpid(), encode({run: rig.held(run).remains() for run, _, _ in plan.runs}), flush=True)
+        print(os.getpid(), encode({run: rig.launched(run).remains() for run, _, _ in plan.runs}), flush=True)
         await trio.sleep_forever()
 
 

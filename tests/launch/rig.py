@@ -16,13 +16,14 @@ import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.launch import procfs
+from sfad.launch.choice import choose_launcher
 from sfad.launch.complaints import Complaints
 from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.contain.tags.containment import TagsContainment
 from sfad.launch.emitter import Emitter
-from sfad.launch.launched_runs import HeldRun, MainProcess
+from sfad.launch.launched_runs import LaunchedRun, MainProcess
 from sfad.launch.launcher import CgroupImpossible, LaunchSpec, Remains
-from sfad.launch.local_launcher import LocalLauncher, choose
+from sfad.launch.local_launcher import LocalLauncher
 from sfad.launch.sweep import sweep
 from sfad.launch.trampoline import executable
 from tests.template import close_template
@@ -45,12 +46,12 @@ def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", inst
     close_template()  # a launcher looks after every child of its process
     start = {"elf": executable.best, "python": executable.python}[program]
     name = instance or secrets.token_hex(6)
-    if kind == "tags":  # not by `choose`, which stays in the cgroups of an earlier daemon
+    if kind == "tags":  # not by `choose_launcher`, which stays in the cgroups of an earlier daemon
         complaints = Complaints(lambda _text: None)
         emitter = Emitter(emit, trio.current_time, complaints.failed)
         return LocalLauncher(name, emitter, complaints, TagsContainment, trampoline=start())
     try:
-        return choose(instance=name, emit=emit, mode="cgroup", trampoline=start())
+        return choose_launcher(instance=name, emit=emit, mode="cgroup", trampoline=start())
     except CgroupImpossible as reason:
         skip(f"no cgroup containment here: {reason}")
 
@@ -79,13 +80,13 @@ class Rig:
             skip("only with tags")
         return self.launcher._containment
 
-    def held(self, run: str) -> HeldRun:
+    def launched(self, run: str) -> LaunchedRun:
         """What the launcher knows of a run."""
         return self.launcher._runs[run]
 
     def main(self, run: str) -> MainProcess:
         """Its main process."""
-        main = self.held(run).main
+        main = self.launched(run).main
         assert main is not None
         return main
 
@@ -189,7 +190,7 @@ def _end_what_is_left(rig: Rig) -> None:
     """End the processes of a test that failed half-way."""
     launcher = rig.launcher
     if isinstance(launcher._containment, TagsContainment):
-        while launcher._containment._slay(set(launcher._runs)):
+        while launcher._containment.stops._kill_slice(set(launcher._runs)):
             pass
     sweep(launcher.instance)
     for held in launcher._runs.values():

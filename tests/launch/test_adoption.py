@@ -20,7 +20,7 @@ import trio
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
 from sfad.launch import marks, procfs
 from sfad.launch.contain import mark_scan
-from sfad.launch.contain.cgroup import cgroupfs
+from sfad.launch.contain.cgroup import cgroupfs, location
 from sfad.launch.launcher import Adopted, Bounds, Remains
 from sfad.launch.pidfd import tells_exits
 from sfad.launch.sweep import sweep
@@ -44,7 +44,7 @@ def adopt(rig: Rig, remains: dict[str, Remains], parents: dict[str, str] | None 
 
 
 def members(rig: Rig, run: str) -> set[int]:
-    return {pid for pid, _ in rig.launcher._containment.members(rig.held(run))}
+    return {pid for pid, _ in rig.launcher._containment.members(rig.launched(run))}
 
 
 def gathered(rig: Rig, run: str, main: int | None, count: int) -> bool:
@@ -58,7 +58,7 @@ def gathered(rig: Rig, run: str, main: int | None, count: int) -> bool:
 
 
 def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if procfs.plight(pid)}
+    return {pid for pid in pids if procfs.why_alive(pid)}
 
 
 def grows(path: Path) -> Callable[[], bool]:
@@ -72,10 +72,10 @@ async def test_an_adopted_run_continues_and_its_exit_code_is_known(containment: 
     async with rigged(containment, instance=instance) as rig:
         assert adopt(rig, remains) == {"a1": Adopted(pid, empty=False)}
         await until(grows(tmp_path / "ticks"), "ticking")
-        assert rig.held("a1").remains() == remains["a1"]
+        assert rig.launched("a1").remains() == remains["a1"]
         assert pid is not None
         assert rig.launcher.place(pid, None) == "a1"
-        assert (load := rig.launcher.loads(["a1"]).get("a1"))
+        assert (load := rig.launcher.footprints(["a1"]).get("a1"))
         assert load.processes in (1, 2)
         assert rig.launcher.signal_main("a1", signal.SIGTERM)
         exited = await rig.wait(MainExited, "a1")
@@ -87,8 +87,8 @@ async def test_the_signal_that_ended_an_adopted_run_is_known(containment: str, i
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
-        rig.launcher._mains._reap(rig.held("a1"), rig.main("a1"))  # a call may be spurious
-        assert rig.main("a1").ended is None
+        rig.launcher._mains._reap(rig.launched("a1"), rig.main("a1"))  # a call may be spurious
+        assert rig.main("a1").exit_seen is None
         rig.launcher.signal_main("a1", signal.SIGUSR1)
         exited = await rig.wait(MainExited, "a1")
         assert (exited.code, exited.signal, exited.empty) == (None, signal.SIGUSR1 if tells_exits() else None, True)
@@ -114,7 +114,7 @@ async def test_the_wait_for_a_pid_1_that_does_not_reap_ends(
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
     monkeypatch.setattr("sfad.launch.watch.mains.exit_status", lambda _pidfd: None)
     monkeypatch.setattr("sfad.launch.watch.mains.reaped", lambda _pidfd: False)
-    monkeypatch.setattr("sfad.launch.watch.mains._NEWS", 0.3)
+    monkeypatch.setattr("sfad.launch.watch.mains._REAPED_WITHIN", 0.3)
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         await rig.stop("a1")
@@ -230,7 +230,7 @@ async def test_a_main_process_that_was_not_saved_is_stopped_with_the_run(contain
     remains = dead(containment, instance, ("a1", None, [*PYTHON, programs.ORPHANS, "6"]))["a1"]
     async with rigged(containment, instance=instance) as rig:
         assert rig.launcher.adopt("a1", None, Remains(remains.nonce)) == Adopted(None, empty=False)
-        assert rig.held("a1").remains() == Remains(remains.nonce)
+        assert rig.launched("a1").remains() == Remains(remains.nonce)
         await rig.stop("a1")
         assert not alive({remains.pid})
 
@@ -241,7 +241,7 @@ async def test_a_run_of_which_nothing_is_alive(containment: str, instance: str) 
             "a1": Adopted(None, empty=True),
             "a2": Adopted(None, empty=True),
         }
-        assert rig.held("a1").remains() == Remains("00", pid=0)
+        assert rig.launched("a1").remains() == Remains("00", pid=0)
         rig.launch("a2", "true", parent="a1")  # another attempt
         assert (await rig.wait(MainExited, "a2")).code == 0
         await rig.stop("a2", "a1")
@@ -333,7 +333,7 @@ async def main(kind, instance, program, when):
     rig = Rig(kind, instance=instance, program=program)
     spec = LaunchSpec([b"/bin/sleep", b"1000"], b"/", [], nonce="abcd")
     rig.launcher.launch("a1", None, spec, die if when == "before" else lambda _remains: True)
-    die(rig.held("a1").remains())
+    die(rig.launched("a1").remains())
 *where, halt = sys.argv[1:]
 trio.run(main, *where)
 """
@@ -405,7 +405,7 @@ async def test_a_cgroup_without_a_process_is_removed_on_release(instance: str) -
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
     """Make a cgroup beside ours."""
-    mounts = cgroupfs.mounts()
+    mounts = location.mounts()
     own = mounts[0].directory(procfs.cgroup(os.getpid()) or "/") if mounts else None
     if own is None or not os.access(own, os.W_OK):
         pytest.skip("no cgroup to make others in")
@@ -433,7 +433,7 @@ async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewher
         with daemon("cgroup", instance, plan) as (_, remains):
             pass
     finally:
-        (mount,) = cgroupfs.mounts()
+        (mount,) = location.mounts()
         cgroupfs.write(f"{mount.directory(mine or '/')}/cgroup.procs", str(os.getpid()).encode())
     async with rigged("cgroup", instance=instance) as rig:
         assert rig.launcher.detail == f"{elsewhere}/sfad-{instance}"
@@ -451,11 +451,11 @@ async def test_bounds_are_kept(containment: str, instance: str) -> None:
     async with rigged(containment, instance=instance) as rig:
         bound = os.sched_getaffinity(pid)
         adopt(rig, remains)
-        held = rig.held("a1")
+        held = rig.launched("a1")
         assert held.bounds == remains["a1"].bounds
         assert held.cpus == (bound if rig.launcher.enforcement("cpu") == "watching" else None)
         assert rig.launcher.breaches("a1") == frozenset()
-        assert rig.launcher.uses("pids", {"a1": 50}) == {"a1": 1}
+        assert rig.launcher.amounts("pids", {"a1": 50}) == {"a1": 1}
         await rig.stop("a1")
 
 
@@ -510,7 +510,7 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
 
 
 def sleepers_below(pid: int) -> set[int]:
-    found = {one.process.pid for one, _ in mark_scan.look().placed(lambda _one, _above: None, pid)}
+    found = {one.process.pid for one, _ in mark_scan.scan_marks().with_runs(lambda _one, _above: None, pid)}
     return {pid for pid in found if procfs.read(f"/proc/{pid}/comm") == b"sleep\n"}
 
 

@@ -16,7 +16,7 @@ import pytest
 from sfad.core.events import Frozen, LaunchSucceeded, MainExited
 from sfad.core.ids import run_id
 from sfad.launch import procfs
-from sfad.launch.contain.cgroup import cgroupfs, controllers
+from sfad.launch.contain.cgroup import cgroupfs, controllers, location
 from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.contain.cgroup.limits import settings
 from sfad.launch.contain.cpu_binding import Affinity, bind
@@ -41,7 +41,7 @@ def below(pid: int) -> list[psutil.Process]:
 
 def close(launcher: Launcher, run: str, counted: list[psutil.Process]) -> bool:
     """Return whether the run uses as much memory as psutil counts, within a twentieth."""
-    load = launcher.loads([run]).get(run)
+    load = launcher.footprints([run]).get(run)
     return load is not None and load.memory_bytes == pytest.approx(sum(one.memory_info().rss for one in counted), rel=0.05)
 
 
@@ -53,11 +53,11 @@ async def test_loads_are_what_psutil_counts(rig: Rig, tmp_path: Path) -> None:
         "a4": await ready(rig, "a4", programs.SHARERS, "4", "1", tmp_path=tmp_path),
     }
     trees = {"a1": ("a1", "a2", "a3"), "a2": ("a2", "a3"), "a3": ("a3",), "a4": ("a4",)}
-    loads = rig.launcher.loads([*pids, "nobody"])
-    assert set(loads) == set(pids)
+    footprints = rig.launcher.footprints([*pids, "nobody"])
+    assert set(footprints) == set(pids)
     for run, tree in trees.items():
         counted = [process for member in tree for process in below(pids[member])]
-        assert loads[run].processes == len(counted)
+        assert footprints[run].processes == len(counted)
         # a process that was just forked copies pages for a moment, between our look and psutil's
         await until(partial(close, rig.launcher, run, counted), f"{run} weighs what psutil says")
     await rig.stop("a3", "a2", "a1", "a4")
@@ -76,7 +76,7 @@ async def test_many_runs_take_one_scan(rig: Rig, monkeypatch: pytest.MonkeyPatch
         return scans[-1]
 
     monkeypatch.setattr(procfs, "scan", noted)
-    assert {run: load.processes for run, load in rig.launcher.loads(runs).items()} == dict.fromkeys(runs, 1)
+    assert {run: load.processes for run, load in rig.launcher.footprints(runs).items()} == dict.fromkeys(runs, 1)
     assert len(scans) == (rig.launcher.containment == "tags")
     monkeypatch.undo()
     await rig.stop(*runs)
@@ -87,21 +87,21 @@ async def test_paused_processes_are_counted(rig: Rig, tmp_path: Path) -> None:
     rig.launcher.freeze("a1")
     await rig.wait(Frozen, "a1")
     assert processes(rig, "a1") == 6
-    assert rig.launcher.uses("pids", {"a1": 1.0}) == {"a1": 6}
+    assert rig.launcher.amounts("pids", {"a1": 1.0}) == {"a1": 6}
     await rig.stop("a1")
 
 
 async def test_shared_memory_counts_once_where_it_matters(rig: Rig, tmp_path: Path) -> None:
     await ready(rig, "a1", programs.SHARERS, "5", "40", tmp_path=tmp_path)
-    estimate = rig.launcher.uses("memory", {"a1": math.inf})["a1"]
-    exact = rig.launcher.uses("memory", {"a1": 1.0})["a1"]
+    estimate = rig.launcher.amounts("memory", {"a1": math.inf})["a1"]
+    exact = rig.launcher.amounts("memory", {"a1": 1.0})["a1"]
     assert estimate > 6 * 40 * MIB
     assert 40 * MIB < exact < 80 * MIB
     await rig.stop("a1")
 
 
 async def test_questions_about_a_run_that_is_not_held(rig: Rig) -> None:
-    assert rig.launcher.uses("pids", {"nobody": 1.0}) == rig.launcher.uses("memory", {"nobody": 1.0}) == {}
+    assert rig.launcher.amounts("pids", {"nobody": 1.0}) == rig.launcher.amounts("memory", {"nobody": 1.0}) == {}
     assert rig.launcher.breaches("nobody") == frozenset()
     rig.launcher.bound("nobody", Bounds(pids=1))
 
@@ -226,7 +226,7 @@ def hierarchy(own: Path, *foreign: int) -> str:
 def test_foreign_processes_are_not_moved(tmp_path: Path) -> None:
     directory = hierarchy(tmp_path / "cg", os.getpid(), 1)
     said: list[str] = []
-    made = controllers.Controllers(cgroupfs.Base(directory, "/x"), said.append)
+    made = controllers.Controllers(location.BaseCgroup(directory, "/x"), said.append)
     assert made.available == {"cpu", "memory", "pids"}
     made.prepare()
     assert made.available == set()
@@ -240,7 +240,7 @@ def test_pids_is_enabled_at_once_and_the_other_controllers_on_demand(tmp_path: P
     run = Path(directory, "a1")
     run.mkdir()
     (run / "cgroup.subtree_control").write_text("")
-    made = controllers.Controllers(cgroupfs.Base(directory, "/x"))
+    made = controllers.Controllers(location.BaseCgroup(directory, "/x"))
     made.prepare()
     # each write(2) to a control file is a command; in these files it overwrites the one before
     written = [Path(path, "cgroup.subtree_control").read_text() for path in (tmp_path / "cg", directory, run)]

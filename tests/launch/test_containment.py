@@ -34,7 +34,7 @@ async def ready(rig: Rig, run: str, program: str, *argv: str, tmp_path: Path, pa
 
 
 def processes(rig: Rig, run: str) -> int:
-    load = rig.launcher.loads([run]).get(run)
+    load = rig.launcher.footprints([run]).get(run)
     return load.processes if load else 0
 
 
@@ -104,7 +104,7 @@ async def test_children_that_come_and_go_between_looks_are_taken_for_live_ones(m
         beyond = count(1 << 22)  # there is no such pid: a process that was listed is gone when it is looked at
         with monkeypatch.context() as patched:
             patched.setattr(procfs, "children", lambda: [next(beyond)])
-            assert rig.tags._census.tops({"a1"}) == [next(beyond) - 1]
+            assert rig.tags._census.live_children({"a1"}) == [next(beyond) - 1]
         await rig.stop("a1")
 
 
@@ -250,10 +250,10 @@ async def test_load_counts_child_runs(rig: Rig) -> None:
     rig.launch("a2", "sh", "-c", "sleep 1000 & wait", parent="a1")
     await rig.running("a1", "a2")
     await until(lambda: processes(rig, "a1") == 3, "three processes")
-    load = rig.launcher.loads(["a1"]).get("a1")
+    load = rig.launcher.footprints(["a1"]).get("a1")
     assert load is not None
     assert 100_000 < load.memory_bytes < 100_000_000
-    assert rig.launcher.loads(["nobody"]).get("nobody") is None
+    assert rig.launcher.footprints(["nobody"]).get("nobody") is None
     await rig.stop("a2", "a1")
 
 

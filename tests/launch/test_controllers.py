@@ -13,7 +13,7 @@ import pytest
 
 from sfad.core.events import Event, LaunchSucceeded, MainExited
 from sfad.launch import procfs
-from sfad.launch.contain.cgroup import cgroupfs, controllers
+from sfad.launch.contain.cgroup import cgroupfs, controllers, location
 from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.launcher import Bounds
 from sfad.launch.sweep import sweep
@@ -55,8 +55,8 @@ async def test_a_bomb_meets_its_bound(held: Rig, tmp_path: Path) -> None:
         held.python("a1", programs.BOMB, "400", "3", bounds=Bounds(pids=50), stdout=out.fileno())
     await until(lambda: held.launcher.breaches("a1"), "the kernel has said no")
     assert held.launcher.breaches("a1") == {"pids"}
-    assert held.launcher.uses("pids", {"a1": 1.0}) == {"a1": 50}
-    assert held.launcher.loads(["a1"])["a1"].processes == 50
+    assert held.launcher.amounts("pids", {"a1": 1.0}) == {"a1": 50}
+    assert held.launcher.footprints(["a1"])["a1"].processes == 50
     await until(lambda: b"failed True" in (tmp_path / "out").read_bytes(), "it gave up")
     await held.stop("a1")
 
@@ -92,7 +92,7 @@ async def test_a_run_that_needs_too_much_memory_is_ended_and_it_is_known_why(hel
     assert known[-1] == {"memory"}
     assert b"had" not in (tmp_path / "out").read_bytes()
     assert held.launcher.breaches("a2") == frozenset()
-    assert held.launcher.loads(["a2"])["a2"].processes == 1
+    assert held.launcher.footprints(["a2"])["a2"].processes == 1
     held.launcher.release("a1")
     await held.stop("a2")
 
@@ -101,9 +101,9 @@ async def test_memory_is_what_the_kernel_charges(held: Rig, tmp_path: Path) -> N
     await spoken(
         held, "a1", programs.SHARERS, "5", "40", word=b"ready", tmp_path=tmp_path, bounds=Bounds(memory=400 * MIB)
     )  # fmt: skip
-    charged = held.launcher.loads(["a1"])["a1"].memory_bytes
+    charged = held.launcher.footprints(["a1"])["a1"].memory_bytes
     assert 40 * MIB < charged < 80 * MIB
-    assert held.launcher.uses("memory", {"a1": 1.0})["a1"] == pytest.approx(charged, rel=0.1)
+    assert held.launcher.amounts("memory", {"a1": 1.0})["a1"] == pytest.approx(charged, rel=0.1)
     await held.stop("a1")
 
 
@@ -174,7 +174,7 @@ def test_closing_leaves_the_cgroups_as_they_were() -> None:
         pytest.skip("not delegated to this process: the cgroup v2 controller pids")
     assert own is not None
     assert (procfs.cgroup(os.getpid()) or "").endswith("/supervisor") or not os.path.exists(f"{parent}/cgroup.type")
-    assert cgroupfs.locate(launcher.instance).directory == launcher.detail  # also from within the leaf
+    assert location.locate(launcher.instance).directory == launcher.detail  # also from within the leaf
     launcher.close()
     assert procfs.cgroup(os.getpid()) == own
     assert not os.path.exists(f"{parent}/supervisor") or own.endswith("/supervisor")

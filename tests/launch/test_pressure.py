@@ -75,7 +75,7 @@ async def test_a_pause_without_descriptors_is_tried_again(rig: Rig) -> None:
     with no_descriptors():
         rig.launcher.freeze("a1")
         rig.launcher.survey("a1")
-        assert rig.launcher.loads(["a1"]).get("a1") is None
+        assert rig.launcher.footprints(["a1"]).get("a1") is None
         await trio.sleep(A_WHILE)
         assert not told(rig, Frozen)
         assert not told(rig, Surveyed)
@@ -355,7 +355,7 @@ async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: 
 
 async def test_the_tag_of_another_run(rig: Rig) -> None:
     """The tag of another run does not count below a known process, and does not save a process from the stop of its run."""
-    launcher, census = rig.launcher, rig.tags._census
+    launcher, placing = rig.launcher, rig.tags._placing
     rig.launch("a1", "sleep", "1000")
     await rig.running("a1")
     (number,) = launcher._runs.tags
@@ -365,11 +365,11 @@ async def test_the_tag_of_another_run(rig: Rig) -> None:
     assert procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE) == number
     assert launcher.place(pid, None) == "a2"
     launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows the run of the process when its parents are gone
-    await until(lambda: census._strays, "scanned")
+    await until(lambda: placing._strays, "scanned")
     await rig.stop("a2")
     assert procfs.stat(pid) is None
     assert not told(rig, MainExited)[1:]
-    assert (load := launcher.loads(["a1"]).get("a1")) is not None
+    assert (load := launcher.footprints(["a1"]).get("a1")) is not None
     assert load.processes == 1
     await rig.stop("a1")
 

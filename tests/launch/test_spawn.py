@@ -222,7 +222,7 @@ async def test_a_command_that_cannot_be_saved_is_not_executed(either: Rig, tmp_p
     either.launcher.release("a1")
 
 
-@pytest.mark.parametrize("where", ["sfad.launch.launched_runs.HeldRun.remains", "sfad.launch.command_starter.os.pidfd_open"])
+@pytest.mark.parametrize("where", ["sfad.launch.launched_runs.LaunchedRun.remains", "sfad.launch.command_starter.os.pidfd_open"])
 async def test_a_command_that_cannot_be_watched_is_not_executed(
     either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

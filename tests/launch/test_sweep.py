@@ -13,7 +13,7 @@ import pytest
 
 from sfad.launch import procfs
 from sfad.launch.contain.cgroup import cgroupfs
-from sfad.launch.contain.cgroup.cgroupfs import locate
+from sfad.launch.contain.cgroup.location import locate
 from sfad.launch.launcher import CgroupImpossible
 from sfad.launch.sweep import SweepReport, sweep
 from tests.launch.first import dead
@@ -64,7 +64,7 @@ def test_a_sweep_kills_what_a_dead_daemon_left(containment: str) -> None:
         bystander.wait(PATIENCE)
     assert len(report.pids) >= 3
     assert report.left == ()
-    assert not any(procfs.plight(pid) for pid in report.pids)
+    assert not any(procfs.why_alive(pid) for pid in report.pids)
     assert sweep(instance) == SweepReport()
 
 
@@ -77,7 +77,7 @@ def test_a_sweep_spares_runs_that_will_be_adopted(containment: str) -> None:
         report = sweep(instance, spare={"a1", "a3", "a4"})
         assert len(report.pids) >= 2
         assert report.left == ()
-        assert {pid for one in remains.values() if (pid := one.pid) and procfs.plight(pid)} == spared
+        assert {pid for one in remains.values() if (pid := one.pid) and procfs.why_alive(pid)} == spared
         assert sweep(instance, spare={"a1", "a3", "a4"}) == SweepReport()
     finally:
         report = sweep(instance)

@@ -29,7 +29,7 @@ class Outcome:
 
 
 class Bench:
-    """Executes a trampoline as `Spawner` does, but without limits and signals."""
+    """Executes a trampoline as `PosixSpawner` does, but without limits and signals."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         self.directory = directory

@@ -45,12 +45,12 @@ async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch:
         run = await spawned(runtime)
         await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
         with monkeypatch.context() as patched:
-            patched.setattr("sfad.loop.ends.LAST_LOOK_WAIT", 0.01)
+            patched.setattr("sfad.loop.reporting.LAST_LOOK_WAIT", 0.01)
             patched.setattr(runtime.metering, "may_wait", lambda _run: True)
             patched.setattr(runtime.metering, "learn_use", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
-            runtime.reported(e.MainExited(trio.current_time(), run, code=0, empty=True))
+            runtime.reporting.reported(e.MainExited(trio.current_time(), run, code=0, empty=True))
             assert run in runtime.catalogue.live
-            runtime._arm(run, Timer.DEADLINE, trio.current_time())
+            runtime.reporting.arm(run, Timer.DEADLINE, trio.current_time())
             await until(lambda: run not in runtime.catalogue.live)
         ended = runtime.catalogue.info(run)
         assert ended is not None
@@ -81,7 +81,7 @@ async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_pa
         with closing(sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             await refused(runtime)
-            await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.held > 0)
+            await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.backlog > 0)
             with monkeypatch.context() as patched:
                 patched.setattr(Store, "write", written := Mock())
                 for _ in range(50):

@@ -66,7 +66,7 @@ class Stage:
     @property
     def counts(self) -> list[tuple[str, ...]]:
         """The runs that were counted, each time."""
-        return [call[2] for call in self.launcher.calls if call[0] == "uses"]  # type: ignore[misc]
+        return [call[2] for call in self.launcher.calls if call[0] == "amounts"]  # type: ignore[misc]
 
 
 @pytest.fixture

@@ -150,7 +150,7 @@ def test_an_unfinished_frame_has_a_bound_and_a_time(start: Start) -> None:
     with greeted(daemon) as sock, daemon.client() as other:
         sock.sendall(struct.pack(">I", 1000) + b"x")
         assert other.call(m.DaemonInfo(id=other.next_id()), m.DaemonStatus).connections == 2
-        (reply,) = replies(sock, 2)  # after the patience of the server
+        (reply,) = replies(sock, 2)  # after `FRAME_TIME`
         assert isinstance(reply, m.Error)
         assert "the rest of a frame did not come" in reply.message
 

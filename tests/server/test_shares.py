@@ -9,49 +9,49 @@ from hypothesis import strategies as st
 
 from sfad.core.access import Peer
 from sfad.host.descriptors import LEAST, RESERVE, Descriptors, Need
-from sfad.server.shares import FRACTIONS, Holder, ShareGroup, Shares
+from sfad.server.shares import FRACTIONS, PeerGroups, ShareGroup, Shares
 
-OWNER = Holder.of(Peer(0, "root"), None)
+OWNER = PeerGroups.of(Peer(0, "root"), None)
 
 
-def inside(run: str, root: str, user: str = "root", uid: int = 0) -> Holder:
+def inside(run: str, root: str, user: str = "root", uid: int = 0) -> PeerGroups:
     """A process of a run."""
-    return Holder.of(Peer(uid, user, run=run), root)
+    return PeerGroups.of(Peer(uid, user, run=run), root)
 
 
-UNPLACED = Holder.of(Peer(0, "root", unplaced="it left its cgroup"), None)
-STRANGER = Holder.of(Peer(1000, "alice", owner=False), None)
-HOLDERS = [OWNER, UNPLACED, STRANGER, *(inside(f"a{run}", f"a{run % 3}", f"u{run % 2}", run % 2) for run in range(9))]
+UNPLACED = PeerGroups.of(Peer(0, "root", unplaced="it left its cgroup"), None)
+STRANGER = PeerGroups.of(Peer(1000, "alice", owner=False), None)
+GROUPS = [OWNER, UNPLACED, STRANGER, *(inside(f"a{run}", f"a{run % 3}", f"u{run % 2}", run % 2) for run in range(9))]
 
-steps = st.lists(st.tuples(st.sampled_from(HOLDERS), st.integers(-50, 50)), max_size=200)
+steps = st.lists(st.tuples(st.sampled_from(GROUPS), st.integers(-50, 50)), max_size=200)
 
 
 @given(steps)
-def test_every_group_stays_within_its_share_and_the_owner_gets_its_own(taken: list[tuple[Holder, int]]) -> None:
-    shares, held = Shares("things", 256), Counter[Holder]()
-    for holder, amount in taken:
-        amount = max(amount, -held[holder])
-        if amount <= 0 or shares.refusal(holder, amount) is None:
-            shares.add(holder, amount)
-            held[holder] += amount
-        for group in {group for each in HOLDERS for group in each.groups}:
-            members = sum(amount for each, amount in held.items() if group in each.groups)
-            assert shares.held(group) == members <= shares.share(group) == 256 * FRACTIONS[group.scope]
+def test_every_group_stays_within_its_share_and_the_owner_gets_its_own(taken: list[tuple[PeerGroups, int]]) -> None:
+    shares, held = Shares("things", 256), Counter[PeerGroups]()
+    for groups, amount in taken:
+        amount = max(amount, -held[groups])
+        if amount <= 0 or shares.refusal(groups, amount) is None:
+            shares.add(groups, amount)
+            held[groups] += amount
+        for group in {group for each in GROUPS for group in each.all}:
+            members = sum(amount for each, amount in held.items() if group in each.all)
+            assert shares.total(group) == members <= shares.share(group) == 256 * FRACTIONS[group.scope]
         assert shares.refusal(OWNER, 256 - held[OWNER]) is None
-        assert (shares.refusal(holder, 257) or "").startswith(str(holder.groups[0]))
-    for holder, amount in held.items():
-        shares.add(holder, -amount)
+        assert (shares.refusal(groups, 257) or "").startswith(str(groups.all[0]))
+    for groups, amount in held.items():
+        shares.add(groups, -amount)
     assert not shares.over(OWNER, 256)
-    assert all(not shares.held(group) for holder in HOLDERS for group in holder.groups)
+    assert all(not shares.total(group) for groups in GROUPS for group in groups.all)
 
 
 def test_children_do_not_multiply_the_share_of_a_tree() -> None:
     shares = Shares("connections", 800)
     got = 0
     for run in range(100):
-        holder = inside(f"b{run}", "a1")
-        while shares.refusal(holder, 1) is None:
-            shares.add(holder, 1)
+        groups = inside(f"b{run}", "a1")
+        while shares.refusal(groups, 1) is None:
+            shares.add(groups, 1)
             got += 1
     assert got == shares.share(ShareGroup("tree", "a1")) == 200
     assert shares.refusal(inside("b1", "a1"), 1) == (

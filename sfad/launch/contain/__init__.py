@@ -1,4 +1,4 @@
-"""Holding the processes of a run together, whatever they do to get away.
+"""Keeping the processes of a run together, whatever they do to get away.
 
 `interface`    what the launcher needs of a containment
 `cgroup`       containment in cgroup v2

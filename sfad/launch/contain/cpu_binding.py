@@ -1,7 +1,7 @@
 """Binding runs to CPUs, where no `cpu` controller can throttle them. Best effort: a process may choose other CPUs itself.
 
 A run that may use 1.5 cores is bound to two of the CPUs that its parent run may use. So it cannot use more than two; nothing
-holds it to one and a half. Runs are spread: each begins where the last one ended.
+limits it to one and a half. Runs are spread: each begins where the last one ended.
 """
 
 import math
@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 
 from .. import procfs
-from ..launched_runs import HeldRun, HeldRuns
+from ..launched_runs import LaunchedRun, LaunchedRuns
 from ..launcher import Bounds
 from .interface import RunContainment
 
@@ -34,7 +34,7 @@ class Affinity:
 
 
 class RunCpus:
-    def __init__(self, runs: HeldRuns, containment: RunContainment) -> None:
+    def __init__(self, runs: LaunchedRuns, containment: RunContainment) -> None:
         self._runs = runs
         self._containment = containment
         self._affinity = Affinity()
@@ -48,35 +48,35 @@ class RunCpus:
     def _binding(self) -> bool:
         return self.several and not self._containment.limits.enforces("cpu")
 
-    def set_bounds(self, held: HeldRun, bounds: Bounds) -> None:
+    def set_bounds(self, run: LaunchedRun, bounds: Bounds) -> None:
         """Give a run its bounds, and choose CPUs for it and for the runs below it."""
-        again = bounds.cpu != held.bounds.cpu
-        held.bounds = bounds
-        for below in held.subtree() if again and self._binding else ():  # each after the run above it
+        again = bounds.cpu != run.bounds.cpu
+        run.bounds = bounds
+        for below in run.subtree() if again and self._binding else ():  # each after the run above it
             below.cpus = self._choose(below)
 
-    def _choose(self, held: HeldRun) -> Cpus | None:
-        if held.bounds.cpu is None:
+    def _choose(self, run: LaunchedRun) -> Cpus | None:
+        if run.bounds.cpu is None:
             return None
-        within = self.of(held.parent) if held.parent else None
-        return self._affinity.choose(held.bounds.cpu, within or self._affinity.all)
+        within = self.of(run.parent) if run.parent else None
+        return self._affinity.choose(run.bounds.cpu, within or self._affinity.all)
 
-    def of(self, held: HeldRun) -> Cpus | None:
+    def of(self, run: LaunchedRun) -> Cpus | None:
         """Return those of the nearest run that is bound. The daemon starts every run, so a child run inherits none."""
-        return next((above.cpus for above in held.chain() if above.cpus is not None), None)
+        return next((above.cpus for above in run.upwards() if above.cpus is not None), None)
 
-    def rebind(self, held: HeldRun) -> None:
+    def rebind(self, run: LaunchedRun) -> None:
         """Bind the live processes of a run and its descendants. Raises `OSError`."""
         for _ in range(2 if self._binding else 0):  # a process that was forked during the first pass inherited the old CPUs
-            for pid, run in tuple(self._containment.members(held)):
-                bind(pid, self.of(self._runs[run]) or self._affinity.all)
+            for pid, run_id in tuple(self._containment.members(run)):
+                bind(pid, self.of(self._runs[run_id]) or self._affinity.all)
 
-    def recall(self, held: HeldRun) -> None:
+    def recall(self, run: LaunchedRun) -> None:
         """Find out what an earlier daemon bound the run to, else choose. Raises `OSError`."""
-        if held.bounds.cpu is not None and self._binding:
+        if run.bounds.cpu is not None and self._binding:
             with suppress(ProcessLookupError):
-                held.cpus = frozenset(os.sched_getaffinity(held.main.pid)) if held.main else None
-            held.cpus = held.cpus or self._choose(held)
+                run.cpus = frozenset(os.sched_getaffinity(run.main.pid)) if run.main else None
+            run.cpus = run.cpus or self._choose(run)
 
 
 def bind(pid: int, cpus: Cpus) -> None:

@@ -6,17 +6,17 @@ from typing import Literal, Protocol
 
 from ...protocol.types import RunId
 from ..complaints import Complaints
-from ..launched_runs import HeldRun, HeldRuns
+from ..launched_runs import LaunchedRun, LaunchedRuns
 from ..watch.owed_events import OwedEvents
 from ..watch.reactor import Reactor
 from ..watch.reaper import Orphans
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class LauncherParts:
     """What the launcher lends to its containment."""
 
-    runs: HeldRuns
+    runs: LaunchedRuns
     reactor: Reactor
     orphans: Orphans
     complaints: Complaints
@@ -37,18 +37,18 @@ class RunLimits:
     """The bounds of runs, where the kernel enforces none."""
 
     def enforces(self, kind: str) -> bool:  # noqa: ARG002 - for subclasses
-        """Return whether the kernel can hold runs to that kind of bound."""
+        """Return whether the kernel can enforce that kind of bound."""
         return False
 
-    def limit(self, held: HeldRun) -> None:
-        """Have the kernel hold the run to its bounds, where it can."""
+    def limit(self, run: LaunchedRun) -> None:
+        """Have the kernel enforce the run's bounds, where it can."""
 
-    def used(self, held: HeldRun, kind: str) -> int | None:  # noqa: ARG002 - for subclasses
+    def used(self, run: LaunchedRun, kind: str) -> int | None:  # noqa: ARG002 - for subclasses
         """Return what the kernel counts against a bound: for `pids`, processes and threads of a bounded run; for `memory`, bytes
         of a run whose memory was charged to it from its start. None if the kernel does not count it."""
         return None
 
-    def breaches(self, held: HeldRun) -> frozenset[str]:  # noqa: ARG002 - for subclasses
+    def breaches(self, run: LaunchedRun) -> frozenset[str]:  # noqa: ARG002 - for subclasses
         """See `Launcher.breaches`."""
         return frozenset()
 
@@ -56,56 +56,66 @@ class RunLimits:
 class AdoptedRuns(Protocol):
     """Runs that an earlier daemon launched. All methods but `forget` raise `OSError`."""
 
-    def rejoin(self, held: HeldRun) -> None:
+    def rejoin(self, run: LaunchedRun) -> None:
         """Adopt the run's containment, as far as that is there."""
 
-    def forget(self, held: HeldRun) -> None:
-        """Undo `rejoin`, and leave the processes as they are."""
+    def forget(self, run: LaunchedRun) -> None:
+        """Undo `rejoin`, and leave the processes as they are. Does not raise."""
 
-    def carries(self, held: HeldRun, pid: int) -> bool:
+    def is_of(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is provably the run's."""
 
-    def settle(self, held: HeldRun) -> bool:
+    def finish(self, run: LaunchedRun) -> bool:
         """Return whether anything is alive in the run. Called once, after its main process, if that is alive, was adopted."""
 
 
+class RunStops(Protocol):
+    """Signals to all processes of a run and its descendants. All methods may raise `OSError`, and are called again then."""
+
+    def terminate(self, run: LaunchedRun, number: int) -> None:
+        """Signal every process."""
+
+    def kill(self, run: LaunchedRun) -> None:
+        """Kill every process, again and again until the run is empty."""
+
+
+class RunPauses(Protocol):
+    """Like `RunStops`."""
+
+    def freeze(self, run: LaunchedRun) -> None:
+        """Stop every process. Calls `OwedEvents.report_frozen` when that is done."""
+
+    def thaw(self, run: LaunchedRun) -> None:
+        """Continue every process but those of child runs that were paused by themselves."""
+
+
 class RunContainment(Protocol):
-    """Holds the processes of every run together, so that all of them can be found, signalled, paused and counted."""
+    """Keeps the processes of every run together, so that all of them can be found, signalled, paused and counted."""
 
     kind: Literal["cgroup", "tags"]
     detail: str
     """Where runs are contained, or why not by cgroup."""
     limits: RunLimits
     adopted: AdoptedRuns
+    stops: RunStops
+    pauses: RunPauses
 
-    def enter(self, held: HeldRun) -> Door:
+    def enter(self, run: LaunchedRun) -> Door:
         """Make the run's containment if it is not there. Raises `OSError`."""
 
-    def leave(self, held: HeldRun) -> None:
+    def leave(self, run: LaunchedRun) -> None:
         """Remove what `enter` made."""
 
-    def terminate(self, held: HeldRun, number: int) -> None:
-        """Signal every process."""
-
-    def kill(self, held: HeldRun) -> None:
-        """Kill every process, again and again until the run is empty."""
-
-    def freeze(self, held: HeldRun) -> None:
-        """Stop every process. Calls `OwedEvents.stands_still` when that is done."""
-
-    def thaw(self, held: HeldRun) -> None:
-        """Continue every process but those of child runs that were paused by themselves."""
-
-    def populated(self, held: HeldRun) -> bool:
+    def populated(self, run: LaunchedRun) -> bool:
         """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. Raises `OSError`.
 
-        While the run is being emptied, the containment calls `OwedEvents.consider` when this may have become false."""
+        While the run is being emptied, the containment calls `OwedEvents.report_if_empty` when this may have become false."""
 
-    def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
+    def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         """Yield every live process in these runs, of which none is in another, and the run that the process is in. Raises
         `OSError`."""
 
-    def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:  # noqa: ARG002 - for subclasses
+    def outside(self, run: LaunchedRun) -> Iterable[tuple[int, RunId]]:  # noqa: ARG002 - for subclasses
         """Yield live processes of the run that `members` does not find, because they have left its containment."""
         return ()
 

@@ -6,27 +6,27 @@ from typing import TypeVar
 
 from ...protocol.types import RunId
 from .. import procfs
-from ..launched_runs import HeldRuns
+from ..launched_runs import LaunchedRuns
 from ..launcher import Unplaceable
 from ..marks import cookie, cookie_run
 from ..pidfd import reaped
 from ..procfs import Stat
 
-_TRIES = 5
+_ANCESTRY_READS = 5
 
 
-def by_cookie(pid: int, runs: HeldRuns) -> RunId | None:
+def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
     """Return the run whose cookie a process carries. Raises `Unplaceable` for a cookie of this instance that no run has."""
     value = cookie(pid, runs.instance)
     if value is None:
         return None
-    run = cookie_run(value)
-    if run in runs and runs[run].cookie == value:
-        return run
-    raise Unplaceable(f"process {pid} carries the cookie of run {run}, which is not running")
+    run_id = cookie_run(value)
+    if run_id in runs and runs[run_id].cookie == value:
+        return run_id
+    raise Unplaceable(f"process {pid} carries the cookie of run {run_id}, which is not running")
 
 
-def lineage(pid: int) -> tuple[Stat, ...]:
+def ancestors(pid: int) -> tuple[Stat, ...]:
     """Return a process and its ancestors, up to this process, or as far as /proc tells."""
     found: list[Stat] = []
     while pid > 0 and (process := procfs.stat(pid)):
@@ -38,34 +38,34 @@ def lineage(pid: int) -> tuple[Stat, ...]:
 _Found = TypeVar("_Found")
 
 
-def settled(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
-    """Return what `look` says of the lineage of a process, if that was the same before and after: the pid of a parent that ends
-    meanwhile may be used again. Raises `Unplaceable` if the lineage keeps changing."""
-    for _ in range(_TRIES):
-        chain = lineage(pid)
+def with_steady_ancestors(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
+    """Return what `look` says of the ancestors of a process, if that was the same before and after: the pid of a parent that ends
+    meanwhile may be used again. Raises `Unplaceable` if they keep changing."""
+    for _ in range(_ANCESTRY_READS):
+        chain = ancestors(pid)
         answer = look(chain)
-        if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in lineage(pid)]:
+        if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in ancestors(pid)]:
             return answer
     raise Unplaceable(f"the ancestors of process {pid} keep changing")
 
 
 def descends(chain: tuple[Stat, ...]) -> bool:
-    """Return whether a process descends from this one, by its lineage."""
+    """Return whether a process descends from this one, by its ancestors."""
     return len(chain) > 1 and chain[-1].pid == os.getpid()
 
 
-def by_ancestry(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
+def run_by_ancestors(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
     """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and whether `pid` descends from this
     process. Raises `Unplaceable`."""
 
     def look(chain: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
-        run = next((run for one in chain if one.pid != os.getpid() and (run := run_of(one.pid))), None)
-        return run, descends(chain)
+        run_id = next((run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))), None)
+        return run_id, descends(chain)
 
-    return settled(pid, look)
+    return with_steady_ancestors(pid, look)
 
 
-def left(pid: int) -> Unplaceable:
+def unmarked(pid: int) -> Unplaceable:
     """Return the refusal of a descendant of the daemon that is in no known run: it is in some run, and must not have the rights of
     a person."""
     return Unplaceable(
@@ -74,11 +74,11 @@ def left(pid: int) -> Unplaceable:
     )
 
 
-def shown(path: str) -> str:
+def printable_path(path: str) -> str:
     """Return a path as text that can be encoded."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def still(pidfd: int | None) -> bool:
+def still_there(pidfd: int | None) -> bool:
     """Return whether the pidfd's process is still there, so that /proc/PID was about it: later its pid may be used again."""
     return pidfd is None or not reaped(pidfd)

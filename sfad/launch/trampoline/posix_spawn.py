@@ -19,14 +19,14 @@ from .executable import Trampoline, python
 _SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
 _libc = ctypes.PyDLL(None)
 _NAME_MAX, _POINTER = 255, 8
-_SEARCHED = 1 << 20
+_MAX_SEARCH = 1 << 20
 """Most bytes of argument list for the files of a search: half of what execve(2) takes at least, and thousands of directories."""
 _STDIN = b"/proc/self/fd/0"
 """A session leader without a terminal acquires the one that it opens (tty(4)). It opens its own stdin, so that no path has to
 be trusted."""
 
 
-class Spawner:
+class PosixSpawner:
     def __init__(self, trampoline: Trampoline) -> None:
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._trampoline = trampoline
@@ -150,6 +150,6 @@ def candidates(name: bytes, env: Sequence[bytes]) -> list[bytes]:
     path = next((item[5:] for item in env if item.startswith(b"PATH=")), b"/bin:/usr/bin")
     if len(name) > _NAME_MAX:
         raise LaunchError(errno.ENAMETOOLONG, "cannot execute", name)
-    if len(path) + path.count(b":") * (len(name) + _POINTER) > _SEARCHED:
+    if len(path) + path.count(b":") * (len(name) + _POINTER) > _MAX_SEARCH:
         raise LaunchError(errno.E2BIG, "cannot search PATH for", name)
     return [directory + b"/" + name if directory else b"./" + name for directory in path.split(b":")]

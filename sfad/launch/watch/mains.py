@@ -7,7 +7,7 @@ from ...core.events import LaunchSucceeded, MainExited
 from ...faults import effect
 from .. import procfs
 from ..emitter import Emitter
-from ..launched_runs import HeldRun, MainProcess
+from ..launched_runs import LaunchedRun, MainProcess
 from ..launcher import LaunchError
 from ..pidfd import ended, exit_status, reaped, tells_exits
 from ..trampoline.contract import REPORT, reported
@@ -15,7 +15,7 @@ from .owed_events import OwedEvents
 from .reactor import Reactor
 from .reaper import Orphans
 
-_NEWS = 3.0
+_REAPED_WITHIN = 3.0
 """Seconds within which the parent of an ended main process is expected to reap it, if we are not the parent. In some
 containers pid 1 looks for zombies every two seconds, in others never."""
 
@@ -29,24 +29,24 @@ class Mains:
         self._emitter = emitter
         self._owed = owed
 
-    def own(self, held: HeldRun, main: MainProcess) -> None:
+    def own(self, run: LaunchedRun, main: MainProcess) -> None:
         """Open the process's pidfd, read its report and reap it. Raises `OSError`; then its descriptors are closed, and it has no
         owner."""
-        held.main = main
+        run.main = main
         try:
             main.pidfd = os.pidfd_open(main.pid)
             if main.report is not None:
-                self._reactor.add(main.report, lambda: self._read_report(held, main))
-            self._reactor.add(main.pidfd, lambda: self._reap(held, main))
+                self._reactor.add(main.report, lambda: self._read_report(run, main))
+            self._reactor.add(main.pidfd, lambda: self._reap(run, main))
         except OSError:
-            self.disown(held)
+            self.disown(run)
             raise
         if main.ours:
-            self._orphans.owned[main.pid] = held.id
+            self._orphans.owned[main.pid] = run.id
 
-    def disown(self, held: HeldRun) -> None:
+    def disown(self, run: LaunchedRun) -> None:
         """Close the descriptors of a main process, and leave it to the reaper of orphans."""
-        main, held.main = held.main, None
+        main, run.main = run.main, None
         if main is None:
             return
         for fd in (main.report, main.pidfd):
@@ -57,17 +57,17 @@ class Mains:
         if main.ours:
             self._orphans.owned.pop(main.pid, None)
 
-    def fail_soon(self, held: HeldRun, error: LaunchError) -> None:
+    def fail_soon(self, run: LaunchedRun, error: LaunchError) -> None:
         """Report that a launch has failed without a main process."""
-        held.failing = error
-        self._reactor.soon(self._fail, held, error)
+        run.launch_error = error
+        self._reactor.soon(self._fail, run, error)
 
-    def _fail(self, held: HeldRun, error: LaunchError) -> None:
-        held.failing = None
-        self._emitter.launch_failed(held.id, error)
-        self._owed.consider(held)
+    def _fail(self, run: LaunchedRun, error: LaunchError) -> None:
+        run.launch_error = None
+        self._emitter.launch_failed(run.id, error)
+        self._owed.report_if_empty(run)
 
-    def _read_report(self, held: HeldRun, main: MainProcess) -> None:
+    def _read_report(self, run: LaunchedRun, main: MainProcess) -> None:
         if main.report is None:
             return
         try:
@@ -82,55 +82,55 @@ class Mains:
         if content:
             main.failure = reported(content, main.name, main.cwd)  # reported to the loop when the trampoline is reaped
         else:
-            self._emitter.emit(LaunchSucceeded, held.id, main.pid)
+            self._emitter.emit(LaunchSucceeded, run.id, main.pid)
 
-    def _reap(self, held: HeldRun, main: MainProcess) -> None:
-        self._read_report(held, main)
+    def _reap(self, run: LaunchedRun, main: MainProcess) -> None:
+        self._read_report(run, main)
         if not main.ours:
             if ended(main.pidfd):
-                self._learn(held, main)
+                self._find_status(run, main)
             return
         result = os.waitid(os.P_PIDFD, main.pidfd, os.WEXITED | os.WNOHANG)
         if result is not None:
             effect("reaped")
             exited = result.si_code == os.CLD_EXITED
-            self._over(held, main, *((result.si_status, None) if exited else (None, result.si_status)))
+            self._ended(run, main, *((result.si_status, None) if exited else (None, result.si_status)))
         elif ended(main.pidfd):
             # a process that traces it keeps the zombie, perhaps for ever; the orphans' reaper takes it when the tracer lets go
-            self._over(held, main, *_code_and_signal(procfs.exit_status(main.pid)))
+            self._ended(run, main, *_code_and_signal(procfs.exit_status(main.pid)))
 
-    def _learn(self, held: HeldRun, main: MainProcess) -> None:
+    def _find_status(self, run: LaunchedRun, main: MainProcess) -> None:
         """Find out how another process's child has ended. The kernel tells it when its parent has reaped it, and wakes us then."""
         gone = reaped(main.pidfd)
         status = exit_status(main.pidfd)
         if status is not None:
-            self._over(held, main, *_code_and_signal(status))
-        elif gone or not tells_exits() or (main.ended is not None and monotonic() - main.ended > _NEWS):
-            self._over(held, main, None, None)
-        elif main.ended is None:
-            main.ended = monotonic()
+            self._ended(run, main, *_code_and_signal(status))
+        elif gone or not tells_exits() or (main.exit_seen is not None and monotonic() - main.exit_seen > _REAPED_WITHIN):
+            self._ended(run, main, None, None)
+        elif main.exit_seen is None:
+            main.exit_seen = monotonic()
             self._reactor.discard(main.pidfd)
-            self._reactor.add(main.pidfd, lambda: self._reap(held, main), 0)  # EPOLLHUP, always reported: it was reaped
-            self._wait_for_news(held, main)
+            self._reactor.add(main.pidfd, lambda: self._reap(run, main), 0)  # EPOLLHUP, always reported: it was reaped
+            self._look_again(run, main)
 
-    def _wait_for_news(self, held: HeldRun, main: MainProcess) -> None:
+    def _look_again(self, run: LaunchedRun, main: MainProcess) -> None:
         """Look again later: EPOLLHUP may not come, because pid 1 may never reap, and kernels before 6.9 do not report it."""
-        if held.main is main:
-            self._learn(held, main)
-        if held.main is main:
-            self._reactor.later(self._wait_for_news, held, main)
+        if run.main is main:
+            self._find_status(run, main)
+        if run.main is main:
+            self._reactor.later(self._look_again, run, main)
 
-    def _over(self, held: HeldRun, main: MainProcess, code: int | None, number: int | None) -> None:
-        self.disown(held)
+    def _ended(self, run: LaunchedRun, main: MainProcess, code: int | None, number: int | None) -> None:
+        self.disown(run)
         if main.failure:
-            self._fail(held, main.failure)
+            self._fail(run, main.failure)
             return
-        self._emitter.emit(MainExited, held.id, code, number, self._owed.surely_empty(held))
-        self._owed.consider(held)
+        self._emitter.emit(MainExited, run.id, code, number, self._owed.known_empty(run))
+        self._owed.report_if_empty(run)
 
 
-def signal_mains(held: HeldRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:
-    for main in held.mains:
+def signal_mains(run: LaunchedRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:
+    for main in run.mains:
         if main.pid not in but:
             main.signal(number)
 

@@ -9,48 +9,50 @@ from collections.abc import Callable
 from ...core.events import Emptied, Frozen
 from ..complaints import Complaints
 from ..emitter import Emitter
-from ..launched_runs import HeldRun
+from ..launched_runs import LaunchedRun
 from .reactor import Reactor
 
 
 class OwedEvents:
     """Reports that a run is empty or stands still. `populated` asks the containment whether anything lives in a run."""
 
-    def __init__(self, emitter: Emitter, complaints: Complaints, reactor: Reactor, populated: Callable[[HeldRun], bool]) -> None:
+    def __init__(
+        self, emitter: Emitter, complaints: Complaints, reactor: Reactor, populated: Callable[[LaunchedRun], bool]
+    ) -> None:
         self._emitter = emitter
         self._complaints = complaints
         self._reactor = reactor
         self._populated = populated
 
-    def owe_emptied(self, held: HeldRun, number: int) -> None:
+    def owe_emptied(self, run: LaunchedRun, number: int) -> None:
         """From now on report when the run, which gets this signal, is empty; it may be already."""
-        held.begin_stop(number)
-        self._reactor.soon(self.consider, held)
+        run.begin_stop(number)
+        self._reactor.soon(self.report_if_empty, run)
 
-    def consider(self, held: HeldRun) -> None:
+    def report_if_empty(self, run: LaunchedRun) -> None:
         """Look whether the run and its ancestors are empty, because something has gone that may have been the last."""
         try:
-            for above in tuple(held.chain()):
+            for above in tuple(run.upwards()):
                 if above.emptying and self._empty(above):
                     above.emptying = False
                     self._emitter.emit(Emptied, above.id)
         except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
             self._complaints.failed(error)
-            self._reactor.later(self.consider, held)
+            self._reactor.later(self.report_if_empty, run)
 
-    def surely_empty(self, held: HeldRun) -> bool:
+    def known_empty(self, run: LaunchedRun) -> bool:
         """Return whether the run is known to be empty. If that cannot be told it is stopped, and the stop waits until it is."""
         try:
-            return self._empty(held)
+            return self._empty(run)
         except Exception as error:  # noqa: BLE001 - any failure means that it cannot be told
             self._complaints.failed(error)
             return False
 
-    def _empty(self, held: HeldRun) -> bool:
-        return not held.mains and not self._populated(held)
+    def _empty(self, run: LaunchedRun) -> bool:
+        return not run.mains and not self._populated(run)
 
-    def stands_still(self, held: HeldRun) -> None:
+    def report_frozen(self, run: LaunchedRun) -> None:
         """Report `Frozen`, if it is owed."""
-        if held.freezing:
-            held.freezing = False
-            self._emitter.emit(Frozen, held.id)
+        if run.freezing:
+            run.freezing = False
+            self._emitter.emit(Frozen, run.id)

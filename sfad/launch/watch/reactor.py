@@ -21,9 +21,9 @@ from ...host.descriptors import lifted
 
 Call = Callable[[], object]
 
-_BATCH = 64
+_CALLS_AT_ONCE = 64
 """Calls before the daemon's other tasks get their turn."""
-_PAUSE = 0.25
+_RETRY_AFTER = 0.25
 """Seconds until a failed call is made again."""
 
 
@@ -60,7 +60,7 @@ class Reactor:
 
     def later(self, call: Callable[..., object], *arguments: object) -> None:
         """Call `call` from the serving task after a pause."""
-        self._later.append((trio.current_time() + _PAUSE, partial(call, *arguments)))
+        self._later.append((trio.current_time() + _RETRY_AFTER, partial(call, *arguments)))
         os.eventfd_write(self._wake, 1)  # the serving task may be waiting for longer
 
     def task(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
@@ -68,7 +68,7 @@ class Reactor:
         self._tasks.append(partial(call, *arguments))
         os.eventfd_write(self._wake, 1)
 
-    def surely(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
+    def retry_while(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
         """Call `call` now; if it fails, again and again while it is `wanted`."""
         try:
             with lifted():
@@ -79,56 +79,36 @@ class Reactor:
 
     def _again(self, wanted: Callable[[], bool], call: Callable[..., object], *arguments: object) -> None:
         if wanted():
-            self.surely(wanted, call, *arguments)
+            self.retry_while(wanted, call, *arguments)
 
-    async def lasting(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+    async def retry(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Await `call`; if it fails, again and again."""
         while True:
             try:
                 await call(*arguments)
             except Exception as error:  # noqa: BLE001 - a bug in what is done for one run must not end the others
                 self._failed(error)
-                await trio.sleep(_PAUSE)
+                await trio.sleep(_RETRY_AFTER)
             else:
                 return
-
-    async def wait_ended(self, pids: Iterable[int], bound: float) -> None:
-        """Wait until these children have ended, for `bound` seconds at most. Raises `OSError`."""
-        await trio.lowlevel.checkpoint()  # children that are gone already are not waited for
-        with trio.move_on_after(bound):
-            for pid in pids:
-                await self._wait_ended(pid)
-
-    async def _wait_ended(self, pid: int) -> None:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        ended = trio.Event()
-        try:
-            self.add(pidfd, ended.set)
-            await ended.wait()
-        finally:
-            self.discard(pidfd)
-            os.close(pidfd)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
                     while self._tasks:
-                        nursery.start_soon(self.lasting, self._tasks.popleft())
+                        nursery.start_soon(self.retry, self._tasks.popleft())
                     with trio.move_on_at(self._later[0][0] if self._later else math.inf):
                         await trio.lowlevel.wait_readable(self._epoll.fileno())
                     with lifted():
                         self.dispatch()
                 except OSError as error:
                     self._failed(error)
-                    await trio.sleep(_PAUSE)
+                    await trio.sleep(_RETRY_AFTER)
 
     def dispatch(self) -> None:
         """Make one batch of the calls that are due, without waiting."""
-        for fd, _ in self._epoll.poll(0, _BATCH):
+        for fd, _ in self._epoll.poll(0, _CALLS_AT_ONCE):
             if fd in self._calls and fd not in self._resting:
                 self._ready(fd, *self._calls[fd])
         now = trio.current_time()
@@ -167,3 +147,25 @@ class Reactor:
     def close(self) -> None:
         self._epoll.close()
         os.close(self._wake)
+
+
+async def wait_ended(reactor: Reactor, pids: Iterable[int], bound: float) -> None:
+    """Wait until these children have ended, for `bound` seconds at most. Raises `OSError`."""
+    await trio.lowlevel.checkpoint()  # children that are gone already are not waited for
+    with trio.move_on_after(bound):
+        for pid in pids:
+            await _wait_ended(reactor, pid)
+
+
+async def _wait_ended(reactor: Reactor, pid: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = trio.Event()
+    try:
+        reactor.add(pidfd, ended.set)
+        await ended.wait()
+    finally:
+        reactor.discard(pidfd)
+        os.close(pidfd)

@@ -18,14 +18,14 @@ import trio
 from ...protocol.types import RunId
 from .. import procfs
 
-_APART = 0.05
+_LOOKS_APART = 0.05
 """Seconds between two looks: a killed tree may have thousands of orphans, and SIGCHLD comes for each of them."""
 _SIGSET_T, _SIGINFO = 128, 128
 """Bytes of glibc's sigset_t and of a signalfd_siginfo."""
-_MANY = 200
-"""Orphans in one look after which the next follows at once: lineages that fork without pause leave zombies faster than a look
+_MANY_ORPHANS = 200
+"""Orphans in one look after which the next follows at once: processes that fork without pause leave zombies faster than a look
 every 50 ms reaps them, until the machine has no pid left."""
-_EVERY = 5.0
+_LOOK_EVERY = 5.0
 """Seconds after which to look without a SIGCHLD: signals coalesce (signal(7)), and a zombie costs little meanwhile."""
 
 
@@ -74,11 +74,11 @@ class Orphans:
         """Look when told, and every few seconds. May be called again after an `OSError`."""
         while True:
             self._noticed = trio.Event()
-            if self.reap() >= _MANY:
+            if self.reap() >= _MANY_ORPHANS:
                 await trio.lowlevel.checkpoint()
                 continue
-            await trio.sleep(_APART)
-            with trio.move_on_after(_EVERY):
+            await trio.sleep(_LOOKS_APART)
+            with trio.move_on_after(_LOOK_EVERY):
                 await self._noticed.wait()
 
     def reap(self) -> int:

@@ -11,7 +11,7 @@ from ..call import Call, answers_about_run
 @answers_about_run(Info)
 def info(call: Call, _request: Info, run: RunInfo) -> None:
     live = call.runtime.catalogue.live.get(run.id)
-    load = call.runtime.launcher.loads([run.id]).get(run.id) if live is not None and live.run.attempt else None
-    if live is not None and load is not None:
-        run = info_of(live, trio.current_time(), load)
+    footprint = call.runtime.launcher.footprints([run.id]).get(run.id) if live is not None and live.run.attempt else None
+    if live is not None and footprint is not None:
+        run = info_of(live, trio.current_time(), footprint)
     call.show(run)

@@ -19,6 +19,6 @@ def list_(call: Call, request: List) -> None:
     root = call.resolve(request.root).id if request.root is not None else None
     query = replace(request, root=None, rows=max(0, min(request.rows, MAX_ROWS)))
     catalogue = call.runtime.catalogue
-    loads = call.runtime.launcher.loads(catalogue.live) if query.live else {}
-    found = catalogue.select(Page(query, within=root or call.peer.run), loads)
+    footprints = call.runtime.launcher.footprints(catalogue.live) if query.live else {}
+    found = catalogue.select(Page(query, within=root or call.peer.run), footprints)
     call.reply(RunList(id=call.id, runs=catalogue.with_totals(found.runs), next=found.reached or None))

@@ -5,13 +5,13 @@ from ...protocol.messages import LogFiles, Logs
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
 from ..checks import unavailable
-from ..reading import NOT_KEPT, no_output
+from ..results import NOT_KEPT, no_output
 
 
 @answers_about_run(Logs)
 def logs(call: Call, request: Logs, run: RunInfo) -> None:
     runtime = call.runtime
-    refusal = call.services.bounds.refusal(call.connection.holder, uncounted=2, unopened=2)
+    refusal = call.services.bounds.refusal(call.connection.groups, uncounted=2, unopened=2)
     if refusal is not None:
         raise unavailable(refusal)
     live = run.id in runtime.catalogue.live

@@ -1,4 +1,4 @@
-"""`reserve`: ask whether a run may make a call to a model, and hold the most that the call may cost."""
+"""`reserve`: ask whether a run may make a call to a model, and reserve the most that the call may cost."""
 
 from ...core import events as e
 from ...protocol.messages import Reserve
@@ -12,11 +12,11 @@ def reserve(call: Call, request: Reserve) -> None:
     check_amounts(request)
     run = spender(call, request.run)
 
-    def hold() -> None:
-        estimate = call.runtime.metering.reservation_of(run, request)
+    def reserve_estimate() -> None:
+        estimate = call.runtime.metering.reports.reservation_of(run, request)
         call.ask(e.ReserveRequested, run, estimate)
 
     def unsure(why: str) -> None:
         call.fail(ErrorCode.UNAVAILABLE, f"nothing is reserved: the price of the call is not known now: {why}")
 
-    once_priced(call, run, request.model, hold, unsure)
+    once_priced(call, run, request.model, reserve_estimate, unsure)

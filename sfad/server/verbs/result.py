@@ -6,7 +6,7 @@ from ...protocol.messages import Result
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
 from ..checks import wrong_state
-from ..reading import result as result_of
+from ..results import result as result_of
 
 
 @answers_about_run(Result)

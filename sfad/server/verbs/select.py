@@ -22,7 +22,7 @@ def select(call: Call, request: Select) -> None:
             named.append(call.resolve(handle, request.verb).id)
         except RequestError as error:
             failed.append(Failure(run=handle, code=error.code, message=str(error)))
-    runs = dict.fromkeys([*named, *swept(call, request, request.verb)])
+    runs = dict.fromkeys([*named, *filtered(call, request, request.verb)])
     call.reply(Selected(id=call.id, runs=list(runs), failed=failed))
 
 
@@ -31,15 +31,15 @@ def check_choice(request: Stop | Select) -> None:
     check_filters(request)
 
 
-def sweeps(request: Stop | Select) -> bool:
+def has_filters(request: Stop | Select) -> bool:
     """Return whether the request chooses among the live runs."""
     return request.everything or request.name is not None or bool(request.labels)
 
 
-def swept(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
+def filtered(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
     """Return the live runs that the request's filters choose and `verb` makes sense for, parents first. For a peer inside a run,
     these are the runs below its own."""
-    if not sweeps(request):
+    if not has_filters(request):
         return []
     own = call.peer.run
     found = call.runtime.catalogue.live_runs(name=request.name, labels=request.labels, within=own)
@@ -52,4 +52,4 @@ def swept(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
 
 
 def _is_below_any(live: Live, found: Mapping[RunId, Live]) -> bool:
-    return any(above in found for above in live.chain[:-1])
+    return any(above in found for above in live.lineage_ids[:-1])

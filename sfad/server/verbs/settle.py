@@ -18,8 +18,8 @@ def settle(call: Call, request: Settle) -> None:
     if found is None:
         count(NOTHING)  # the core says that there is no such reservation
         return
-    run, hold = found[0].id, found[1]
+    run, reservation = found[0].id, found[1]
     call.resolve(run)
-    metering, model = call.runtime.metering, hold.model if request.cost_usd is None else None
+    pricing, model = call.runtime.metering.reports, reservation.model if request.cost_usd is None else None
     # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
-    once_priced(call, run, model, lambda: count(metering.use_of_settlement(run, hold, request)))
+    once_priced(call, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))

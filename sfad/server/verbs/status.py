@@ -19,7 +19,7 @@ from ..call import Call, answers
 @answers(DaemonInfo)
 def status(call: Call, _request: DaemonInfo) -> None:
     runtime, machine = call.runtime, call.runtime.machine
-    backup = runtime.ledger.backup
+    backup = runtime.ledger.file.backup
     budgets = machine.budgets if call.peer.run is None else ()
     call.reply(
         DaemonStatus(
@@ -36,13 +36,13 @@ def status(call: Call, _request: DaemonInfo) -> None:
             queued=machine.slots.queued,
             admitted=machine.admitted,
             refused=machine.refused,
-            connections=call.services.connections(),
+            connections=len(call.services.connections),
             memory_bytes=psutil.Process().memory_info().rss,
-            ledger_bytes=runtime.ledger.size_bytes,
+            ledger_bytes=runtime.ledger.records.size_bytes,
             ledger_trouble=runtime.storage.unwritable,
             backup_bytes=backup.size_bytes if backup is not None else None,
             backup_at=backup.at if backup is not None else None,
-            adopted=runtime.adopted,
+            adopted=runtime.succession.adopted,
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
             budgets=[_state(budget, machine.tree) for budget in budgets],
             linger_command=logout.linger_command(),
@@ -58,5 +58,5 @@ def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
         usd=to_usd(budget.allowed),
         used_usd=to_usd(budget.charged),
         renews=budget.renews,
-        partial=budget.partial or any(run.user in budget.members and run.account.grows for run in tree),
+        partial=budget.partial or any(run.user in budget.members and run.account.cost_may_grow for run in tree),
     )

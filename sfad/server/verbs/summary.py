@@ -2,11 +2,10 @@
 
 from functools import partial
 
-from ...ledger.summary import summarise
+from ...ledger.summary import page_of, summarise
 from ...protocol.messages import Summarise, Summarised
 from ..call import Call, answers
 from ..checks import MAX_SECONDS, bad_request, check_filters
-from ..reading import summary_page
 
 
 @answers(Summarise)
@@ -14,6 +13,6 @@ def summary(call: Call, request: Summarise) -> None:
     check_filters(request)
     if not abs(request.since) <= MAX_SECONDS:  # also false for a NaN
         raise bad_request(f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
-    page = summary_page(request, call.peer.run)
-    work = partial(summarise, call.runtime.ledger.directory, page, request.by, call.runtime.catalogue.unwritten(page))
+    page = page_of(request, call.peer.run)
+    work = partial(summarise, call.runtime.ledger.file.directory, page, request.by, call.runtime.catalogue.unwritten(page))
     call.later(lambda: call.runtime.background.walk(work), lambda found: Summarised(id=call.id, summary=found))

@@ -6,13 +6,13 @@ from functools import partial
 import msgspec
 
 from ...meters import named
-from ...meters.speech import FORM, Cursor, TextReader
+from ...meters.text import FORM, Cursor, TextReader
 from ...output import holes
 from ...protocol.messages import Text, TextPart
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
 from ..checks import bad_request, wrong_state
-from ..reading import NOT_KEPT, no_output
+from ..results import NOT_KEPT, no_output
 
 
 @answers_about_run(Text, permission="logs")

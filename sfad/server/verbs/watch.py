@@ -44,8 +44,8 @@ def push(call: Call, run: RunId) -> None:
             return
         forget()
         unwait()
-        watches.add(connection.holder, -1)
+        watches.add(connection.groups, -1)
 
     unwait = call.runtime.subscribers.on_end(run, over)
-    watches.add(connection.holder, 1)
+    watches.add(connection.groups, 1)
     connection.pending[call.id] = Pending(Watch(id=call.id, run=run), over)

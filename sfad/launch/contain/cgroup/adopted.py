@@ -8,73 +8,75 @@ from contextlib import suppress
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRun, HeldRuns
+from ...launched_runs import LaunchedRun, LaunchedRuns
 from ...marks import cookie
 from ...procfs import Stat
-from .. import mark_scan
 from ..interface import AdoptedRuns
+from ..mark_scan import RecentScans, scan_marks
 from . import cgroupfs
 from .cgroups import RunCgroups
 from .limits import KernelLimits
+from .making import CgroupMaker
 
-_PASSES = 10
+_MOVE_PASSES = 10
 """Looks for processes that are forked while others are being moved."""
 
 
 class AdoptedCgroups(AdoptedRuns):
-    def __init__(self, runs: HeldRuns, cgroups: RunCgroups, limits: KernelLimits) -> None:
+    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, maker: CgroupMaker, limits: KernelLimits) -> None:
         self._runs = runs
         self._cgroups = cgroups
+        self._maker = maker
         self._limits = limits
-        self._looks = mark_scan.Looks()
+        self._scans = RecentScans()
         self._elsewhere: set[RunId] = set()
         """Runs whose processes may not be below this process."""
 
-    def rejoin(self, held: HeldRun) -> None:
-        self._runs.tag_of(held)
-        if self._cgroups.adopt(held):
-            self._limits.limit(held)  # writes what is written there already, and counts from now on
-        self._gather(held)
+    def rejoin(self, run: LaunchedRun) -> None:
+        self._runs.tag_of(run)
+        if self._maker.adopt(run):
+            self._limits.limit(run)  # writes what is written there already, and counts from now on
+        self._gather(run)
 
-    def settle(self, held: HeldRun) -> bool:
-        if held.main is None or not held.main.ours:
-            self._elsewhere.add(held.id)
+    def finish(self, run: LaunchedRun) -> bool:
+        if run.main is None or not run.main.ours:
+            self._elsewhere.add(run.id)
         # not `Escapes`: to look at orphans is to reap them, and main processes of runs that are adopted next would be among them
-        return self._cgroups.populated(held)
+        return self._cgroups.populated(run)
 
     def gather_all(self, runs: set[RunId]) -> None:
         """Gather the processes of those of these runs that were adopted. Raises `OSError`."""
-        for run in runs & self._elsewhere:
-            self._gather(self._runs[run])
+        for run_id in runs & self._elsewhere:
+            self._gather(self._runs[run_id])
 
-    def _gather(self, held: HeldRun) -> None:
+    def _gather(self, run: LaunchedRun) -> None:
         """Move into its cgroup whatever carries the marks of the run."""
-        carriers = [pid for look in self._looks.recent() for pid in look.carriers(held.cookie, self._runs.tag_of(held))]
-        if any(not self._cgroups.contains(held, pid) for pid in carriers if procfs.is_alive(pid)):
-            self._move_in(held)
+        carriers = [pid for scan in self._scans.recent() for pid in scan.carriers(run.cookie, self._runs.tag_of(run))]
+        if any(not self._cgroups.contains(run, pid) for pid in carriers if procfs.is_alive(pid)):
+            self._move_in(run)
 
-    def _move_in(self, held: HeldRun) -> None:
-        number = self._runs.tag_of(held)
-        for _ in range(_PASSES):
-            outside = [one for one in mark_scan.look().members(held.cookie, number) if not self._cgroups.contains(held, one.pid)]
+    def _move_in(self, run: LaunchedRun) -> None:
+        tag = self._runs.tag_of(run)
+        for _ in range(_MOVE_PASSES):
+            outside = [one for one in scan_marks().members(run.cookie, tag) if not self._cgroups.contains(run, one.pid)]
             if not outside:
                 return
-            group = self._cgroups.of(held)
+            group = self._cgroups.of(run)
             if group is None:
-                group = self._cgroups.make(held)
-                self._limits.limit(held)
+                group = self._maker.make(run)
+                self._limits.limit(run)
             for process in outside:
                 _move(process, group.leaf)
 
-    def carries(self, held: HeldRun, pid: int) -> bool:
-        return self._cgroups.contains(held, pid) or cookie(pid, self._runs.instance) == held.cookie
+    def is_of(self, run: LaunchedRun, pid: int) -> bool:
+        return self._cgroups.contains(run, pid) or cookie(pid, self._runs.instance) == run.cookie
 
-    def forget(self, held: HeldRun) -> None:
-        self.own(held)
-        self._cgroups.forget(held)
+    def forget(self, run: LaunchedRun) -> None:
+        self.leave(run)
+        self._maker.forget(run)
 
-    def own(self, held: HeldRun) -> None:
-        self._elsewhere.discard(held.id)
+    def leave(self, run: LaunchedRun) -> None:
+        self._elsewhere.discard(run.id)
 
 
 def _move(process: Stat, leaf: str) -> None:

@@ -1,24 +1,20 @@
-"""The cgroups of runs: made, found by run, path or inode, and removed."""
+"""The cgroups of runs, found by run, path or inode."""
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRun
+from ...launched_runs import LaunchedRun
 from ...launcher import UNBOUND, Bounds
 from ...watch.reactor import Reactor
-from . import cgroupfs
-from .controllers import Controllers
+from . import cgroupfs, location
 
 LEAF = "self"
 """The cgroup in a run's cgroup that holds its processes."""
-_REMOVE_TRIES, _REMOVE_PAUSE = 100, 0.02
-"""A cgroup whose last process has just gone can be busy for some milliseconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +29,11 @@ class RunCgroup:
     events: int | None = None
     """`cgroup.events`, open while it is watched."""
     frozen: trio.Event = field(default_factory=trio.Event)
-    """Set when a stop's freeze has taken hold."""
+    """Set when a stop's freeze has taken effect."""
     bounds: Bounds = UNBOUND
     """What was written to it."""
     enforced: dict[str, int] = field(default_factory=dict)
-    """By kind of bound that the kernel holds it to: how often the kernel had enforced that before."""
+    """By kind of bound that the kernel enforces: how often the kernel had enforced that before."""
 
     @property
     def leaf(self) -> str:
@@ -45,137 +41,73 @@ class RunCgroup:
 
 
 class RunCgroups:
-    """Makes and removes the cgroups of runs below `base`, and knows which run a cgroup belongs to."""
+    """Knows the cgroups of runs below `base`."""
 
-    def __init__(self, base: cgroupfs.Base, controllers: Controllers, reactor: Reactor) -> None:
+    def __init__(self, base: location.BaseCgroup, reactor: Reactor) -> None:
         self.base = base
-        self._controllers = controllers
         self._reactor = reactor
         self._by_run: dict[RunId, RunCgroup] = {}
         self._by_inode: dict[int, RunId] = {}
         self._by_directory: dict[str, RunId] = {}
 
-    def of(self, held: HeldRun) -> RunCgroup | None:
+    def of(self, run: LaunchedRun) -> RunCgroup | None:
         """Return the run's cgroup, if it was made or adopted."""
-        return self._by_run.get(held.id)
+        return self._by_run.get(run.id)
 
-    def directory(self, held: HeldRun) -> str:
+    def directory(self, run: LaunchedRun) -> str:
         """Return where the run's cgroup is, or would be."""
-        return "/".join([self.base.directory, *(above.id for above in reversed(list(held.chain())))])
-
-    # Which run is in a cgroup.
+        return "/".join([self.base.directory, *(above.id for above in reversed(list(run.upwards())))])
 
     def run_with_inode(self, inode: int) -> RunId | None:
         return self._by_inode.get(inode)
 
     def inside(self, path: str | None) -> str | None:
         """Return the directory of a cgroup by its path in the hierarchy; None if it is not below the base."""
-        within = cgroupfs.below(path, self.base.path) if path is not None else None
+        within = location.below(path, self.base.path) if path is not None else None
         return f"{self.base.directory}/{within}" if within is not None else None
 
     def nearest(self, directory: str | None) -> RunId | None:
         """Return the run of a cgroup: the deepest run's at or above it."""
         while directory is not None and len(directory) > len(self.base.directory):
-            run = self._by_directory.get(directory)
-            if run is not None:
-                return run
+            run_id = self._by_directory.get(directory)
+            if run_id is not None:
+                return run_id
             directory = os.path.dirname(directory)
         return None
 
     def run_of(self, pid: int) -> RunId | None:
         return self.nearest(self.inside(procfs.cgroup(pid)))
 
-    def contains(self, held: HeldRun, pid: int) -> bool:
+    def contains(self, run: LaunchedRun, pid: int) -> bool:
         """Return whether a process is in the leaf of the run itself, or in a cgroup that the run has made there."""
         directory = self.inside(procfs.cgroup(pid))
-        return directory is not None and cgroupfs.below(directory, f"{self.directory(held)}/{LEAF}") is not None
+        return directory is not None and location.below(directory, f"{self.directory(run)}/{LEAF}") is not None
 
-    def members(self, *tops: HeldRun) -> Iterator[tuple[int, RunId]]:
+    def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:
         """Yield every process in the cgroups of these runs, with the run it is in. Raises `OSError`."""
-        for held in tops:
-            group = self.of(held)
+        for run in tops:
+            group = self.of(run)
             for directory in cgroupfs.nested(group.directory) if group else ():
                 for pid in cgroupfs.pids(directory):
-                    yield pid, self.nearest(directory) or held.id
+                    yield pid, self.nearest(directory) or run.id
 
-    def populated(self, held: HeldRun) -> bool:
-        group = self.of(held)
+    def populated(self, run: LaunchedRun) -> bool:
+        group = self.of(run)
         return group is not None and b"populated 1" in cgroupfs.read(f"{group.directory}/cgroup.events")
 
-    # Making.
-
-    def make(self, held: HeldRun) -> RunCgroup:
-        """Make the run's cgroup, and those above it if they are gone. Raises `OSError`."""
-        directory = self.directory(held)
-        above = os.path.dirname(directory)
-        if not os.path.isdir(above):
-            self._restore(held)
-        metered = held.bounds.memory is not None and self._controllers.enable("memory", above)
-        for path in (directory, f"{directory}/{LEAF}"):
-            self._make_one(path)
-        cgroupfs.bound(f"{directory}/{LEAF}")
-        return self._note(held, RunCgroup(directory, _inode(directory), metered=metered))
-
-    def _make_one(self, path: str) -> None:
-        try:
-            os.mkdir(path)
-        except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to hold what attaches itself
-            cgroupfs.write(f"{path}/cgroup.freeze", b"0")
-        except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-            cgroupfs.bound(self.base.directory, None, None)
-            os.mkdir(path)
-
-    def _restore(self, held: HeldRun) -> None:
-        """Make what is above a run again: any process that may write there can remove an empty cgroup."""
-        if not os.path.isdir(self.base.directory):
-            os.makedirs(self.base.directory, exist_ok=True)
-            self._controllers.forget(self.base.directory)
-            self._controllers.prepare()
-        for above in reversed(list(held.chain())[1:]):
-            if not os.path.isdir(f"{self.directory(above)}/{LEAF}"):
-                self.forget(above)
-                self.make(above)
-
-    def adopt(self, held: HeldRun) -> bool:
-        """Adopt the run's cgroup from an earlier daemon; return whether it is there. Raises `OSError`."""
-        directory = self.directory(held)
-        if not os.path.isdir(directory):
-            return False
-        with suppress(FileExistsError):
-            os.mkdir(f"{directory}/{LEAF}")  # the daemon may have died before it made the leaf
-        halted = cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1")
-        metered = held.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
-        self._note(held, RunCgroup(directory, _inode(directory), halted, metered))
-        return True
-
-    def _note(self, held: HeldRun, group: RunCgroup) -> RunCgroup:
-        self._by_run[held.id] = group
-        self._by_inode[group.inode] = held.id
-        self._by_directory[group.directory] = held.id
+    def add(self, run: LaunchedRun, group: RunCgroup) -> RunCgroup:
+        self._by_run[run.id] = group
+        self._by_inode[group.inode] = run.id
+        self._by_directory[group.directory] = run.id
         return group
 
-    # Removing.
-
-    def forget(self, held: HeldRun) -> RunCgroup | None:
+    def forget(self, run: LaunchedRun) -> RunCgroup | None:
         """Forget the run's cgroup, and leave it as it is."""
-        group = self._by_run.pop(held.id, None)
+        group = self._by_run.pop(run.id, None)
         if group is not None:
             self.unwatch(group)
-            self._controllers.forget(group.directory)
             del self._by_inode[group.inode], self._by_directory[group.directory]
         return group
-
-    def remove(self, held: HeldRun) -> None:
-        """Forget the run's cgroup and remove it, now or in a task."""
-        group = self.forget(held)
-        if group is None:
-            return
-        try:
-            # its child runs were released before it, and few agents make cgroups of their own
-            os.rmdir(group.leaf)
-            os.rmdir(group.directory)
-        except OSError:
-            self._reactor.task(_remove_later, group.directory)
 
     def unwatch(self, group: RunCgroup) -> None:
         if group.events is not None:
@@ -183,23 +115,6 @@ class RunCgroups:
             os.close(group.events)
             group.events = None
 
-    def close(self) -> None:
-        """Close everything and remove the base, unless something is alive in it: a sweep ends that."""
+    def unwatch_all(self) -> None:
         for group in self._by_run.values():
             self.unwatch(group)
-        with suppress(OSError):
-            cgroupfs.remove_tree(self.base.directory)
-        with suppress(OSError):
-            self._controllers.close()
-
-
-async def _remove_later(directory: str) -> None:
-    for _ in range(_REMOVE_TRIES):
-        await trio.sleep(_REMOVE_PAUSE)
-        with suppress(OSError):  # in a thread: an agent may have made a hundred thousand
-            await trio.to_thread.run_sync(cgroupfs.remove_tree, directory)
-            return
-
-
-def _inode(directory: str) -> int:
-    return os.stat(f"{directory}/{LEAF}").st_ino

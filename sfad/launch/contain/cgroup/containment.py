@@ -12,30 +12,25 @@ and leaves `cgroup.freeze` as it was.
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
-from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Literal
 
-import trio
-
-from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRun, run_ids
+from ...launched_runs import LaunchedRun, run_ids
 from ...launcher import Complain
-from ...watch.mains import signal_mains
-from ..interface import Door, Ground, RunContainment
-from . import cgroupfs
+from ..interface import Door, LauncherParts, RunContainment
+from . import cgroupfs, location
 from .adopted import AdoptedCgroups
 from .cgroups import RunCgroup, RunCgroups
+from .control import CgroupControl, thaw_all
 from .controllers import Controllers
-from .escapes import INSIST, Escapes
+from .escapes import Escapes
 from .events import CgroupEvents
 from .limits import KernelLimits
+from .making import CgroupMaker
+from .pausing import CgroupPauses
 from .placing import CgroupPlacing
-
-FREEZE_BOUND = 0.1
-"""Seconds that a stop waits for the freezer."""
+from .stopping import CgroupStops
 
 
 class CgroupContainment(RunContainment):
@@ -43,178 +38,81 @@ class CgroupContainment(RunContainment):
 
     kind: Literal["cgroup", "tags"] = "cgroup"
     adopted: AdoptedCgroups
+    pauses: CgroupPauses
+    stops: CgroupStops
 
-    def __init__(self, ground: Ground, *, base: cgroupfs.Base, complain: Complain = lambda _text: None) -> None:
+    def __init__(self, parts: LauncherParts, *, base: location.BaseCgroup, complain: Complain = lambda _text: None) -> None:
         self.detail = base.directory
-        self._runs = ground.runs
-        self._reactor = ground.reactor
-        self._owed = ground.owed
+        self._runs = parts.runs
+        self._owed = parts.owed
         self._base = base
         self._controllers = Controllers(base, complain)
         self._controllers.prepare()
-        self._own_cgroup = procfs.cgroup(os.getpid())
-        """Where this process belongs, now that `prepare` has moved it if necessary."""
-        self._cgroups = RunCgroups(base, self._controllers, ground.reactor)
-        self._events = CgroupEvents(self._cgroups, ground.reactor, ground.complaints, self._learn)
-        self.limits = KernelLimits(self._cgroups, self._controllers, ground.complaints)
-        self._escapes = Escapes(ground, self._cgroups)
-        self.adopted = AdoptedCgroups(ground.runs, self._cgroups, self.limits)
-        self._placing = CgroupPlacing(ground.runs, self._cgroups, ground.orphans)
+        self._control = CgroupControl(base)
+        self._cgroups = RunCgroups(base, parts.reactor)
+        self._maker = CgroupMaker(self._cgroups, self._controllers, parts.reactor)
+        self._events = CgroupEvents(self._cgroups, parts.reactor, parts.complaints, self._learn)
+        self.limits = KernelLimits(self._cgroups, self._controllers, parts.complaints)
+        self._escapes = Escapes(parts, self._cgroups)
+        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self._maker, self.limits)
+        self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)
+        self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
+        self._placing = CgroupPlacing(parts.runs, self._cgroups, parts.orphans)
 
-    # Entering and leaving.
-
-    def enter(self, held: HeldRun) -> Door:
+    def enter(self, run: LaunchedRun) -> Door:
         try:
-            return self._enter(held)
+            return self._enter(run)
         except PermissionError as error:
             cgroupfs.regain(os.fsdecode(error.filename or self._base.directory), self._base.directory)
-            return self._enter(held)
+            return self._enter(run)
 
-    def _enter(self, held: HeldRun) -> Door:
-        group = self._cgroups.of(held) or self._cgroups.make(held)
+    def _enter(self, run: LaunchedRun) -> Door:
+        group = self._cgroups.of(run) or self._maker.make(run)
         try:
-            return self._open(held, group)
+            return self._open(run, group)
         except OSError as error:  # another process removed the cgroup, because it was empty
             if error.errno not in procfs.GONE:
                 raise
-            self._cgroups.forget(held)
-            return self._open(held, self._cgroups.make(held))
+            self._maker.forget(run)
+            return self._open(run, self._maker.make(run))
 
-    def _open(self, held: HeldRun, group: RunCgroup) -> Door:
-        if group.bounds != held.bounds:
-            self.limits.limit(held)
+    def _open(self, run: LaunchedRun, group: RunCgroup) -> Door:
+        if group.bounds != run.bounds:
+            self.limits.limit(run)
         if group.halted:  # the attempt before ended in its stop's freeze
-            self._unfreeze(group)
-        tag = self._runs.tag_of(held)
+            thaw_all(group)
+        tag = self._runs.tag_of(run)
         return Door(os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC), tag)
 
-    def leave(self, held: HeldRun) -> None:
-        self.adopted.own(held)
-        self._cgroups.remove(held)
+    def leave(self, run: LaunchedRun) -> None:
+        self.adopted.leave(run)
+        self._maker.remove(run)
 
     def close(self) -> None:
-        self._cgroups.close()
+        self._maker.close()
 
-    # Stopping.
-
-    def terminate(self, held: HeldRun, number: int) -> None:
-        """Freeze, signal every process, and thaw: a process that forks meanwhile cannot outrun the signal."""
-        group = self._cgroups.of(held)
-        if group is None:
-            signal_mains(held, number)
-            self._escapes.stop_soon(held)
-            return
-        self._events.watch(held, group)
-        group.frozen = trio.Event()
-        self._write(group, "cgroup.freeze", b"1")
-        group.halted = True
-        self._reactor.task(self._stop, held, group, number, held.ladder)
-
-    async def _stop(self, held: HeldRun, group: RunCgroup, number: int, ladder: int) -> None:
-        with trio.move_on_after(FREEZE_BOUND):
-            await group.frozen.wait()
-        await self._reactor.lasting(self._signal_all, held, number, ladder)
-        await self._reactor.lasting(self._let_go, held, group, ladder)
-
-    async def _signal_all(self, held: HeldRun, number: int, ladder: int) -> None:
-        if not held.in_stop(ladder):
-            return
-        with lifted():
-            members = [pid for pid, _ in self.members(held)]
-            for pid in members:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)  # no frozen process can end, so no pid was used again
-            signal_mains(held, number, but=members)
-
-    async def _let_go(self, held: HeldRun, group: RunCgroup, ladder: int) -> None:
-        if held.in_stop(ladder):
-            with lifted():
-                self._unfreeze(group)
-                self._escapes.stop_soon(held)
-
-    def _unfreeze(self, group: RunCgroup) -> None:
-        for directory in cgroupfs.nested(group.directory):
-            try:
-                cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
-            except OSError as error:
-                if error.errno not in procfs.GONE:
-                    raise
-        group.halted = False
-
-    def kill(self, held: HeldRun) -> None:
-        group = self._cgroups.of(held)
-        if group:
-            self._write(group, "cgroup.kill", b"1")
-            self._events.watch(held, group)
-            self._reactor.task(self._insist, held, group, held.ladder)
-        self._escapes.stop_soon(held)
-
-    async def _insist(self, held: HeldRun, group: RunCgroup, ladder: int) -> None:
-        while True:
-            await trio.sleep(INSIST)
-            if not held.in_stop(ladder):
-                return
-            signal_mains(held, SIGKILL)
-            with lifted():
-                self._write(group, "cgroup.kill", b"1")
-
-    # Pausing.
-
-    def freeze(self, held: HeldRun) -> None:
-        self._escapes.signal(held, SIGSTOP)
-        group = self._cgroups.of(held)
-        if group:
-            self._write(group, "cgroup.freeze", b"1")
-            self._events.watch(held, group)
-        else:
-            self._reactor.soon(self._owed.stands_still, held)
-
-    def thaw(self, held: HeldRun) -> None:
-        group = self._cgroups.of(held)
-        if group:
-            self._write(group, "cgroup.freeze", b"0")
-        self._escapes.signal(held, SIGCONT)
-
-    def _write(self, group: RunCgroup, name: str, content: bytes) -> None:
-        self._step_out()
-        try:
-            cgroupfs.write(f"{group.directory}/{name}", content)
-        except OSError as error:
-            if error.errno not in procfs.GONE:
-                raise
-
-    def _step_out(self) -> None:
-        """Go back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
-        path = procfs.cgroup(os.getpid())
-        if path is None or path == self._own_cgroup or cgroupfs.below(path, self._base.path) is None:
-            return
-        parent = os.path.dirname(self._base.directory)
-        cgroupfs.write(f"{cgroupfs.seen(self._own_cgroup) or parent}/cgroup.procs", b"0")
-
-    # Looking.
-
-    def _learn(self, held: HeldRun, group: RunCgroup, events: bytes) -> None:
+    def _learn(self, run: LaunchedRun, group: RunCgroup, events: bytes) -> None:
         if b"frozen 1" in events:
             group.frozen.set()
-            self._owed.stands_still(held)
-        elif held.paused and not held.freezing:  # another process has thawed it
-            self._write(group, "cgroup.freeze", b"1")
+            self._owed.report_frozen(run)
+        elif run.paused and not run.freezing:  # another process has thawed it
+            self._control.write(group, "cgroup.freeze", b"1")
         if b"populated 0" in events:
-            self._escapes.stop_soon(held)
-            self._owed.consider(held)
+            self._escapes.stop_soon(run)
+            self._owed.report_if_empty(run)
 
-    def populated(self, held: HeldRun) -> bool:
-        if self._cgroups.populated(held):
+    def populated(self, run: LaunchedRun) -> bool:
+        if self._cgroups.populated(run):
             return True
-        runs = run_ids([held])
+        runs = run_ids([run])
         self.adopted.gather_all(runs)
-        return self._cgroups.populated(held) or any(self._escapes.orphaned(runs))
+        return self._cgroups.populated(run) or any(self._escapes.orphaned(runs))
 
-    def members(self, *tops: HeldRun) -> Iterable[tuple[int, RunId]]:
+    def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         return self._cgroups.members(*tops)
 
-    def outside(self, held: HeldRun) -> Iterable[tuple[int, RunId]]:
-        return self._escapes.of(held)
+    def outside(self, run: LaunchedRun) -> Iterable[tuple[int, RunId]]:
+        return self._escapes.of(run)
 
     def place(self, pid: int, pidfd: int | None) -> RunId | None:
         return self._placing.place(pid, pidfd)

@@ -20,22 +20,22 @@ from contextlib import suppress
 
 from ... import procfs
 from . import cgroupfs
+from .location import SUPERVISOR, BaseCgroup, mounts
 
 KINDS = ("pids", "memory", "cpu")
-LEAF = cgroupfs.SUPERVISOR
 _VACATED = "user.sfad.vacated"
 """An extended attribute of the leaf: the daemon, not systemd, has made it and moved there."""
 _CONTROL = ".control"
 """The cgroup in a delegated unit in which systemd starts `ExecStopPost=` commands."""
-_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-_TRIES = 10
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_MOVE_PASSES = 10
 """Looks at a cgroup that is being emptied: each finds what was forked during the one before."""
 
 
 class Controllers:
     """The controllers that can be used below one instance's base. `complain` is told why one cannot."""
 
-    def __init__(self, base: cgroupfs.Base, complain: Callable[[str], object] = lambda _text: None) -> None:
+    def __init__(self, base: BaseCgroup, complain: Callable[[str], object] = lambda _text: None) -> None:
         self._base = base.directory
         self._parent = os.path.dirname(base.directory)
         self._complain = complain
@@ -67,7 +67,7 @@ class Controllers:
             self._enable(kind, directory)
         except OSError as error:
             self._complain(f"the cgroup controller {kind} cannot be enabled, so that limits are watched: {_said(error)}")
-            if not self.enabled(kind, self._base) and error.errno not in _PASSING:
+            if not self.enabled(kind, self._base) and error.errno not in _SHORTAGES:
                 self.available.discard(kind)
             return False
         return True
@@ -104,7 +104,7 @@ class Controllers:
 def undo(parent: str, *, settle: bool = False) -> None:
     """Disable the controllers of `parent`, if a daemon has vacated it and no instance is left in it. With `settle` the processes
     in the leaf move back; without it, a leaf that is in use stays."""
-    leaf = f"{parent}/{LEAF}"
+    leaf = f"{parent}/{SUPERVISOR}"
     with suppress(OSError):
         if not os.path.isdir(leaf) or _others(parent):
             return
@@ -120,7 +120,7 @@ def release_unit() -> None:
     Nothing is killed: runs are without limits until the next daemon has adopted them. Where systemd itself puts the daemon into
     the leaf, controllers stay as they are."""
     own = procfs.cgroup(os.getpid()) or "/"
-    for directory in (found for mount in cgroupfs.mounts() if (found := mount.directory(own))):
+    for directory in (found for mount in mounts() if (found := mount.directory(own))):
         unit, name = os.path.split(directory)
         with suppress(OSError):
             if name == _CONTROL and _was_vacated(unit):
@@ -151,17 +151,17 @@ def _vacate(parent: str) -> bool:
         strangers = ", ".join(map(str, sorted(sitting - {os.getpid()})[:5]))
         raise OSError(f"{parent} also holds processes that are not the daemon's ({strangers})")
     with suppress(FileExistsError):
-        os.mkdir(f"{parent}/{LEAF}")
+        os.mkdir(f"{parent}/{SUPERVISOR}")
     with suppress(OSError):
-        os.setxattr(f"{parent}/{LEAF}", _VACATED, b"1")
-    _move(parent, f"{parent}/{LEAF}")
+        os.setxattr(f"{parent}/{SUPERVISOR}", _VACATED, b"1")
+    _move(parent, f"{parent}/{SUPERVISOR}")
     return True
 
 
 def _was_vacated(parent: str) -> bool:
     """Return whether a daemon, not systemd, has made the leaf."""
     try:
-        return os.getxattr(f"{parent}/{LEAF}", _VACATED) == b"1"
+        return os.getxattr(f"{parent}/{SUPERVISOR}", _VACATED) == b"1"
     except OSError:
         return False
 
@@ -176,7 +176,7 @@ def _delegated(directory: str) -> bool:
 
 def _move(source: str, target: str) -> None:
     """Move every process. Raises `OSError`, also if new ones keep appearing."""
-    for _ in range(_TRIES):
+    for _ in range(_MOVE_PASSES):
         sitting = list(cgroupfs.pids(source))
         if not sitting:
             return

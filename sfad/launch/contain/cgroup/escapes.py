@@ -12,32 +12,33 @@ from time import monotonic
 from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRun, run_ids
-from ..interface import Ground
+from ...launched_runs import LaunchedRun, run_ids
+from ...watch.reactor import wait_ended
+from ..interface import LauncherParts
 from .cgroups import RunCgroups
 
-INSIST = 1.0
+KILL_EVERY = 1.0
 """Seconds between two kills of what does not go: something may have been moved into the cgroup after the first."""
-_SLICE = 0.01
+_SIGNAL_SLICE = 0.01
 """Seconds of signalling before the daemon's other tasks get their turn."""
-_WATCHED = 32
+_PIDFDS_AT_ONCE = 32
 """Pidfds of escaped processes waited on at a time."""
 
 
 class Escapes:
-    def __init__(self, ground: Ground, cgroups: RunCgroups) -> None:
-        self._runs = ground.runs
-        self._reactor = ground.reactor
-        self._orphans = ground.orphans
-        self._owed = ground.owed
+    def __init__(self, parts: LauncherParts, cgroups: RunCgroups) -> None:
+        self._runs = parts.runs
+        self._reactor = parts.reactor
+        self._orphans = parts.orphans
+        self._owed = parts.owed
         self._cgroups = cgroups
-        self._chased: set[HeldRun] = set()
+        self._stopping: set[LaunchedRun] = set()
         """Runs whose escaped processes are being stopped."""
 
-    def of(self, held: HeldRun) -> Iterator[tuple[int, RunId]]:
+    def of(self, run: LaunchedRun) -> Iterator[tuple[int, RunId]]:
         """Yield the escaped processes of a run and its descendants, with the run each is of. Raises `OSError`."""
-        runs = run_ids([held])
-        for below in held.subtree():
+        runs = run_ids([run])
+        for below in run.subtree():
             main = below.main
             if main is None or main.report is not None:  # a trampoline may not be in yet
                 continue
@@ -61,39 +62,39 @@ class Escapes:
             if home in runs and inside not in runs:
                 yield pid, home
 
-    def signal(self, held: HeldRun, *numbers: int) -> None:
-        self._signal(held, [pid for pid, _ in self.of(held)], *numbers)
+    def signal(self, run: LaunchedRun, *numbers: int) -> None:
+        self._signal(run, [pid for pid, _ in self.of(run)], *numbers)
 
-    def _signal(self, held: HeldRun, pids: Iterable[int], *numbers: int) -> None:
-        mains = {main.pid: main for main in held.mains}
+    def _signal(self, run: LaunchedRun, pids: Iterable[int], *numbers: int) -> None:
+        mains = {main.pid: main for main in run.mains}
         for pid in pids:
             for number in numbers:
                 with suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(mains[pid].pidfd, number) if pid in mains else os.kill(pid, number)
 
-    def stop_soon(self, held: HeldRun) -> None:
+    def stop_soon(self, run: LaunchedRun) -> None:
         """While the run is being emptied, stop its escaped processes. Raises `OSError`."""
-        if held not in self._chased and held.emptying and any(self.of(held)):
-            self._chased.add(held)
-            self._reactor.task(self._chase, held)
+        if run not in self._stopping and run.emptying and any(self.of(run)):
+            self._stopping.add(run)
+            self._reactor.task(self._stop_escaped, run)
 
-    async def _chase(self, held: HeldRun) -> None:
+    async def _stop_escaped(self, run: LaunchedRun) -> None:
         """Signal the escaped processes with the last signal of the stop, until there are none."""
-        struck: set[tuple[int, int]] = set()
-        while held.emptying and (left := self._strike(held, struck)):
-            await self._reactor.wait_ended(left[:_WATCHED], INSIST)
-        self._chased.discard(held)
-        self._owed.consider(held)
+        signalled: set[tuple[int, int]] = set()
+        while run.emptying and (left := self._signal_new(run, signalled)):
+            await wait_ended(self._reactor, left[:_PIDFDS_AT_ONCE], KILL_EVERY)
+        self._stopping.discard(run)
+        self._owed.report_if_empty(run)
 
-    def _strike(self, held: HeldRun, struck: set[tuple[int, int]]) -> list[int]:
+    def _signal_new(self, run: LaunchedRun, signalled: set[tuple[int, int]]) -> list[int]:
         """Signal each process once; return those of the last look. A process that forks and exits without pause has a new pid
         at each look."""
-        until = monotonic() + _SLICE
+        until = monotonic() + _SIGNAL_SLICE
         with lifted():
             while True:
-                found = [pid for pid, _ in self.of(held)]
-                fresh = [pid for pid in found if (pid, held.number) not in struck]
+                found = [pid for pid, _ in self.of(run)]
+                fresh = [pid for pid in found if (pid, run.stop_signal) not in signalled]
                 if not fresh or monotonic() > until:
                     return found
-                self._signal(held, fresh, held.number, signal.SIGCONT)
-                struck.update((pid, held.number) for pid in found)
+                self._signal(run, fresh, run.stop_signal, signal.SIGCONT)
+                signalled.update((pid, run.stop_signal) for pid in found)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ... import procfs
 from ...complaints import Complaints
-from ...launched_runs import HeldRun
+from ...launched_runs import LaunchedRun
 from ...watch.reactor import Reactor
 from . import cgroupfs
 from .cgroups import RunCgroup, RunCgroups
@@ -19,47 +19,51 @@ class CgroupEvents:
     """Watches the cgroups of runs, and calls `learn` with the content of `cgroup.events`."""
 
     def __init__(
-        self, cgroups: RunCgroups, reactor: Reactor, complaints: Complaints, learn: Callable[[HeldRun, RunCgroup, bytes], object]
+        self,
+        cgroups: RunCgroups,
+        reactor: Reactor,
+        complaints: Complaints,
+        learn: Callable[[LaunchedRun, RunCgroup, bytes], object],
     ) -> None:
         self._cgroups = cgroups
         self._reactor = reactor
         self._complaints = complaints
         self._learn = learn
 
-    def watch(self, held: HeldRun, group: RunCgroup) -> None:
+    def watch(self, run: LaunchedRun, group: RunCgroup) -> None:
         """From now on learn of every change, and soon of the present content."""
         if group.events is not None:
-            self._reactor.soon(self._look, held, group)
+            self._reactor.soon(self._look, run, group)
             return
         try:
             events = os.open(f"{group.directory}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:  # another process removed the cgroup, so it is empty
-            self._reactor.soon(self._learn, held, group, _EMPTY)
+            self._reactor.soon(self._learn, run, group, _EMPTY)
             return
         except OSError as error:
-            self._poll_later(held, group, error)
+            self._poll_later(run, group, error)
             return
         try:
-            self._reactor.add(events, lambda: self._look(held, group), select.EPOLLPRI)
+            self._reactor.add(events, lambda: self._look(run, group), select.EPOLLPRI)
         except OSError as error:
             os.close(events)
-            self._poll_later(held, group, error)
+            self._poll_later(run, group, error)
             return
         group.events = events
-        self._reactor.soon(self._look, held, group)  # what changed before
+        self._reactor.soon(self._look, run, group)  # what changed before
 
-    def _poll_later(self, held: HeldRun, group: RunCgroup, error: OSError) -> None:
+    def _poll_later(self, run: LaunchedRun, group: RunCgroup, error: OSError) -> None:
         """Read the file now and then, until there is a descriptor to watch it with."""
         self._complaints.failed(error)
-        self._reactor.later(self._poll, held, group)
+        self._reactor.later(self._poll, run, group)
 
-    def _poll(self, held: HeldRun, group: RunCgroup) -> None:
-        if group.events is None and (held.emptying or held.freezing):
-            self._learn(held, group, cgroupfs.read(f"{group.directory}/cgroup.events") or _EMPTY)
-        if group.events is None and (held.emptying or held.freezing):
-            self.watch(held, group)
+    def _poll(self, run: LaunchedRun, group: RunCgroup) -> None:
+        if group.events is None and (run.emptying or run.freezing):
+            self._learn(run, group, cgroupfs.read(f"{group.directory}/cgroup.events") or _EMPTY)
+        if group.events is None and (run.emptying or run.freezing):
+            self.watch(run, group)
 
-    def _look(self, held: HeldRun, group: RunCgroup) -> None:
+    def _look(self, run: LaunchedRun, group: RunCgroup) -> None:
         if group.events is None:
             return
         try:
@@ -69,4 +73,4 @@ class CgroupEvents:
                 raise
             self._cgroups.unwatch(group)
             events = _EMPTY
-        self._learn(held, group, events)
+        self._learn(run, group, events)

@@ -4,7 +4,7 @@ import os
 
 from ... import procfs
 from ...complaints import Complaints
-from ...launched_runs import HeldRun
+from ...launched_runs import LaunchedRun
 from ..interface import RunLimits
 from . import cgroupfs
 from .cgroups import RunCgroup, RunCgroups
@@ -25,18 +25,18 @@ class KernelLimits(RunLimits):
     def enforces(self, kind: str) -> bool:
         return kind in self._controllers.available
 
-    def limit(self, held: HeldRun) -> None:
+    def limit(self, run: LaunchedRun) -> None:
         """Write the bounds that have changed. A run without a cgroup gets them when its cgroup is made."""
-        group = self._cgroups.of(held)
+        group = self._cgroups.of(run)
         if group is None:
             return
         for kind in KINDS:
-            value, before = getattr(held.bounds, kind), getattr(group.bounds, kind)
+            value, before = getattr(run.bounds, kind), getattr(group.bounds, kind)
             if value != before and kind in self._controllers.available:
-                self._limit_to(held, group, kind, value)
-        group.bounds = held.bounds
+                self._limit_to(run, group, kind, value)
+        group.bounds = run.bounds
 
-    def _limit_to(self, held: HeldRun, group: RunCgroup, kind: str, value: float | None) -> None:
+    def _limit_to(self, run: LaunchedRun, group: RunCgroup, kind: str, value: float | None) -> None:
         """Write one bound, and from now on count how often the kernel enforces it."""
         group.enforced.pop(kind, None)
         if not self._controllers.enable(kind, os.path.dirname(group.directory)):
@@ -47,18 +47,18 @@ class KernelLimits(RunLimits):
             if value is not None and kind != "cpu":
                 group.enforced[kind] = _enforced(kind, group.directory)
         except OSError as error:
-            self._complaints.unenforced(held.id, error)
+            self._complaints.unenforced(run.id, error)
 
-    def used(self, held: HeldRun, kind: str) -> int | None:
-        group = self._cgroups.of(held)
+    def used(self, run: LaunchedRun, kind: str) -> int | None:
+        group = self._cgroups.of(run)
         if group is None:
             return None
         if kind == "pids":
             return _current_pids(group.directory) if "pids" in group.enforced else None
         return _charged_memory(group.directory) if group.metered else None
 
-    def breaches(self, held: HeldRun) -> frozenset[str]:
-        group = self._cgroups.of(held)
+    def breaches(self, run: LaunchedRun) -> frozenset[str]:
+        group = self._cgroups.of(run)
         if group is None:
             return frozenset()
         try:
@@ -95,8 +95,8 @@ def _current_pids(directory: str) -> int | None:
 
 
 def _charged_memory(directory: str) -> int | None:
-    """Return the bytes of anonymous and shared memory that are charged to a cgroup, to compare with what processes hold: without
-    its page cache, which the kernel takes back before it enforces anything, and without the kernel's own memory for it."""
+    """Return the bytes of anonymous and shared memory that are charged to a cgroup, to compare with the memory of processes:
+    without page cache, which the kernel takes back before it enforces anything, and without the kernel's own memory."""
     fields = dict(line.split() for line in (procfs.read(f"{directory}/memory.stat", whole=True) or b"").splitlines())
     return int(fields[b"anon"]) + int(fields[b"shmem"]) if fields else None
 

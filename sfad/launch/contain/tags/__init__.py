@@ -1,6 +1,10 @@
 """Containment without cgroups.
 
-`containment`  by descent and marks: stopping and pausing
-`census`       which processes are in which run
+`containment`  by descent and marks
+`stopping`     signals every process of a run until nothing is left
+`pausing`      stops and continues every process of a run
+`census`       the processes of runs
+`placing`      the run of a process
 `adopted`      processes of adopted runs, which are not below the daemon
+`signals`      signals to exactly the process that was seen
 """

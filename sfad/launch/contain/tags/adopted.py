@@ -8,62 +8,61 @@ from collections.abc import Iterator
 
 from ....protocol.types import RunId
 from ... import procfs
-from ...launched_runs import HeldRun, HeldRuns
+from ...launched_runs import LaunchedRun, LaunchedRuns
 from ...procfs import Stat
-from .. import mark_scan
 from ..interface import AdoptedRuns
-from ..mark_scan import Looks, Trace
+from ..mark_scan import MarkedProcess, RecentScans, run_by_marks, scan_marks, with_marks
 
 
-class Abroad(AdoptedRuns):
-    def __init__(self, runs: HeldRuns) -> None:
+class AdoptedTags(AdoptedRuns):
+    def __init__(self, runs: LaunchedRuns) -> None:
         self._runs = runs
-        self._looks = Looks()
-        self._abroad: set[RunId] = set()
+        self._scans = RecentScans()
+        self._elsewhere: set[RunId] = set()
         """Runs that may have processes which are not below this one."""
 
     def __bool__(self) -> bool:
-        return bool(self._abroad)
+        return bool(self._elsewhere)
 
     def concerns(self, runs: set[RunId]) -> bool:
         """Return whether one of these runs may have processes that are not below this one."""
-        return bool(runs & self._abroad)
+        return bool(runs & self._elsewhere)
 
-    def rejoin(self, held: HeldRun) -> None:
-        self._runs.tag_of(held)
+    def rejoin(self, run: LaunchedRun) -> None:
+        self._runs.tag_of(run)
 
-    def forget(self, held: HeldRun) -> None:
-        self._abroad.discard(held.id)
+    def forget(self, run: LaunchedRun) -> None:
+        self._elsewhere.discard(run.id)
 
-    def carries(self, held: HeldRun, pid: int) -> bool:
+    def is_of(self, run: LaunchedRun, pid: int) -> bool:
         process = procfs.stat(pid)
-        number = self._runs.tag_of(held)
-        numbers = {number: held.id} if number is not None else {}
-        return process is not None and mark_scan.run_of(mark_scan.trace(process), None, {held.cookie: held.id}, numbers) == held.id
+        tag = self._runs.tag_of(run)
+        tags = {tag: run.id} if tag is not None else {}
+        return process is not None and run_by_marks(with_marks(process), None, {run.cookie: run.id}, tags) == run.id
 
-    def settle(self, held: HeldRun) -> bool:
-        if held.main is not None:
-            if not held.main.ours:
-                self._abroad.add(held.id)
+    def finish(self, run: LaunchedRun) -> bool:
+        if run.main is not None:
+            if not run.main.ours:
+                self._elsewhere.add(run.id)
             return True
-        recent = self._looks.recent()
-        found = {process.pid for look in recent for process in look.members(held.cookie, self._runs.tag_of(held))}
+        recent = self._scans.recent()
+        found = {process.pid for scan in recent for process in scan.members(run.cookie, self._runs.tag_of(run))}
         if not found <= recent[0].ours | recent[1].ours:
-            self._abroad.add(held.id)
+            self._elsewhere.add(run.id)
         return any(map(procfs.is_alive, found))
 
     def processes(self) -> Iterator[tuple[Stat, RunId]]:
         """Yield what is alive in adopted runs and not below this process. Raises `OSError`."""
-        if self._abroad:
-            for one, run in mark_scan.look().placed(self.run_of, but=os.getpid()):
-                if run:
-                    yield one.process, run
+        if self._elsewhere:
+            for one, run_id in scan_marks().with_runs(self.run_of, but=os.getpid()):
+                if run_id:
+                    yield one.process, run_id
 
-    def run_of(self, one: Trace, inherited: RunId | None) -> RunId | None:
+    def run_of(self, one: MarkedProcess, inherited: RunId | None) -> RunId | None:
         """Return the run of a process that is not below this one, by its parent's run and its marks."""
         if inherited:
-            tagged = self._runs.tags.get(one.number) if one.number is not None else None
+            tagged = self._runs.tags.get(one.tag) if one.tag is not None else None
             return tagged if tagged is not None and self._runs.within(tagged, inherited) else inherited
-        cookies = {self._runs[run].cookie: run for run in self._abroad}
-        numbers = {number: run for number, run in self._runs.tags.items() if run in self._abroad}
-        return mark_scan.run_of(one, inherited, cookies, numbers)
+        cookies = {self._runs[run_id].cookie: run_id for run_id in self._elsewhere}
+        tags = {tag: run_id for tag, run_id in self._runs.tags.items() if run_id in self._elsewhere}
+        return run_by_marks(one, inherited, cookies, tags)

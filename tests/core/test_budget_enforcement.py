@@ -6,7 +6,7 @@ from sfad.core import events as e
 from sfad.core.policy import Policy
 from sfad.protocol.types import Action, Status
 
-from .test_takeover import Life
+from .test_adopting import Life
 from .transcript import ANN, BOB, Transcript, inside, purse
 
 

@@ -13,7 +13,7 @@ from sfad.core.ladder import Rung
 from sfad.core.machine import Machine
 from sfad.core.run import Birth, ProcessExit, Run, State
 from sfad.core.snapshot import Remembered, rebased
-from sfad.core.stops import GONE
+from sfad.core.stop_requests import GONE
 from sfad.durable.accounts import from_saved, to_saved
 from sfad.protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, RunId, Status
 
@@ -45,7 +45,7 @@ class Life(Transcript):
         reboot: bool = False,
         continued: bool = False,
         learnt: Iterable[e.Event] = (),
-    ) -> e.Recovered:
+    ) -> e.RunsAdopted:
         """Another daemon. Main processes of `alive` are; of `populated` other processes are."""
         found: dict[RunId, Run] = {}
         for birth, state in copies if copies is not None else self.copies():
@@ -67,7 +67,7 @@ class Life(Transcript):
             )
         tickets = self.machine.tickets() if continued else ()
         self.machine = Machine(self.machine.policy, **self.numbers)
-        return e.Recovered(self.at, tuple(runs), "the daemon died", continued, tickets, tuple(learnt))
+        return e.RunsAdopted(self.at, tuple(runs), "the daemon died", continued, tickets, tuple(learnt))
 
     def back(self, run: RunId, client: int) -> e.ClientBack:
         """A client has a connection again."""
@@ -877,7 +877,7 @@ def test_nothing_that_ran_is_there_after_a_reboot() -> None:
     t.quiet()
     t.ended(a, Status.LOST)
     t.ended(b, Status.CANCELLED)
-    assert [run.clock.spent for run in runs] == [0, 5]
+    assert [run.clock.counted for run in runs] == [0, 5]
     assert [run.birth.created_at for run in runs] == [run.started_at for run in runs] == [20, 20]
 
 

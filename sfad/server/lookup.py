@@ -28,7 +28,7 @@ class KnownRuns(Protocol):
         """Return ids that begin with `prefix`."""
 
 
-def resolve(runs: KnownRuns, handle: str, own: RunId | None) -> RunInfo:
+def find_run(runs: KnownRuns, handle: str, own: RunId | None) -> RunInfo:
     """Return the run with the id `handle`; else the live run of this name, else the newest of this name; else the only run whose
     id begins with it. Raise `RequestError` if there is none, or several.
 

@@ -1,18 +1,17 @@
 """Requests to stop: of clients, which wait for the answer; of the daemon's own end; and the loss of a foreground client."""
 
 from collections.abc import Iterable
-from signal import Signals
 
 from ..protocol.types import ErrorCode, Reason, Survivor
 from . import commands as c
 from . import events as e
-from .candidate import check_grace
 from .context import Context
+from .ladder import check_grace
 from .policy import Invalid
 from .run import Run
 from .snapshot import Ticket
 from .stopping import Stopping
-from .vocabulary import EventType, ReasonKind, Timer
+from .vocabulary import EventType, ReasonKind, Timer, signal_name
 
 RECONNECT = 10.0
 """Seconds that a client has to come back to a restarted daemon before the runs that are tied to it are stopped."""
@@ -21,7 +20,7 @@ GONE = -1
 """The connection that a run is tied to until its client is back: each daemon numbers connections from 1."""
 
 
-class Stops:
+class StopRequests:
     def __init__(self, context: Context, stopping: Stopping) -> None:
         self._ctx = context
         self._stopping = stopping
@@ -64,20 +63,20 @@ class Stops:
         awaited = {name for ticket in self._tickets for name in ticket.pending}
         for each in run.subtree():
             if each is run:
-                self._settle(each, ev.at, ev.survivors)
+                self._tell(each, ev.at, ev.survivors)
             elif each.ladder is None and each.id in awaited:
                 # it is on this ladder and has no survey of its own
                 below = {r.id for r in each.subtree()}
-                self._settle(each, ev.at, [s for s in ev.survivors if s.run_id in below])
+                self._tell(each, ev.at, [s for s in ev.survivors if s.run_id in below])
 
-    def settle(self, ended: Iterable[Run], at: float) -> None:
+    def tell_ended(self, ended: Iterable[Run], at: float) -> None:
         """Tell those who waited for runs that have ended."""
         for run in ended:
-            self._settle(run, at)
+            self._tell(run, at)
 
-    def _settle(self, run: Run, at: float, survivors: Iterable[Survivor] = ()) -> None:
+    def _tell(self, run: Run, at: float, survivors: Iterable[Survivor] = ()) -> None:
         for ticket in [ticket for ticket in self._tickets if run.id in ticket.pending]:
-            ticket.settle(run.id, survivors)
+            ticket.stop_waiting_for(run.id, survivors)
             if not ticket.pending:
                 self._tickets.remove(ticket)
                 done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at)
@@ -123,11 +122,3 @@ class Stops:
             "(start it with --keep to let it go on)"
         )
         self._stopping.cancel(run, at, Reason(kind=ReasonKind.CLIENT, message=message))
-
-
-def signal_name(number: int) -> str:
-    """`SIGTERM`, or `signal 77`."""
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -22,7 +22,7 @@ from ..runs.stdin import StdinPipe
 from .launching import Feed, demand_descriptors
 from .translate import asked_of
 
-Asker = Callable[[c.Answer], None]
+OnAnswer = Callable[[c.Answer], None]
 Admitted = Callable[[RunId], None]
 
 
@@ -34,7 +34,7 @@ class PendingSpawn:
     descriptors: list[int]
     admitted: Admitted
     program: AgentProgram | None
-    asker: RunId | None
+    caller: RunId | None
     stdin: StdinPipe | None = None
 
     def live(self, run: Run, launcher: Launcher) -> Live:
@@ -45,7 +45,7 @@ class PendingSpawn:
             launcher,
             wall_clock(),
             self.program,
-            asker=self.asker,
+            caller=self.caller,
             descriptors=self.descriptors,
             stdin=self.stdin,
         )
@@ -57,22 +57,22 @@ class PendingSpawn:
 
 
 @dataclass(slots=True)
-class Requests:
+class PendingRequests:
     """Puts requests to the core, each with a token, and passes the core's answers on."""
 
     feed: Feed
     catalogue: RunCatalogue
     descriptors: Descriptors
     last_token: int = 0
-    _askers: dict[int, list[Asker]] = field(default_factory=dict)
+    _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
     """Several, where a client lost its connection and has sent its request again on another."""
     _spawns: dict[int, PendingSpawn] = field(default_factory=dict)
 
-    def ask(self, answer: Asker, make: Callable[[int, float], e.Event]) -> None:
+    def ask(self, answer: OnAnswer, make: Callable[[int, float], e.Event]) -> None:
         """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
         self.feed(make(self._token(answer), trio.current_time()))
 
-    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: Asker, admitted: Admitted) -> None:
+    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: OnAnswer, admitted: Admitted) -> None:
         """Ask for a run. It takes over `descriptors`, whatever the answer. `admitted` is called before `answer` if it is yes. A
         request with the key of an earlier one gets the same answer.
 
@@ -111,21 +111,21 @@ class Requests:
         for asker in self._askers.pop(token, ()):
             asker(answer)
 
-    def askers(self) -> dict[int, list[Asker]]:
+    def askers(self) -> dict[int, list[OnAnswer]]:
         """Return what is called with the core's answers, by token."""
         return dict(self._askers)
 
-    def restore(self, askers: Mapping[int, Sequence[Asker]], *, last_token: int) -> None:
+    def restore(self, askers: Mapping[int, Sequence[OnAnswer]], *, last_token: int) -> None:
         """Expect the answers to requests that were put to the core before a re-execution."""
         self._askers |= {token: list(waiting) for token, waiting in askers.items()}
         self.last_token = last_token
 
-    def _token(self, answer: Asker) -> int:
+    def _token(self, answer: OnAnswer) -> int:
         self.last_token += 1
         self._askers[self.last_token] = [answer]
         return self.last_token
 
-    def _answer_again(self, run: RunId, client: int | None, answer: Asker) -> None:
+    def _answer_again(self, run: RunId, client: int | None, answer: OnAnswer) -> None:
         if client is not None:
             self.feed(e.ClientBack(trio.current_time(), run, client))
         live = self.catalogue.live.get(run)

@@ -1,8 +1,7 @@
-"""Reading what runs left, in the daemon and in `sfad.history` without one."""
+"""The result of a run, from the output that it left: in the daemon, and in `sfad.history` without one."""
 
-from ..ledger.reader import Page
 from ..meters import named
-from ..meters.speech import answer
+from ..meters.text import answer
 from ..output.files import OutputStore, Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
@@ -17,11 +16,6 @@ MAX_SEARCHED = 8 * MAX_RESULT
 
 NOT_KEPT = (FileNotFoundError, NotADirectoryError, Replaced)
 """What reading raises if the output is not there."""
-
-
-def summary_page(request: m.Summarise, within: RunId | None = None) -> Page:
-    query = m.List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
-    return Page(query, within=within)
 
 
 def result(output: OutputStore, info: RunInfo, request: m.Result) -> m.ResultText:

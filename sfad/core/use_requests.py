@@ -9,67 +9,67 @@ from . import commands as c
 from . import events as e
 from .budgets import Budget
 from .context import Context
-from .enforcement import Enforcement
+from .limit_enforcement import LimitEnforcement
 from .limits import ActiveLimit, amount, bare
 from .money import to_usd, to_wire
 from .run import Run
 from .spending import Spending
 
 MAX_RESERVATIONS = 1000
-"""Reservations that one run may hold unsettled, one for each call under way. A thousand are a leak."""
+"""UseRequests that one run may have open, one for each call under way. A thousand are a leak."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reservations:
+class UseRequests:
     _ctx: Context
     _spending: Spending
-    _enforcement: Enforcement
+    _limit_enforcement: LimitEnforcement
 
     def report_requested(self, run: Run, ev: e.ReportRequested) -> None:
-        self._spending.report(run, ev.more)
-        self._enforcement.enforce(run, ev.at)
+        self._spending.add_use(run, ev.more)
+        self._limit_enforcement.enforce(run, ev.at)
         self._ctx.reply(ev.token, c.Changed(run))
 
     def reserve_requested(self, run: Run, ev: e.ReserveRequested) -> None:
-        """Hold an amount, unless it would take a limit or a budget too far."""
-        if run.status is Status.STOPPING or len(run.account.holds) >= MAX_RESERVATIONS:
+        """Reserve an amount, unless it would take a limit or a budget too far."""
+        if run.status is Status.STOPPING or len(run.account.reservations) >= MAX_RESERVATIONS:
             why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}")
         elif not self._refused(run, ev):
-            self._ctx.reply(ev.token, c.ReserveAnswer(run, self._spending.reserve(run, ev.hold)))
-            self._enforcement.enforce(run, ev.at)
+            self._ctx.reply(ev.token, c.ReserveAnswer(run, self._spending.reserve(run, ev.reservation)))
+            self._limit_enforcement.enforce(run, ev.at)
 
     def _refused(self, run: Run, ev: e.ReserveRequested) -> bool:
         for owner in run.lineage:
-            for kind, more in ev.hold.amounts.items():
-                held = owner.limits.get(kind)
+            for kind, more in ev.reservation.amounts.items():
+                active = owner.limits.get(kind)
                 used = owner.account.used(kind) or 0
-                if held is not None and held.binds and held.above(used + more):
-                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, _over_limit(owner, held, used, more)))
-                    self._enforcement.refuse(owner, held, used, more, ev.at)
+                if active is not None and active.binds and active.above(used + more):
+                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, _over_limit(owner, active, used, more)))
+                    self._limit_enforcement.reservation_refused(owner, active, used, more, ev.at)
                     return True
-        cost = ev.hold.cost or 0
-        budget = self._spending.refusing(run, cost)
+        cost = ev.reservation.cost or 0
+        budget = self._spending.refusing_budget(run, cost)
         if budget is not None:
             self._ctx.reply(ev.token, c.ReserveAnswer(run, None, _over_budget(budget, cost)))
         return budget is not None
 
     def settle_requested(self, ev: e.SettleRequested) -> None:
-        found = self._spending.reservation(ev.reservation)
+        found = self._spending.reservation(ev.name)
         if found is None:
-            message = f"no reservation '{ev.reservation}' is open: it was settled, or its run has ended and it was charged in full"
+            message = f"no reservation '{ev.name}' is open: it was settled, or its run has ended and it was charged in full"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
-        elif (run := self._ctx.steered(ev, "settle", found[0].id)) is not None:
-            self._spending.report(run, ev.used, settled=ev.reservation)
-            self._enforcement.enforce(run, ev.at)
+        elif (run := self._ctx.permitted_run(ev, "settle", found[0].id)) is not None:
+            self._spending.add_use(run, ev.used, settled=ev.name)
+            self._limit_enforcement.enforce(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
 
-def _over_limit(owner: Run, held: ActiveLimit, used: float, asked: float) -> LimitRefusal:
-    limit = held.limit
+def _over_limit(owner: Run, active: ActiveLimit, used: float, asked: float) -> LimitRefusal:
+    limit = active.limit
     whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
-    spent = bare(limit.kind, used, unit=False)
-    numbers = f"{spent} of {bare(limit.kind, held.threshold)} are used or held, set by {limit.source}"
+    so_far = bare(limit.kind, used, unit=False)
+    numbers = f"{so_far} of {bare(limit.kind, active.threshold)} are used or held, set by {limit.source}"
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
         whose=owner.id,
@@ -89,6 +89,6 @@ def _over_budget(budget: Budget, asked: int) -> LimitRefusal:
         threshold=to_usd(budget.allowed),
         used=to_usd(budget.charged),
         asked=to_usd(asked),
-        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.told}. "
+        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.sentence}. "
         "Finish with what you have.",
     )

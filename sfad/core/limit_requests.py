@@ -9,9 +9,9 @@ from . import commands as c
 from . import events as e
 from .access import Peer
 from .context import Context
-from .enforcement import STRENGTH, Enforcement, holding
 from .lifecycle import Lifecycle
-from .limits import ActiveLimit, amount, bare, check, replaced
+from .limit_enforcement import STRENGTH, LimitEnforcement, holding
+from .limits import ActiveLimit, amount, bare, check_range, replaced
 from .pausing import Pausing
 from .policy import Invalid
 from .run import Run, Token
@@ -22,11 +22,11 @@ MORE = "it continues when the budget is renewed, or raised in [budgets] of the c
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class LimitRequests:
     _ctx: Context
     _lifecycle: Lifecycle
     _pausing: Pausing
-    _enforcement: Enforcement
+    _limit_enforcement: LimitEnforcement
 
     # ---- resume, approve, deny
 
@@ -39,30 +39,30 @@ class Room:
         elif run.paused is None and run.breach is None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, _not_resumable(run))
         else:
-            self._let_go_on(ev, run)
+            self._continue(ev, run)
 
     def approve_requested(self, run: Run, ev: e.ApproveRequested) -> None:
         if self._awaiting(run, ev) is not None:
-            self._let_go_on(ev, run)
+            self._continue(ev, run)
 
     def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
         if (limit := self._awaiting(run, ev)) is not None:
-            self._enforcement.publish(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
-            self._enforcement.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
+            self._limit_enforcement.publish(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
+            self._limit_enforcement.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
-    def _let_go_on(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
+    def _continue(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
         if self._make_room(ev.token, ev.peer, run, ev.limits):
             if run.paused is not None and run.no_money is None:
                 self._pausing.resume(run, ev.at)
-            self._enforcement.recheck(run, ev.at)
+            self._limit_enforcement.enforce_subtree(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
     def _awaiting(self, run: Run, ev: e.ApproveRequested | e.DenyRequested) -> ActiveLimit | None:
-        held = run.held_by
-        if held is not None and held.action is Action.REQUEST_INCREASE:
-            return held
-        by = f"; it is paused by its {held.limit.kind} limit: resume it" if held is not None else ""
+        active = run.held_by
+        if active is not None and active.action is Action.REQUEST_INCREASE:
+            return active
+        by = f"; it is paused by its {active.limit.kind} limit: resume it" if active is not None else ""
         message = f"run {run.id} is {run.status} and does not wait for an approval{by}"
         self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
         return None
@@ -78,14 +78,14 @@ class Room:
         found = holding(run)
         try:
             for limit in limits:
-                check(limit, self._ctx.policy)
+                check_range(limit, self._ctx.policy)
                 _check_room(run, limit)
             _check_named(run, found, limits)
         except Invalid as invalid:
             self._ctx.fail(token, ErrorCode.BAD_REQUEST, str(invalid))
             return False
-        held = run.held_by
-        asked = held is not None and held.action is Action.REQUEST_INCREASE
+        active = run.held_by
+        asked = active is not None and active.action is Action.REQUEST_INCREASE
         self._lifecycle.release_breach(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
         for limit in limits:
             self._replace(run, limit, peer)
@@ -94,9 +94,9 @@ class Room:
             self._ctx.do(c.Rebound(run))
         for each in found if not limits else ():
             each.limit = replaced(each.limit, action=Action.WARN)
-        if held is not None and asked:
-            now = run.limits[held.limit.kind]
-            self._enforcement.publish(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
+        if active is not None and asked:
+            now = run.limits[active.limit.kind]
+            self._limit_enforcement.publish(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
         return True
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
@@ -122,13 +122,13 @@ class Room:
             self._replace(run, limit, ev.peer)
             after, who = run.limits[limit.kind], ev.peer.who
             step = f"{_step(before, after.limit)}, by {who}"
-            self._enforcement.publish(EventType.LIMIT_CHANGED, run, after, step, by=who)
+            self._limit_enforcement.publish(EventType.LIMIT_CHANGED, run, after, step, by=who)
         self._ctx.changed(run)
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))
-        self._enforcement.look_again(run, kinds, ev.at)
+        self._limit_enforcement.limits_changed(run, kinds, ev.at)
         if freed and run.breach is None and run.ending is None:
-            self._enforcement.go_on(run, ev.at)
+            self._limit_enforcement.resume_unless_held(run, ev.at)
         self._ctx.reply(ev.token, c.Changed(run))
 
     def _may_change(self, ev: e.LimitRequested, run: Run) -> bool:
@@ -144,7 +144,7 @@ class Room:
             return False
         try:
             for limit in ev.limits:
-                check(limit, self._ctx.policy)
+                check_range(limit, self._ctx.policy)
                 _check_above(run, limit)
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
@@ -153,7 +153,7 @@ class Room:
 
 
 def _check_room(run: Run, limit: Limit) -> None:
-    used = run.clock.spent if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
+    used = run.clock.counted if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
     stands = run.breach is not None and run.breach.kind == limit.kind
     # memory and processes may have become fewer, but not of a run that is held for them
     if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
@@ -165,18 +165,18 @@ def _check_above(run: Run, limit: Limit) -> None:
     """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
     unit = KINDS[limit.kind].suffix
     for above in run.ancestors if limit.kind is not LimitKind.TIME else ():
-        held = above.limits.get(limit.kind)
-        if held is not None and held.binds and limit.threshold > held.limit.threshold:
+        active = above.limits.get(limit.kind)
+        if active is not None and active.binds and limit.threshold > active.limit.threshold:
             raise Invalid(
                 f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} ('{above.name}') has: "
-                f"{held.limit.threshold:g}{unit}; give that one more room first"
+                f"{active.limit.threshold:g}{unit}; give that one more room first"
             )
 
 
 def _check_named(run: Run, found: list[ActiveLimit], limits: tuple[Limit, ...]) -> None:
     """Raise `Invalid` where only some of the limits that hold the run are given more room."""
     named = {limit.kind for limit in limits}
-    forgotten = ", ".join(held.limit.kind for held in found if held.limit.kind not in named)
+    forgotten = ", ".join(active.limit.kind for active in found if active.limit.kind not in named)
     if named and forgotten:
         raise Invalid(
             f"run {run.id} is held by its limit of {forgotten}: name that as well, with more room, or name none, and what holds it "

@@ -1,4 +1,4 @@
-"""Ends that wait until it is known what their runs have used."""
+"""What the launcher and the timers report of runs. An end waits until it is known what its run has used."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +9,9 @@ import trio
 from ..core import events as e
 from ..core.run import Run
 from ..core.tree import Tree
+from ..core.vocabulary import Timer
+from ..durable.pidfds import StoredPidfds
+from ..host.clock import Timers
 from ..host.tasks import Background
 from ..metering.metering import Metering
 from ..metering.price_list import PRICES_WAIT
@@ -29,45 +32,64 @@ class _PendingTree:
 
 
 @dataclass(slots=True)
-class PendingEnds:
-    """Holds the end of a run while the price list is being loaded, or a session file may still grow.
+class Reporting:
+    """Feeds the core with what the launcher and the timers report.
 
-    The ends of a tree are reported in their order. `report` is called with each."""
+    The end of a run waits while the price list is being loaded, or a session file may still grow. The ends of a tree are reported
+    in their order."""
 
     tree: Tree
+    timers: Timers
     metering: Metering
+    pidfds: StoredPidfds
     background: Background
-    report: Callable[[End | e.TimerFired], None]
+    feed: Callable[[e.Event], None]
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
     _none_pending: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
-    def ended(self, run: Run, event: End) -> None:
+    def reported(self, event: e.Event) -> None:
+        """Take what the launcher reports. Before the core decides about an end, everything is learnt that the run wrote or used."""
+        match event:
+            case e.LaunchSucceeded(run=name) if (run := self.tree.get(name)) is not None:
+                self.pidfds.keep(run, event.pid)
+                self.feed(event)
+            case e.MainExited(run=name) | e.Emptied(run=name) if (run := self.tree.get(name)) is not None:
+                self._ended(run, event)
+            case _:
+                self.feed(event)
+
+    def arm(self, run: RunId, timer: Timer, at: float) -> None:
+        """Set a timer of a run, or set it again."""
+        self.timers.arm((run, timer), at, lambda: self._fired(e.TimerFired(trio.current_time(), run, timer)))
+
+    def _ended(self, run: Run, event: End) -> None:
         """Report that a run or its main process has ended, now or later."""
         root = run.root.id
         if root not in self._pending:
             if not self.metering.may_wait(run):
-                self.report(event)
+                self._report(event)
                 return
             self._pending[root] = _PendingTree(trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT))
             self.background.start_soon(self._report_later, root)
         self._pending[root].events.append(event)
 
-    def time_came(self, event: e.TimerFired) -> None:
+    def _fired(self, event: e.TimerFired) -> None:
         """Report that a timer has fired. A run with a pending end must not exceed its time."""
         run = self.tree.get(event.run)
         pending = self._pending.get(run.root.id) if run is not None else None
         if pending is None:
-            self.report(event)
+            self._report(event)
         else:
             pending.events.append(event)
             pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + LAST_LOOK_WAIT)
 
     def report_all(self) -> None:
+        """Report every pending end now."""
         for pending in list(self._pending.values()):
             self._report_tree(pending)
 
-    async def reported(self) -> None:
+    async def none_pending(self) -> None:
         """Wait until no end is pending, at most `ENDS_WAIT`."""
         with trio.move_on_after(ENDS_WAIT):
             while self._pending:
@@ -82,7 +104,7 @@ class PendingEnds:
                 if run is not None:
                     await self.metering.learn_use(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
                 if pending.events:  # else `report_all` was called in the meantime
-                    self.report(pending.events.popleft())
+                    self._report(pending.events.popleft())
         self._report_tree(pending)
         del self._pending[root]
         if not self._pending:
@@ -90,4 +112,12 @@ class PendingEnds:
 
     def _report_tree(self, pending: _PendingTree) -> None:
         while pending.events:
-            self.report(pending.events.popleft())
+            self._report(pending.events.popleft())
+
+    def _report(self, event: End | e.TimerFired) -> None:
+        run = self.tree.get(event.run)
+        if run is not None and not isinstance(event, e.TimerFired):
+            self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
+            if isinstance(event, e.MainExited):
+                self.pidfds.forget(run)
+        self.feed(event)

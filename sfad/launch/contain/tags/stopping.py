@@ -1,0 +1,154 @@
+"""Stopping runs: signals to every process of a run until nothing is left."""
+
+import os
+import signal
+from contextlib import suppress
+from itertools import count
+from time import monotonic
+
+import trio
+
+from ....protocol.types import RunId
+from ... import procfs
+from ...launched_runs import LaunchedRun, run_ids
+from ...watch.reactor import wait_ended
+from ...watch.reaper import reap_orphan
+from ..interface import LauncherParts, RunStops
+from .census import Census
+from .pausing import TagsPauses
+from .placing import TagsPlacing
+from .signals import send
+
+_SIGNAL_SLICE = 0.01
+"""Seconds of signalling before the daemon's other tasks get their turn."""
+_MIN_SCANS = 2
+"""Scans of a SIGTERM at least: the second finds what was forked during the first."""
+_PURSUED_FOR = 0.1
+"""Seconds after which a SIGTERM is not followed further: processes that fork faster are left to the SIGKILL after the grace.
+Nothing is reaped meanwhile: ten scans of twenty processes that forked without pause left 32 000 zombies, and the machine no pid."""
+_PIDFDS_AT_ONCE = 32
+"""Pidfds waited on at a time; the next are looked for when these are gone."""
+_KILL_EVERY = 0.5
+"""Seconds between two kills of what does not go."""
+_LOOK_EVERY = 0.002
+"""Seconds between two looks whether a main process that has ended was reaped."""
+
+
+class TagsStops(RunStops):
+    def __init__(self, parts: LauncherParts, census: Census, placing: TagsPlacing, pauses: TagsPauses) -> None:
+        self._reactor = parts.reactor
+        self._orphans = parts.orphans
+        self._owed = parts.owed
+        self._census = census
+        self._placing = placing
+        self._pauses = pauses
+        self._terminating: dict[LaunchedRun, tuple[int, int]] = {}
+        """Runs to be signalled: the signal, and the number of the stop that asked for it."""
+        self._killing: dict[LaunchedRun, int] = {}
+        """Runs to be killed, and the number of the stop that asked for it."""
+        self._kills = False
+        """Whether `_kill_all` runs."""
+        self._kill_now = trio.Event()
+        self._draining: set[LaunchedRun] = set()
+        """Runs whose `_drain` runs."""
+
+    def terminate(self, run: LaunchedRun, number: int) -> None:
+        self._pauses.end(run)
+        if not self._terminating:
+            self._reactor.soon(self._signal_all)  # one scan for all that are stopped at the same time
+        self._terminating[run] = (number, run.stop_count)
+
+    def _signal_all(self) -> None:
+        asked = {run: number for run, (number, stop) in self._terminating.items() if run.in_stop(stop)}
+        for number in set(asked.values()):
+            runs = run_ids(run for run in asked if asked[run] == number)
+            signalled: set[tuple[int, int]] = set()
+            until = monotonic() + _PURSUED_FOR
+            for scans in count(1):
+                fresh = self._signal_new(runs, (number, signal.SIGCONT), signalled)
+                if not fresh or (scans >= _MIN_SCANS and monotonic() > until):
+                    break
+        self._terminating = {}
+        for run in asked:
+            self._drain_soon(run)
+
+    def kill(self, run: LaunchedRun) -> None:
+        self._killing[run] = run.stop_count
+        if not self._kills:
+            self._kills = True
+            self._reactor.task(self._kill_all)
+        self._kill_now.set()
+        self._drain_soon(run)
+
+    async def _kill_all(self) -> None:
+        while True:
+            # also before the first look: the run may have ended by then, and be in its next attempt
+            self._killing = {run: stop for run, stop in self._killing.items() if run.in_stop(stop)}
+            if not self._killing:
+                break
+            self._kill_now = trio.Event()
+            if self._kill_slice(run_ids(self._killing)):
+                await trio.lowlevel.checkpoint()
+            else:
+                with trio.move_on_after(_KILL_EVERY):
+                    await self._kill_now.wait()
+        self._kills = False
+
+    def _kill_slice(self, runs: set[RunId]) -> bool:
+        """Kill for a while; return whether the last look still found something new."""
+        until = monotonic() + _SIGNAL_SLICE
+        signalled: set[tuple[int, int]] = set()
+        while monotonic() < until:
+            fresh = self._kill_children(runs, signalled)
+            if not fresh and not self._signal_new(runs, (signal.SIGKILL,), signalled):
+                return False
+        return True
+
+    def _kill_children(self, runs: set[RunId], signalled: set[tuple[int, int]]) -> bool:
+        """Kill the direct children that are not in `signalled` yet; return whether there were any.
+
+        Against processes that fork and exit this is the race to win: each of their processes is our child as soon as the one
+        before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
+        fresh = False
+        for pid in procfs.children():
+            if (pid, 0) not in signalled and self._placing.run_of_child(pid) in runs:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+                signalled.add((pid, 0))
+                fresh = True
+            if pid not in self._orphans.owned:
+                reap_orphan(pid)
+        return fresh
+
+    def _signal_new(self, runs: set[RunId], numbers: tuple[int, ...], signalled: set[tuple[int, int]]) -> bool:
+        """Signal the processes that are not in `signalled` yet; return whether there were any."""
+        fresh = [process for process, _ in self._census.take(runs) if (process.pid, process.started) not in signalled]
+        for process in fresh:
+            send(process, numbers)
+            signalled.add((process.pid, process.started))
+        return bool(fresh)
+
+    def _drain_soon(self, run: LaunchedRun) -> None:
+        if run not in self._draining:
+            self._draining.add(run)
+            self._reactor.task(self._drain, run)
+
+    async def _drain(self, run: LaunchedRun) -> None:
+        """Wait until nothing of the run is alive."""
+        self._draining.add(run)
+        try:
+            while run.emptying:
+                children = self._census.live_children(run_ids([run]))
+                if children:
+                    await wait_ended(self._reactor, children[:_PIDFDS_AT_ONCE], _KILL_EVERY)
+                else:
+                    self._owed.report_if_empty(run)
+                    # a main process that has ended is reaped meanwhile
+                    await trio.sleep(_KILL_EVERY if _awaits_reaping(run) else _LOOK_EVERY)
+        finally:
+            self._draining.discard(run)
+
+
+def _awaits_reaping(run: LaunchedRun) -> bool:
+    """Return whether another process has to reap a main process: that can take seconds, and is reported."""
+    return any(not main.ours for main in run.mains)

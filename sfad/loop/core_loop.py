@@ -1,0 +1,162 @@
+"""The loop: feeds the machine with events and applies its commands, in the trio thread."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from signal import SIGINT
+from typing import assert_never
+
+from ..core import commands as c
+from ..core import events as e
+from ..core.machine import Machine
+from ..core.run import Run
+from ..durable.budgets import BudgetKeeper
+from ..faults import effect
+from ..host.clock import wall_clock
+from ..host.tasks import Background
+from ..metering.metering import Metering
+from ..protocol.types import ErrorCode
+from ..runs.catalogue import RunCatalogue
+from ..runs.live import Live
+from .advising import Adviser
+from .announcing import Announcer
+from .launching import Launching
+from .pending_requests import PendingRequests
+from .reporting import Reporting
+from .resources import Resources
+from .saving import Saver
+
+_INTERNAL = c.Arm | c.Disarm
+"""These have no effect outside the process: a crash before or after one is equivalent."""
+
+
+class EventQueue:
+    """Passes events on one after the other: an event that is fed while another is handled is handled after it. Those that are fed
+    before `begin` wait for it."""
+
+    def __init__(self) -> None:
+        self._events: deque[e.Event] = deque()
+        self._busy = True
+        self._handle: Callable[[e.Event], None] = self._events.append
+
+    def feed(self, event: e.Event) -> None:
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                self._handle(self._events.popleft())
+        finally:
+            self._busy = False
+
+    def begin(self, handle: Callable[[e.Event], None]) -> None:
+        while self._events:
+            handle(self._events.popleft())
+        self._handle, self._busy = handle, False
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLoop:
+    """Has the machine decide about an event, saves what it decided, and applies its commands."""
+
+    machine: Machine
+    resources: Resources
+    catalogue: RunCatalogue
+    requests: PendingRequests
+    announcer: Announcer
+    adviser: Adviser
+    metering: Metering
+    budgets: BudgetKeeper
+    saver: Saver
+    launching: Launching
+    reporting: Reporting
+    background: Background
+    shut_down: Callable[[], None]
+
+    def handle(self, event: e.Event) -> None:
+        try:
+            outcome = self.machine.handle(event)
+        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self.resources.log.internal_error(event)
+            token = getattr(event, "token", None)
+            if token is not None:
+                answer = c.ErrorAnswer(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+                self.requests.answer(token, answer)
+            return
+        changed = self.saver.save_snapshots(outcome)
+        for command in outcome.commands:
+            if not isinstance(command, _INTERNAL):
+                effect(type(command).__name__)
+            try:
+                self._apply(command, changed)
+            except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
+                self.resources.log.internal_error(command)
+
+    def _apply(self, command: c.Command, changed: Iterable[Live]) -> None:
+        launcher = self.resources.launcher
+        match command:
+            case c.Publish(event, lineage):
+                self.announcer.publish(event, lineage)
+            case c.Arm(run, timer, at):
+                self.reporting.arm(run, timer, at)
+            case c.Disarm(run, timer):
+                self.resources.timers.disarm((run, timer))
+            case c.AnswerRequest(token, answer):
+                self.requests.answer(token, answer)
+            case c.Save(saved):
+                self.saver.save(saved)
+            case c.Admit(admitted):
+                self._admit(admitted, changed)
+            case c.RecordRefusal(refused):
+                self._refuse(refused)
+            case c.CountRefusal(run):
+                self.resources.ledger.count_refusal(run)
+            case c.Charge(scope, name, nanos):
+                self.budgets.record(scope, name, nanos)
+            case c.Launch(launched):
+                self.launching.launch(launched)
+            case c.Interrupt(run):
+                launcher.signal_main(run, SIGINT)  # if it has ended by now, the core will hear of that
+            case c.Terminate(run, signal):
+                launcher.terminate(run, signal)
+            case c.Kill(run):
+                launcher.kill(run)
+            case c.Survey(run):
+                launcher.survey(run)
+            case c.Freeze(run):
+                launcher.freeze(run)
+            case c.Thaw(run):
+                launcher.thaw(run)
+            case c.Rebound(bound):
+                self.catalogue.live[bound.id].limits_changed()
+                self.metering.rebound(bound)
+            case c.Release(run):
+                self.metering.forget(run)
+                launcher.release(run)
+            case c.ReportEnd(ended):
+                self._end(ended)
+            case c.Shutdown():
+                self.shut_down()
+            case _:
+                assert_never(command)
+
+    def _admit(self, run: Run, changed: Iterable[Live]) -> None:
+        assert run.admit_token is not None
+        pending = self.requests.admitted(run.admit_token)
+        live = pending.live(run, self.resources.launcher)
+        self.catalogue.add(live)
+        if live.stdin is not None:
+            self.background.start_soon(live.stdin.serve)
+        pending.admitted(run.id)
+        self.adviser.noticed(run.asked.type, run.name)
+        self.saver.admit(live, changed)
+
+    def _refuse(self, run: Run) -> None:
+        assert run.admit_token is not None
+        now = wall_clock()
+        self.saver.refuse(Live(run, self.requests.refused(run.admit_token), self.resources.launcher, now, ended_at=now))
+
+    def _end(self, run: Run) -> None:
+        self.adviser.noticed(run.asked.type, run.name)
+        self.saver.end(self.catalogue.live[run.id])

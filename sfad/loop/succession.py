@@ -1,0 +1,114 @@
+"""What this daemon has from an earlier one, and what it hands over to the next."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import trio
+from msgspec import structs
+
+from ..core import events as e
+from ..core.machine import Machine
+from ..core.quotas import HOUR
+from ..durable.adoption import Adoption, Rows
+from ..durable.budgets import BudgetKeeper
+from ..durable.handover import HandedRun
+from ..host.clock import wall_clock
+from ..host.tasks import Background
+from ..metering.metering import Metering
+from ..protocol.types import RunId
+from ..runs.catalogue import RunCatalogue
+from .announcing import Announcer
+from .launching import Launching
+from .reporting import Reporting
+from .resources import Resources
+
+
+@dataclass(slots=True)
+class Succession:
+    """Adopts the runs of an earlier daemon, and hands this one's over."""
+
+    resources: Resources
+    machine: Machine
+    catalogue: RunCatalogue
+    announcer: Announcer
+    metering: Metering
+    budgets: BudgetKeeper
+    launching: Launching
+    reporting: Reporting
+    background: Background
+    feed: Callable[[e.Event], None]
+    adopted: int = 0
+    """Live runs that were adopted."""
+
+    def adopt(self, adoption: Adoption) -> None:
+        """Take in an earlier daemon's runs. The core knows them from `supervise` on."""
+        for one in adoption.runs:
+            self.catalogue.add(one.live)
+
+    async def supervise(self, adoption: Adoption, unwritten: Rows) -> None:
+        """Have the core adopt the runs, before a client asks anything. `unwritten` are rows that the ledger could not take."""
+        self._complete_records(adoption, unwritten)
+        for one in adoption.runs:
+            if one.live.stdin is not None:
+                self.background.start_soon(one.live.stdin.serve)
+            if one.live.run.attempt:
+                self.metering.take_over(one.live, one.meter)
+        runs = adoption.event.runs
+        learnt = await self.metering.read_ended([one.run for one in runs if one.run.pid is None and not one.starting])
+        self.adopted = sum(1 for one in runs if one.run.pid is not None)
+        self.feed(structs.replace(adoption.event, learnt=learnt))
+        for starting in (one.run for one in runs if one.starting):
+            # not sooner: its time may come while ended runs are read, when the core does not know it yet
+            self.launching.expect(starting)
+        self.budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised since
+        for one in adoption.runs:
+            if one.exited is not None:
+                self.reporting.reported(one.exited)
+        self.resources.reports.pass_on(self.reporting.reported)
+        if not adoption.event.continued:
+            self._tell_of_lost_stdin()
+
+    def tell_adopted(self, adoption: Adoption) -> None:
+        """Announce what became of an earlier daemon's runs, if there were any."""
+        if adoption.event.runs or adoption.rows:
+            message = f"{adoption.event.why}: {adoption}"
+            if adoption.event.continued:
+                self.announcer.tell("daemon_reexecuted", message, "low")
+            else:
+                self.announcer.tell("daemon_recovered", message, "medium")
+
+    def _complete_records(self, adoption: Adoption, unwritten: Rows) -> None:
+        for info, extra in unwritten:
+            self.resources.ledger.upsert(info, extra)
+        later = {info.id for info, _ in unwritten}
+        closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
+        self.resources.spool.ended.recorded([*closed, *adoption.over])
+        self.resources.spool.ended.forget(adoption.never)
+        self.resources.spool.spawns.forget_others(self.catalogue.live)
+        self.catalogue.forget_requests(adoption.never)
+
+    def _tell_of_lost_stdin(self) -> None:
+        for run, live in self.catalogue.live.items():
+            if live.spawn.stdin == "pipe" and live.stdin is None:
+                self.announcer.tell_of_run("run_progress", run, "its stdin has ended: the daemon that held it died")
+
+    def count_earlier_spawns(self) -> None:
+        """Count the spawns of the last hour: a restart of the daemon must not be a way around the spawn rate."""
+        now, at = wall_clock(), trio.current_time()
+        for user, created in self.resources.ledger.records.root_spawns(now - timedelta(seconds=HOUR)):
+            ago = (now - created).total_seconds()
+            if ago >= 0:  # else the wall clock was set back
+                self.machine.spawned_before(user, at - ago)
+
+    def hand_over(self) -> dict[RunId, HandedRun]:
+        """Save every snapshot, and return what is not in one. Raises `OSError` where that cannot be, and where an earlier save has
+        failed."""
+        self.reporting.report_all()  # of what was reaped here, the next program could not learn how it ended
+        live_runs = self.catalogue.live
+        self.resources.spool.journal.save_all(live_runs.values(), self.metering.position)
+        remains = self.resources.launcher.hand_over()
+        return {
+            run: HandedRun(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
+            for run, live in live_runs.items()
+        }

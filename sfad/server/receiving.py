@@ -1,0 +1,106 @@
+"""What clients send: frames are read, and the requests in them are handled in turns."""
+
+from ..launch.launcher import Unplaceable
+from ..loop.runtime import Runtime
+from ..protocol.framing import BadMessage, ProtocolError
+from ..protocol.messages import Error, request_id, unpack_request
+from ..protocol.types import ErrorCode
+from .clients import ClientTable
+from .connection import Connection, DescriptorsLost
+from .dispatch import Dispatcher
+from .peers import run_of
+from .shares import ClientBounds
+from .turns import Turns
+
+TURN = 16
+"""Requests of one client handled before the next client has a turn."""
+
+
+class Receiver:
+    """Reads from each client that has sent something, and dispatches its requests when its turn comes."""
+
+    def __init__(self, runtime: Runtime, bounds: ClientBounds, clients: ClientTable, dispatcher: Dispatcher) -> None:
+        self._runtime = runtime
+        self._bounds = bounds
+        self._clients = clients
+        self._dispatcher = dispatcher
+        self.turns = Turns(self._take_turn)
+
+    def read(self, connection: Connection) -> None:
+        before, received = connection.counted.input, len(connection.received)
+        try:
+            connection.read()
+        except ProtocolError as error:
+            self._clients.refuse(connection, ErrorCode.BAD_REQUEST, str(error))
+            return
+        except DescriptorsLost as lost:
+            self._clients.refuse(connection, ErrorCode.UNAVAILABLE, str(lost))
+            return
+        self._bounds.count(connection.groups, connection.count())
+        if connection.sender != connection.maker and (refusal := self._passed_on(connection)) is not None:
+            self._clients.refuse(connection, ErrorCode.NOT_PERMITTED, refusal)
+            return
+        if connection.bodies:
+            # the rest of a frame is read after these; until then its time does not run
+            self.turns.add(connection)
+            self._runtime.timers.disarm(("connection", connection.number))
+        elif connection.decoder.pending and not before:
+            self._clients.give_time(connection)
+        if len(connection.received) > received and (refusal := self._bounds.refusal(connection.groups)) is not None:
+            self._clients.refuse(connection, ErrorCode.UNAVAILABLE, refusal)
+        self._clients.relieve_input(connection)
+        if connection.ended and not connection.bodies:
+            self._clients.drop(connection)
+
+    def _passed_on(self, connection: Connection) -> str | None:
+        """Say why the sender may not use a connection that another process made: it would have that one's rights."""
+        try:
+            run = run_of(connection.sender, self._runtime.launcher)
+        except (Unplaceable, OSError) as error:
+            return f"process {connection.sender}, which did not make this connection, could not be placed: {error}"
+        if run == connection.peer.run:
+            return None
+        made_in, sent_in = (f"run {each}" if each is not None else "no run" for each in (connection.peer.run, run))
+        return (
+            f"this connection was made by a process in {made_in} and used by process {connection.sender} in {sent_in}; "
+            "each process must make its own"
+        )
+
+    def _take_turn(self, connection: Connection) -> None:
+        try:
+            self._handle_some(connection)
+        except Exception:  # noqa: BLE001 - a bug in one connection must not end the others
+            self._clients.drop_for_bug(connection)
+
+    def _handle_some(self, connection: Connection) -> None:
+        if connection.peer.run is not None and connection.peer.run not in self._runtime.catalogue.live:
+            # no process of an ended run is alive to read the answers, and its requests may take minutes
+            self._clients.drop(connection)
+            return
+        for _ in range(min(TURN, len(connection.bodies))):
+            if connection.closed:
+                return
+            self._handle(connection, connection.next_body())
+        self._bounds.count(connection.groups, connection.count())
+        if connection.bodies:
+            self.turns.add(connection)
+        elif connection.ended:
+            self._clients.drop(connection)
+        elif connection.decoder.pending and not connection.closed:
+            self._clients.give_time(connection)
+
+    def _handle(self, connection: Connection, body: bytes) -> None:
+        try:
+            request = unpack_request(body)
+        except BadMessage as error:
+            connection.send(Error(id=request_id(body), code=ErrorCode.BAD_REQUEST, message=str(error)))
+            if not connection.greeted or connection.received:
+                # which of the descriptors belong to this request is unknown: the next one would be given the wrong ones
+                self._clients.drop(connection)
+            return
+        if connection.greeted:
+            self._dispatcher.handle(connection, request)
+            return
+        self._dispatcher.greet(connection, request)
+        if not connection.greeted:
+            self._clients.drop(connection)

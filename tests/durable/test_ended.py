@@ -1,0 +1,36 @@
+"""How long the spool keeps ended runs."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from sfad.core.ids import run_id
+from sfad.durable import ended
+from sfad.durable.directory import Spool
+from sfad.host.clock import Timers
+
+
+def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended, "RECORDED", 10)
+    runs = [run_id(number) for number in range(1, 13)]
+    with closing(Spool(tmp_path / "spool", Timers(print), print)) as spool:
+        spool.begin("/state")
+        spool._store.write({f"{kind}/{run}": b"x" for run in runs for kind in ("run", "now", "meter", "key")})
+
+        def kept() -> list[str]:
+            return sorted(key.removeprefix("run/") for key in spool._store.items if key.startswith("run/"))
+
+        spool.ended.recorded(runs[:5])
+        assert kept() == runs
+        spool.ended.recorded(runs[5:11])
+        assert kept() == runs[1:]  # the bound for a ledger that is never checkpointed
+        spool.ended.checkpointed()
+        assert kept() == runs[11:]
+        assert [key for key in spool._store.items if key.startswith(("now/", "meter/"))] == [
+            f"now/{runs[11]}",
+            f"meter/{runs[11]}",
+        ]
+        assert len([key for key in spool._store.items if key.startswith("key/")]) == 12
