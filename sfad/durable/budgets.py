@@ -12,7 +12,7 @@ from ..core import events as e
 from ..core.budgets import Budget, Budgets
 from ..core.money import to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
-from ..ledger import Ledger
+from ..ledger import Ledger, OpenedLedger
 from ..protocol.units import format_usd
 from .charges import Charged, SavedCharges
 from .directory import Spool
@@ -62,7 +62,7 @@ class BudgetKeeper:
     def _charged(self, scope: str, name: str, begin: datetime) -> tuple[int, bool]:
         # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
         saved = self.charges.since(begin, scope, name)
-        return to_nanos(max(saved.usd, self.ledger.charged(scope, name, begin))), saved.partial
+        return to_nanos(max(saved.usd, self.ledger.records.charged(scope, name, begin))), saved.partial
 
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
@@ -112,7 +112,7 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, spool: Spool) -> list[str]:
+def rebuild(config: configuration.BudgetsConfig, ledger: OpenedLedger, spool: Spool) -> list[str]:
     """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log.
 
     If both have lost charges, what is left of a budget is not known. It then counts as exhausted until its period ends or the
@@ -120,7 +120,7 @@ def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, spool: Spool) -
     notes: list[str] = []
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
-        recorded = ledger.charged(budget.scope, budget.name, begin)
+        recorded = ledger.records.charged(budget.scope, budget.name, begin)
         lost = ledger.is_new and not spool.earlier.sound
         # the higher one counts: the spool is older if its newest part was damaged, the ledger if a copy was restored
         charged = max(recorded, spool.charges.since(begin, budget.scope, budget.name).usd, to_usd(budget.allowed) if lost else 0.0)

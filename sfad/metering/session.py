@@ -7,8 +7,8 @@ from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 
-from ..meters.base import MAX_LINE, Meter, Reading
 from ..meters.program import SESSION_ID, SessionFiles, SessionHead, SessionSearch, timestamp
+from ..meters.reading import MAX_LINE, Meter, Reading
 from .session_search import FileSearch
 
 CERTAIN_AFTER = 15.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import trio
 
 from ..host.tasks import in_thread
-from ..meters.base import Reading
+from ..meters.reading import Reading
 from ..protocol.types import RunId
 from .session import Session, TooMany
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..meters.base import Reading
+from ..meters.reading import Reading
 from ..output import holes
 
 PIECE = 16 * 1024

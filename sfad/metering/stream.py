@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ..meters.base import Meter, Reading
+from ..meters.reading import Meter, Reading
 from .stdout_file import LATE, LINE, PIECE, MeterPosition, StdoutFile
 
 HEAD = 64 * 1024

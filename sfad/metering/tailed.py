@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ..meters.base import Meter, Reading
+from ..meters.reading import Meter, Reading
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..protocol.types import RunId
 from .stdout_file import MeterPosition
