@@ -12,7 +12,7 @@ from ..protocol.types import Action, Limit, LimitKind, Reason, Status
 from . import events as e
 from .context import Context, Facts, Severity
 from .lifecycle import Lifecycle
-from .limits import ActiveLimit, Crossing, amount, bare, cross, crossed
+from .limits import ActiveLimit, Crossing, all_crossings, amount, bare, crossings
 from .money import to_wire
 from .pausing import Pausing
 from .run import Ending, LimitHold, Run
@@ -44,7 +44,7 @@ class LimitEnforcement:
 
     def use_seen(self, run: Run, ev: e.UseSeen) -> None:
         if run.account.sources.get(ev.source) != ev.use:
-            self._spending.see(run, ev.source, ev.use)
+            self._spending.set_use(run, ev.source, ev.use)
             self.enforce(run, ev.at)
 
     def level_seen(self, run: Run, ev: e.LevelSeen) -> None:
@@ -79,30 +79,30 @@ class LimitEnforcement:
             exceeded_by=1,
         )
         if run.asked.on_limit is not Action.WARN:
-            self.end(run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at)
+            self.end_run(run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at)
 
     def enforce(self, run: Run, at: float) -> None:
         """Compare what the run uses with its own limits and its ancestors'."""
         for owner in run.lineage:
             if owner.status is Status.STOPPING:
                 return  # and everything below it ends with it
-            self.answer(owner, list(crossed(owner.limits, owner.account, self._ctx.policy.nearing)), at)
+            self._act_on(owner, list(all_crossings(owner.limits, owner.account, self._ctx.policy.nearing)), at)
             if owner.breach is not None:
-                return  # it stands still with everything below it; `recheck` looks further when it continues
+                return  # it stands still with everything below it; `enforce_subtree` looks further when it continues
 
-    def recheck(self, run: Run, at: float) -> None:
+    def enforce_subtree(self, run: Run, at: float) -> None:
         """Compare what the run and its descendants have used with all their limits again: the run continues."""
         for each in run.subtree():
             if each.account.metered:
                 self.enforce(each, at)
 
-    def look_again(self, run: Run, kinds: set[LimitKind], at: float) -> None:
+    def limits_changed(self, run: Run, kinds: set[LimitKind], at: float) -> None:
         """Compare the run's use with its changed limits, and its clock with its changed time."""
         nearing = self._ctx.policy.nearing
-        found = list(crossed(run.limits, run.account, nearing))
+        found = list(all_crossings(run.limits, run.account, nearing))
         if LimitKind.TIME in kinds:
-            found += cross(run.limits[LimitKind.TIME], run.clock.elapsed(at), nearing)
-        self.answer(run, found, at)
+            found += crossings(run.limits[LimitKind.TIME], run.clock.elapsed(at), nearing)
+        self._act_on(run, found, at)
         if LimitKind.TIME in kinds and run.status is Status.RUNNING:
             self._lifecycle.start_clock(run, at)
         elif LimitKind.TIME in kinds and run.status is Status.STARTING:
@@ -110,7 +110,7 @@ class LimitEnforcement:
 
     # ---- breaches
 
-    def answer(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None) -> None:
+    def _act_on(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None) -> None:
         """Publish what was crossed, and take the strongest action. `refused`: so much was refused to a reservation."""
         for crossing in found:
             self._publish(run, crossing, refused)
@@ -122,7 +122,7 @@ class LimitEnforcement:
         worst = min(breaches, key=lambda crossing: STRENGTH.index(crossing.active.action))
         words = _words(run, worst, refused)
         if worst.active.action in _ENDING:
-            self.end(run, _reason(run, worst, at, words, refused=refused is not None), at)
+            self.end_run(run, _reason(run, worst, at, words, refused=refused is not None), at)
             return
         for crossing in breaches:
             if crossing.active.action is Action.REQUEST_INCREASE:
@@ -130,25 +130,25 @@ class LimitEnforcement:
         if worst.active.action in _WAITING:
             self._hold(run, worst.active, _reason(run, worst, at, words, refused=refused is not None), at)
 
-    def refuse(self, owner: Run, active: ActiveLimit, used: float, more: float, at: float) -> None:
+    def reservation_refused(self, owner: Run, active: ActiveLimit, used: float, more: float, at: float) -> None:
         """Answer the breach that a refused reservation would have been."""
         if active.action is not Action.REFUSE:
             # that it comes near is said of what is used, not of what is not
-            found = [crossing for crossing in cross(active, used + more, 1.0) if crossing.exceeded]
-            self.answer(owner, found, at, refused=more)
+            found = [crossing for crossing in crossings(active, used + more, 1.0) if crossing.exceeded]
+            self._act_on(owner, found, at, refused=more)
         elif not active.refused:
             active.refused = True
             self._publish(owner, Crossing(active, used + more, exceeded=True), more)
             self._ctx.changed(owner)
 
-    def end(self, run: Run, reason: Reason, at: float) -> None:
+    def end_run(self, run: Run, reason: Reason, at: float) -> None:
         """Stop a run for a limit or a budget."""
         status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
         self._stopping.stop(run, at, Ending(status, reason))
 
     def end_held(self, run: Run, active: ActiveLimit, why: str, at: float) -> None:
         crossing = Crossing(active, _used(run, active.limit.kind, at), exceeded=True)
-        self.end(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
+        self.end_run(run, _reason(run, crossing, at, f"{_words(run, crossing, None)}; {why}"), at)
 
     def _hold(self, run: Run, active: ActiveLimit, reason: Reason, at: float) -> None:
         asks = active.action is Action.REQUEST_INCREASE
@@ -161,7 +161,7 @@ class LimitEnforcement:
             self._pausing.pause(run, at)
         # a run between two attempts is frozen as soon as it has been launched
 
-    def go_on(self, run: Run, at: float) -> None:
+    def resume_unless_held(self, run: Run, at: float) -> None:
         """Resume a run that has been given more room, unless another limit holds it as well."""
         others = holding(run)
         if others:
@@ -196,7 +196,7 @@ class LimitEnforcement:
     def clock_due(self, run: Run, at: float) -> None:
         """Take what the run's time calls for."""
         if run.status is Status.STARTING and not run.standing_still:
-            self.end(run, _not_executed(run), at)
+            self.end_run(run, _not_executed(run), at)
             return
         mark = self._lifecycle.next_mark(run)
         due = run.clock.reaches(mark)
@@ -211,10 +211,10 @@ class LimitEnforcement:
         time = run.limits.get(LimitKind.TIME)
         # the sum of two times may miss the mark by a rounding; the timer has said that it is reached
         used = max(mark, run.clock.elapsed(at))
-        self.answer(run, list(cross(time, used, self._ctx.policy.nearing)) if time is not None else [], at)
+        self._act_on(run, list(crossings(time, used, self._ctx.policy.nearing)) if time is not None else [], at)
         if used >= run.max_time and run.status is not Status.STOPPING and not run.status.terminal:
             limit = Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time")
-            self.answer(run, list(cross(ActiveLimit(limit, near=True), used, 1.0)), at)
+            self._act_on(run, list(crossings(ActiveLimit(limit, near=True), used, 1.0)), at)
 
     def approval_due(self, run: Run, at: float) -> None:
         active = run.held_by
@@ -235,7 +235,7 @@ class LimitEnforcement:
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
         else:
-            self.end(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="pause_max"), at)
+            self.end_run(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="pause_max"), at)
 
     def wait_on(self, run: Run, at: float) -> None:
         """Arm the timers of a run that an earlier daemon paused or held. After a reboot its wait starts again."""

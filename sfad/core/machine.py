@@ -102,7 +102,7 @@ class Machine:
         self._stop_requests.tell_ended(ended, event.at)
         self._admission.forget(ended)
         if self._spending.budgets_changed or isinstance(event, e.Reconfigured):
-            self._budget_enforcement.look(event.at)
+            self._budget_enforcement.enforce(event.at)
         self._admission.launch_waiting()
         if self._ctx.draining and not len(self.tree) and (ended or isinstance(event, e.DrainRequested)):
             self._ctx.do(c.Shutdown())
@@ -113,8 +113,8 @@ class Machine:
                 if (run := self.tree.get(event.run)) is not None:
                     self._happened(run, event)
             case e.OfPeerOnRun():
-                if (run := self._ctx.steered(event, event.verb, event.run)) is not None:
-                    self._steered(run, event)
+                if (run := self._ctx.permitted_run(event, event.verb, event.run)) is not None:
+                    self._requested(run, event)
             case e.SpawnRequested():
                 self._admission.spawn_requested(event)
             case e.StopRequested():
@@ -144,7 +144,7 @@ class Machine:
         match event:
             case e.LaunchSucceeded():
                 self._attempts.launch_succeeded(run, event)
-                self._budget_enforcement.look_at(run, event.at)
+                self._budget_enforcement.enforce_on(run, event.at)
             case e.LaunchFailed():
                 self._attempts.launch_failed(run, event)
             case e.MainExited():
@@ -170,7 +170,7 @@ class Machine:
             case _:
                 assert_never(event)
 
-    def _steered(self, run: Run, event: e.OfPeersOnRuns) -> None:
+    def _requested(self, run: Run, event: e.OfPeersOnRuns) -> None:
         match event:
             case e.PauseRequested():
                 self._pausing.pause_requested(run, event)
