@@ -14,7 +14,7 @@ from .admission import Admission
 from .attempts import AttemptTracker
 from .context import Context
 from .lifecycle import Lifecycle
-from .limit_enforcement import LimitEnforcement
+from .limit_holds import LimitHolds
 from .pausing import Pausing
 from .run import Ending, Run
 from .snapshot import Remembered
@@ -33,7 +33,7 @@ class Adopting:
     _stop_requests: StopRequests
     _pausing: Pausing
     _attempts: AttemptTracker
-    _limit_enforcement: LimitEnforcement
+    _limit_holds: LimitHolds
     _admission: Admission
 
     def runs_adopted(self, ev: e.RunsAdopted, learn: Callable[[e.Event], None]) -> None:
@@ -65,7 +65,7 @@ class Adopting:
 
     def _continue(self, one: Remembered, why: str, at: float) -> None:
         run = one.run
-        self._limit_enforcement.wait_on(run, at)
+        self._limit_holds.hold_again(run, at)
         if run.status is not Status.STOPPING:
             self._attempts.await_exit(run, at)
         match run.status:

@@ -11,6 +11,7 @@ from .money import to_usd
 from .pausing import Pausing
 from .run import Run
 from .spending import Spending
+from .stopping import Stopping
 from .vocabulary import ReasonKind
 
 
@@ -18,6 +19,7 @@ from .vocabulary import ReasonKind
 class BudgetEnforcement:
     _ctx: Context
     _spending: Spending
+    _stopping: Stopping
     _pausing: Pausing
     _limit_enforcement: LimitEnforcement
 
@@ -45,7 +47,7 @@ class BudgetEnforcement:
         elif root.status not in {Status.RUNNING, Status.PAUSED}:
             return
         elif action is Action.TERMINATE:
-            self._limit_enforcement.end_run(root, _out_of_money(ReasonKind.LIMIT, budget), at)
+            self._stopping.stop_for(root, _out_of_money(ReasonKind.LIMIT, budget), at)
         else:
             self._pause(root, _out_of_money(ReasonKind.BUDGET, budget), at)
 

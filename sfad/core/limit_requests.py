@@ -10,7 +10,8 @@ from . import events as e
 from .access import Peer
 from .context import Context
 from .lifecycle import Lifecycle
-from .limit_enforcement import STRENGTH, LimitEnforcement, holding
+from .limit_enforcement import STRENGTH, LimitEnforcement
+from .limit_holds import LimitHolds, holding
 from .limits import ActiveLimit, amount, bare, check_range, replaced
 from .pausing import Pausing
 from .policy import Invalid
@@ -26,6 +27,7 @@ class LimitRequests:
     _ctx: Context
     _lifecycle: Lifecycle
     _pausing: Pausing
+    _limit_holds: LimitHolds
     _limit_enforcement: LimitEnforcement
 
     # ---- resume, approve, deny
@@ -48,7 +50,7 @@ class LimitRequests:
     def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
         if (limit := self._awaiting(run, ev)) is not None:
             self._limit_enforcement.publish(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
-            self._limit_enforcement.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
+            self._limit_holds.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
     def _continue(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
@@ -128,7 +130,7 @@ class LimitRequests:
         self._ctx.do(c.Rebound(run))
         self._limit_enforcement.limits_changed(run, kinds, ev.at)
         if freed and run.breach is None and run.ending is None:
-            self._limit_enforcement.resume_unless_held(run, ev.at)
+            self._limit_holds.resume_unless_held(run, ev.at)
         self._ctx.reply(ev.token, c.Changed(run))
 
     def _may_change(self, ev: e.LimitRequested, run: Run) -> bool:

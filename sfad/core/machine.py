@@ -12,6 +12,7 @@ from .budget_enforcement import BudgetEnforcement
 from .context import Context
 from .lifecycle import Lifecycle
 from .limit_enforcement import LimitEnforcement
+from .limit_holds import LimitHolds
 from .limit_requests import LimitRequests
 from .pausing import Pausing
 from .policy import Policy
@@ -19,6 +20,7 @@ from .run import Run
 from .spending import Spending
 from .stop_requests import StopRequests
 from .stopping import Stopping
+from .tool_rules import ToolRules
 from .use_requests import UseRequests
 from .vocabulary import Timer
 
@@ -38,9 +40,13 @@ class Machine:
         self._stop_requests = StopRequests(context, self._stopping)
         self._pausing = Pausing(context, self._lifecycle, self._stop_requests)
         self._attempts = AttemptTracker(context, self._lifecycle, self._stopping, self._pausing)
-        self._limit_enforcement = LimitEnforcement(context, self._lifecycle, self._stopping, self._pausing, self._spending)
-        self._budget_enforcement = BudgetEnforcement(context, self._spending, self._pausing, self._limit_enforcement)
-        self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_enforcement)
+        self._tool_rules = ToolRules(context, self._stopping)
+        self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
+        self._limit_enforcement = LimitEnforcement(context, self._lifecycle, self._stopping, self._limit_holds, self._spending)
+        self._budget_enforcement = BudgetEnforcement(
+            context, self._spending, self._stopping, self._pausing, self._limit_enforcement
+        )
+        self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement)
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._admission = Admission(context, self._lifecycle, self._spending, next_number)
         self._adopting = Adopting(
@@ -51,7 +57,7 @@ class Machine:
             self._stop_requests,
             self._pausing,
             self._attempts,
-            self._limit_enforcement,
+            self._limit_holds,
             self._admission,
         )
 
@@ -160,7 +166,7 @@ class Machine:
             case e.LevelSeen():
                 self._limit_enforcement.level_seen(run, event)
             case e.ToolsCalled():
-                self._limit_enforcement.tools_called(run, event)
+                self._tool_rules.tools_called(run, event)
             case e.AgentSaid():
                 self._attempts.agent_said(run, event)
             case e.ClientBack():
@@ -206,9 +212,9 @@ class Machine:
             case Timer.SURVEY:
                 self._stopping.survey_due(run, at)
             case Timer.APPROVAL:
-                self._limit_enforcement.approval_due(run, at)
+                self._limit_holds.approval_due(run, at)
             case Timer.PAUSE_MAX:
-                self._limit_enforcement.pause_due(run, at)
+                self._limit_holds.pause_due(run, at)
             case Timer.RECONNECT:
                 self._stop_requests.reconnect_due(run, at)
             case _:

@@ -43,6 +43,11 @@ class Stopping:
         else:
             self._hasten(run, at, signal=signal, grace=seconds)
 
+    def stop_for(self, run: Run, reason: Reason, at: float) -> None:
+        """Stop a run for a limit or a budget."""
+        status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
+        self.stop(run, at, Ending(status, reason))
+
     def climb(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
         run.ladder = Ladder(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
