@@ -55,15 +55,17 @@ async def serve(
         listener = inherited_listener(home, handed, stored)
         lock = take_lock(home, handed, listening=listener is not None)
         stack.callback(lock.close)
-        resources = open_state(home, loaded, lock, log, stack, handed=handed is not None)
+        state = open_state(home, loaded, lock, log, stack, handed=handed is not None)
         nofile = hold_back()  # after the launcher has seen the limit that runs are to have
+        adoption, unwritten = adopt_runs(state, loaded.config.budgets, handed, stored)
         drained = trio.Event()
         files = ConfigFiles(home.config_files, loaded, log)
         began = handed.began if handed is not None else None
-        runtime = Runtime(resources, loaded, shut_down=drained.set, read_config=files.read, began=began)
+        runtime = Runtime(state.resources(), loaded, shut_down=drained.set, read_config=files.read, began=began)
         stack.callback(runtime.close)
-        adoption, unwritten = adopt_runs(runtime, handed, stored, log)
-        runtime.saver.start_ledger()
+        runtime.succession.adopt(adoption)
+        runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
+        close_all(stored)
         # what start-up has made lives as long as the daemon, and every collection would walk it again
         gc.freeze()
         gc.enable()

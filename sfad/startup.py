@@ -27,9 +27,8 @@ from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .launch.choice import choose_launcher
 from .launch.launcher import Launcher
 from .launch.sweep import sweep
-from .ledger import Ledger, LedgerError
+from .ledger import Ledger, LedgerError, OpenedLedger
 from .loop.resources import Reports, Resources
-from .loop.runtime import Runtime
 from .observe.log import Log
 from .output.files import OutputStore
 from .protocol.types import RunId
@@ -50,6 +49,33 @@ class DaemonHome:
     def instance(self) -> str:
         """Twelve hex digits that name this state directory in cgroup names and cookies."""
         return hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenState:
+    """The open state directory before the runs of an earlier daemon are adopted, and the launcher that adopts them."""
+
+    home: DaemonHome
+    lock: StateLock
+    log: Log
+    timers: Timers
+    spool: Spool
+    ledger: OpenedLedger
+    output: OutputStore
+    launcher: Launcher
+    reports: Reports
+    closing: ExitStack
+    """Closes the ledger."""
+
+    def resources(self) -> Resources:
+        """Return what the loop needs, with a ledger that takes writes. Call this once, when the runs are adopted."""
+        self.closing.pop_all()
+        ledger = Ledger(self.ledger, self.lock.lost)
+        self.closing.callback(lambda: _tell_unwritten(ledger.close(), self.log))
+        return Resources(
+            self.log, self.timers, self.spool, ledger, self.output, self.launcher, self.reports,
+            str(self.home.socket), str(self.home.state_dir), self.lock.lost,
+        )  # fmt: skip
 
 
 def open_log(setting: configuration.LogConfig, *, handed: bool) -> Log:
@@ -93,7 +119,7 @@ def take_lock(home: DaemonHome, handed: Handover | None, *, listening: bool) -> 
 
 def open_state(
     home: DaemonHome, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack, *, handed: bool
-) -> Resources:
+) -> OpenState:
     """Open what is in the state directory, and choose the launcher. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
     state_dir, timers, reports = home.state_dir, Timers(log.internal_error), Reports()
     try:
@@ -107,14 +133,15 @@ def open_state(
     _refuse_moved(state_dir, spool.earlier)
     floor = max(output.highest_number(), spool.numbers.highest_run)
     ledger = _open_ledger(state_dir, floor, log, handed=handed)
-    stack.callback(lambda: _tell_unwritten(ledger.close(), log))
+    closing = stack.enter_context(ExitStack())
+    closing.callback(ledger.close)
     for note in (*spool.notes, *ledger.notes):
         log.warning(note)
     if ledger.is_new and floor and not ledger.notes:
         log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
     launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
     stack.callback(launcher.close)
-    return Resources(log, timers, spool, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
+    return OpenState(home, lock, log, timers, spool, ledger, output, launcher, reports, closing)
 
 
 def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
@@ -126,15 +153,15 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
         )
 
 
-def _open_ledger(state_dir: Path, floor: int, log: Log, *, handed: bool) -> Ledger:
+def _open_ledger(state_dir: Path, floor: int, log: Log, *, handed: bool) -> OpenedLedger:
     ballast = DiskReserve(state_dir)
     try:
-        ledger = Ledger(state_dir, floor_number=floor, handed_over=handed)
+        ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
     except LedgerError as error:
         if not (error.full and ballast.release()):
             raise
         log.error(f"{error}; trying again with the room that was kept for this")
-        return Ledger(state_dir, floor_number=floor, handed_over=handed)
+        return OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
     ballast.fill()
     return ledger
 
@@ -156,15 +183,17 @@ def _choose_launcher(instance: str, containment: configuration.ContainmentConfig
     )
 
 
-def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int], log: Log) -> tuple[Adoption, Rows]:
-    """Adopt what lives, and correct the ledger's rows. Return what was found, and the rows that the ledger could not take. `stored`
-    are closed. Raises `PathError`."""
-    ledger = runtime.ledger
+def adopt_runs(
+    state: OpenState, budgets: configuration.BudgetsConfig, handed: Handover | None, stored: dict[str, int]
+) -> tuple[Adoption, Rows]:
+    """Adopt what lives, and correct the ledger's rows. Return what was found, and the rows that the ledger could not take.
+
+    `stored`: pidfds that systemd has kept. Raises `PathError`."""
+    spool, ledger, log = state.spool, state.ledger, state.log
     try:
-        adoption = adopt(runtime.spool, ledger, runtime.launcher, handed, stored)
+        adoption = adopt(spool, ledger, state.launcher, handed, stored)
     except OSError as error:
         raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
-    runtime.succession.adopt(adoption)
     for note in adoption.notes:
         log.error(note)
     unwritten: Rows = []
@@ -176,12 +205,10 @@ def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int]
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
     try:
-        for note in rebuild(runtime.config.budgets, ledger, runtime.spool):
+        for note in rebuild(budgets, ledger, spool):
             log.error(note)
     except sqlite3.Error as error:
         log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")
-    runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
-    close_all(stored)
     return adoption, unwritten
 
 

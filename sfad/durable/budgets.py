@@ -12,7 +12,7 @@ from ..core import events as e
 from ..core.budgets import Budget, Budgets
 from ..core.money import to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
-from ..ledger import Ledger
+from ..ledger import Ledger, OpenedLedger
 from ..protocol.units import format_usd
 from .charges import Charged, SavedCharges
 from .directory import Spool
@@ -63,7 +63,7 @@ class BudgetKeeper:
         # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
         saved = self.charges.get(scope, name)
         known = saved.usd if saved is not None and saved.begins == begin else 0.0
-        return to_nanos(max(known, self.ledger.charged(scope, name, begin)))
+        return to_nanos(max(known, self.ledger.records.charged(scope, name, begin)))
 
     def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
         saved = self.charges.get(scope, name)
@@ -117,7 +117,7 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, spool: Spool) -> list[str]:
+def rebuild(config: configuration.BudgetsConfig, ledger: OpenedLedger, spool: Spool) -> list[str]:
     """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log.
 
     If both have lost charges, what is left of a budget is not known. It then counts as exhausted until its period ends or the
@@ -127,7 +127,7 @@ def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, spool: Spool) -
         begin, _ = period(wall_clock().astimezone(), budget.period)
         saved = spool.charges.get(budget.scope, budget.name)
         # the higher one counts: the spool is older if its newest part was damaged, the ledger if a copy was restored
-        charged = recorded = ledger.charged(budget.scope, budget.name, begin)
+        charged = recorded = ledger.records.charged(budget.scope, budget.name, begin)
         if saved is not None and saved.begins == begin:
             charged = max(charged, saved.usd)
         lost = ledger.is_new and not spool.earlier.sound

@@ -21,7 +21,7 @@ from ..ledger.backup import BACKUP, Backup, DamagedCopy
 from ..ledger.database import open_reader
 from ..ledger.opening import mark_damaged
 from ..ledger.reader import Reader
-from ..ledger.retention import Sweeper
+from ..ledger.retention import Pruner
 from ..output import OutputStore
 from ..output.deletion import remove, remove_old
 from ..protocol.messages import Prune, Pruned
@@ -49,10 +49,10 @@ class MaintenanceJobs:
 
     def keep_room(self) -> None:
         """Keep some room of the disk for a start when it is full."""
-        DiskReserve(self.ledger.directory).fill()
+        DiskReserve(self.ledger.file.directory).fill()
 
     def check(self) -> None:
-        if self.ledger.check_due and (found := self.ledger.check_rest()) is not None:
+        if self.ledger.file.check_due and (found := self.ledger.file.check_rest()) is not None:
             raise LedgerError(f"the ledger is damaged ({found}); the next start sets it aside, and begins a new one")
 
     def delete_output(self, age: float | None) -> None:
@@ -60,7 +60,7 @@ class MaintenanceJobs:
             return
         live = trio.from_thread.run_sync(lambda: frozenset(self.live()))
         cutoff = self.now().timestamp() - age
-        with closing(Reader(open_reader(self.ledger.directory))) as reader:
+        with closing(Reader(open_reader(self.ledger.file.directory))) as reader:
             count = remove_old(self.output.directory, cutoff, ends=reader.ends, live=live, between=_pause)
         if count:
             self._tell(f"deleted {count} output files of runs that ended long ago")
@@ -68,49 +68,47 @@ class MaintenanceJobs:
     def delete_rows(self, age: float | None) -> None:
         if age is None:
             return
-        deleted = self._sweeper().delete(self.now() - timedelta(seconds=age))
+        deleted = self._pruner().delete(self.now() - timedelta(seconds=age))
         if deleted.runs or deleted.events:
             self._tell(f"deleted {deleted.runs} runs and {deleted.events} events from the ledger, which are old")
 
     def compact(self) -> None:
-        pages = self._sweeper().compact()
+        pages = self._pruner().compact()
         if pages:
             self._tell(f"gave {pages} pages of the ledger back")
 
     def backup_is_due(self, every: float | None) -> bool:
-        last = self.ledger.backup
+        last = self.ledger.file.backup
         if every is None:
             return False
         # from the future, where the clock was ahead: not an age to wait for
         return last is None or not 0 <= (self.now() - last.at).total_seconds() < every
 
     def back_up(self) -> None:
-        target = self.ledger.directory / BACKUP
+        target = self.ledger.file.directory / BACKUP
         make_directory(target.parent)
         try:
-            backup = back_up(self.ledger.directory, target, replace=True, between=_copy_pause)
+            backup = back_up(self.ledger.file.directory, target, replace=True, between=_copy_pause)
         except DamagedCopy as error:
-            mark_damaged(self.ledger.directory, str(error))
+            mark_damaged(self.ledger.file.directory, str(error))
             raise
         trio.from_thread.run_sync(self._backed_up, backup)
 
     def _backed_up(self, backup: Backup) -> None:
-        self.ledger.backed_up(backup)
+        self.ledger.file.backed_up(backup)
         self.say(f"backed up the ledger, {backup.size_bytes} bytes")
 
     def prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
-        sweeper, dry = Sweeper(self.ledger.directory, self._errand, _copy_pause), wanted.dry_run
+        pruner, dry = Pruner(self.ledger.file.directory, self._errand, _copy_pause), wanted.dry_run
         cutoff = self.now() - timedelta(seconds=wanted.older_than or 0)
         live = trio.from_thread.run_sync(lambda: frozenset(self.live()))
         trees = [
-            tree
-            for tree in sweeper.choose(cutoff, keep=wanted.keep, uid=uid)
-            if live.isdisjoint(run_id(run.number) for run in tree)
+            tree for tree in pruner.choose(cutoff, keep=wanted.keep, uid=uid) if live.isdisjoint(run_id(run.number) for run in tree)
         ]
         runs = [run_id(run.number) for tree in trees for run in tree]
         # output first: a row without output can be pruned again, output without its row would stay
         files, freed = remove(self.output.directory, runs, dry=dry, between=_copy_pause)
-        deleted = sweeper.remove(trees, dry=dry)
+        deleted = pruner.remove(trees, dry=dry)
         pruned = Pruned(
             id=wanted.id,
             trees=len(trees),
@@ -122,19 +120,19 @@ class MaintenanceJobs:
         )
         if dry:
             return pruned
-        sweeper.checkpoint()  # a power failure may lose what is in the log only, and then only the spool has the runs' ends
+        pruner.checkpoint()  # a power failure may lose what is in the log only, and then only the spool has the runs' ends
         trio.from_thread.run_sync(forget, runs)
-        before = self.ledger.size_bytes
-        sweeper.compact()
-        shrunk = max(0, before - self.ledger.size_bytes)
+        before = self.ledger.records.size_bytes
+        pruner.compact()
+        shrunk = max(0, before - self.ledger.records.size_bytes)
         self._tell(f"pruned {deleted.runs} runs and {deleted.events} events, and {files} output files of {freed} bytes")
         return replace(pruned, ledger_bytes=shrunk)
 
     def _tell(self, line: str) -> None:
         trio.from_thread.run_sync(self.say, line)
 
-    def _sweeper(self) -> Sweeper:
-        return Sweeper(self.ledger.directory, self._errand, _pause)
+    def _pruner(self) -> Pruner:
+        return Pruner(self.ledger.file.directory, self._errand, _pause)
 
     def _errand(self, work: Callable[[sqlite3.Connection], T]) -> T:
         future = self.ledger.when_idle(work)

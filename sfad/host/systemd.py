@@ -5,7 +5,6 @@ The files in `systemd/` say what systemd does with the unit.
 
 import os
 import socket
-import struct
 import time
 from collections import deque
 from contextlib import suppress
@@ -13,11 +12,10 @@ from contextlib import suppress
 import trio
 
 from ..protocol.units import parse_whole
+from .probe import UCRED
 
 SOCKET_UNIT = "sfad.socket"
 """The name under which systemd passes the socket that it listens on for the daemon."""
-
-_UCRED = struct.Struct("=iII")
 
 
 def manages() -> bool:
@@ -35,7 +33,7 @@ def another_follows() -> bool:
 
 def listens(listener: socket.socket) -> bool:
     """Return whether another process called listen(2) on a socket: then it goes on listening when this process ends."""
-    pid, _uid, _gid = _UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    pid, _uid, _gid = UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     return bool(pid != os.getpid())
 
 

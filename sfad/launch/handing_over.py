@@ -26,7 +26,7 @@ class LaunchHandover:
 
     def _remains_of(self, run: LaunchedRun) -> Remains:
         remains = run.remains()
-        failure = run.main.failure if run.main else run.failing
+        failure = run.main.failure if run.main else run.launch_error
         if failure:
             self._pipes.append(_report_again(failure))
             return replace(remains, report=self._pipes[-1])

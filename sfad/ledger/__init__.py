@@ -1,7 +1,8 @@
 """The durable record: SQLite in WAL mode, one writer, every admission committed before its process starts.
 
-`ledger`    `Ledger`, used in the trio thread: writes are queued and answered by callback
-`records`   its reads, which also see queued writes
+`opened`    the ledger between its opening and its first write: what was found, and how it is brought up to date
+`ledger`    `Ledger`, used in the trio thread: writes are queued, and a listener is told what became of them
+`records`   reads, which also see queued writes
 `schema`    tables, and the ordered list of migrations that leads to them
 `rows`      runs and events as rows, and back, and the SQL that writes them
 `inbox`     the queue of the writer's thread, which wakes it when a transaction is worth its cost
@@ -19,6 +20,7 @@
 from .backup import Backup, back_up
 from .database import LedgerError, LedgerTooNew, is_full
 from .ledger import Ledger
+from .opened import OpenedLedger
 from .rows import RunExtra
 
-__all__ = ["Backup", "Ledger", "LedgerError", "LedgerTooNew", "RunExtra", "back_up", "is_full"]
+__all__ = ["Backup", "Ledger", "LedgerError", "LedgerTooNew", "OpenedLedger", "RunExtra", "back_up", "is_full"]

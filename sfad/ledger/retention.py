@@ -59,7 +59,7 @@ class _OldRun:
     labels: str
 
 
-class Sweeper:
+class Pruner:
     """Deletes and compacts, in one thread.
 
     `errand` calls its argument in the writer's thread and returns the result. `pause` is called between two errands; it may wait,

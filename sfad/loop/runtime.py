@@ -65,7 +65,7 @@ class Runtime:
         self.pidfds = StoredPidfds()
         self.subscribers = Subscribers()
         self.spool.begin(os.path.realpath(self.state_dir))
-        self.catalogue = RunCatalogue(self.ledger, self.spool.earlier.keys(), self.output.forget)
+        self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
@@ -81,6 +81,7 @@ class Runtime:
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
+        self.ledger.report_to(self.saver)
         launching = Launching(resources, self.catalogue, self.metering, self.descriptors, self.feed, self.reporting.arm)
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.reporting,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ..meters.base import Meter, Reading
+from ..meters.reading import Meter, Reading
 from ..output import holes
 
 PIECE = 16 * 1024

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -33,6 +34,7 @@ SLICE = 0.001
 """Seconds of reading between two looks at the rest of the daemon."""
 
 
+@dataclass
 class Tail:
     """Follows all runs whose output is kept. Everything but `serve` is synchronous; nothing raises `OSError`.
 
@@ -43,34 +45,23 @@ class Tail:
     `trouble(message)`: something does not work as it should, once for each run and kind of error.
     """
 
-    def __init__(
-        self,
-        store: OutputStore,
-        *,
-        seen: Callable[[RunId, tuple[Reading, ...]], None],
-        lost: Callable[[RunId, str], None],
-        trouble: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._seen = seen
-        self._lost = lost
-        self._trouble = trouble
-        self._runs: dict[RunId, TailedRun] = {}
-        self._behind: dict[RunId, TailedRun] = {}
-        self._waiting = trio.CancelScope()
-        self._away: dict[RunId, TailedRun] = {}
-        """Metered runs whose stdout was moved: the kernel does not tell when they write."""
-        self._bounds = OutputBounds(store, trouble=trouble)
-        self._drains = Drains()
-        self._blind = False
+    store: OutputStore
+    seen: Callable[[RunId, tuple[Reading, ...]], None]
+    lost: Callable[[RunId, str], None]
+    trouble: Callable[[str], None]
+    _runs: dict[RunId, TailedRun] = field(default_factory=dict)
+    _behind: dict[RunId, TailedRun] = field(default_factory=dict)
+    _away: dict[RunId, TailedRun] = field(default_factory=dict)
+    """Metered runs whose stdout was moved: the kernel does not tell when they write."""
+    _waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
+    _drains: Drains = field(default_factory=Drains)
+    _blind: bool = False
+
+    def __post_init__(self) -> None:
+        self._bounds = OutputBounds(self.store, trouble=self.trouble)
 
     def follow(
-        self,
-        run: RunId,
-        *,
-        limit: int | None,
-        meter: NewMeter | None,
-        saved: bytes | None = None,
+        self, run: RunId, *, limit: int | None, meter: NewMeter | None, saved: bytes | None = None
     ) -> tuple[Reading, ...] | None:
         """Follow a run that writes its own files, from its first attempt on. `limit`: bytes kept of stdout, and of stderr. For a
         run that has written already, as after a restart of the daemon, call `look` next.
@@ -80,9 +71,8 @@ class Tail:
         `seen` is not called before they change. Return `None` if nothing was saved, or it does not fit: then stdout is read from
         its start, through one meter, whichever attempt wrote it."""
         tailed = self._runs[run] = TailedRun(
-            run, self._store, limit=limit, seen=partial(self._seen, run), lost=partial(self._lost, run), trouble=self._trouble,
-            moved=lambda: self._look_at_moved(run),
-        )  # fmt: skip
+            run, self.store, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
+        )
         return tailed.meter(meter, saved) if meter is not None else None
 
     def saved(self, run: RunId) -> bytes | None:
@@ -159,11 +149,11 @@ class Tail:
 
     def _growth(self) -> Inotify | None:
         try:
-            self._store.make_again()
-            growth = Inotify(self._store.directory)
+            self.store.make_again()
+            growth = Inotify(self.store.directory)
         except OSError as error:
             if not self._blind:
-                self._trouble(f"cannot be told when a run writes ({error}); looking every {BLIND} s (see fs.inotify in sysctl)")
+                self.trouble(f"cannot be told when a run writes ({error}); looking every {BLIND} s (see fs.inotify in sysctl)")
             self._blind = True
             return None
         self._blind = False

@@ -8,8 +8,8 @@ import trio
 
 from ..core.labels import means
 from ..launch.launcher import Footprint
-from ..ledger import Ledger
 from ..ledger.reader import Page, Selection
+from ..ledger.records import Records
 from ..ledger.summary import Unwritten
 from ..ledger.totals import used_by, with_totals
 from ..protocol.messages import List
@@ -39,13 +39,13 @@ class RunCatalogue:
     `keys`: the runs of an earlier daemon, by the keys of their requests. `forgotten` is told of each run that is not in memory any
     more."""
 
-    def __init__(self, ledger: Ledger, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]) -> None:
+    def __init__(self, records: Records, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]) -> None:
         self.live: dict[RunId, Live] = {}
         self._recent: OrderedDict[RunId, RecentRun] = OrderedDict()
         self._unrecorded: dict[RunId, RunInfo] = {}
         """Ended runs whose end the ledger has not confirmed yet."""
         self._keys = keys
-        self._ledger = ledger
+        self._records = records
         self._forgotten = forgotten
 
     # ---- what happens to runs
@@ -111,12 +111,12 @@ class RunCatalogue:
         if live is not None:
             return info_of(live, trio.current_time())
         ended = self._recent.get(run)
-        return ended.info if ended is not None else self._ledger.get(run)
+        return ended.info if ended is not None else self._records.get(run)
 
     def lineage(self, run: RunId) -> list[RunId]:
         """Return the ids from the root to the run."""
         known = self.live.get(run) or self._recent.get(run)
-        return list(known.lineage_ids) if known is not None else self._ledger.lineage(run)
+        return list(known.lineage_ids) if known is not None else self._records.lineage(run)
 
     def root(self, run: RunId) -> RunId:
         """Return the root of a run that is in memory, else the run itself. This reads no ledger."""
@@ -143,7 +143,7 @@ class RunCatalogue:
         """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some ten at most. `within`: only this
         run and its descendants."""
         known = (run for run in (*self.live, *self._recent) if run.startswith(prefix))
-        found = sorted({*known, *self._ledger.find(prefix)})
+        found = sorted({*known, *self._records.find(prefix)})
         return found if within is None else [run for run in found if within in self.lineage(run)]
 
     def live_runs(
@@ -173,7 +173,7 @@ class RunCatalogue:
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now, with their models."""
-        ended = ((info, extra.model) for info, extra in self._ledger.unwritten(page) if info.id not in self.live)
+        ended = ((info, extra.model) for info, extra in self._records.unwritten(page) if info.id not in self.live)
         return [*ended, *((info, live.model) for info, live in self._live(page, {}))]
 
     def with_totals(self, runs: Iterable[RunInfo]) -> list[RunInfo]:
@@ -182,7 +182,7 @@ class RunCatalogue:
         roots = {info.root_id for info in runs if info.descendants}
         if not roots:
             return with_totals(runs, {})
-        used = self._ledger.used_below(roots)
+        used = self._records.used_below(roots)
         for live in self.live.values():
             parent = live.run.parent
             if parent is not None and live.run.root.id in roots:
@@ -198,7 +198,7 @@ class RunCatalogue:
 
     def _ended(self, page: Page) -> Selection:
         """The ledger's writer may be behind, so what is in memory replaces what the ledger says."""
-        rows = self._ledger.select(page)
+        rows = self._records.select(page)
         runs = {info.id: info for info in rows.runs if info.id not in self.live}
         runs |= {run: ended.info for run, ended in self._recent.items() if page.admits(ended.info, ended.lineage_ids)}
         return Selection(list(runs.values()), rows.reached)

@@ -3,7 +3,6 @@
 import array
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from msgspec import structs
 from ..core.access import Peer
 from ..durable.handover import Connected
 from ..host.descriptors import close_soon
+from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
 from .shares import ClientLoad, PeerGroups
@@ -29,9 +29,8 @@ sent to a client that had nothing else waiting."""
 BODY = 64
 """Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
 
-_UCRED = struct.Struct("=iII")
 # 253 is SCM_MAX_FD. The kernel would close the descriptors that do not fit in this thread, and a FUSE file can block close(2)
-_ANCILLARY = socket.CMSG_SPACE(4 * 253) + socket.CMSG_SPACE(_UCRED.size)
+_ANCILLARY = socket.CMSG_SPACE(4 * 253) + socket.CMSG_SPACE(UCRED.size)
 
 
 class DescriptorsLost(Exception):
@@ -68,7 +67,7 @@ class Connection:
         self.messages = 0
         """Messages that were added to `unsent` since it was last empty."""
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.maker = int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
+        self.maker = int(UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))[0])
         """The process that connected."""
         self.sender = self.maker
         """The process that sent what was read last. It is another process if the connection was inherited or passed on."""
@@ -137,7 +136,7 @@ class Connection:
                 self.received.extend(_descriptors(payload))
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 # pid 0: the sender is in an outer pid namespace, or sent before SO_PASSCRED was set; it is in no run
-                self.sender = _UCRED.unpack(payload)[0] or self.maker
+                self.sender = UCRED.unpack(payload)[0] or self.maker
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
             raise DescriptorsLost(f"{len(self.received)} descriptors that no request took, or the kernel had no room for more")
         self._take_in(self.decoder.feed(data))

@@ -3,16 +3,13 @@
 import errno
 import os
 import socket
-import struct
 import sys
 from typing import Protocol
 
 from ..core.access import Peer
-from ..host.probe import SO_PEERPIDFD, user_name
+from ..host.probe import SO_PEERPIDFD, UCRED, user_name
 from ..launch.launcher import Launcher, Unplaceable
 from ..protocol.types import RunId
-
-_UCRED = struct.Struct("=iII")
 
 
 class Socket(Protocol):
@@ -28,7 +25,7 @@ def identify(connection: Socket, launcher: Launcher) -> Peer:
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached.
     """
     try:
-        pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        pid, uid, _gid = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     except OSError as error:
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
     owner = uid in (0, os.geteuid())

@@ -1,7 +1,7 @@
 """The result of a run, from the output that it left: in the daemon, and in `sfad.history` without one."""
 
 from ..meters import named
-from ..meters.speech import answer
+from ..meters.text import answer
 from ..output.files import OutputStore, Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m

@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 from tests.meters.recordings import STREAMS
-from tests.meters.test_speech import START, delta, lines, result, said
+from tests.meters.test_text import START, delta, lines, result, said
 
 from .conftest import PATIENCE, World
 

@@ -890,7 +890,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
 
 MachineAgainstShell.TestCase.settings = settings(
-    max_examples=110,
+    max_examples=40,
     stateful_step_count=60,
     deadline=None,
     database=None,

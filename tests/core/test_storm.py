@@ -67,6 +67,7 @@ class Walk:
         self.steps: list[tuple[float, Any]] = [
             (5, self.spawn), (4, self.commit), (0.3, self.fail_commit), (8, self.launched), (0.3, self.launch_failed),
             (3, self.exited), (0.4, self.stop), (2, self.pause), (3, self.resume), (3, self.approve), (3, self.deny), (6, self.use),
+            (2, self.change_limits), (0.3, self.reload),
             (6, self.report), (5, self.reserve), (4, self.settle), (1, self.level), (1.5, self.said), (0.4, self.tools),
             (4, self.timer), (3, self.time), (3, self.emptied), (2, self.frozen), (1, self.surveyed), (0.5, self.budgets),
             (0.01, self.drain), (0.6, self.crash), (0.3, self.re_execute), (2, self.shell.save_use), (0.2, self.client_gone),
@@ -182,6 +183,14 @@ class Walk:
     def deny(self) -> None:
         if (book := self.waiting()) is not None:
             self.world.feed(e.DenyRequested(self.world.now, self.world.token(), self.peer(), book.run.id))
+
+    def change_limits(self) -> None:
+        if (book := self.waiting()) is not None:
+            event = e.LimitRequested(self.world.now, self.world.token(), self.peer(), book.run.id, self.limits())
+            self.world.more_room(event)
+
+    def reload(self) -> None:
+        self.shell.reload(self.dice.randint(1, 3), self.dice.randint(1, 4), 1000)
 
     def use(self) -> None:
         if self.world.boxes:
@@ -387,13 +396,16 @@ def _may_happen(world: World, book: Book) -> dict[str, Callable[[], object]]:
     def top() -> str:
         return world.live[run].run.root.id if run in world.live else run
 
-    commits: dict[str, Callable[[], object]] = {"commit fails": lambda: world.fail_commit(1)} if world.uncommitted else {}
-    return commits | {
+    more: dict[str, Callable[[], object]] = {}
+    if world.uncommitted:
+        more["commit fails"] = lambda: world.fail_commit(1)
+    if book.ancestors:
+        more["resume the tree"] = lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, top()))
+    return more | {
         "approve": lambda: world.more_room(e.ApproveRequested(world.now, world.token(), ANN, run)),
         "approve with room": lambda: world.more_room(e.ApproveRequested(world.now, world.token(), ANN, run, _MORE)),
         "deny": lambda: world.feed(e.DenyRequested(world.now, world.token(), ANN, run)),
         "resume": lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, run)),
-        "resume the tree": lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, top())),
         "pause the tree": lambda: world.feed(e.PauseRequested(world.now, world.token(), ANN, top())),
         "stop": lambda: world.feed(e.StopRequested(world.now, world.token(), ANN, (run,))),
         "exit": exited,

@@ -19,7 +19,7 @@ from sfad.durable import maintenance
 from sfad.durable.jobs import MaintenanceJobs
 from sfad.durable.maintenance import Maintenance
 from sfad.host.reserve import DiskReserve
-from sfad.ledger import Ledger, backup, opening
+from sfad.ledger import Ledger, OpenedLedger, backup, opening
 from sfad.output import OutputStore
 from sfad.protocol.types import Event, RunInfo, Status
 from tests.launch.rig import until
@@ -34,7 +34,7 @@ class World:
 
     def __init__(self, ledger: Ledger, /, **settings: Any) -> None:
         self.ledger = ledger
-        self.output = OutputStore(ledger.directory / "output")
+        self.output = OutputStore(ledger.file.directory / "output")
         self.wall = NOW
         self.live: list[str] = []
         self.trouble: list[str] = []
@@ -57,7 +57,7 @@ class World:
         assert await self.ledger.flush()
 
     def runs(self) -> list[str]:
-        with closing(sqlite3.connect(self.ledger.directory / "ledger.db")) as other:
+        with closing(sqlite3.connect(self.ledger.file.directory / "ledger.db")) as other:
             return [row[0] for row in other.execute("SELECT id FROM runs ORDER BY number")]
 
 
@@ -68,9 +68,9 @@ def ended(number: int, days_ago: float) -> RunInfo:
 
 @contextmanager
 def world(directory: Path, *runs: RunInfo, **settings: Any) -> Iterator[World]:
-    ledger = Ledger(directory)
-    ledger.upsert([(info, PLAIN) for info in runs])
-    ledger.close()
+    opened = OpenedLedger(directory)
+    opened.upsert([(info, PLAIN) for info in runs])
+    opened.close()
     with started(directory) as ledger:
         yield World(ledger, **settings)
 
@@ -92,15 +92,15 @@ async def test_output_rows_and_events_are_deleted_at_their_ages(tmp_path: Path) 
             "deleted 1 runs and 1 events from the ledger",
             "backed up the ledger",
         ]
-        assert it.ledger.backup is not None
+        assert it.ledger.file.backup is not None
 
 
 async def test_the_reserve_that_a_start_used_is_filled_again(tmp_path: Path) -> None:
     """The next start may need it as well."""
     with world(tmp_path, output=None, ledger=None, backup_every=None) as it:
-        assert not DiskReserve(it.ledger.directory).release()
+        assert not DiskReserve(it.ledger.file.directory).release()
         await it.maintenance.look()
-        assert DiskReserve(it.ledger.directory).release()
+        assert DiskReserve(it.ledger.file.directory).release()
 
 
 async def test_off_is_off(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ async def test_off_is_off(tmp_path: Path) -> None:
         await it.happened(NOW - 2 * DAY)
         it.write("a1", NOW - 3000 * DAY)
         await it.maintenance.look()
-        assert (it.runs(), len(list(it.output.directory.iterdir())), it.ledger.backup, it.said) == (["a1"], 2, None, [])
+        assert (it.runs(), len(list(it.output.directory.iterdir())), it.ledger.file.backup, it.said) == (["a1"], 2, None, [])
 
 
 async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
@@ -140,9 +140,9 @@ async def test_a_failure_is_told_once_and_again_when_it_returns(tmp_path: Path, 
 
 
 async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.upsert([(ended(number, 3), PLAIN) for number in range(1, 2000)])
-    ledger.close()
+    opened = OpenedLedger(tmp_path)
+    opened.upsert([(ended(number, 3), PLAIN) for number in range(1, 2000)])
+    opened.close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
     content = bytearray((tmp_path / "ledger.db").read_bytes())
@@ -154,8 +154,8 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
         it = World(ledger, ledger=None, output=None)
         await it.maintenance.look()
         assert [line.partition("damaged")[0] for line in it.trouble] == ["check: the ledger is ", "backup: the copy is "]
-        assert ledger.backup is None
-    again = Ledger(tmp_path)
+        assert ledger.file.backup is None
+    again = OpenedLedger(tmp_path)
     again.close()
     assert again.is_new
 

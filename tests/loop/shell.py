@@ -14,7 +14,7 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.durable.directory import Spool
 from sfad.host.clock import Timers
-from sfad.ledger import Ledger
+from sfad.ledger import Ledger, OpenedLedger
 from sfad.loop.resources import Reports, Resources
 from sfad.loop.runtime import Runtime
 from sfad.observe.log import Log
@@ -29,7 +29,7 @@ ANN = Peer(0, "ann")
 @asynccontextmanager
 async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> AsyncIterator[Runtime]:
     """Serve a loop on the state directory `directory`."""
-    ledger = Ledger(directory / "state", patience=0.05)
+    ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05))
     (directory / "sfad.toml").write_text(config)
     loaded = configuration.load([directory / "sfad.toml"])
     log, reports = Log("error", file=directory / "log"), Reports()
@@ -40,7 +40,6 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
         reports, "/s", str(directory), lambda: None,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
-    runtime.saver.start_ledger()
     reports.pass_on(runtime.reporting.reported)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:

@@ -81,7 +81,7 @@ async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_pa
         with closing(sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             await refused(runtime)
-            await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.held > 0)
+            await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.backlog > 0)
             with monkeypatch.context() as patched:
                 patched.setattr(Store, "write", written := Mock())
                 for _ in range(50):

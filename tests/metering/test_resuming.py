@@ -22,7 +22,7 @@ from sfad.metering.bounding import FREE_AFTER
 from sfad.metering.stream import PIECE, MeterPosition
 from sfad.metering.tail import Tail
 from sfad.metering.tailed import SAVED
-from sfad.meters.base import Reading
+from sfad.meters.reading import Reading
 from sfad.protocol.types import Tokens
 from tests.metering.test_tail import Lines, NewMeter, Rig, serving, until
 from tests.output.test_holes import KIB, MIB, numbered

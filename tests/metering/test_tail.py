@@ -26,7 +26,7 @@ from sfad.metering.bounding import FREE_AFTER
 from sfad.metering.draining import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL
 from sfad.metering.stream import PIECE
 from sfad.metering.tail import Tail
-from sfad.meters.base import Meter, Reading
+from sfad.meters.reading import Meter, Reading
 from sfad.output import OutputStore, holes, inotify
 from sfad.protocol.types import RunId, Tokens
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from sfad.core.events import LaunchSucceeded, MainExited
+from sfad.host.probe import UCRED
 from sfad.server import peers
 from tests.launch.fake import FakeLauncher
 from tests.launch.rig import Rig, rigged
@@ -98,7 +99,7 @@ class Answers:
     """A connection of which the kernel says what the test wants."""
 
     def __init__(self, pid: int, uid: int) -> None:
-        self.credentials = peers._UCRED.pack(pid, uid, uid)
+        self.credentials = UCRED.pack(pid, uid, uid)
 
     def getsockopt(self, level: int, option: int, length: int) -> bytes:  # noqa: ARG002 - its signature
         if option == socket.SO_PEERCRED:

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from ...meters import named
-from ...meters.speech import FORM, Cursor, TextReader
+from ...meters.text import FORM, Cursor, TextReader
 from ...output import holes
 from ...protocol.messages import Text, TextPart
 from ...protocol.types import RunInfo

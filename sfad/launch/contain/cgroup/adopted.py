@@ -56,9 +56,9 @@ class AdoptedCgroups(AdoptedRuns):
             self._move_in(run)
 
     def _move_in(self, run: LaunchedRun) -> None:
-        number = self._runs.tag_of(run)
+        tag = self._runs.tag_of(run)
         for _ in range(_MOVE_PASSES):
-            outside = [one for one in scan_marks().members(run.cookie, number) if not self._cgroups.contains(run, one.pid)]
+            outside = [one for one in scan_marks().members(run.cookie, tag) if not self._cgroups.contains(run, one.pid)]
             if not outside:
                 return
             group = self._cgroups.of(run)
@@ -72,10 +72,10 @@ class AdoptedCgroups(AdoptedRuns):
         return self._cgroups.contains(run, pid) or cookie(pid, self._runs.instance) == run.cookie
 
     def forget(self, run: LaunchedRun) -> None:
-        self.own(run)
+        self.leave(run)
         self._maker.forget(run)
 
-    def own(self, run: LaunchedRun) -> None:
+    def leave(self, run: LaunchedRun) -> None:
         self._elsewhere.discard(run.id)
 
 

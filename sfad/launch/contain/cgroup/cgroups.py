@@ -56,7 +56,7 @@ class RunCgroups:
 
     def directory(self, run: LaunchedRun) -> str:
         """Return where the run's cgroup is, or would be."""
-        return "/".join([self.base.directory, *(above.id for above in reversed(list(run.chain())))])
+        return "/".join([self.base.directory, *(above.id for above in reversed(list(run.upwards())))])
 
     def run_with_inode(self, inode: int) -> RunId | None:
         return self._by_inode.get(inode)

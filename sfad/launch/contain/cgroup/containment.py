@@ -85,7 +85,7 @@ class CgroupContainment(RunContainment):
         return Door(os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC), tag)
 
     def leave(self, run: LaunchedRun) -> None:
-        self.adopted.own(run)
+        self.adopted.leave(run)
         self._maker.remove(run)
 
     def close(self) -> None:

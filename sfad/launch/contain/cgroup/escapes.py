@@ -93,8 +93,8 @@ class Escapes:
         with lifted():
             while True:
                 found = [pid for pid, _ in self.of(run)]
-                fresh = [pid for pid in found if (pid, run.number) not in signalled]
+                fresh = [pid for pid in found if (pid, run.stop_signal) not in signalled]
                 if not fresh or monotonic() > until:
                     return found
-                self._signal(run, fresh, run.number, signal.SIGCONT)
-                signalled.update((pid, run.number) for pid in found)
+                self._signal(run, fresh, run.stop_signal, signal.SIGCONT)
+                signalled.update((pid, run.stop_signal) for pid in found)

@@ -51,7 +51,7 @@ class CgroupMaker:
             os.makedirs(self._base, exist_ok=True)
             self._controllers.forget(self._base)
             self._controllers.prepare()
-        for above in reversed(list(run.chain())[1:]):
+        for above in reversed(list(run.upwards())[1:]):
             if not os.path.isdir(f"{self._cgroups.directory(above)}/{LEAF}"):
                 self.forget(above)
                 self.make(above)

@@ -55,7 +55,7 @@ class TagsPauses(RunPauses):
 
     def thaw(self, run: LaunchedRun) -> None:
         self._paused.discard(run)
-        still_paused = {below.id for below in run.subtree() if self._paused.intersection(below.chain())}
+        still_paused = {below.id for below in run.subtree() if self._paused.intersection(below.upwards())}
         for process, run_id in self._census.take(run_ids([run])):
             if run_id not in still_paused:
                 send(process, (signal.SIGCONT,))

@@ -25,7 +25,7 @@ _MIN_SCANS = 2
 """Scans of a SIGTERM at least: the second finds what was forked during the first."""
 _PURSUED_FOR = 0.1
 """Seconds after which a SIGTERM is not followed further: processes that fork faster are left to the SIGKILL after the grace.
-Nothing is reaped meanwhile: ten scans of twenty lineages that forked without pause left 32 000 zombies, and the machine no pid."""
+Nothing is reaped meanwhile: ten scans of twenty processes that forked without pause left 32 000 zombies, and the machine no pid."""
 _PIDFDS_AT_ONCE = 32
 """Pidfds waited on at a time; the next are looked for when these are gone."""
 _KILL_EVERY = 0.5
@@ -56,10 +56,10 @@ class TagsStops(RunStops):
         self._pauses.end(run)
         if not self._terminating:
             self._reactor.soon(self._signal_all)  # one scan for all that are stopped at the same time
-        self._terminating[run] = (number, run.ladder)
+        self._terminating[run] = (number, run.stop_count)
 
     def _signal_all(self) -> None:
-        asked = {run: number for run, (number, ladder) in self._terminating.items() if run.in_stop(ladder)}
+        asked = {run: number for run, (number, stop) in self._terminating.items() if run.in_stop(stop)}
         for number in set(asked.values()):
             runs = run_ids(run for run in asked if asked[run] == number)
             signalled: set[tuple[int, int]] = set()
@@ -73,7 +73,7 @@ class TagsStops(RunStops):
             self._drain_soon(run)
 
     def kill(self, run: LaunchedRun) -> None:
-        self._killing[run] = run.ladder
+        self._killing[run] = run.stop_count
         if not self._kills:
             self._kills = True
             self._reactor.task(self._kill_all)
@@ -83,7 +83,7 @@ class TagsStops(RunStops):
     async def _kill_all(self) -> None:
         while True:
             # also before the first look: the run may have ended by then, and be in its next attempt
-            self._killing = {run: ladder for run, ladder in self._killing.items() if run.in_stop(ladder)}
+            self._killing = {run: stop for run, stop in self._killing.items() if run.in_stop(stop)}
             if not self._killing:
                 break
             self._kill_now = trio.Event()
@@ -107,7 +107,7 @@ class TagsStops(RunStops):
     def _kill_children(self, runs: set[RunId], signalled: set[tuple[int, int]]) -> bool:
         """Kill the direct children that are not in `signalled` yet; return whether there were any.
 
-        Against lineages that fork and exit this is the race to win: each of their processes is our child as soon as the one
+        Against processes that fork and exit this is the race to win: each of their processes is our child as soon as the one
         before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
         fresh = False
         for pid in procfs.children():
