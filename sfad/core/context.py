@@ -122,7 +122,7 @@ class Context:
             refused = refuse_target(peer, verb, lineage)
         return refused
 
-    def steered(self, ev: OfPeer, verb: str, name: RunId) -> Run | None:
+    def permitted_run(self, ev: OfPeer, verb: str, name: RunId) -> Run | None:
         """Return the live run of this id if the peer may use `verb` on it; else reply why not."""
         run = self.tree.get(name)
         if run is None:

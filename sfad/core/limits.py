@@ -101,7 +101,7 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
         answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
         chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
     for limit in asked.limits:
-        check(limit, policy)
+        check_range(limit, policy)
         chosen[limit.kind] = _with_action(limit, asked, policy)
     if above is not None:
         _narrow(chosen, above)
@@ -193,7 +193,7 @@ def replaced(limit: Limit, *, threshold: float | None = None, action: Action | N
     )
 
 
-def check(limit: Limit, policy: Policy) -> None:
+def check_range(limit: Limit, policy: Policy) -> None:
     """Raise `Invalid` for a threshold outside the range of its kind, or an action that the kind does not take."""
     spec, threshold = KINDS[limit.kind], limit.threshold
     most = most_of(limit.kind, policy)
@@ -226,17 +226,17 @@ def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
     return f"{range_}. To allow more, raise {policy.place(f'limits.{spec.most}')}, then run: sfactl reload"
 
 
-def crossed(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:
+def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:
     """Yield each limit that was crossed since the last call, but not time: the clock has a timer."""
     for kind, active in limits.items():
         if active.over or kind is LimitKind.TIME or KINDS[kind].instead:
             continue
         used = account.used(kind)
         if used is not None:
-            yield from cross(active, used, nearing)
+            yield from crossings(active, used, nearing)
 
 
-def cross(active: ActiveLimit, used: float, nearing: float) -> Iterator[Crossing]:
+def crossings(active: ActiveLimit, used: float, nearing: float) -> Iterator[Crossing]:
     """Yield whether this limit was crossed since the last call."""
     if not active.near and active.nears(used, nearing):
         active.near = True

@@ -37,13 +37,13 @@ class Spending:
 
     # ---- use
 
-    def see(self, run: Run, source: Source, use: Use) -> None:
+    def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
         run.account.sources[source] = use
         self._count(run, before)
 
-    def report(self, run: Run, more: Use, *, settled: str | None = None) -> None:
+    def add_use(self, run: Run, more: Use, *, settled: str | None = None) -> None:
         """Add to what was reported of the run. `settled`: the reservation that this was reserved by."""
         before = run.account.own_tree_use()
         periods = None
@@ -89,7 +89,7 @@ class Spending:
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
-        if account.grows:
+        if account.cost_may_grow:
             for budget in self.budgets.of(run.user):
                 if not budget.partial:
                     budget.partial = True
@@ -118,7 +118,7 @@ class Spending:
         run = self._ctx.tree.get(name.rpartition("-")[0])
         return (run, run.account.reservations[name]) if run is not None and name in run.account.reservations else None
 
-    def refusing(self, run: Run, cost: int) -> Budget | None:
+    def refusing_budget(self, run: Run, cost: int) -> Budget | None:
         """Return the budget in which so much more is not left. It is published once a period."""
         budget = next((budget for budget in self.budgets.of(run.user) if not budget.admits(cost)), None)
         if budget is not None and not (budget.refused or budget.over):
@@ -150,7 +150,7 @@ class Spending:
         self._ctx.publish(
             what,
             run,
-            budget.told if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.told}",
+            budget.sentence if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}",
             severity="medium",
             scope=budget.scope,
             limit_kind=LimitKind.COST,

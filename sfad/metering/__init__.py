@@ -12,7 +12,8 @@
 `use`             what readings, reports and reservations amount to, with their price
 `tail`            follows the output files of all runs
 `tailed`          the output files of one run, and its meter
-`stream`          reads the stdout of one run through its meters
+`stream`          the meters of one run: one for each attempt, fed with its stdout
+`stdout_file`     reads the file of a run's stdout, whatever happens to it
 `draining`        reads what runs have written when one of them has ended
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads

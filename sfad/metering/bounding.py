@@ -99,6 +99,6 @@ class OutputBounds:
 def _spared(until: int, limit: int, stdout: StdoutMeter) -> int:
     """Return `until`, less what the meter is given time to read. The meter is told now of what it is not given, and does not read
     there, whenever the bytes are freed."""
-    until = min(until, max(stdout.offset, until - min(UNREAD_KEPT, limit)))
-    stdout.skip_to(until)
+    until = min(until, max(stdout.file.offset, until - min(UNREAD_KEPT, limit)))
+    stdout.file.skip_to(until)
     return until

@@ -12,7 +12,8 @@ import msgspec
 from ..meters.reading import Meter, Reading
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..protocol.types import RunId
-from .stream import MeterPosition, StdoutMeter
+from .stdout_file import MeterPosition
+from .stream import StdoutMeter
 
 SAVED = 1
 """The version of what `saved` returns. Raise it when a field is added, removed or changes its meaning."""
@@ -138,14 +139,14 @@ class TailedRun:
 
     def _close_meter(self) -> None:
         if self.stdout is not None:
-            self.stdout.close()
+            self.stdout.file.close()
             self.stdout = None
 
     def _tell_taken(self, suffix: Suffix) -> None:
         stdout = self.stdout if suffix == ".out" else None
         if stdout is not None:
             self.moved()
-        unread = stdout is not None and not stdout.holds  # else the meter continues with the file that it has open
+        unread = stdout is not None and not stdout.file.is_open  # else the meter continues with the file that it has open
         if not self._closed and suffix not in self._taken and (unread or self.limit is not None):
             self._taken.add(suffix)
             name = "stdout" if suffix == ".out" else "stderr"

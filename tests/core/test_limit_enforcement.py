@@ -11,7 +11,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import OUTSIDE, VERBS, Peer
 from sfad.core.attempts import backoff
-from sfad.core.limit_enforcement import MAX_TOOLS_SAID
+from sfad.core.tool_rules import MAX_TOOLS_SAID
 from sfad.protocol.types import Action, ErrorCode, LimitKind, Reason, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, seconds

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sfad import meters
 from sfad.metering.bounding import FREE_AFTER
-from sfad.metering.stream import PIECE, MeterPosition
+from sfad.metering.stdout_file import PIECE, MeterPosition
 from sfad.metering.tail import Tail
 from sfad.metering.tailed import SAVED
 from sfad.meters.reading import Reading
@@ -101,7 +101,7 @@ def test_a_reading_that_was_not_told_before_the_restart_is_told(again: Again) ->
     first.write(numbered(1000))
     metered = first.tail._runs["a1"].stdout
     assert metered is not None
-    metered.skip_to(64 * 500)
+    metered.file.skip_to(64 * 500)
     assert first.turns() == 1
     second = again(first)
     assert second.last().turns == 2

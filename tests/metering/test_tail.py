@@ -24,7 +24,7 @@ from sfad.host.tasks import in_thread
 from sfad.metering import tail as module
 from sfad.metering.bounding import FREE_AFTER
 from sfad.metering.draining import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL
-from sfad.metering.stream import PIECE
+from sfad.metering.stdout_file import PIECE
 from sfad.metering.tail import Tail
 from sfad.meters.reading import Meter, Reading
 from sfad.output import OutputStore, holes, inotify
@@ -534,7 +534,7 @@ def test_a_meter_that_never_catches_up_is_reported_seldom(rig: Rig) -> None:
     metered = rig.tail._runs["a1"].stdout
     assert metered is not None
     for number in range(1, 1000):
-        metered.skip_to(number * MIB)
+        metered.file.skip_to(number * MIB)
     assert len(rig.lost["a1"]) == 10
     assert rig.missed() == 512 * MIB
     rig.tail.drain(["a1"])

@@ -58,5 +58,5 @@ def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
         usd=to_usd(budget.allowed),
         used_usd=to_usd(budget.charged),
         renews=budget.renews,
-        partial=budget.partial or any(run.user in budget.members and run.account.grows for run in tree),
+        partial=budget.partial or any(run.user in budget.members and run.account.cost_may_grow for run in tree),
     )
