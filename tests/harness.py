@@ -50,6 +50,21 @@ def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATI
 
 
 PROGRAM = ("-m", "sfad")
+IMPATIENT = ("-m", "tests.impatient")
+
+
+def unlocked(state_dir: Path) -> bool:
+    """Return whether no process has the locks of a daemon. One that was killed in the middle of a posix_spawn(3) leaves a child
+    that has its descriptors until execve(2)."""
+    for path in (state_dir, state_dir / "lock"):
+        with suppress(OSError), ExitStack() as opened:
+            held = os.open(path, os.O_RDONLY)
+            opened.callback(os.close, held)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+    return True
 
 
 class Daemon:
@@ -88,7 +103,7 @@ class Daemon:
         self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] | None = None
     ) -> subprocess.Popen[bytes] | Child:
         env = self.env | dict(environment)
-        wait_until(self._unlocked, "no process has the locks of the daemon before")
+        wait_until(lambda: unlocked(self.state_dir), "no process has the locks of the daemon before")
         read, write = os.pipe()
         with self.log.open("ab") as log:
             if self._plain and command is None and template().fits(env):
@@ -103,18 +118,6 @@ class Daemon:
             process.wait()
             raise AssertionError(f"the daemon did not start: {self.log.read_text()}")
         return process
-
-    def _unlocked(self) -> bool:
-        # a daemon that was killed in the middle of a posix_spawn(3) leaves a child that has its descriptors until execve(2)
-        for path in (self.state_dir, self.state_dir / "lock"):
-            with suppress(FileNotFoundError), ExitStack() as closing_it:
-                held = os.open(path, os.O_RDONLY)
-                closing_it.callback(os.close, held)
-                try:
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
-        return True
 
     def _execute(self, command: Sequence[str], env: Mapping[str, str], log: IO[bytes], ready: int) -> subprocess.Popen[bytes]:
         command = self._nobody.command(*command) if self._nobody else command
@@ -184,20 +187,6 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(PATIENCE)
-
-
-IMPATIENT = (
-    "-c",
-    "from sfad.loop import storage\n"
-    "storage.LOOK = 0.1\n"
-    "from sfad.core import stops\n"
-    "from sfad.server import server\n"
-    "stops.RECONNECT = server.PATIENCE = 1.0\n"
-    "from sfad.__main__ import main\n"
-    "main()",
-)
-"""Program of a daemon that looks ten times a second whether its files are where they were (`sfad`: every five seconds), and waits
-one second for the rest of a frame and for a client that lost its connection (`sfad`: ten). A re-execution makes it `sfad`."""
 
 
 @contextmanager

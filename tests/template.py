@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tests import leaks
@@ -31,7 +32,7 @@ class Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "tests.template"]
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), cwd=_ROOT, start_new_session=True)
         self._socket = ours
         self._lock = threading.Lock()
         self._environment = _read_at_import(os.environ)
@@ -58,8 +59,14 @@ class Template:
         self._process.wait()
 
 
+_ROOT = str(Path(__file__).parents[1])
+
+
 def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith("PYTHON") or name == "SFAD_CRASH_AT"}
+    found = {name: value for name, value in env.items() if name.startswith("PYTHON") or name == "SFAD_CRASH_AT"}
+    # the template has imported this checkout
+    found["PYTHONPATH"] = os.pathsep.join(path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", _ROOT))
+    return found
 
 
 class Child:
