@@ -185,9 +185,9 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
     """Bring the ledger in line with what was found. Return the rows that it could not take."""
     unwritten: Rows = []
     try:
-        effect("mend")
+        effect("correct")
         ledger.upsert(adoption.rows)
-        effect("mended")
+        effect("corrected")
     except sqlite3.Error as error:
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
