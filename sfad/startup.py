@@ -53,7 +53,7 @@ class DaemonHome:
 
 
 def open_log(setting: configuration.LogConfig, *, handed: bool) -> Log:
-    """Open the log. Raises `PathError`; a daemon that was re-executed goes on with stderr instead."""
+    """Open the log. Raises `PathError`; a daemon that was re-executed uses stderr instead."""
     try:
         return Log(level=setting.level, file=Path(setting.file) if setting.file is not None else None)
     except OSError as error:

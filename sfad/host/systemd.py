@@ -32,7 +32,7 @@ def another_follows() -> bool:
 
 
 def listens(listener: socket.socket) -> bool:
-    """Return whether another process called listen(2) on a socket: then it goes on listening when this process ends."""
+    """Return whether another process called listen(2) on a socket: then that process still listens when this one ends."""
     pid, _uid, _gid = UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     return bool(pid != os.getpid())
 
