@@ -21,6 +21,7 @@ from .durable.handover import Handover
 from .faults import effect
 from .host import systemd
 from .host.clock import Timers
+from .host.descriptors import keep_back
 from .host.reserve import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
@@ -49,33 +50,6 @@ class DaemonHome:
     def instance(self) -> str:
         """Twelve hex digits that name this state directory in cgroup names and cookies."""
         return hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:12]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenState:
-    """The open state directory before the runs of an earlier daemon are adopted, and the launcher that adopts them."""
-
-    home: DaemonHome
-    lock: StateLock
-    log: Log
-    timers: Timers
-    spool: Spool
-    ledger: OpenedLedger
-    output: OutputStore
-    launcher: Launcher
-    reports: Reports
-    closing: ExitStack
-    """Closes the ledger."""
-
-    def resources(self) -> Resources:
-        """Return what the loop needs, with a ledger that takes writes. Call this once, when the runs are adopted."""
-        self.closing.pop_all()
-        ledger = Ledger(self.ledger, self.lock.lost)
-        self.closing.callback(lambda: _tell_unwritten(ledger.close(), self.log))
-        return Resources(
-            self.log, self.timers, self.spool, ledger, self.output, self.launcher, self.reports,
-            str(self.home.socket), str(self.home.state_dir), self.lock.lost,
-        )  # fmt: skip
 
 
 def open_log(setting: configuration.LogConfig, *, handed: bool) -> Log:
@@ -118,9 +92,13 @@ def take_lock(home: DaemonHome, handed: Handover | None, *, listening: bool) -> 
 
 
 def open_state(
-    home: DaemonHome, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack, *, handed: bool
-) -> OpenState:
-    """Open what is in the state directory, and choose the launcher. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
+    home: DaemonHome, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack,
+    handed: Handover | None, stored: dict[str, int],
+) -> tuple[Resources, Adoption, Rows]:  # fmt: skip
+    """Open what is in the state directory, choose the launcher, and adopt what lives. Return what the loop needs, what was found,
+    and the rows that the ledger could not take. `stored`: pidfds that systemd has kept.
+
+    Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
     state_dir, timers, reports = home.state_dir, Timers(log.internal_error), Reports()
     try:
         spool = Spool(state_dir / "spool", timers, log.error, lock.lost)
@@ -131,17 +109,21 @@ def open_state(
     except OSError as error:
         raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
     _refuse_moved(state_dir, spool.earlier)
-    floor = max(output.highest_number(), spool.numbers.highest_run)
-    ledger = _open_ledger(state_dir, floor, log, handed=handed)
-    closing = stack.enter_context(ExitStack())
-    closing.callback(ledger.close)
-    for note in (*spool.notes, *ledger.notes):
+    for note in spool.notes:
         log.warning(note)
-    if ledger.is_new and floor and not ledger.notes:
-        log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
-    launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
-    stack.callback(launcher.close)
-    return OpenState(home, lock, log, timers, spool, ledger, output, launcher, reports, closing)
+    with ExitStack() as opening:
+        opened = _open_ledger(state_dir, spool, output, log, handed=handed is not None)
+        opening.callback(opened.close)
+        launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
+        stack.callback(launcher.close)
+        keep_back()  # after the launcher has seen the limit that runs are to have
+        adoption = _adopt_runs(spool, opened, launcher, log, handed, stored)
+        unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
+        opening.pop_all()
+    ledger = Ledger(opened, lock.lost)
+    stack.callback(lambda: _tell_unwritten(ledger.close(), log))
+    resources = Resources(log, timers, spool, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
+    return resources, adoption, unwritten
 
 
 def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
@@ -153,16 +135,20 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
         )
 
 
-def _open_ledger(state_dir: Path, floor: int, log: Log, *, handed: bool) -> OpenedLedger:
-    ballast = DiskReserve(state_dir)
+def _open_ledger(state_dir: Path, spool: Spool, output: OutputStore, log: Log, *, handed: bool) -> OpenedLedger:
+    floor, ballast = max(output.highest_number(), spool.numbers.highest_run), DiskReserve(state_dir)
     try:
         ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
+        ballast.fill()
     except LedgerError as error:
         if not (error.full and ballast.release()):
             raise
         log.error(f"{error}; trying again with the room that was kept for this")
-        return OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
-    ballast.fill()
+        ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
+    for note in ledger.notes:
+        log.warning(note)
+    if ledger.is_new and floor and not ledger.notes:
+        log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
     return ledger
 
 
@@ -183,19 +169,20 @@ def _choose_launcher(instance: str, containment: configuration.ContainmentConfig
     )
 
 
-def adopt_runs(
-    state: OpenState, budgets: configuration.BudgetsConfig, handed: Handover | None, stored: dict[str, int]
-) -> tuple[Adoption, Rows]:
-    """Adopt what lives, and correct the ledger's rows. Return what was found, and the rows that the ledger could not take.
-
-    `stored`: pidfds that systemd has kept. Raises `PathError`."""
-    spool, ledger, log = state.spool, state.ledger, state.log
+def _adopt_runs(
+    spool: Spool, ledger: OpenedLedger, launcher: Launcher, log: Log, handed: Handover | None, stored: dict[str, int]
+) -> Adoption:
     try:
-        adoption = adopt(spool, ledger, state.launcher, handed, stored)
+        adoption = adopt(spool, ledger, launcher, handed, stored)
     except OSError as error:
         raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
     for note in adoption.notes:
         log.error(note)
+    return adoption
+
+
+def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configuration.BudgetsConfig, spool: Spool, log: Log) -> Rows:
+    """Bring the ledger in line with what was found. Return the rows that it could not take."""
     unwritten: Rows = []
     try:
         effect("mend")
@@ -209,7 +196,7 @@ def adopt_runs(
             log.error(note)
     except sqlite3.Error as error:
         log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")
-    return adoption, unwritten
+    return unwritten
 
 
 def close_all(descriptors: dict[str, int]) -> None:

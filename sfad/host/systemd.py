@@ -135,10 +135,10 @@ class FdStore:
         if pid != str(os.getpid()):
             return found
         try:
-            last = _FIRST + parse_whole(count, 0)
+            last = _FIRST_PASSED + parse_whole(count, 0)
         except ValueError:
             return found
-        for fd, name in zip(range(_FIRST, last), names.split(":"), strict=False):
+        for fd, name in zip(range(_FIRST_PASSED, last), names.split(":"), strict=False):
             try:
                 os.set_inheritable(fd, False)
             except OSError:  # the variable promises more than was passed
@@ -161,5 +161,5 @@ def _connected(address: str) -> socket.socket | None:
     return sock
 
 
-_FIRST = 3
+_FIRST_PASSED = 3
 """SD_LISTEN_FDS_START."""

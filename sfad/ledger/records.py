@@ -12,7 +12,7 @@ from .reader import Page, Reader, Selection
 from .rows import Op, RunExtra
 from .totals import Used, used_by
 
-FOUND = 10
+MAX_FOUND = 10
 """Ids that `find` returns at most: enough to show that a prefix is ambiguous."""
 
 
@@ -49,7 +49,7 @@ class Records:
 
     def find(self, prefix: str) -> list[RunId]:
         unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
-        return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
+        return sorted({*self._reader.find(prefix, MAX_FOUND), *unwritten})[:MAX_FOUND]
 
     def select(self, page: Page) -> Selection:
         found = self._reader.select(page)

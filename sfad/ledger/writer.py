@@ -222,7 +222,7 @@ class Writer:
             self._checkpoint()  # before the first write, which then begins the log again: this daemon may be killed soon, too
         more = True
         while more:
-            items = self._inbox.take(self._patience())
+            items = self._inbox.take(self._time_to_wait())
             more = None not in items
             self._handle(items)
         self._drop_errands()
@@ -238,7 +238,7 @@ class Writer:
             errand.done.cancel()
         self._errands.clear()
 
-    def _patience(self) -> float | None:
+    def _time_to_wait(self) -> float | None:
         waits = [max(0.0, self._next_try - time.monotonic())] if self._backlog else []
         if self._since_checkpoint >= CHECKPOINT_ROWS:
             waits.append(_QUIET)

@@ -10,8 +10,8 @@ from ..host.tasks import in_thread
 from ..output import holes
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..protocol.types import RunId
-from .stream import StdoutMeter
-from .tailed import TailedRun
+from .stdout_meter import StdoutMeter
+from .tailed_run import TailedRun
 
 FREE_AFTER = 0.2
 """Seconds that bytes above a limit may stay. A run's writes wait while bytes of its file are freed, so that is done seldom: at 33

@@ -18,10 +18,10 @@ from ..output.files import OutputStore
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
 from .levels import KernelLevels
+from .metered_run import Feed, MeteredRun
 from .notices import Publish
 from .price_list import PriceList
 from .reports import ReportPricing
-from .run import Feed, MeteredRun
 from .session import Session
 from .sessions import Sessions
 from .tail import Tail
@@ -96,7 +96,7 @@ class Metering:
 
     def position(self, run: RunId) -> bytes | None:
         """Return where the run's meter is, for a later daemon; `None` if it has no meter."""
-        return self._tail.saved(run)
+        return self._tail.position(run)
 
     def rebound(self, run: Run) -> None:
         if run.id in self._runs:

@@ -19,14 +19,14 @@ from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
 from .shares import ClientLoad, PeerGroups
 
-READ = 64 * 1024
+MAX_READ = 64 * 1024
 """Bytes read at once. They may be thousands of requests, and the other clients wait while the daemon splits them."""
 
 MAX_UNSENT = 8 * 1024 * 1024
 """Bytes of replies and events that may wait for a client that does not read, before the daemon drops it. A larger reply is still
 sent to a client that had nothing else waiting."""
 
-BODY = 64
+BODY_OVERHEAD = 64
 """Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
 
 # 253 is SCM_MAX_FD. The kernel would close the descriptors that do not fit in this thread, and a FUSE file can block close(2)
@@ -80,8 +80,8 @@ class Connection:
         self.closed = False
         self.ended = False
         """The client will send nothing more. Its earlier requests are still handled, and answered if that takes no time."""
-        self.elsewhere: set[int] = set()
-        """Ids of requests that another thread works on."""
+        self.deferred: set[int] = set()
+        """Ids of requests whose reply comes later, from another thread's work."""
         self.pending: dict[int, Pending] = {}
         """Requests that wait, by id."""
 
@@ -125,7 +125,7 @@ class Connection:
     def read(self) -> None:
         """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""
         try:
-            data, ancillary, flags, _ = self.sock.recvmsg(READ, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self.sock.recvmsg(MAX_READ, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -145,11 +145,11 @@ class Connection:
     def _take_in(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
             self.bodies.append(body)
-            self.bodies_size += len(body) + BODY
+            self.bodies_size += len(body) + BODY_OVERHEAD
 
     def next_body(self) -> bytes:
         body = self.bodies.popleft()
-        self.bodies_size -= len(body) + BODY
+        self.bodies_size -= len(body) + BODY_OVERHEAD
         return body
 
     def take(self, count: int) -> list[int] | None:

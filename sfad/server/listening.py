@@ -16,7 +16,7 @@ from ..loop.storage import LOOK
 ACCEPT_PAUSE = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
 
-ACCEPTS = 64
+MAX_ACCEPTS = 64
 """Connections accepted in one go. A client may connect and hang up in a loop; the others have their turns in between."""
 
 
@@ -53,7 +53,7 @@ class Listener:
         return self._sock.fileno()
 
     def accept(self) -> None:
-        for _ in range(ACCEPTS):
+        for _ in range(MAX_ACCEPTS):
             try:
                 sock, _address = self._sock.accept()
             except BlockingIOError:

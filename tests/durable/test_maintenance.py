@@ -127,14 +127,14 @@ async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
 async def test_a_failure_is_told_once_and_again_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world(tmp_path, backup_every=3600.0) as it:
         with monkeypatch.context() as patch:
-            patch.setattr(backup, "ROOM", 1 << 60)
+            patch.setattr(backup, "LEFT_FREE", 1 << 60)
             await it.maintenance.look()
             await it.maintenance.look()
         assert len(it.trouble) == 1
         assert it.trouble[0].startswith("backup: a copy of the ledger needs ")
         await it.maintenance.look()
         it.passes(days=10000)
-        monkeypatch.setattr(backup, "ROOM", 1 << 60)
+        monkeypatch.setattr(backup, "LEFT_FREE", 1 << 60)
         await it.maintenance.look()
         assert len([line for line in it.trouble if line.startswith("backup: ")]) == 2
 
@@ -162,7 +162,7 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
 
 async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    monkeypatch.setattr(maintenance, "FIRST", 0.05)
+    monkeypatch.setattr(maintenance, "FIRST_ROUND_AFTER", 0.05)
     with world(tmp_path, sweep_every=60.0) as it:
 
         async def look(_self: Maintenance) -> None:

@@ -35,7 +35,7 @@ E = TypeVar("E", bound=Event)
 
 def skip(reason: str) -> NoReturn:
     """Skip the test."""
-    import pytest  # a third of what a start of `tests.launch.first` costs, and that skips nothing
+    import pytest  # a third of what a start of `tests.launch.earlier_daemon` costs, and that skips nothing
 
     pytest.skip(reason)
 

@@ -127,7 +127,7 @@ def test_a_disk_without_room_is_not_filled(state: Path, tiny: Path, monkeypatch:
     with pytest.raises(LedgerError, match=r"needs .* MiB in .*tiny; only .* are free"):
         back_up(state, tiny / "copy.db", replace=True)
     # another process takes the room during the copy
-    monkeypatch.setattr(backup, "ROOM", -(1 << 40))
+    monkeypatch.setattr(backup, "LEFT_FREE", -(1 << 40))
     for replace in (True, False):
         with pytest.raises((sqlite3.OperationalError, OSError), match=r"full|No space"):
             back_up(state, tiny / "copy.db", replace=replace)

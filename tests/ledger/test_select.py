@@ -159,7 +159,7 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
     fitting = [info.id for info, _ in rows if page.admits(info, chain(info.id))]
     with (
         closing(memory(rows)) as connection,
-        patch.multiple("sfad.ledger.reader", WALKED=walked, MOST_BELOW=most_below),
+        patch.multiple("sfad.ledger.reader", MAX_WALKED=walked, MOST_BELOW=most_below),
     ):
         found = list(pages(Reader(connection), page))
     assert all(ended(selection) <= page.query.rows for selection in found)

@@ -28,7 +28,7 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
         if info is not None:
             call.show(info)
         else:
-            call.drop()
+            call.end()
 
     forget = runtime.subscribers.on_end(run.id, answer)
     until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None
