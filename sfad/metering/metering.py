@@ -86,7 +86,7 @@ class Metering:
         live.attempt_begins(wall_clock(), self._sessions.told(run))
         self._find_session(live)
 
-    def take_over(self, live: Live, position: bytes | None) -> None:
+    def adopt(self, live: Live, position: bytes | None) -> None:
         """Continue with a run that an earlier daemon launched; `position` is what its `position` returned."""
         readings = self._begin(live, position)
         self._find_session(live)
