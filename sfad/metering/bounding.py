@@ -10,14 +10,14 @@ from ..host.tasks import in_thread
 from ..output import holes
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..protocol.types import RunId
-from .stream import StdoutMeter
-from .tailed import TailedRun
+from .stdout_meter import StdoutMeter
+from .tailed_run import TailedRun
 
 FREE_AFTER = 0.2
 """Seconds that bytes above a limit may stay. A run's writes wait while bytes of its file are freed, so that is done seldom: at 33
 times a second, a burst of 200 MB took a fifth longer."""
 UNREAD_KEPT = 64 << 20
-"""Bytes that a file may hold above its limit while its meter is behind, but never more than the limit itself. What a meter has
+"""Bytes that a file may have above its limit while its meter is behind, but never more than the limit itself. What a meter has
 not read after that is lost to it."""
 
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
@@ -36,7 +36,7 @@ class OutputBounds:
         self._unable = False
 
     def check(self, tailed: TailedRun) -> None:
-        """Have those files of a run freed that hold too much."""
+        """Have those files of a run freed that have grown above its limit."""
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
             if status is not None and tailed.limit is not None and not self._unable and holes.excess(status, tailed.limit):

@@ -1,6 +1,6 @@
 """Output files: `ID.out` and `ID.err`, 0600, which the run writes itself.
 
-The oldest bytes of a bounded file are a hole (`holes`), so its size is all that was written, and not what it holds.
+The oldest bytes of a bounded file are a hole (`holes`), so its size is all that was written, and not what is left of it.
 """
 
 import errno

@@ -162,7 +162,7 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
 
 async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    monkeypatch.setattr(maintenance, "FIRST", 0.05)
+    monkeypatch.setattr(maintenance, "FIRST_ROUND_AFTER", 0.05)
     with world(tmp_path, sweep_every=60.0) as it:
 
         async def look(_self: Maintenance) -> None:

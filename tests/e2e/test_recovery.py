@@ -20,7 +20,7 @@ from sfactl.connection import Client, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
+from tests.harness import IMPATIENT, PATIENCE, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
 
 from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
 
@@ -451,27 +451,31 @@ def connections(client: Client) -> int:
     return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_run_is_stopped_if_its_foreground_client_does_not_reconnect(daemon: Daemon, keep: bool) -> None:
+def test_a_run_without_a_foreground_client_outlives_the_daemon(daemon: Daemon) -> None:
     with daemon.client() as client:
-        run = ticking(client, tied=not keep)
-    if keep:
-        daemon.kill()
-        daemon.restart()
-        with daemon.client() as client:
-            assert info(client, run.id).status is Status.RUNNING
-            stopped(client, run.id)
-        return
-    with daemon.client() as client:
-        assert ended(client, run.id).status is Status.CANCELLED
-        again = ticking(client, tied=True)
-        daemon.kill()
+        run = ticking(client)
+    daemon.kill()
     daemon.restart()
     with daemon.client() as client:
-        assert info(client, again.id).status is Status.RUNNING
-        done = ended(client, again.id)
-        assert done.reason is not None
-        assert "did not come back" in done.reason.message
+        assert info(client, run.id).status is Status.RUNNING
+        stopped(client, run.id)
+
+
+def test_a_run_is_stopped_if_its_foreground_client_does_not_reconnect(start: Start) -> None:
+    daemon = start(program=IMPATIENT)
+    with daemon.client() as client:
+        gone = ticking(client, tied=True)
+    with daemon.client() as client:
+        assert ended(client, gone.id).status is Status.CANCELLED
+        run = ticking(client, tied=True)
+        daemon.kill()
+    began = time.monotonic()
+    daemon.restart()
+    with daemon.client() as client:
+        done = ended(client, run.id)
+    assert time.monotonic() - began > 1, "the client has a second to connect again"
+    assert done.reason is not None
+    assert "did not come back" in done.reason.message
 
 
 def test_a_recycled_pid_is_never_signalled(share: Start) -> None:

@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_deleted_does_not_stop_the_others(store: OutputSto
 
 
 def test_it_works_in_batches_and_can_be_cancelled(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletion, "STEP", 10)
+    monkeypatch.setattr(deletion, "BATCH", 10)
     for number in range(1, 31):
         write(store, run_id(number), 1)
     asked: list[int] = []

@@ -84,10 +84,10 @@ def test_bytes_written_after_a_truncation_are_not_freed(store: OutputStore) -> N
 
 
 def test_freeing_can_be_given_up_between_two_pieces(store: OutputStore) -> None:
-    put(store, "a1", bytes(3 * holes.PIECE))
+    put(store, "a1", bytes(3 * holes.PUNCH))
     with pytest.raises(InterruptedError):
-        store.free("a1", ".out", 0, 3 * holes.PIECE, between=_give_up)
-    assert holes.PIECE <= held(store) <= 2 * holes.PIECE + 64 * KIB
+        store.free("a1", ".out", 0, 3 * holes.PUNCH, between=_give_up)
+    assert holes.PUNCH <= held(store) <= 2 * holes.PUNCH + 64 * KIB
 
 
 def test_holes_are_skipped_when_the_rest_is_freed(store: OutputStore) -> None:
@@ -96,7 +96,7 @@ def test_holes_are_skipped_when_the_rest_is_freed(store: OutputStore) -> None:
     os.truncate(path, 1 << 43)
     put(store, "a1", numbered(MIB // 64))
     calls = iter(range(4))
-    assert store.free("a1", ".out", MIB, 1 << 43, between=lambda: next(calls)) <= 2 * holes.PIECE
+    assert store.free("a1", ".out", MIB, 1 << 43, between=lambda: next(calls)) <= 2 * holes.PUNCH
     assert held(store) <= MIB + 64 * KIB
 
 

@@ -13,10 +13,10 @@ from ..meters.reading import Meter, Reading
 from ..output.files import SUFFIXES, OutputStore, Suffix
 from ..protocol.types import RunId
 from .stdout_file import MeterPosition
-from .stream import StdoutMeter
+from .stdout_meter import StdoutMeter
 
-SAVED = 1
-"""The version of what `saved` returns. Raise it when a field is added, removed or changes its meaning."""
+FORMAT_VERSION = 1
+"""The version of what `position` returns. Raise it when a field is added, removed or changes its meaning."""
 
 NewMeter = Callable[[bytes | None], Meter]
 """Makes a meter for each attempt, or from a dump one that continues. Raises `ValueError` for a dump that does not fit."""
@@ -61,16 +61,16 @@ class TailedRun:
         if saved is not None:
             with suppress(ValueError):
                 found = _FROM_BYTES.decode(saved)
-                if found.version == SAVED:
+                if found.version == FORMAT_VERSION:
                     self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost, found.position)
                     self._inodes = found.inodes
                     return self.stdout.readings
         self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost)
         return None
 
-    def saved(self) -> bytes | None:
+    def position(self) -> bytes | None:
         position = self._guarded(StdoutMeter.position)
-        return _TO_BYTES.encode(_SavedTail(SAVED, self._inodes, position)) if position is not None else None
+        return _TO_BYTES.encode(_SavedTail(FORMAT_VERSION, self._inodes, position)) if position is not None else None
 
     def files_may_be_new(self) -> None:
         """Take the files that are now there for the run's, even if they are moved later."""
