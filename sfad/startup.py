@@ -53,7 +53,7 @@ class DaemonHome:
 
 
 def open_log(setting: configuration.LogConfig, *, handed: bool) -> Log:
-    """Open the log. Raises `PathError`; a daemon that was re-executed goes on with stderr instead."""
+    """Open the log. Raises `PathError`; a daemon that was re-executed uses stderr instead."""
     try:
         return Log(level=setting.level, file=Path(setting.file) if setting.file is not None else None)
     except OSError as error:
@@ -185,9 +185,9 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
     """Bring the ledger in line with what was found. Return the rows that it could not take."""
     unwritten: Rows = []
     try:
-        effect("mend")
+        effect("correct")
         ledger.upsert(adoption.rows)
-        effect("mended")
+        effect("corrected")
     except sqlite3.Error as error:
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
