@@ -13,7 +13,7 @@ READ_AT_ONCE = 16 * 1024
 """Bytes read at once, into one buffer for all runs, while the daemon waits: 20 µs of text, 2 ms of the densest lines. Four times as
 much would be a third faster for text."""
 LONGEST_LINE = 256 * 1024
-"""A drain does not begin in the middle of a line of at most so many bytes: the final result is the last line, and holds a whole
+"""A drain does not begin in the middle of a line of at most so many bytes: the final result is the last line, and has a whole
 answer."""
 
 FREED = "were freed before its meter read them"

@@ -51,7 +51,7 @@ def whole_blocks(offset: int, status: os.stat_result) -> int:
 
 
 def data_from(descriptor: int, offset: int) -> int | None:
-    """Return the first offset at or after `offset` that holds data; `None` if there is none."""
+    """Return the first offset at or after `offset` with data; `None` if there is none."""
     try:
         return os.lseek(descriptor, offset, os.SEEK_DATA)
     except OSError as error:
