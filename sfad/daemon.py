@@ -180,7 +180,7 @@ class Daemon:
         self.drained.set()
 
     async def _reexecute(self) -> None:
-        """Return only if that cannot be. Then everything goes on as before."""
+        """Become the installed program. Return only if that fails; then this daemon continues as before."""
         if self.runtime.machine.draining or self._reexecuting:
             doing = "renewed" if self._reexecuting else "stopped"
             self.log.warning(f"SIGUSR2 is ignored: the daemon is being {doing}")

@@ -35,7 +35,7 @@ CLOSE_TIMEOUT = 1.0
 """Seconds that closing files which clients sent may take."""
 
 MAX_FLUSHES = 100
-"""Flushes of the ledger. Retries and the queue may go on admitting runs in the meantime."""
+"""Flushes of the ledger. Retries and the queue may admit more runs in the meantime."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """Those that the daemon handles. They would end a program that has not installed its handlers yet, and stay pending until then."""

@@ -26,12 +26,11 @@ from .host.reserve import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .launch.choice import choose_launcher
-from .launch.launcher import Launcher
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, OpenedLedger
 from .loop.resources import Reports, Resources
 from .observe.log import Log
-from .output.files import OutputStore
+from .output.files import OutputFiles
 from .protocol.types import RunId
 from .protocol.units import counted
 from .spool import StoreError
@@ -53,7 +52,7 @@ class DaemonHome:
 
 
 def open_log(setting: configuration.LogConfig, *, handed: bool) -> Log:
-    """Open the log. Raises `PathError`; a daemon that was re-executed goes on with stderr instead."""
+    """Open the log. Raises `PathError`; a daemon that was re-executed uses stderr instead."""
     try:
         return Log(level=setting.level, file=Path(setting.file) if setting.file is not None else None)
     except OSError as error:
@@ -103,7 +102,7 @@ def open_state(
     try:
         spool = Spool(state_dir / "spool", timers, log.error, lock.lost)
         stack.callback(spool.close)
-        output = OutputStore(state_dir / "output", log.error)
+        output = OutputFiles(state_dir / "output", log.error)
     except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:
@@ -114,10 +113,19 @@ def open_state(
     with ExitStack() as opening:
         opened = _open_ledger(state_dir, spool, output, log, handed=handed is not None)
         opening.callback(opened.close)
-        launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
+        containment = loaded.config.containment
+        launcher = choose_launcher(
+            instance=home.instance, mode=containment.mode, cgroup_parent=containment.cgroup_parent,
+            emit=reports.put, clock=trio.current_time, complain=log.warning,
+        )  # fmt: skip
         stack.callback(launcher.close)
         keep_back()  # after the launcher has seen the limit that runs are to have
-        adoption = _adopt_runs(spool, opened, launcher, log, handed, stored)
+        try:
+            adoption = adopt(spool, opened, launcher, handed, stored)
+        except OSError as error:
+            raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
+        for note in adoption.notes:
+            log.error(note)
         unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
         opening.pop_all()
     ledger = Ledger(opened, lock.lost)
@@ -135,7 +143,7 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
         )
 
 
-def _open_ledger(state_dir: Path, spool: Spool, output: OutputStore, log: Log, *, handed: bool) -> OpenedLedger:
+def _open_ledger(state_dir: Path, spool: Spool, output: OutputFiles, log: Log, *, handed: bool) -> OpenedLedger:
     floor, ballast = max(output.highest_number(), spool.numbers.highest_run), DiskReserve(state_dir)
     try:
         ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
@@ -158,36 +166,13 @@ def _tell_unwritten(count: int, log: Log) -> None:
         print(f"sfad: {count} records could not be written to the ledger", file=sys.stderr)
 
 
-def _choose_launcher(instance: str, containment: configuration.ContainmentConfig, reports: Reports, log: Log) -> Launcher:
-    return choose_launcher(
-        instance=instance,
-        mode=containment.mode,
-        cgroup_parent=containment.cgroup_parent,
-        emit=reports.put,
-        clock=trio.current_time,
-        complain=log.warning,
-    )
-
-
-def _adopt_runs(
-    spool: Spool, ledger: OpenedLedger, launcher: Launcher, log: Log, handed: Handover | None, stored: dict[str, int]
-) -> Adoption:
-    try:
-        adoption = adopt(spool, ledger, launcher, handed, stored)
-    except OSError as error:
-        raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
-    for note in adoption.notes:
-        log.error(note)
-    return adoption
-
-
 def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configuration.BudgetsConfig, spool: Spool, log: Log) -> Rows:
     """Bring the ledger in line with what was found. Return the rows that it could not take."""
     unwritten: Rows = []
     try:
-        effect("mend")
+        effect("correct")
         ledger.upsert(adoption.rows)
-        effect("mended")
+        effect("corrected")
     except sqlite3.Error as error:
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows

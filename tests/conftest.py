@@ -18,6 +18,7 @@ import pytest
 from tests.harness import Daemon, argv, instance_of, running, stopped
 from tests.leaks import cgroups, no_leaks, stays
 from tests.reaper import reap_above
+from tests.template import close_template
 
 # slow generation of examples says nothing about the product
 hypothesis.settings.register_profile("shared machine", suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -105,6 +106,7 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if the suite as a whole has left processes or cgroups behind."""
+    close_template()
     left = [] if _WORKER else _remains(session.config)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -72,7 +72,7 @@ class Adopting:
             case Status.ACCEPTED | Status.QUEUED if not (run.committed and one.startable):
                 self._never_launched(run, why, at)
             case Status.STARTING if not one.starting:
-                self._was_starting(one, why, at)
+                self._continue_launch(one, why, at)
             case Status.RUNNING | Status.PAUSED if run.pid is None:
                 self._attempts.conclude_unseen(run, at, f"{why} while it ran; how it ended cannot be known", empty=one.empty)
             case Status.RUNNING | Status.PAUSED:
@@ -84,7 +84,7 @@ class Adopting:
             case Status.RETRYING if not run.clearing:
                 self._pausing.await_retry(run, at)
             case Status.RETRYING | Status.STOPPING:
-                self._was_emptied(one, at)
+                self._continue_emptying(one, at)
 
     def _never_launched(self, run: Run, why: str, at: float) -> None:
         missing = "" if not run.committed else ", and what it was to be started with is gone"
@@ -95,7 +95,7 @@ class Adopting:
         ending = Ending(Status.FAILED, Reason(kind=ReasonKind.DAEMON, message=message))
         self._attempts.conclude(run, at, ending, empty=empty)
 
-    def _was_starting(self, one: Remembered, why: str, at: float) -> None:
+    def _continue_launch(self, one: Remembered, why: str, at: float) -> None:
         run = one.run
         if not one.begun:
             what = "nothing of it has run" if run.attempt == 1 else f"nothing of attempt {run.attempt} has run"
@@ -118,14 +118,14 @@ class Adopting:
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=message))
         self._attempts.conclude(one.run, at, ending, empty=one.empty)
         if one.run.status is Status.STOPPING:
-            self._was_emptied(one, at)
+            self._continue_emptying(one, at)
 
-    def _was_emptied(self, one: Remembered, at: float) -> None:
+    def _continue_emptying(self, one: Remembered, at: float) -> None:
         run, ladder = one.run, one.run.ladder
         if ladder is None and any(above.ladder is not None for above in run.lineage):
             return  # it ends with an ancestor
         if one.empty:
-            self._attempts.empty(run, at)
+            self._attempts.containment_empty(run, at)
         elif ladder is None:
             self._stopping.climb(run, at, grace=0.0)
         elif self._stopping.still_interrupted(ladder, at):

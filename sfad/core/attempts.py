@@ -103,9 +103,9 @@ class AttemptTracker:
 
     def emptied(self, run: Run, ev: e.Emptied) -> None:
         if run.ladder is not None:
-            self.empty(run, ev.at)
+            self.containment_empty(run, ev.at)
 
-    def empty(self, run: Run, at: float) -> None:
+    def containment_empty(self, run: Run, at: float) -> None:
         """Nothing is alive in the containment of a run that is being emptied: end it with everything below it, or wait for its
         next attempt."""
         if run.clearing:

@@ -52,11 +52,11 @@ class Stopping:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
         run.ladder = Ladder(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
         polite = min(self._ctx.policy.polite, grace)
-        asked = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
-        if frozen is None or not asked:
+        first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
+        if frozen is None or not first:
             self.signal_all(run)
         else:
-            self._interrupt(run, run.ladder, asked, at + polite, frozen)
+            self._interrupt(run, run.ladder, first, at + polite, frozen)
 
     def _to_interrupt(self, run: Run) -> frozenset[RunId]:
         """Return the runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
@@ -69,12 +69,12 @@ class Stopping:
             and all(below.ladder is None or below.ladder.rung is Rung.INTERRUPTED for below in each.lineage[above:])
         )
 
-    def _interrupt(self, run: Run, ladder: Ladder, asked: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
+    def _interrupt(self, run: Run, ladder: Ladder, runs: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
         # a second SIGINT makes some programs give up at once
         before = {name for each in run.subtree() if each.ladder is not None for name in each.ladder.interrupted}
-        ladder.rung, ladder.interrupted, ladder.polite_ends_at = Rung.INTERRUPTED, asked, until
+        ladder.rung, ladder.interrupted, ladder.polite_ends_at = Rung.INTERRUPTED, runs, until
         self._ctx.changed(run)
-        for name in sorted(asked - before):
+        for name in sorted(runs - before):
             self._ctx.do(c.Interrupt(name))
         for name in frozen:
             self._ctx.do(c.Thaw(name))

@@ -41,7 +41,7 @@ NOTHING_HANDED = HandedRun(None, [], None)
 
 @dataclass(frozen=True, slots=True)
 class AdoptedRun:
-    """A run that the core takes over. The launcher holds what is alive of it."""
+    """A run that the core adopts. The launcher has adopted what is alive of it."""
 
     live: Live
     meter: bytes | None
@@ -60,7 +60,7 @@ class Adoption:
     notes: list[str]
     """What could not be adopted, a line each."""
     never: list[RunId]
-    """Runs that no client ever heard of."""
+    """Runs that no client heard of."""
     over: list[RunId]
     """Runs that are known to have ended, and runs whose snapshot cannot be read."""
 
@@ -88,7 +88,7 @@ def adopt(
     handed: Handover | None,
     stored: Mapping[str, int] = MappingProxyType({}),
 ) -> Adoption:
-    """Find what is left of an earlier daemon's runs, and have the launcher hold it. `stored` are pidfds of main processes that
+    """Find what is left of an earlier daemon's runs, and have the launcher adopt it. `stored` are pidfds of main processes that
     systemd has kept, by `name_of_main`. Raises `OSError` where the launcher cannot tell what is alive."""
     return _Adopter(spool, ledger, launcher, handed, stored).adoption()
 

@@ -15,7 +15,7 @@ from ..protocol.messages import Prune, Pruned
 from ..protocol.types import RunId
 from .jobs import MaintenanceJobs
 
-FIRST = 60.0
+FIRST_ROUND_AFTER = 60.0
 """Seconds after the start until the first round of jobs."""
 
 
@@ -40,7 +40,7 @@ class Maintenance:
     async def serve(self) -> None:
         """Do what is due a minute after the start and then every `sweep_every`, until cancelled. That waits for a step that has
         begun: some milliseconds, or as long as it takes to check a large file."""
-        await trio.sleep(FIRST)
+        await trio.sleep(FIRST_ROUND_AFTER)
         while True:
             await self.look()
             await self._rest()

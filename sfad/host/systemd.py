@@ -32,7 +32,7 @@ def another_follows() -> bool:
 
 
 def listens(listener: socket.socket) -> bool:
-    """Return whether another process called listen(2) on a socket: then it goes on listening when this process ends."""
+    """Return whether another process called listen(2) on a socket: then that process still listens when this one ends."""
     pid, _uid, _gid = UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     return bool(pid != os.getpid())
 
@@ -95,15 +95,15 @@ class FdStore:
         `FDPOLL=0` (systemd 246) keeps a descriptor that hangs up, as the pidfd of an ended process does. `name` is at most 255
         ASCII characters without ':' and control characters."""
         # in this order: the name may be one that systemd has yet to forget
-        return self.settle() and self._say(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
+        return self.flush() and self._say(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
 
     def forget(self, name: str) -> None:
         """Have systemd close all descriptors of that name: now, or before the next message."""
         if self._socket is not None:
             self._unwanted.append(name)
-            self.settle()
+            self.flush()
 
-    def settle(self) -> bool:
+    def flush(self) -> bool:
         """Send what could not be sent yet. Return whether nothing is left to forget."""
         while self._unwanted:
             if not self._say(f"FDSTOREREMOVE=1\nFDNAME={self._unwanted[0]}", []):

@@ -20,17 +20,7 @@ from .emitter import Emitter
 from .footprints import Footprints
 from .handing_over import LaunchHandover
 from .launched_runs import LaunchedRun, LaunchedRuns
-from .launcher import (
-    Adopted,
-    Bounds,
-    Enforcement,
-    Footprint,
-    Launcher,
-    LaunchError,
-    LaunchSpec,
-    Remains,
-    Remember,
-)
+from .launcher import Adopted, Bounds, Enforcement, Footprint, Launcher, LaunchError, LaunchSpec, Remains, Remember
 from .trampoline.executable import Trampoline, best
 from .trampoline.posix_spawn import PosixSpawner
 from .watch.mains import Mains, signal_mains

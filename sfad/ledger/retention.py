@@ -162,7 +162,7 @@ def _last(tree: Sequence[_OldRun]) -> float:
 
 
 def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
-    """Yield the root of each ended run that is old enough, some more than once. The index holds all columns that this reads."""
+    """Yield the root of each ended run that is old enough, some more than once. The index has all columns that this reads."""
     sql = (
         "SELECT number, root_id FROM runs INDEXED BY runs_status "
         "WHERE status = ? AND number > ? AND created_at < ? ORDER BY number LIMIT ?"

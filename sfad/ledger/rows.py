@@ -1,6 +1,6 @@
 """Runs and events as rows, and back, and the SQL that writes them. Each column is named once here.
 
-Environment variables have no column: they may hold secrets.
+Environment variables have no column: they may contain secrets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ RESULT_HEAD = 1024
 
 
 class RunExtra(Struct, frozen=True, kw_only=True):
-    """What a run's row holds beside `RunInfo`."""
+    """What a run's row has beside `RunInfo`."""
 
     uid: int | None = None
     mode: str | None = None
@@ -53,7 +53,7 @@ class Op:
     the file, and a SIGKILL must not find it in memory."""
 
 
-# set at admission: columns that hold a field as it is, or as JSON
+# set at admission: columns with a field as it is, or as JSON
 _FIXED_INFO = ("id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd", "meter")
 _FIXED_INFO_JSON = ("chain", "argv", "labels")
 _FIXED_EXTRA = ("uid", "mode")
@@ -165,15 +165,15 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "limits": msgspec.json.Decoder(list[LimitState]).decode,
     "usage": msgspec.json.Decoder(dict[Source, Usage]).decode,
 }
-"""Of columns that do not hold the field as it is; NULL is `None` in each."""
+"""Of columns whose value is not the field as it is; NULL is `None` in each."""
 
 _IN_INFO = [name for name in RunInfo.__struct_fields__ if name in RUN_COLUMNS and name != "usage"]
 
 
 def _fields(row: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
     column = dict(zip(RUN_COLUMNS, row, strict=True))
-    held = ((name, column[name]) for name in names)
-    return {name: _DECODE[name](value) if name in _DECODE and value is not None else value for name, value in held}
+    wanted = ((name, column[name]) for name in names)
+    return {name: _DECODE[name](value) if name in _DECODE and value is not None else value for name, value in wanted}
 
 
 def run_info(row: Iterable[Any]) -> RunInfo:

@@ -53,7 +53,7 @@ class Succession:
             if one.live.stdin is not None:
                 self.background.start_soon(one.live.stdin.serve)
             if one.live.run.attempt:
-                self.metering.take_over(one.live, one.meter)
+                self.metering.adopt(one.live, one.meter)
         runs = adoption.event.runs
         learnt = await self.metering.read_ended([one.run for one in runs if one.run.pid is None and not one.starting])
         self.adopted = sum(1 for one in runs if one.run.pid is not None)

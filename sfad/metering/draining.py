@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from .tailed import TailedRun
+from .tailed_run import TailedRun
 
 DRAIN_SECONDS = 0.05
 """Seconds of reading when runs have ended, while all else waits: 10 MB of what agents print, or 256 KiB of the densest lines.

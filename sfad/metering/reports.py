@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from ..core.account import OpenReservation, Use
 from ..protocol import messages as m
 from ..protocol.types import RunId
+from .metered_run import MeteredRun
 from .price_list import PriceList
 from .pricing import Prices
-from .run import MeteredRun
 from .use import report_of_settlement, reservation_of, use_of_report
 
 

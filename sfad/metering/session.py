@@ -14,12 +14,12 @@ from .session_search import FileSearch
 CERTAIN_AFTER = 15.0
 """Seconds after the start of a session from which on a file of another process is not mistaken for the run's: an agent creates
 its own within 2 s, and within 10 s on a machine with four times as much to do as it can."""
-FILES = 256
+MOST_FILES = 256
 """Files of one session that are read: one, and one for each subagent. Also the files whose beginning one look reads."""
-HEAD = 256 << 10
+OWNER_WITHIN = 256 << 10
 """Bytes in which a file says whose it is. Codex puts its instructions, 22 KB, before the first newline."""
-PIECE = 64 << 10
-SLICE = 0.1
+READ_AT_ONCE = 64 << 10
+LOOK_SECONDS = 0.1
 """Seconds of reading in one look: 50 MB of what agents write."""
 
 
@@ -78,12 +78,12 @@ class Session:
             self.spent = time.thread_time() - begun
 
     def _look(self, taken: Container[str]) -> bool:
-        until = time.monotonic() + SLICE
+        until = time.monotonic() + LOOK_SECONDS
         session = self.session_id or self._only_session(taken)
         if session is None:
             return True
         whole = True
-        for path, descriptor in islice(self._candidates(session), FILES):
+        for path, descriptor in islice(self._candidates(session), MOST_FILES):
             head = self._head(path, descriptor)
             if head is not None and head.session == session:
                 whole = self._advance(path, descriptor, head, until) and whole
@@ -99,7 +99,7 @@ class Session:
         resumes = self.files.resumes(self.argv)
         found: dict[str, str] = {}
         for number, (path, descriptor) in enumerate(self._candidates(None)):
-            if number >= FILES:
+            if number >= MOST_FILES:
                 raise TooMany
             head = self._head(path, descriptor)
             if head is None or head.project != project or head.session in taken:
@@ -122,13 +122,13 @@ class Session:
         known = self._read.get(path)
         if known is not None and known.inode == os.fstat(descriptor).st_ino:
             return known.head
-        return self.files.head(os.pread(descriptor, HEAD, 0))
+        return self.files.head(os.pread(descriptor, OWNER_WITHIN, 0))
 
     def _advance(self, path: str, descriptor: int, head: SessionHead, until: float) -> bool:
         status = os.fstat(descriptor)
         file = self._read.get(path)
         if file is None or file.inode != status.st_ino or status.st_size < file.offset:
-            if len(self._read) >= FILES:
+            if len(self._read) >= MOST_FILES:
                 return True
             file = self._read[path] = _SessionFile(self.files.meter(timestamp(self.began)), head, status.st_ino)
         while data := _lines_at(descriptor, file.offset):
@@ -142,7 +142,7 @@ class Session:
 def _lines_at(descriptor: int, offset: int) -> bytes:
     """Return the lines that begin at `offset`: those of a piece, else one line, else the beginning of a line that is too long for a
     meter. A line that is being written stays in the file, because the meters of 256 files would keep 256 MB of such lines."""
-    for size in (PIECE, MAX_LINE + 1):
+    for size in (READ_AT_ONCE, MAX_LINE + 1):
         data = os.pread(descriptor, size, offset)
         if whole := data.rfind(b"\n") + 1:
             return data[:whole]

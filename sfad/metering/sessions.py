@@ -3,7 +3,7 @@
 Their file system may have a server that does not answer. So there is one thread for each user at a time, and no task waits for a
 thread for more than `LAST_LOOK_WAIT`.
 
-Files are looked at every `INTERVAL` and once more at the end, not when inotify tells: adding a watch would wait for the same file
+Files are looked at every `LOOK_EVERY` and once more at the end, not when inotify tells: adding a watch would wait for the same file
 systems, the directories do not exist before the agent's first start, and a look at a file that has not grown is 20 µs.
 """
 
@@ -19,11 +19,11 @@ from ..meters.reading import Reading
 from ..protocol.types import RunId
 from .session import Session, TooMany
 
-INTERVAL = 1.0
+LOOK_EVERY = 1.0
 """Seconds between two looks at a run's session."""
 LAST_LOOK_WAIT = 1.0
 """Seconds that the end of a run waits for the last look. A look that takes longer waits for its file system."""
-REST = 4
+REST_TIMES = 4
 """How long the next look of a user waits, in multiples of the CPU time of the last look: whatever agents write, looking takes a
 fifth of a core."""
 
@@ -82,7 +82,7 @@ class Sessions:
 
     async def _want_all(self) -> None:
         while True:
-            await trio.sleep(INTERVAL)
+            await trio.sleep(LOOK_EVERY)
             for run, session in self._runs.items():
                 if run not in self._wanted.get(session.uid, ()):
                     self._want(run)
@@ -131,7 +131,7 @@ class Sessions:
         try:
             whole = await in_thread(session.look, taken, abandon=True, limiter=self._threads)
             if not session.ended:
-                await trio.sleep(REST * session.spent)
+                await trio.sleep(REST_TIMES * session.spent)
         except TooMany:
             self._lose(run, session)
         except OSError:

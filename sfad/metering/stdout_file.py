@@ -9,21 +9,21 @@ import msgspec
 from ..meters.reading import Reading
 from ..output import holes
 
-PIECE = 16 * 1024
+READ_AT_ONCE = 16 * 1024
 """Bytes read at once, into one buffer for all runs, while the daemon waits: 20 µs of text, 2 ms of the densest lines. Four times as
 much would be a third faster for text."""
-LINE = 256 * 1024
-"""A drain does not begin in the middle of a line of at most so many bytes: the final result is the last line, and holds a whole
+LONGEST_LINE = 256 * 1024
+"""A drain does not begin in the middle of a line of at most so many bytes: the final result is the last line, and has a whole
 answer."""
 
 FREED = "were freed before its meter read them"
 LATE = "were not read by its meter in time"
 TRUNCATED = "were truncated away before its meter read them"
 
-MARK = 32
+MARK_SIZE = 32
 """Bytes before a position by which the file is recognised: inodes are used again, and a truncated file grows again."""
 
-_buffer = memoryview(bytearray(PIECE))
+_buffer = memoryview(bytearray(READ_AT_ONCE))
 
 
 class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     within_line: bool = False
     begun: bool = False
     mark: bytes = b""
-    """The last bytes before `offset`, at most `MARK`; none of those that were not read."""
+    """The last bytes before `offset`, at most `MARK_SIZE`; none of those that were not read."""
     before: list[Reading] = []
     meter: bytes = b""
     """Its dump. This field and the next one are only set in what `StdoutMeter.position` returns."""
@@ -94,7 +94,7 @@ class StdoutFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def read(self, most: int = PIECE) -> memoryview:
+    def read(self, most: int = READ_AT_ONCE) -> memoryview:
         """Return the next bytes, which are in a buffer for all runs; none at the end. Raises `OSError`."""
         start, data = self._piece(most)
         if not data and self.truncated():
@@ -102,7 +102,7 @@ class StdoutFile:
         if data:
             self.skip_to(start)
             self.at.offset += len(data)
-            self.at.mark = (self.at.mark + data[-MARK:])[-MARK:]
+            self.at.mark = (self.at.mark + data[-MARK_SIZE:])[-MARK_SIZE:]
         return data
 
     def truncated(self) -> bool:
@@ -120,8 +120,8 @@ class StdoutFile:
             self._miss(missed, why)
 
     def line_at(self, offset: int) -> int:
-        """Return where the line begins that continues at `offset`, or `offset` if that is more than `LINE` bytes earlier."""
-        start = max(self.at.offset, offset - LINE)
+        """Return where the line begins that continues at `offset`, or `offset` if that is more than `LONGEST_LINE` earlier."""
+        start = max(self.at.offset, offset - LONGEST_LINE)
         if start >= offset:
             return offset
         newline = os.pread(self._descriptor, offset - start, start).rfind(b"\n")

@@ -17,20 +17,20 @@ from functools import partial
 import trio
 
 from ..meters import Reading
-from ..output.files import OutputStore
+from ..output.files import OutputFiles
 from ..output.inotify import Inotify
 from ..protocol.types import RunId
 from .bounding import OutputBounds
 from .draining import DRAIN_SECONDS, Drains
-from .tailed import NewMeter, TailedRun
+from .tailed_run import NewMeter, TailedRun
 
-REST = 0.03
+LOOK_EVERY = 0.03
 """Seconds between two looks at which runs have written: a turn is seen within 50 ms, and a run that writes without pause wakes the
 daemon 33 times a second."""
-BLIND = 0.2
+BLIND_EVERY = 0.2
 """Seconds between two looks at all files if the user has no inotify instance left, and at a file that was moved: the kernel tells
 only what is written in this directory."""
-SLICE = 0.001
+TURN = 0.001
 """Seconds of reading between two looks at the rest of the daemon."""
 
 
@@ -45,7 +45,7 @@ class Tail:
     `trouble(message)`: something does not work as it should, once for each run and kind of error.
     """
 
-    store: OutputStore
+    files: OutputFiles
     seen: Callable[[RunId, tuple[Reading, ...]], None]
     lost: Callable[[RunId, str], None]
     trouble: Callable[[str], None]
@@ -58,7 +58,7 @@ class Tail:
     _blind: bool = False
 
     def __post_init__(self) -> None:
-        self._bounds = OutputBounds(self.store, trouble=self.trouble)
+        self._bounds = OutputBounds(self.files, trouble=self.trouble)
 
     def follow(
         self, run: RunId, *, limit: int | None, meter: NewMeter | None, saved: bytes | None = None
@@ -71,14 +71,14 @@ class Tail:
         `seen` is not called before they change. Return `None` if nothing was saved, or it does not fit: then stdout is read from
         its start, through one meter, whichever attempt wrote it."""
         tailed = self._runs[run] = TailedRun(
-            run, self.store, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
+            run, self.files, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
         )
         return tailed.meter(meter, saved) if meter is not None else None
 
-    def saved(self, run: RunId) -> bytes | None:
+    def position(self, run: RunId) -> bytes | None:
         """Return where the run's metering is, for `follow`; `None` if it has no meter. What was returned before `begin_attempt`
         knows nothing of the new attempt."""
-        return self._runs[run].saved() if run in self._runs else None
+        return self._runs[run].position() if run in self._runs else None
 
     def begin_attempt(self, run: RunId) -> None:
         """Read what the attempt before has written (as `drain` does), then begin a new meter. Call this before each attempt is
@@ -131,7 +131,7 @@ class Tail:
                 task_status.started()
                 task_status = trio.TASK_STATUS_IGNORED
                 if growth is None:
-                    again = trio.current_time() + BLIND
+                    again = trio.current_time() + BLIND_EVERY
                     await self._work(again)
                     await trio.sleep_until(again)
                 else:
@@ -149,11 +149,13 @@ class Tail:
 
     def _growth(self) -> Inotify | None:
         try:
-            self.store.make_again()
-            growth = Inotify(self.store.directory)
+            self.files.make_again()
+            growth = Inotify(self.files.directory)
         except OSError as error:
             if not self._blind:
-                self.trouble(f"cannot be told when a run writes ({error}); looking every {BLIND} s (see fs.inotify in sysctl)")
+                self.trouble(
+                    f"cannot be told when a run writes ({error}); looking every {BLIND_EVERY} s (see fs.inotify in sysctl)"
+                )
             self._blind = True
             return None
         self._blind = False
@@ -162,9 +164,9 @@ class Tail:
     async def _told(self, growth: Inotify) -> None:
         while not growth.gone:
             if not self._behind:
-                with trio.move_on_after(BLIND if self._away else math.inf) as self._waiting:
+                with trio.move_on_after(BLIND_EVERY if self._away else math.inf) as self._waiting:
                     await trio.lowlevel.wait_readable(growth)
-            rested = trio.current_time() + REST
+            rested = trio.current_time() + LOOK_EVERY
             written = growth.take()
             self._behind |= self._runs if written is None else {run: self._runs[run] for run in written if run in self._runs}
             self._behind |= self._away
@@ -174,7 +176,7 @@ class Tail:
     async def _work(self, until: float) -> None:
         """Read a slice of each run in turn, until nothing is left or it is time to ask which other runs have written."""
         while self._behind and trio.current_time() < until:
-            end = time.perf_counter() + SLICE
+            end = time.perf_counter() + TURN
             self._next(end)
             while self._behind and time.perf_counter() < end:
                 self._next(end)

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from sfactl.connection import Client
-from tests.harness import stopped
+from tests.harness import stopped, unlocked, wait_until
+from tests.template import Child, template
 
 from .night import fill
 
@@ -35,7 +36,7 @@ class World:
         self.state = directory / "state"
         self.config = directory / "sfad.toml"
         self.config.write_text(config)
-        self._daemon: subprocess.Popen[bytes] | None = None
+        self._daemon: Child | None = None
         ours = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
         self.env = ours | {
             "SFAD_SOCKET": str(self.socket),
@@ -62,16 +63,10 @@ class World:
 
     def begin(self) -> None:
         """Start the daemon, and wait until it serves."""
+        wait_until(lambda: unlocked(self.state), "no process has the locks of the daemon before")
         readable, writable = os.pipe()
         with open(self.directory / "log", "ab") as log:
-            self._daemon = subprocess.Popen(
-                [sys.executable, "-m", "sfad", "serve", "--ready-fd", str(writable)],
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(writable,),
-            )
+            self._daemon = template().start(["serve"], self.env, output=log.fileno(), ready=writable)
         os.close(writable)
         try:
             ready = select.select([readable], [], [], PATIENCE)[0] and os.read(readable, 16)

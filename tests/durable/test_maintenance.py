@@ -20,7 +20,7 @@ from sfad.durable.jobs import MaintenanceJobs
 from sfad.durable.maintenance import Maintenance
 from sfad.host.reserve import DiskReserve
 from sfad.ledger import Ledger, OpenedLedger, backup, opening
-from sfad.output import OutputStore
+from sfad.output import OutputFiles
 from sfad.protocol.types import Event, RunInfo, Status
 from tests.launch.rig import until
 from tests.ledger.samples import PLAIN, events, run, started
@@ -34,7 +34,7 @@ class World:
 
     def __init__(self, ledger: Ledger, /, **settings: Any) -> None:
         self.ledger = ledger
-        self.output = OutputStore(ledger.file.directory / "output")
+        self.output = OutputFiles(ledger.file.directory / "output")
         self.wall = NOW
         self.live: list[str] = []
         self.trouble: list[str] = []
@@ -162,7 +162,7 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
 
 async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    monkeypatch.setattr(maintenance, "FIRST", 0.05)
+    monkeypatch.setattr(maintenance, "FIRST_ROUND_AFTER", 0.05)
     with world(tmp_path, sweep_every=60.0) as it:
 
         async def look(_self: Maintenance) -> None:

@@ -27,7 +27,7 @@ from sfad.launch.sweep import sweep
 from sfad.launch.trampoline.executable import is_one
 from tests.harness import wait_until
 from tests.launch import programs
-from tests.launch.first import Plan, daemon, dead
+from tests.launch.earlier_daemon import Plan, daemon, dead
 from tests.launch.rig import PATIENCE, Rig, rigged, until
 
 TICK = "trap 'exit 7' TERM; while :; do printf . >> \"$0\"; sleep 0.02; done"

@@ -44,7 +44,7 @@ def ids(directory: Path) -> list[str]:
         return [row[0] for row in other.execute("SELECT id FROM runs ORDER BY number")]
 
 
-def mended(directory: Path, runs: list[RunInfo]) -> None:
+def filled(directory: Path, runs: list[RunInfo]) -> None:
     ledger = OpenedLedger(directory)
     ledger.upsert([(info, PLAIN) for info in runs])
     ledger.close()
@@ -52,7 +52,7 @@ def mended(directory: Path, runs: list[RunInfo]) -> None:
 
 async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> None:
     below: dict[str, object] = {"parent_id": "a1", "root_id": "a1"}
-    mended(
+    filled(
         tmp_path,
         [
             old(1, labels={"k": "v", "l": "w"}),
@@ -115,7 +115,7 @@ def next_number(directory: Path) -> int:
 
 async def test_no_ancestor_goes_before_its_descendants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "STEP_RUNS", 2)
-    mended(tmp_path, [old(n, **({} if n == 1 else {"parent_id": run(n - 1).id, "root_id": "a1"})) for n in range(1, 10)])
+    filled(tmp_path, [old(n, **({} if n == 1 else {"parent_id": run(n - 1).id, "root_id": "a1"})) for n in range(1, 10)])
     left: list[list[str]] = []
     with started(tmp_path) as ledger:
         watching = pruner(ledger, lambda: left.append(ids(tmp_path)))
@@ -124,7 +124,7 @@ async def test_no_ancestor_goes_before_its_descendants(tmp_path: Path, monkeypat
 
 
 async def test_events_are_deleted_by_their_own_time(tmp_path: Path) -> None:
-    mended(tmp_path, [run(1, status=Status.RUNNING), old(2)])
+    filled(tmp_path, [run(1, status=Status.RUNNING), old(2)])
     times = [0, 1, 4000, 4001, 2, -9000, 3, 20]
     with started(tmp_path) as ledger:
         for days in times:
@@ -149,7 +149,7 @@ async def test_old_charges_are_deleted(tmp_path: Path) -> None:
 
 async def test_the_file_shrinks_in_steps_and_the_log_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_LOG_LARGE", 100_000)
-    mended(tmp_path, [old(number, argv=["x" * 3000]) for number in range(1, 3001)])
+    filled(tmp_path, [old(number, argv=["x" * 3000]) for number in range(1, 3001)])
     with started(tmp_path) as ledger:
         before = ledger.records.size_bytes
         assert await trio.to_thread.run_sync(pruner(ledger).compact) == 0
@@ -168,7 +168,7 @@ async def test_the_file_shrinks_in_steps_and_the_log_too(tmp_path: Path, monkeyp
 
 
 async def test_admissions_go_on_meanwhile(tmp_path: Path) -> None:
-    mended(tmp_path, [old(number) for number in range(1, 1001)])
+    filled(tmp_path, [old(number) for number in range(1, 1001)])
     answers, over = Answers(), trio.Event()
     with started(tmp_path, answers) as ledger:
 
@@ -193,7 +193,7 @@ async def test_a_failed_errand_is_rolled_back_and_harms_no_other(tmp_path: Path)
         connection.execute("DELETE FROM runs")
         return 1 // 0
 
-    mended(tmp_path, [old(1)])
+    filled(tmp_path, [old(1)])
     with started(tmp_path) as ledger:
         with pytest.raises(ZeroDivisionError):
             await trio.to_thread.run_sync(lambda: ledger.when_idle(half).result(10))
@@ -211,7 +211,7 @@ async def test_closing_does_not_wait_for_errands(tmp_path: Path) -> None:
 
 
 def test_nothing_is_old_by_a_clock_that_is_behind(tmp_path: Path) -> None:
-    mended(tmp_path, [old(1)])
+    filled(tmp_path, [old(1)])
 
     async def main() -> Deleted:
         with started(tmp_path) as ledger:

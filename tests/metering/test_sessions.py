@@ -185,7 +185,7 @@ def test_a_file_of_another_user_is_not_read(home: Home) -> None:
 
 
 def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_search, "ENTRIES", 50)
+    monkeypatch.setattr(session_search, "MOST_ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
     search = FileSearch(os.getuid(), BEGAN.timestamp())
@@ -198,7 +198,7 @@ def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest
 
 
 def test_the_number_of_heads_that_one_look_reads_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FILES", 5)
+    monkeypatch.setattr(module, "MOST_FILES", 5)
     for number in range(6):
         (home.project / f"0000000{number}{ONE[8:]}.jsonl").write_bytes(b"{}\n" * 1000)
     with pytest.raises(TooMany):

@@ -69,14 +69,14 @@ def test_descriptors_are_kept(manager: socket.socket) -> None:
 def test_systemd_is_not_waited_for_and_closes_everything_in_the_end(manager: socket.socket) -> None:
     store = FdStore()
     asked = 0
-    while store.settle():
+    while store.flush():
         store.forget(f"a{asked}")
         asked += 1
     assert not store.keep("a0", 0)  # systemd would close it again
     told: list[bytes] = []
     while len(told) < asked:
         told.append(manager.recv(4096))
-        store.settle()
+        store.flush()
     assert told == [f"FDSTOREREMOVE=1\nFDNAME=a{number}".encode() for number in range(asked)]
     store.close()
 

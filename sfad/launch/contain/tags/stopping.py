@@ -11,13 +11,13 @@ import trio
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
+from ...pidfd import send
 from ...watch.reactor import wait_ended
 from ...watch.reaper import reap_orphan
 from ..interface import LauncherParts, RunStops
 from .census import Census
 from .pausing import TagsPauses
 from .placing import TagsPlacing
-from .signals import send
 
 _SIGNAL_SLICE = 0.01
 """Seconds of signalling before the daemon's other tasks get their turn."""
@@ -65,7 +65,7 @@ class TagsStops(RunStops):
             signalled: set[tuple[int, int]] = set()
             until = monotonic() + _PURSUED_FOR
             for scans in count(1):
-                fresh = self._signal_new(runs, (number, signal.SIGCONT), signalled)
+                fresh = self._signal_new(runs, signalled, number, signal.SIGCONT)
                 if not fresh or (scans >= _MIN_SCANS and monotonic() > until):
                     break
         self._terminating = {}
@@ -100,7 +100,7 @@ class TagsStops(RunStops):
         signalled: set[tuple[int, int]] = set()
         while monotonic() < until:
             fresh = self._kill_children(runs, signalled)
-            if not fresh and not self._signal_new(runs, (signal.SIGKILL,), signalled):
+            if not fresh and not self._signal_new(runs, signalled, signal.SIGKILL):
                 return False
         return True
 
@@ -120,11 +120,11 @@ class TagsStops(RunStops):
                 reap_orphan(pid)
         return fresh
 
-    def _signal_new(self, runs: set[RunId], numbers: tuple[int, ...], signalled: set[tuple[int, int]]) -> bool:
+    def _signal_new(self, runs: set[RunId], signalled: set[tuple[int, int]], *numbers: int) -> bool:
         """Signal the processes that are not in `signalled` yet; return whether there were any."""
         fresh = [process for process, _ in self._census.take(runs) if (process.pid, process.started) not in signalled]
         for process in fresh:
-            send(process, numbers)
+            send(process, *numbers)
             signalled.add((process.pid, process.started))
         return bool(fresh)
 

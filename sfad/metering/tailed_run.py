@@ -10,13 +10,13 @@ from typing import TypeVar
 import msgspec
 
 from ..meters.reading import Meter, Reading
-from ..output.files import SUFFIXES, OutputStore, Suffix
+from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
 from .stdout_file import MeterPosition
-from .stream import StdoutMeter
+from .stdout_meter import StdoutMeter
 
-SAVED = 1
-"""The version of what `saved` returns. Raise it when a field is added, removed or changes its meaning."""
+FORMAT_VERSION = 1
+"""The version of what `position` returns. Raise it when a field is added, removed or changes its meaning."""
 
 NewMeter = Callable[[bytes | None], Meter]
 """Makes a meter for each attempt, or from a dump one that continues. Raises `ValueError` for a dump that does not fit."""
@@ -40,7 +40,7 @@ class TailedRun:
     longer where it was."""
 
     run: RunId
-    store: OutputStore
+    files: OutputFiles
     limit: int | None
     seen: Callable[[tuple[Reading, ...]], None]
     lost: Callable[[str], None]
@@ -61,16 +61,16 @@ class TailedRun:
         if saved is not None:
             with suppress(ValueError):
                 found = _FROM_BYTES.decode(saved)
-                if found.version == SAVED:
+                if found.version == FORMAT_VERSION:
                     self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost, found.position)
                     self._inodes = found.inodes
                     return self.stdout.readings
         self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost)
         return None
 
-    def saved(self) -> bytes | None:
+    def position(self) -> bytes | None:
         position = self._guarded(StdoutMeter.position)
-        return _TO_BYTES.encode(_SavedTail(SAVED, self._inodes, position)) if position is not None else None
+        return _TO_BYTES.encode(_SavedTail(FORMAT_VERSION, self._inodes, position)) if position is not None else None
 
     def files_may_be_new(self) -> None:
         """Take the files that are now there for the run's, even if they are moved later."""
@@ -99,7 +99,7 @@ class TailedRun:
     def status(self, suffix: Suffix) -> os.stat_result | None:
         """Return the status of the file that the run was given. If it was moved, tell so once and return `None`."""
         try:
-            status = self.store.status(self.run, suffix)
+            status = self.files.status(self.run, suffix)
         except OSError as error:
             self.failed(error, "its output cannot be bounded")
             return None
@@ -119,7 +119,7 @@ class TailedRun:
         """Raises `FileNotFoundError` also if another file is in its place, which may be another user's."""
         if self.status(".out") is None:
             raise FileNotFoundError
-        descriptor = self.store.open_for_meter(self.run)
+        descriptor = self.files.open_for_meter(self.run)
         if os.fstat(descriptor).st_ino != self._inodes[".out"]:
             os.close(descriptor)
             raise FileNotFoundError

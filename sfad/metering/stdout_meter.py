@@ -7,9 +7,9 @@ from dataclasses import replace
 import msgspec
 
 from ..meters.reading import Meter, Reading
-from .stdout_file import LATE, LINE, PIECE, MeterPosition, StdoutFile
+from .stdout_file import LATE, LONGEST_LINE, READ_AT_ONCE, MeterPosition, StdoutFile
 
-HEAD = 64 * 1024
+RECOGNISED_WITHIN = 64 * 1024
 """Bytes in which the right meter has recognised something: the first event of each program is within 16 KiB."""
 
 _NEWLINE = ord("\n")
@@ -35,7 +35,7 @@ class StdoutMeter:
         self._at = MeterPosition() if saved is None else saved
         self.file = StdoutFile(open_stdout, self._at, lost, self._end_line, saved is not None)
         self._head_unread = True
-        """Whether `seen` must still be called for a meter that has recognised nothing in the first `HEAD` bytes."""
+        """Whether `seen` must still be called for a meter that has recognised nothing in the first `RECOGNISED_WITHIN` bytes."""
         self._meter = meter(saved.meter if saved is not None else None)
         self._told = _frozen(self._meter.reading) if saved is not None and saved.told else Reading()
 
@@ -92,7 +92,7 @@ class StdoutMeter:
             pass
         self.file.skip_to(self.file.line_at(size - newest), LATE)
         # a process that is left may write on, or truncate the file: read no more than was there
-        for _ in range((newest + LINE) // PIECE + 2):
+        for _ in range((newest + LONGEST_LINE) // READ_AT_ONCE + 2):
             if self._at.offset >= size or not self._read(size - self._at.offset):
                 break
         if ended:
@@ -100,7 +100,7 @@ class StdoutMeter:
             self.file.tell_missed()
         self._tell()
 
-    def _read(self, most: int = PIECE) -> int:
+    def _read(self, most: int = READ_AT_ONCE) -> int:
         data = self.file.read(most)
         if data:
             self._at.begun = True
@@ -118,7 +118,7 @@ class StdoutMeter:
         current = _frozen(reading)
         tools = list(reading.tools)
         reading.tools.clear()
-        silent = current.blank and self._head_unread and self._at.offset >= HEAD
+        silent = current.blank and self._head_unread and self._at.offset >= RECOGNISED_WITHIN
         if tools or silent or current != self._told:
             self._head_unread = False
             self._told = current
