@@ -26,7 +26,6 @@ from .host.reserve import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .launch.choice import choose_launcher
-from .launch.launcher import Launcher
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, OpenedLedger
 from .loop.resources import Reports, Resources
@@ -114,10 +113,19 @@ def open_state(
     with ExitStack() as opening:
         opened = _open_ledger(state_dir, spool, output, log, handed=handed is not None)
         opening.callback(opened.close)
-        launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
+        containment = loaded.config.containment
+        launcher = choose_launcher(
+            instance=home.instance, mode=containment.mode, cgroup_parent=containment.cgroup_parent,
+            emit=reports.put, clock=trio.current_time, complain=log.warning,
+        )  # fmt: skip
         stack.callback(launcher.close)
         keep_back()  # after the launcher has seen the limit that runs are to have
-        adoption = _adopt_runs(spool, opened, launcher, log, handed, stored)
+        try:
+            adoption = adopt(spool, opened, launcher, handed, stored)
+        except OSError as error:
+            raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
+        for note in adoption.notes:
+            log.error(note)
         unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
         opening.pop_all()
     ledger = Ledger(opened, lock.lost)
@@ -156,29 +164,6 @@ def _tell_unwritten(count: int, log: Log) -> None:
     if count:
         log.error(f"{count} records could not be written to the ledger before the end")
         print(f"sfad: {count} records could not be written to the ledger", file=sys.stderr)
-
-
-def _choose_launcher(instance: str, containment: configuration.ContainmentConfig, reports: Reports, log: Log) -> Launcher:
-    return choose_launcher(
-        instance=instance,
-        mode=containment.mode,
-        cgroup_parent=containment.cgroup_parent,
-        emit=reports.put,
-        clock=trio.current_time,
-        complain=log.warning,
-    )
-
-
-def _adopt_runs(
-    spool: Spool, ledger: OpenedLedger, launcher: Launcher, log: Log, handed: Handover | None, stored: dict[str, int]
-) -> Adoption:
-    try:
-        adoption = adopt(spool, ledger, launcher, handed, stored)
-    except OSError as error:
-        raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
-    for note in adoption.notes:
-        log.error(note)
-    return adoption
 
 
 def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configuration.BudgetsConfig, spool: Spool, log: Log) -> Rows:

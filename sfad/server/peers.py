@@ -4,7 +4,6 @@ import errno
 import os
 import socket
 import sys
-from typing import Protocol
 
 from ..core.access import Peer
 from ..host.probe import SO_PEERPIDFD, UCRED, user_name
@@ -12,14 +11,7 @@ from ..launch.launcher import Launcher, Unplaceable
 from ..protocol.types import RunId
 
 
-class Socket(Protocol):
-    """An accepted AF_UNIX connection: a `socket.socket` or trio's."""
-
-    def getsockopt(self, level: int, option: int, length: int) -> bytes:
-        """See getsockopt(2)."""
-
-
-def identify(connection: Socket, launcher: Launcher) -> Peer:
+def identify(connection: socket.socket, launcher: Launcher) -> Peer:
     """Return the peer and the run that it is in. A peer that cannot be placed says why, and is refused everything.
 
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached.
@@ -56,7 +48,7 @@ def _place(pid: int, pidfd: int | None, launcher: Launcher) -> RunId | None:
             os.close(pidfd)
 
 
-def _pidfd(connection: Socket) -> int | None:
+def _pidfd(connection: socket.socket) -> int | None:
     """Return the peer's pidfd; `None` on a kernel before Linux 6.5. Raises `Unplaceable`."""
     # a recycled pid may be another process by now; the pidfd is always the one that connected
     try:
