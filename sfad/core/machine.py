@@ -50,16 +50,9 @@ class Machine:
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._admission = Admission(context, self._lifecycle, self._spending, next_number)
         self._adopting = Adopting(
-            context,
-            self._lifecycle,
-            self._spending,
-            self._stopping,
-            self._stop_requests,
-            self._pausing,
-            self._attempts,
-            self._limit_holds,
-            self._admission,
-        )
+            context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,
+            self._limit_holds, self._admission,
+        )  # fmt: skip
 
         # what the shell reads and asks
         self.tree = context.tree
