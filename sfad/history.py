@@ -20,7 +20,7 @@ from .ledger.opening import open_past
 from .ledger.reader import Page, Reader
 from .ledger.summary import page_of, summary_of
 from .ledger.totals import with_totals
-from .output.files import OutputStore
+from .output.files import OutputFiles
 from .protocol import messages as m
 from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
@@ -70,7 +70,7 @@ class History:
         self._connection = connection
         self._reader = Reader(connection)
         self._runs = PastRuns(self._reader)
-        self._output = OutputStore(state / "output", make=False)
+        self._output = OutputFiles(state / "output", make=False)
 
     def answer(self, request: m.Request) -> tuple[m.Reply, Sequence[int]]:
         """Return the reply, and the descriptors that travel with it, which the caller closes."""

@@ -30,7 +30,7 @@ from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, OpenedLedger
 from .loop.resources import Reports, Resources
 from .observe.log import Log
-from .output.files import OutputStore
+from .output.files import OutputFiles
 from .protocol.types import RunId
 from .protocol.units import counted
 from .spool import StoreError
@@ -102,7 +102,7 @@ def open_state(
     try:
         spool = Spool(state_dir / "spool", timers, log.error, lock.lost)
         stack.callback(spool.close)
-        output = OutputStore(state_dir / "output", log.error)
+        output = OutputFiles(state_dir / "output", log.error)
     except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:
@@ -143,7 +143,7 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
         )
 
 
-def _open_ledger(state_dir: Path, spool: Spool, output: OutputStore, log: Log, *, handed: bool) -> OpenedLedger:
+def _open_ledger(state_dir: Path, spool: Spool, output: OutputFiles, log: Log, *, handed: bool) -> OpenedLedger:
     floor, ballast = max(output.highest_number(), spool.numbers.highest_run), DiskReserve(state_dir)
     try:
         ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)

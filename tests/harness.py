@@ -79,14 +79,15 @@ class Daemon:
         nobody: Place | None = None,
         wrap: Sequence[str] = (),
         program: Sequence[str] = PROGRAM,
+        executed: bool = False,
     ) -> None:
         """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the interpreter, such as prlimit(1).
-        `program`: the interpreter's arguments."""
+        `program`: the interpreter's arguments. `executed`: execute the interpreter even if a fork of the template would do."""
         self.directory = directory
         self._nobody = nobody
         self._wrap = tuple(wrap)
         self._program = tuple(program)
-        self._plain = nobody is None and not wrap and self._program == PROGRAM
+        self._forked = not executed and nobody is None and not wrap and self._program == PROGRAM
         self.socket = directory / "s"
         self.state_dir = directory / "state"
         self.config = directory / "sfad.toml"
@@ -106,7 +107,7 @@ class Daemon:
         wait_until(lambda: unlocked(self.state_dir), "no process has the locks of the daemon before")
         read, write = os.pipe()
         with self.log.open("ab") as log:
-            if self._plain and command is None and template().fits(env):
+            if self._forked and command is None and template().fits(env):
                 process: subprocess.Popen[bytes] | Child = template().start(["serve"], env, output=log.fileno(), ready=write)
             else:
                 process = self._execute(command or [*self._wrap, self.python, *self._program], env, log, write)

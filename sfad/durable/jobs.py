@@ -22,7 +22,7 @@ from ..ledger.database import open_reader
 from ..ledger.opening import mark_damaged
 from ..ledger.reader import Reader
 from ..ledger.retention import Pruner
-from ..output import OutputStore
+from ..output import OutputFiles
 from ..output.deletion import remove, remove_old
 from ..protocol.messages import Prune, Pruned
 from ..protocol.types import RunId
@@ -42,7 +42,7 @@ class MaintenanceJobs:
     `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is closed in the meantime."""
 
     ledger: Ledger
-    output: OutputStore
+    output: OutputFiles
     live: Callable[[], Collection[RunId]]
     say: Callable[[str], object]
     now: Callable[[], datetime] = wall_clock

@@ -44,7 +44,7 @@ class LaunchHandover:
 
 
 def _report_again(error: LaunchError) -> int:
-    """Return a pipe that holds this error as a trampoline would report it. It is inherited across execve(2)."""
+    """Return a pipe with this error as a trampoline would report it. It is inherited across execve(2)."""
     near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.write(far, REPORT.pack(EXEC, -error.errno))

@@ -8,7 +8,7 @@ import trio
 
 from ..host.tasks import in_thread
 from ..output import holes
-from ..output.files import SUFFIXES, OutputStore, Suffix
+from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
 from .stdout_meter import StdoutMeter
 from .tailed_run import TailedRun
@@ -27,8 +27,8 @@ class OutputBounds:
     """Frees bytes in a thread, a file at a time, because a file system may wait for its disk first. `trouble(message)`: no file
     can be bounded, or not now."""
 
-    def __init__(self, store: OutputStore, *, trouble: Callable[[str], None]) -> None:
-        self._store = store
+    def __init__(self, files: OutputFiles, *, trouble: Callable[[str], None]) -> None:
+        self._files = files
         self._trouble = trouble
         self._wanted: dict[tuple[RunId, Suffix], TailedRun] = {}
         self._some = trio.Event()
@@ -79,7 +79,7 @@ class OutputBounds:
         until = holes.excess(status, limit)
         if suffix == ".out" and tailed.stdout is not None:
             until = _spared(until, limit, tailed.stdout)
-        free = partial(self._store.free, inode=status.st_ino)
+        free = partial(self._files.free, inode=status.st_ino)
         try:
             await in_thread(free, tailed.run, suffix, limit, until, trio.from_thread.check_cancelled)
         except OSError as error:
@@ -92,7 +92,7 @@ class OutputBounds:
             tailed.failed(error, "its output cannot be bounded")
         elif not self._unable:
             self._unable = True
-            directory = self._store.directory
+            directory = self._files.directory
             self._trouble(f"output cannot be bounded in size: the file system of {directory} cannot free a part of a file")
 
 

@@ -14,7 +14,7 @@ from ..core.run import Run
 from ..host.clock import wall_clock
 from ..launch.launcher import Launcher
 from ..meters import UNREAD, AgentProgram, Reading, chosen, named
-from ..output.files import OutputStore
+from ..output.files import OutputFiles
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
 from .levels import KernelLevels
@@ -41,7 +41,7 @@ class Metering:
         feed: Feed,
         publish: Publish,
         trouble: Callable[[str], None],
-        output: OutputStore,
+        output: OutputFiles,
         launcher: Launcher,
         prices: Mapping[str, Price],
         nearing: float,

@@ -17,7 +17,7 @@ from functools import partial
 import trio
 
 from ..meters import Reading
-from ..output.files import OutputStore
+from ..output.files import OutputFiles
 from ..output.inotify import Inotify
 from ..protocol.types import RunId
 from .bounding import OutputBounds
@@ -45,7 +45,7 @@ class Tail:
     `trouble(message)`: something does not work as it should, once for each run and kind of error.
     """
 
-    store: OutputStore
+    files: OutputFiles
     seen: Callable[[RunId, tuple[Reading, ...]], None]
     lost: Callable[[RunId, str], None]
     trouble: Callable[[str], None]
@@ -58,7 +58,7 @@ class Tail:
     _blind: bool = False
 
     def __post_init__(self) -> None:
-        self._bounds = OutputBounds(self.store, trouble=self.trouble)
+        self._bounds = OutputBounds(self.files, trouble=self.trouble)
 
     def follow(
         self, run: RunId, *, limit: int | None, meter: NewMeter | None, saved: bytes | None = None
@@ -71,7 +71,7 @@ class Tail:
         `seen` is not called before they change. Return `None` if nothing was saved, or it does not fit: then stdout is read from
         its start, through one meter, whichever attempt wrote it."""
         tailed = self._runs[run] = TailedRun(
-            run, self.store, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
+            run, self.files, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
         )
         return tailed.meter(meter, saved) if meter is not None else None
 
@@ -149,8 +149,8 @@ class Tail:
 
     def _growth(self) -> Inotify | None:
         try:
-            self.store.make_again()
-            growth = Inotify(self.store.directory)
+            self.files.make_again()
+            growth = Inotify(self.files.directory)
         except OSError as error:
             if not self._blind:
                 self.trouble(

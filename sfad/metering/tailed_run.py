@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from ..meters.reading import Meter, Reading
-from ..output.files import SUFFIXES, OutputStore, Suffix
+from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
 from .stdout_file import MeterPosition
 from .stdout_meter import StdoutMeter
@@ -40,7 +40,7 @@ class TailedRun:
     longer where it was."""
 
     run: RunId
-    store: OutputStore
+    files: OutputFiles
     limit: int | None
     seen: Callable[[tuple[Reading, ...]], None]
     lost: Callable[[str], None]
@@ -99,7 +99,7 @@ class TailedRun:
     def status(self, suffix: Suffix) -> os.stat_result | None:
         """Return the status of the file that the run was given. If it was moved, tell so once and return `None`."""
         try:
-            status = self.store.status(self.run, suffix)
+            status = self.files.status(self.run, suffix)
         except OSError as error:
             self.failed(error, "its output cannot be bounded")
             return None
@@ -119,7 +119,7 @@ class TailedRun:
         """Raises `FileNotFoundError` also if another file is in its place, which may be another user's."""
         if self.status(".out") is None:
             raise FileNotFoundError
-        descriptor = self.store.open_for_meter(self.run)
+        descriptor = self.files.open_for_meter(self.run)
         if os.fstat(descriptor).st_ino != self._inodes[".out"]:
             os.close(descriptor)
             raise FileNotFoundError

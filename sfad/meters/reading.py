@@ -46,7 +46,7 @@ class Reading:
     trouble: ApiTrouble | None = None
     """The calls of the model that have failed since its last answer."""
     skipped_lines: int = 0
-    """Lines longer than `MAX_LINE` that may have held usage, and were not read."""
+    """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
 
     @property
     def blank(self) -> bool:

@@ -39,7 +39,7 @@ _LIKE_EVENT = re.compile(rb'\{[^\n]{0,4096}"type"[ \t]*:[ \t]*"')
 
 
 class Cursor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """How far a reader has come. A client holds it, and may send anything in its place."""
+    """How far a reader has come. A client keeps it, and may send anything in its place."""
 
     form: int = FORM
     offset: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0

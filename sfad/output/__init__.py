@@ -7,8 +7,8 @@
 `sanitise`   pure: an agent's bytes as text that a terminal and a model take for nothing but data
 """
 
-from .files import OutputStore
+from .files import OutputFiles
 from .inotify import Inotify
 from .sanitise import SafeText, cut_oldest, sanitise, wrap_result
 
-__all__ = ["Inotify", "OutputStore", "SafeText", "cut_oldest", "sanitise", "wrap_result"]
+__all__ = ["Inotify", "OutputFiles", "SafeText", "cut_oldest", "sanitise", "wrap_result"]

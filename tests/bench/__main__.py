@@ -63,7 +63,7 @@ def main() -> None:
 def daemon() -> Iterator[Daemon]:
     """One daemon, its state in memory where there is room for it: deleting files on a disk slows what is measured next."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=base) as directory, running(Path(directory), config=CONFIG) as one:
+    with tempfile.TemporaryDirectory(dir=base) as directory, running(Path(directory), config=CONFIG, executed=True) as one:
         yield one
 
 

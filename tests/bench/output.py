@@ -21,7 +21,7 @@ import trio
 
 from sfad import meters
 from sfad.metering.tail import Tail
-from sfad.output import OutputStore
+from sfad.output import OutputFiles
 
 SIZE = 200_000_000
 RUN = "a1"
@@ -68,7 +68,7 @@ def once(block: bytes, options: list[str]) -> dict[str, float]:
     """One run, in memory: a disk is slower than all of it."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_OUTPUT", base)) as directory:
-        store = OutputStore(Path(directory))
+        store = OutputFiles(Path(directory))
         out, err = store.open_for_run(RUN)
         follower = _follower(directory, options) if options else None
         writer = [sys.executable, "-c", WRITER, str(SIZE)]
@@ -102,7 +102,7 @@ class Daemon:
         self._seen = 0
         self._late = 0.0
         self._options = options
-        self._tail = Tail(OutputStore(Path(directory)), seen=self._on_seen, lost=self._on_lost, trouble=print)
+        self._tail = Tail(OutputFiles(Path(directory)), seen=self._on_seen, lost=self._on_lost, trouble=print)
 
     def _on_seen(self, *_: object) -> None:
         self._seen += 1

@@ -20,7 +20,7 @@ from sfad.durable.jobs import MaintenanceJobs
 from sfad.durable.maintenance import Maintenance
 from sfad.host.reserve import DiskReserve
 from sfad.ledger import Ledger, OpenedLedger, backup, opening
-from sfad.output import OutputStore
+from sfad.output import OutputFiles
 from sfad.protocol.types import Event, RunInfo, Status
 from tests.launch.rig import until
 from tests.ledger.samples import PLAIN, events, run, started
@@ -34,7 +34,7 @@ class World:
 
     def __init__(self, ledger: Ledger, /, **settings: Any) -> None:
         self.ledger = ledger
-        self.output = OutputStore(ledger.file.directory / "output")
+        self.output = OutputFiles(ledger.file.directory / "output")
         self.wall = NOW
         self.live: list[str] = []
         self.trouble: list[str] = []

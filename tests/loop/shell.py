@@ -18,7 +18,7 @@ from sfad.ledger import Ledger, OpenedLedger
 from sfad.loop.resources import Reports, Resources
 from sfad.loop.runtime import Runtime
 from sfad.observe.log import Log
-from sfad.output.files import OutputStore
+from sfad.output.files import OutputFiles
 from sfad.protocol.messages import Spawn
 from tests.harness import PATIENCE
 from tests.launch.fake import FakeLauncher, Script
@@ -36,7 +36,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     timers = Timers(log.internal_error)
     launcher = kind(emit=reports.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
-        log, timers, Spool(directory / "spool", timers, print), ledger, OutputStore(directory / "output"), launcher,
+        log, timers, Spool(directory / "spool", timers, print), ledger, OutputFiles(directory / "output"), launcher,
         reports, "/s", str(directory), lambda: None,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))

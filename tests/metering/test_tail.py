@@ -27,7 +27,7 @@ from sfad.metering.draining import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL
 from sfad.metering.stdout_file import READ_AT_ONCE
 from sfad.metering.tail import Tail
 from sfad.meters.reading import Meter, Reading
-from sfad.output import OutputStore, holes, inotify
+from sfad.output import OutputFiles, holes, inotify
 from sfad.protocol.types import RunId, Tokens
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
@@ -62,7 +62,7 @@ class Rig:
     """A `Tail` and all that it has told."""
 
     def __init__(self, directory: Path) -> None:
-        self.store = OutputStore(directory)
+        self.store = OutputFiles(directory)
         self.seen: dict[RunId, tuple[Reading, ...]] = {}
         self.calls = 0
         self.lost: dict[RunId, list[str]] = {}

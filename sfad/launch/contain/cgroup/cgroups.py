@@ -14,7 +14,7 @@ from ...watch.reactor import Reactor
 from . import cgroupfs, location
 
 LEAF = "self"
-"""The cgroup in a run's cgroup that holds its processes."""
+"""The cgroup in a run's cgroup with its processes."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Processes that have left their run's cgroup and are still ours: a main process, whose pidfd we hold, or an orphan, our child.
+"""Processes that have left their run's cgroup and are still ours: a main process, whose pidfd is open, or an orphan, our child.
 
 Processes below one of these come to us as orphans when it has ended.
 """

@@ -39,7 +39,7 @@ class CgroupMaker:
     def _make_one(self, path: str) -> None:
         try:
             os.mkdir(path)
-        except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to hold what attaches itself
+        except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
             cgroupfs.write(f"{path}/cgroup.freeze", b"0")
         except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
             cgroupfs.limit_descendants(self._base, None, None)
