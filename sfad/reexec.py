@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from . import __version__
-from .durable.handover import VARIABLE, Handover, store
+from .durable.handover import VARIABLE, Handover, to_memfd
 from .faults import carried, effect
 from .host import descriptors
 from .host.state_dir import StateLock
@@ -153,7 +153,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         began=runtime.began,
     )
     try:
-        memory = store(handover)
+        memory = to_memfd(handover)
         descriptors = [*handover.descriptors(), memory]
         effect("handed over")
         _become(descriptors, memory, nofile)

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ..protocol.kinds import KINDS
 from ..protocol.types import Action, ErrorCode, Limit, LimitKind, Status
 from . import commands as c
@@ -12,7 +14,7 @@ from .context import Context
 from .lifecycle import Lifecycle
 from .limit_enforcement import STRENGTH, LimitEnforcement
 from .limit_holds import LimitHolds, holding
-from .limits import ActiveLimit, amount, bare, check_range, replaced
+from .limits import ActiveLimit, amount, bare, check_range
 from .pausing import Pausing
 from .policy import Invalid
 from .run import Run, Token
@@ -95,7 +97,7 @@ class LimitRequests:
         if limits:
             self._ctx.do(c.Rebound(run))
         for each in found if not limits else ():
-            each.limit = replaced(each.limit, action=Action.WARN)
+            each.limit = replace(each.limit, action=Action.WARN)
         if active is not None and asked:
             now = run.limits[active.limit.kind]
             self._limit_enforcement.publish(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
@@ -105,7 +107,7 @@ class LimitRequests:
         before = run.limits.get(limit.kind)
         action = limit.action or (before.action if before is not None else Action.TERMINATE)
         action = action if KINDS[limit.kind].acts else Action.WARN
-        run.limits[limit.kind] = ActiveLimit(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        run.limits[limit.kind] = ActiveLimit(replace(limit, action=action, source=f"{limit.source} by {peer.who}"))
         if limit.kind is LimitKind.TIME and peer.run is None:
             # it was checked against the range that is configured now, so the range of its admission must not end the run sooner
             run.max_time = self._ctx.policy.max_time

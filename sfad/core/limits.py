@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from ..protocol.kinds import BY_KERNEL, KINDS, METERED
 from ..protocol.known import CODING_AGENT, PROFILES, Profile
 from ..protocol.limits import format_amount
@@ -99,7 +101,7 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
         chosen |= _by_advice(asked, chosen, policy)
     if asked.on_limit is not None:
         answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
-        chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
+        chosen |= {kind: replace(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
     for limit in asked.limits:
         check_range(limit, policy)
         chosen[limit.kind] = _with_action(limit, asked, policy)
@@ -156,13 +158,13 @@ def advice_key(run_type: str | None, name: str | None) -> str:
 def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
     """Return a limit that was asked for with its action: its own, else `--on-limit`, else the profile's."""
     if not KINDS[limit.kind].acts:
-        return replaced(limit, action=Action.WARN)
+        return replace(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
     if asked.on_limit is not None and (asked.on_limit is not Action.REFUSE or limit.kind in METERED):
-        return replaced(limit, action=asked.on_limit)
+        return replace(limit, action=asked.on_limit)
     found = profile_of(asked, policy) if limit.kind in PROFILED else None
-    return replaced(limit, action=found[1].action if found is not None else Action.TERMINATE)
+    return replace(limit, action=found[1].action if found is not None else Action.TERMINATE)
 
 
 def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
@@ -181,16 +183,7 @@ def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
             source = active.limit.source
             source = source if source.startswith("run ") else f"run {above.id} ({source})"
             action = own.action if own is not None and bounds else active.action
-            limits[kind] = replaced(active.limit, action=action, source=source)
-
-
-def replaced(limit: Limit, *, threshold: float | None = None, action: Action | None = None, source: str | None = None) -> Limit:
-    return Limit(
-        kind=limit.kind,
-        threshold=limit.threshold if threshold is None else threshold,
-        action=action or limit.action,
-        source=source or limit.source,
-    )
+            limits[kind] = replace(active.limit, action=action, source=source)
 
 
 def check_range(limit: Limit, policy: Policy) -> None:

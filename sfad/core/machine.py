@@ -27,6 +27,9 @@ from .vocabulary import Timer
 MAX_ADVICE = 1000
 """Types and names that something was learned about. An agent can invent any number of names; what is forgotten is learned again."""
 
+_FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
+"""They may make room for waiting trees, or leave no live run, though no run ends."""
+
 
 class Machine:
     """All live runs and every decision about them."""
@@ -50,16 +53,9 @@ class Machine:
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._admission = Admission(context, self._lifecycle, self._spending, next_number)
         self._adopting = Adopting(
-            context,
-            self._lifecycle,
-            self._spending,
-            self._stopping,
-            self._stop_requests,
-            self._pausing,
-            self._attempts,
-            self._limit_holds,
-            self._admission,
-        )
+            context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,
+            self._limit_holds, self._admission,
+        )  # fmt: skip
 
         # what the shell reads and asks
         self.tree = context.tree
@@ -94,11 +90,7 @@ class Machine:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
         outcome = self._ctx.begin()
         self._route(event)
-        if (
-            self._ctx.ended
-            or self._spending.budgets_changed
-            or isinstance(event, e.Reconfigured | e.RunsAdopted | e.DrainRequested)
-        ):
+        if self._ctx.ended or self._spending.budgets_changed or isinstance(event, _FOLLOWED_UP):
             self._follow_up(event)
         return outcome
 

@@ -22,7 +22,7 @@ class Spending:
         """`reserved`: so many reservations may have been made before; their names are not used again."""
         self._ctx = context
         self.budgets = Budgets()
-        self._reserved = reserved
+        self._last_reservation = reserved
         self.budgets_changed = False
         """A budget may have run out, or have been given back to, since `take_used_up`."""
 
@@ -31,7 +31,9 @@ class Spending:
         counted again: whatever is given back later was part of them."""
         for run in runs:
             run.account.below = dict(run.account.ended)
-            self._reserved = max([self._reserved, *(int(name.rpartition("-")[2]) for name in run.account.reservations)])
+            self._last_reservation = max(
+                [self._last_reservation, *(int(name.rpartition("-")[2]) for name in run.account.reservations)]
+            )
         for run in runs:
             add_below((above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use())
 
@@ -44,7 +46,7 @@ class Spending:
         self._count(run, before)
 
     def add_use(self, run: Run, more: Use, *, settled: str | None = None) -> None:
-        """Add to what was reported of the run. `settled`: the reservation that this was reserved by."""
+        """Add to what was reported of the run. `settled`: the reservation that it replaces."""
         before = run.account.own_tree_use()
         periods = None
         if settled is not None:
@@ -104,8 +106,8 @@ class Spending:
 
     def reserve(self, run: Run, reservation: OpenReservation) -> str:
         """Reserve an amount for the run; return the reservation's name."""
-        self._reserved += 1
-        name = f"{run.id}-{self._reserved}"
+        self._last_reservation += 1
+        name = f"{run.id}-{self._last_reservation}"
         before = run.account.own_tree_use()
         periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
         run.account.reserve(name, replace(reservation, periods=periods))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..protocol.types import Action, Reason, Status
 from . import events as e
-from .context import Context
+from .context import Context, Facts
 from .run import Run
 from .stopping import Stopping
 from .vocabulary import EventType, ReasonKind
@@ -29,17 +29,8 @@ class ToolRules:
                 self._forbid(run, f"its agent called the tool '{tool}', {forbidden}", ev.at)
 
     def _forbid(self, run: Run, message: str, at: float) -> None:
-        self._ctx.publish(
-            EventType.LIMIT_EXCEEDED,
-            run,
-            message,
-            severity="medium",
-            scope="run",
-            limit_kind="tool",
-            threshold=0,
-            used=1,
-            exceeded_by=1,
-        )
+        facts = Facts(scope="run", limit_kind="tool", threshold=0, used=1, exceeded_by=1)
+        self._ctx.publish(EventType.LIMIT_EXCEEDED, run, message, "medium", **facts)
         if run.asked.on_limit is not Action.WARN:
             self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at)
 

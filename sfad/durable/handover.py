@@ -87,13 +87,12 @@ class Handover(Struct, frozen=True):
                 yield from descriptors
 
 
-def store(handover: Handover) -> int:
+def to_memfd(handover: Handover) -> int:
     """Return a memfd with it. Raises `OSError`."""
     descriptor = os.memfd_create("sfad-handover", os.MFD_CLOEXEC)
     try:
-        rest = memoryview(msgspec.msgpack.encode(handover))
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(msgspec.msgpack.encode(handover))
     except OSError:
         os.close(descriptor)
         raise

@@ -6,7 +6,8 @@
 `schema`    tables, and the ordered list of migrations that leads to them
 `rows`      runs and events as rows, and back, and the SQL that writes them
 `inbox`     the queue of the writer's thread, which wakes it when a transaction is worth its cost
-`writer`    the thread that owns the connection that writes
+`writer`    the thread that writes: its queue, its backlog, and errands
+`transactions` the connection that writes: transactions, checkpoints, and the file put back
 `database`  the names of the ledger's files, connections that only read, and SQLite's errors
 `opening`   the connection that writes: whether the file is whole, modes, pragmas, setting a corrupt file aside
 `backup`    a copy while it is in use, and the ledger written again after another process has removed it

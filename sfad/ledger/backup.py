@@ -155,7 +155,7 @@ def identities(directory: Path) -> Identities:
 class PutBack:
     writer: sqlite3.Connection
     guard: sqlite3.Connection
-    """See `Writer`."""
+    """See `Transactions`."""
     reader: sqlite3.Connection
     note: str
 

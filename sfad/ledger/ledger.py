@@ -18,6 +18,7 @@ from .opened import OpenedLedger
 from .opening import mark_damaged
 from .reader import Reader
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, state_op
+from .transactions import Transactions
 from .writer import Checkpointed, Report, Writer, WriteResult
 
 T = TypeVar("T")
@@ -65,7 +66,8 @@ class Ledger:
         self._untold: list[Report] = []
         self._waking = False
         self._token = trio.lowlevel.current_trio_token()
-        self._writer = Writer(opened.connection, self._report, opened.file.directory, state_dir_lost)
+        self._transactions = Transactions(opened.connection, opened.file.directory, state_dir_lost)
+        self._writer = Writer(self._transactions, self._report)
 
     def report_to(self, listener: LedgerListener) -> None:
         """Tell the listener what became of writes until now, and of those from now on."""
@@ -165,7 +167,7 @@ class Ledger:
 
     def look_after(self) -> None:
         """Have the file written again soon if another process has removed or replaced it. A write looks for itself."""
-        if self._writer.displaced:
+        if self._transactions.displaced:
             self._writer.flush(lambda _clean: None)
 
     def close(self, timeout: float = 5.0) -> int:

@@ -110,11 +110,9 @@ def test_a_program_that_handles_the_key_itself(shell: Screen, tmp_path: Path, st
 
 
 def test_a_suspended_client_does_not_fight_for_the_terminal_and_takes_its_run_along(daemon: World, shell: Screen) -> None:
-    shell.type("$SFACTL run -q --stdio inherit -- sleep 61\r")
-    give_up = time.monotonic() + PATIENCE
-    while not (runs := daemon.json("list", "--status", "running")["runs"]):
-        assert time.monotonic() < give_up
-    run, client = runs[-1]["id"], job("sleep\x0061")
+    shell.type("$SFACTL run --stdio inherit -- sleep 61\r")
+    shell.expect("starting")  # the client knows its run, so it can pause it
+    run, client = last(daemon), job("sleep\x0061")
     os.kill(client, signal.SIGTSTP)
     wait_for(daemon, run, "paused")
     shell.type("\r")

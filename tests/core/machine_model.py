@@ -346,7 +346,7 @@ class World:
         self._adopt(held)
         runs = [self._remembered(run, startable=startable(run.id), starting=run.id in starting) for run in held]
         self._restart()
-        self.feed(e.RunsAdopted(self.now, tuple(runs), "the daemon executed itself anew", continued=True, tickets=tickets))
+        self.feed(e.RunsAdopted(self.now, tuple(runs), "the daemon restarted itself", continued=True, tickets=tickets))
         for one in runs:
             if one.starting:
                 assert one.run.status in {Status.STARTING, Status.STOPPING}

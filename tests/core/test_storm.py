@@ -1,4 +1,4 @@
-"""Walks at random through everything at once, with many runs alive: what Hypothesis's short stories seldom come to.
+"""Random walks with many live runs, which Hypothesis's short examples rarely reach.
 
 The same world and the same invariants; the steps are drawn by a seeded generator with weights that keep a few trees working
 near their limits. A walk that fails is repeated by its number.
@@ -75,7 +75,7 @@ class Walk:
         ]  # fmt: skip
 
     def go(self, steps: int) -> None:
-        """So many steps, everything looked at after each; then the end."""
+        """Take so many steps, with all invariants checked after each."""
         self.budgets()
         weights = [weight for weight, _ in self.steps]
         for _, step in self.dice.choices(self.steps, weights, k=steps):
@@ -103,12 +103,12 @@ class Walk:
         return self.dice.choice(live) if live else None
 
     def waiting(self) -> Book | None:
-        """A run, rather one that stands still."""
+        """Return a run, most often one that is held or paused."""
         standing = [book for book in self.world.live.values() if book.run.held_by is not None or book.run.paused]
         return self.dice.choice(standing) if standing and self.dice.random() < 0.9 else self.book()
 
     def peer(self) -> Peer:
-        """Mostly a person."""
+        """Return a peer, most often a person."""
         inside = self.world.populated
         if inside and self.dice.random() < 0.1:
             return self.shell.inside(self.dice.choice(inside).id)
@@ -271,7 +271,7 @@ class Walk:
             self.world.feed(e.ClientBack(self.world.now, run, self.dice.choice([1, 2, 3])))
 
     def crash(self) -> None:
-        """Mostly in the middle of something."""
+        """Kill the daemon, most often while it applies commands."""
         dice = self.dice
         others = [(weight, step) for weight, step in self.steps if step not in {self.crash, self.re_execute}]
         self.world.crash_after = dice.choice([BEFORE, 0, 0, 1, 2, 3, 5, 8])
@@ -292,7 +292,7 @@ class Walk:
 
 
 def walked(number: int) -> Counter[str]:
-    """What one walk has met."""
+    """Return what one walk has met."""
     walk = Walk(number)
     walk.go(STEPS)
     walk.shell.teardown()
@@ -376,7 +376,7 @@ def _breach(world: World, book: Book) -> None:
 
 
 def _may_happen(world: World, book: Book) -> dict[str, Callable[[], object]]:
-    """What anybody, or the kernel, or a clock can do next."""
+    """Return what a client, the launcher or a timer can do next."""
     run, box = book.run.id, world.boxes.get(book.run.id)
 
     def exited() -> None:

@@ -120,7 +120,7 @@ async def test_held_operations_share_a_try(tmp_path: Path, monkeypatch: pytest.M
     answers = Answers()
     tries: list[str] = []
     with started(tmp_path, answers, busy_timeout=0.0) as ledger:
-        ledger._writer._connection.set_trace_callback(tries.append)
+        ledger._writer._transactions.connection.set_trace_callback(tries.append)
         with locked(tmp_path):
             ledger.event(Event(type="x", time=WHEN))
             await answers.until(lambda: bool(answers.troubles))

@@ -30,9 +30,9 @@ def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def transactions(ledger: Ledger) -> Iterator[list[str]]:
     seen: list[str] = []
-    ledger._writer._connection.set_trace_callback(lambda sql: seen.append(sql) if sql == "COMMIT" else None)
+    ledger._writer._transactions.connection.set_trace_callback(lambda sql: seen.append(sql) if sql == "COMMIT" else None)
     yield seen
-    ledger._writer._connection.set_trace_callback(None)
+    ledger._writer._transactions.connection.set_trace_callback(None)
 
 
 async def until(true: Callable[[], bool]) -> None:

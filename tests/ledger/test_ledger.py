@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sfad.core.ids import run_id
 from sfad.host.probe import current_boot
-from sfad.ledger import Ledger, OpenedLedger, RunExtra, writer
+from sfad.ledger import Ledger, OpenedLedger, RunExtra, transactions
 from sfad.ledger.reader import Page
 from sfad.ledger.rows import RUN_COLUMNS, event_of, event_op, insert_op, run_extra, run_info
 from sfad.protocol.messages import List
@@ -285,7 +285,7 @@ async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(tmp_path:
         ledger.admit(run(1), PLAIN)
         assert await ledger.flush()
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "statements", lambda _: 1 // 0)
+            patch.setattr(transactions, "statements", lambda _: 1 // 0)
             ledger.admit(run(2), PLAIN)
             ledger.record(run(1, status=Status.COMPLETED), PLAIN)
             assert not await ledger.flush()

@@ -3,7 +3,7 @@
 import os
 from time import monotonic
 
-from ...core.events import LaunchSucceeded, MainExited
+from ...core.events import LaunchFailed, LaunchSucceeded, MainExited
 from ...faults import effect
 from .. import procfs
 from ..emitter import Emitter
@@ -64,7 +64,7 @@ class Mains:
 
     def _fail(self, run: LaunchedRun, error: LaunchError) -> None:
         run.launch_error = None
-        self._emitter.launch_failed(run.id, error)
+        self._emitter.emit(LaunchFailed, run.id, error.errno, error.text, error.kind, error.about)
         self._owed.report_if_empty(run)
 
     def _read_report(self, run: LaunchedRun, main: MainProcess) -> None:
