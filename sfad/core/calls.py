@@ -84,7 +84,7 @@ class Calls:
         if found is None:
             return  # its run has ended, and was charged in full for what it had reserved
         run, _ = found
-        self._spending.add(run, ev.used, settled=ev.name)
+        self._spending.add_use(run, ev.used, settled=ev.name)
         self._limits.enforce(run, ev.at)
 
     def look(self, at: float) -> None:
@@ -183,7 +183,7 @@ class Calls:
             assert tight.active is not None
             used = tight.owner.account.used(tight.kind) or 0
             refusal = over_limit(tight.owner, tight.active, used, more)
-            self._limits.refuse(tight.owner, tight.active, used, more, at, freeze=False)
+            self._limits.reservation_refused(tight.owner, tight.active, used, more, at, freeze=False)
         if _held(run):
             return False
         self._ctx.reply(ev.token, c.CallAnswer(run, None, None, refusal))
