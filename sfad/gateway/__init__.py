@@ -1,6 +1,15 @@
 """The gateway: a process of its own between the agents and the model's API. It asks the daemon before each call.
 
-`apis`      the formats of the providers: what a call asks for, what its reply has used
-`sse`       server-sent events, piece by piece
-`coding`    what a body holds under its content encoding
+`proxy`        the connections of agents
+`http_server`  one connection: requests in, replies out
+`callers`      the user and the cgroup of a connection's other end
+`exchange`     one request: whose it is, whether its tree can pay for it, and the reply as it comes
+`apis`         the formats of the providers: what a call asks for, what its reply has used
+`sse`          server-sent events, piece by piece
+`coding`       what a body holds under its content encoding
+`estimate`     how many tokens the input of a call has
+`upstreams`    where calls go, and what is changed in their heads
+`gate`         what the gateway asks of the daemon about each call
+`daemon_link`  the gateway's connection to its daemon
+`__main__`     starts it
 """

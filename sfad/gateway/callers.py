@@ -3,6 +3,7 @@
 An agent can choose neither. A socket keeps the cgroup in which it was made, wherever its process moves.
 """
 
+import errno
 import socket
 import struct
 from dataclasses import dataclass
@@ -48,16 +49,29 @@ class Kernel:
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
         self._socket.settimeout(1.0)
+        self._asked = 0
 
     def caller(self, connection: Accepted) -> Caller | None:
         """Return who opened an accepted connection, or `None` if its other end is closed already. Raises `OSError`."""
+        try:
+            self._ask(connection)
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:
+                return None
+            raise
+        while True:
+            answer = self._socket.recv(8192)
+            if _HEADER.unpack_from(answer)[3] == self._asked:  # and not the answer to a question that took too long
+                return _read(answer)
+
+    def _ask(self, connection: Accepted) -> None:
         here, there = connection.getsockname(), connection.getpeername()
         body = _REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, _ANY)
         # from the caller's side: its own address is the source
         body += _ID.pack(there[1], here[1], _packed(connection.family, there[0]), _packed(connection.family, here[0]))
         body += _INTERFACE_COOKIE.pack(0, _ANY, _ANY)
-        self._socket.send(_HEADER.pack(_HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + body)
-        return _read(self._socket.recv(8192))
+        self._asked = (self._asked + 1) % _ANY
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, self._asked, 0) + body)
 
     def close(self) -> None:
         self._socket.close()

@@ -1,7 +1,9 @@
 """What a body holds under its content encoding (RFC 9110, section 8.4), within bounds."""
 
+import sys
 import zlib
 from collections.abc import Callable
+from typing import Protocol
 
 
 class UnreadableBodyError(Exception):
@@ -13,19 +15,27 @@ class Coding:
 
     def __init__(self, encodings: str) -> None:
         """`encodings`: the header's value. Raises `UnreadableBodyError` for an encoding that is not known."""
-        names = [name.strip().lower() for name in encodings.split(",")]
-        self._decoders = [_new(name) for name in reversed(names) if name not in {"", "identity"}]
+        names = [name for name in (name.strip().lower() for name in encodings.split(",")) if name not in {"", "identity"}]
+        if len(names) > _MAX_ENCODINGS:
+            raise UnreadableBodyError(f"it has {len(names)} content encodings; the most is {_MAX_ENCODINGS}")
+        self._decoders = [_new(name) for name in reversed(names)]
 
     def feed(self, data: bytes, most: int) -> bytes:
         """Return what a piece holds, at most `most` bytes. Raises `UnreadableBodyError`, also if it is more."""
         for decode in self._decoders:
             data = decode(data, most)
+            if len(data) > most:
+                break
         if len(data) > most:
             raise UnreadableBodyError(f"it is longer than {most} bytes")
         return data
 
 
+_MAX_ENCODINGS = 4
+_MAX_MEMBERS = 100
+"""In one piece. Each costs a copy of the rest."""
 _Decode = Callable[[bytes, int], bytes]
+"""Returns what a piece holds; where that is more than a number of bytes, a few bytes more than that."""
 
 
 def _new(name: str) -> _Decode:
@@ -36,7 +46,8 @@ def _new(name: str) -> _Decode:
 
 
 def _gzip() -> _Decode:
-    return _zlib(zlib.MAX_WBITS | 32)  # the header tells gzip from zlib
+    # members follow one another (RFC 1952, section 2.2), and zeros after the last one are common
+    return _members(lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error, padding=True)
 
 
 def _deflate() -> _Decode:
@@ -45,24 +56,12 @@ def _deflate() -> _Decode:
     def first(data: bytes, most: int) -> bytes:
         # some servers leave out the header of zlib that RFC 9110 asks for
         nonlocal decode
-        if decode is None:
-            decode = _zlib(zlib.MAX_WBITS if data[:1] and data[0] & 0x0F == 8 else -zlib.MAX_WBITS)
-        return decode(data, most)
+        if decode is None and data:
+            bits = zlib.MAX_WBITS if data[0] & 0x0F == 8 else -zlib.MAX_WBITS
+            decode = _members(lambda: zlib.decompressobj(bits), zlib.error)
+        return decode(data, most) if decode is not None else b""
 
     return first
-
-
-def _zlib(bits: int) -> _Decode:
-    state = zlib.decompressobj(bits)
-
-    def decode(data: bytes, most: int) -> bytes:
-        try:
-            out = state.decompress(data, most + 1)
-        except zlib.error as error:
-            raise UnreadableBodyError(str(error)) from error
-        return out
-
-    return decode
 
 
 def _brotli() -> _Decode:
@@ -72,23 +71,53 @@ def _brotli() -> _Decode:
 
     def decode(data: bytes, most: int) -> bytes:
         try:
-            return bytes(state.process(data, output_buffer_limit=most + 1))
+            out = bytes(state.process(data, output_buffer_limit=most + 1))
+            # the limit is that of one block of output, so what is left is asked for until it is too much
+            while len(out) <= most and not state.can_accept_more_data():
+                out += state.process(b"", output_buffer_limit=most + 1 - len(out))
         except brotli.error as error:
             raise UnreadableBodyError(str(error)) from error
+        return out
 
     return decode
 
 
 def _zstd() -> _Decode:
-    from backports import zstd
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
 
-    state = zstd.ZstdDecompressor()
+    return _members(zstd.ZstdDecompressor, zstd.ZstdError)  # frames follow one another (RFC 8878, section 3)
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+def _members(start: Callable[[], _Decompressor], failure: type[Exception], *, padding: bool = False) -> _Decode:
+    """Decode members that follow one another, each with a decompressor of its own."""
+    state = start()
 
     def decode(data: bytes, most: int) -> bytes:
+        nonlocal state
+        out = b""
         try:
-            return bytes(state.decompress(data, most + 1))
-        except (zstd.ZstdError, EOFError) as error:
+            for _ in range(_MAX_MEMBERS):
+                if state.eof:
+                    data = data.lstrip(b"\0") if padding else data
+                    state = start() if data else state
+                if not data or len(out) > most:
+                    return out
+                out += state.decompress(data, most + 1 - len(out))
+                data = state.unused_data
+        except failure as error:
             raise UnreadableBodyError(str(error)) from error
+        raise UnreadableBodyError(f"a piece of it has more than {_MAX_MEMBERS} compressed members")
 
     return decode
 

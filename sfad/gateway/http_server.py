@@ -1,6 +1,6 @@
 """One client's connection: requests in, replies out (HTTP/1.1, by h11)."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import h11
 import trio
@@ -13,6 +13,9 @@ BODY_TIMEOUT = 60.0
 """Seconds without any byte of a request's body."""
 SEND_TIMEOUT = 600.0
 """Seconds that a client may take no byte of a reply. An agent that is paused takes none."""
+DISCARD_TIMEOUT = 5.0
+MAX_DISCARDED = 128 << 20
+"""Seconds and bytes of a request's body that are taken after it was answered."""
 MAX_HEAD = 64 << 10
 _PIECE = 64 << 10
 
@@ -23,25 +26,38 @@ class ClientGoneError(Exception):
     """The client closed the connection, sent what is not HTTP, or was too slow."""
 
 
+class _MalformedError(ClientGoneError):
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class HttpServer:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self.answering = False
         """The head of a reply was sent."""
+        self._asked_for_head = False
 
     async def request(self) -> h11.Request | None:
         """Return the next request, or `None` if the client has closed the connection. Raises `ClientGoneError`."""
         self.answering = False
-        with trio.move_on_after(IDLE_TIMEOUT) as waiting:
-            while (event := self._next()) is h11.NEED_DATA:
-                await self._receive()
-                waiting.deadline = min(waiting.deadline, trio.current_time() + HEAD_TIMEOUT)
-            return event if isinstance(event, h11.Request) else None
+        try:
+            with trio.move_on_after(IDLE_TIMEOUT) as waiting:
+                while (event := self._next()) is h11.NEED_DATA:
+                    await self._receive()
+                    waiting.deadline = min(waiting.deadline, trio.current_time() + HEAD_TIMEOUT)
+                if isinstance(event, h11.Request):
+                    self._asked_for_head = event.method == b"HEAD"
+                    return event
+        except _MalformedError as error:
+            await self.answer(error.status, [(b"content-type", b"text/plain")], f"{error}\n".encode())
+            raise
         return None
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """Yield the pieces of the request's body. Raises `ClientGoneError`."""
+    async def body(self) -> bytes:
+        """Return the next piece of the request's body, `b""` at its end. Raises `ClientGoneError`."""
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))
         while True:
@@ -51,17 +67,29 @@ class HttpServer:
                     await self._receive()
                 if waiting.cancelled_caught:
                     raise ClientGoneError("it sent nothing of its request's body for a minute")
-            elif isinstance(event, h11.Data):
-                yield bytes(event.data)
+            elif isinstance(event, h11.Data) and event.data:
+                return bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
-                return
-            else:
+                return b""
+            elif not isinstance(event, h11.Data):
                 raise ClientGoneError("it closed the connection in its request")
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a reply of the gateway's own, before or after the request's body has come."""
+        waits = self._http.they_are_waiting_for_100_continue
         await self.head(status, [*headers, (b"content-length", b"%d" % len(body))])
-        await self.piece(body)
+        if not self._asked_for_head:
+            await self.piece(body)
         await self.end()
+        if not waits and self._http.their_state is h11.SEND_BODY:
+            await self._discard()
+
+    async def _discard(self) -> None:
+        """Take the rest of a request that is answered already: closing the connection before would reset it, and lose the reply."""
+        size = 0
+        with trio.move_on_after(DISCARD_TIMEOUT):
+            while size <= MAX_DISCARDED and (piece := await self.body()):
+                size += len(piece)
 
     async def head(self, status: int, headers: Headers, reason: bytes = b"") -> None:
         self.answering = True
@@ -83,22 +111,19 @@ class HttpServer:
 
     async def gone(self) -> None:
         """Return when the client has closed the connection."""
-        while True:
-            await trio.lowlevel.wait_readable(self.stream.socket)
-            try:
-                more = await self.stream.socket.recv(1, trio.socket.MSG_PEEK)
-            except OSError:
-                return
-            if not more:
-                return
-            # it sends the next request already: whether it is still there, sending to it will tell
+        await trio.lowlevel.wait_readable(self.stream.socket)
+        try:
+            more = await self.stream.socket.recv(1, trio.socket.MSG_PEEK)
+        except OSError:
+            return
+        if more:  # it sends the next request already: whether it is still there, sending to it will tell
             await trio.sleep_forever()
 
     def _next(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         try:
             return self._http.next_event()
         except h11.RemoteProtocolError as error:
-            raise ClientGoneError(f"what it sent is not HTTP: {error}") from error
+            raise _MalformedError(f"what you sent is not HTTP: {error}", error.error_status_hint) from error
 
     async def _receive(self) -> None:
         try:

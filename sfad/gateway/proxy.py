@@ -40,6 +40,9 @@ class Proxy:
                 continue
             nursery.start_soon(self._serve, stream)
 
+    def close(self) -> None:
+        self._kernel.close()
+
     async def idle(self) -> None:
         """Return when no request is being answered."""
         if self.under_way:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import unquote_plus
 
 from .apis import APIS, Api
 
@@ -21,6 +21,9 @@ _HOP_BY_HOP = {
 }  # fmt: skip
 """RFC 9110, section 7.6.1: they are about one connection."""
 _CREDENTIALS = {b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key"}
+
+_IN_QUERY = {"key", "access_token"}
+"""Where Google takes credentials too."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -48,8 +51,10 @@ class Upstream:
 
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
         """Return the URL of a request. `rest`: its path after the upstream's name."""
-        if keyed and query:
-            query = urlencode([pair for pair in parse_qsl(query, keep_blank_values=True) if pair[0] != "key"])
+        if not self.url.endswith("/v1"):
+            rest = self.api_of(rest).path(rest)
+        if keyed:
+            query = "&".join(pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]) not in _IN_QUERY)
         return f"{self.url}{rest}{'?' if query else ''}{query}"
 
 

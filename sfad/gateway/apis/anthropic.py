@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
-from .base import MODEL_MAX, Api, ModelCall, ReplyReader, changed, positive, tool_use
+from ...protocol.types import Tokens
+from .base import MAX_TOOL_USES, MODEL_MAX, Api, ModelCall, OpenToolUse, ReplyReader, encoded, fields, positive, tool_use
 
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
@@ -23,6 +24,14 @@ class _AnthropicUsage(msgspec.Struct):
     output_tokens: Any = None
     cache_read_input_tokens: Any = None
     cache_creation_input_tokens: Any = None
+    iterations: list["_AnthropicIteration"] | None = None
+
+
+class _AnthropicIteration(_AnthropicUsage):
+    """One of the times that the model ran for a request. Those that compacted the conversation are not in the usage of the whole
+    (https://platform.claude.com/docs/en/build-with-claude/compaction)."""
+
+    type: Any = None
 
 
 class _AnthropicBlock(msgspec.Struct):
@@ -41,7 +50,7 @@ class _AnthropicMessage(msgspec.Struct):
 
 class _AnthropicEvent(msgspec.Struct):
     type: str = ""
-    index: Any = None
+    index: int = 0
     message: _AnthropicMessage | None = None
     content_block: _AnthropicBlock | None = None
     delta: _AnthropicBlock | None = None
@@ -51,8 +60,12 @@ class _AnthropicEvent(msgspec.Struct):
 class _AnthropicApi(Api):
     name = "anthropic"
     variable = "ANTHROPIC_BASE_URL"
-    free = re.compile(r"/count_tokens$|/v1/models\b")
-    ungated = re.compile(r"/v1/messages/batches$|/v1/complete$")
+    free = re.compile(r"/messages/count_tokens$|/models(/[^/]+)?$|/files$")
+    ungated = re.compile(r"/messages/batches$|/complete$|/sessions(/|$)")
+
+    def path(self, path: str) -> str:
+        # opencode takes the base URL to end in /v1 (https://github.com/anomalyco/opencode/issues/35005), Claude Code does not
+        return f"/v1{path}" if path.startswith(("/messages", "/models")) else path
 
     def call(self, path: str, body: bytes) -> ModelCall | None:
         if not path.endswith("/v1/messages"):
@@ -66,14 +79,15 @@ class _AnthropicApi(Api):
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
-        def lower(request: dict[str, Any]) -> None:
-            request["max_tokens"] = tokens
-            thinking = request.get("thinking")
-            if isinstance(thinking, dict) and (positive(thinking.get("budget_tokens")) or 0) >= tokens - _MIN_THINKING:
-                fits = tokens - _MIN_THINKING  # so that something is left for the answer
-                request["thinking"] = thinking | {"budget_tokens": fits} if fits >= _MIN_THINKING else {"type": "disabled"}
-
-        return changed(body, lower)
+        request = fields(body)
+        request["max_tokens"] = encoded(tokens)
+        thinking = fields(request.get("thinking"))
+        budget = positive(msgspec.json.decode(thinking.get("budget_tokens", b"0")))
+        if budget is not None and budget > tokens - _MIN_THINKING:
+            fits = tokens - _MIN_THINKING  # so that something is left for the answer
+            thinking["budget_tokens"] = encoded(fits)
+            request["thinking"] = encoded(thinking if fits >= _MIN_THINKING else {"type": "disabled"})
+        return msgspec.json.encode(request)
 
     def refusal(self, message: str) -> bytes:
         return msgspec.json.encode({"type": "error", "error": {"type": "invalid_request_error", "message": message}})
@@ -86,7 +100,7 @@ class _AnthropicReader(ReplyReader):
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
         self._usage = _AnthropicUsage()
-        self._calls: dict[Any, tuple[Any, bytearray]] = {}
+        self._calls: dict[int, OpenToolUse] = {}
 
     def event(self, data: bytes) -> None:
         event = _EVENT.decode(data)
@@ -96,16 +110,15 @@ class _AnthropicReader(ReplyReader):
             self._count(event.usage)
             self.told = event.usage is not None
         elif event.type == "content_block_start" and event.content_block is not None:
-            if event.content_block.type == "tool_use":
-                self._calls[event.index] = (event.content_block.name, bytearray())
+            if event.content_block.type == "tool_use" and len(self._calls) < MAX_TOOL_USES:
+                self._calls[event.index] = OpenToolUse(event.content_block.name)
         elif event.type == "content_block_delta" and event.delta is not None:
             delta = event.delta
             self.written += counters.size(delta.text, delta.thinking, delta.partial_json)
-            if isinstance(delta.partial_json, str) and event.index in self._calls:
-                self._calls[event.index][1].extend(delta.partial_json.encode(errors="replace"))
+            if event.index in self._calls:
+                self._calls[event.index].add(delta.partial_json)
         elif event.type == "content_block_stop" and event.index in self._calls:
-            name, arguments = self._calls.pop(event.index)
-            self.use(tool_use(name, bytes(arguments)))
+            self.use(self._calls.pop(event.index).close())
 
     def document(self, data: bytes) -> None:
         message = _MESSAGE.decode(data)
@@ -123,13 +136,19 @@ class _AnthropicReader(ReplyReader):
         for name in _AnthropicUsage.__struct_fields__:
             if (told := getattr(usage, name)) is not None:
                 setattr(self._usage, name, told)
-        known = self._usage
-        self.tokens = counters.tokens(
-            fresh=known.input_tokens,
-            read=known.cache_read_input_tokens,
-            written=known.cache_creation_input_tokens,
-            output=known.output_tokens,
-        )
+        self.tokens = _tokens(self._usage)
+        for iteration in self._usage.iterations or ():
+            if iteration.type == "compaction":
+                self.tokens = counters.plus(self.tokens, _tokens(iteration))
+
+
+def _tokens(usage: _AnthropicUsage) -> Tokens:
+    return counters.tokens(
+        fresh=usage.input_tokens,
+        read=usage.cache_read_input_tokens,
+        written=usage.cache_creation_input_tokens,
+        output=usage.output_tokens,
+    )
 
 
 _EVENT = msgspec.json.Decoder(_AnthropicEvent)

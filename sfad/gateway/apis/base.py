@@ -12,6 +12,7 @@ import msgspec
 
 from ...meters.counters import BYTES_A_TOKEN, printable
 from ...protocol.types import Tokens
+from ...protocol.units import MOST_COUNTED
 from ..sse import Events
 
 MAX_REPLY = 16 << 20
@@ -44,6 +45,8 @@ class ModelCall:
     streams: bool = False
     caches: bool = False
     """Its input may be written to a cache, which costs more than to be read without one."""
+    continues: bool = False
+    """The provider keeps a part of its input, so the size of the request does not tell it."""
 
 
 class ToolUse(NamedTuple):
@@ -52,6 +55,21 @@ class ToolUse(NamedTuple):
     name: str
     digest: str
     """Of its arguments: equal calls have equal digests."""
+
+
+class OpenToolUse:
+    """A call of a tool whose arguments are still coming."""
+
+    def __init__(self, name: Any) -> None:
+        self.name = name
+        self._digest = blake2b(digest_size=8)
+
+    def add(self, arguments: Any) -> None:
+        if isinstance(arguments, str):
+            self._digest.update(arguments.encode(errors="replace"))
+
+    def close(self) -> ToolUse:
+        return ToolUse(printable(self.name, MODEL_MAX), self._digest.hexdigest())
 
 
 def tool_use(name: Any, arguments: bytes) -> ToolUse:
@@ -69,6 +87,9 @@ class ReplyReader(ABC):
         self.tools: list[ToolUse] = []
         self.written = 0
         """Bytes of text, thinking and arguments that have come so far."""
+        self.background = False
+        """It is generated whether or not the client reads it."""
+        self._read = streamed
         self._events = Events() if streamed else None
         self._document: bytearray | None = bytearray()
 
@@ -84,8 +105,8 @@ class ReplyReader(ABC):
 
     def end(self) -> None:
         """Take the end of the body."""
-        if self._events is None and self._document:
-            self._decoded(self.document, bytes(self._document))
+        if self._events is None and self._document is not None:
+            self._read = self._decoded(self.document, bytes(self._document))
 
     @abstractmethod
     def event(self, data: bytes) -> None:
@@ -96,9 +117,9 @@ class ReplyReader(ABC):
         """Take a reply that is not a stream. May raise `msgspec.DecodeError`."""
 
     @property
-    def overlong(self) -> bool:
-        """Whether it was too long to be read."""
-        return self._events is None and self._document is None
+    def unknown(self) -> bool:
+        """Whether not even an estimate is possible, because what has come does not show all that was generated."""
+        return not self.told and (self.background or not self._read)
 
     @property
     def estimated_output(self) -> int:
@@ -109,11 +130,13 @@ class ReplyReader(ABC):
         if len(self.tools) < MAX_TOOL_USES:
             self.tools.append(tool)
 
-    def _decoded(self, take: Callable[[bytes], None], data: bytes) -> None:
+    def _decoded(self, take: Callable[[bytes], None], data: bytes) -> bool:
+        """Return whether the data have the form that is expected. Others tell nothing; what is not told is estimated."""
         try:
             take(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return  # an event of another form tells nothing; what is not told is estimated
+            return False
+        return True
 
 
 class Api(ABC):
@@ -126,6 +149,10 @@ class Api(ABC):
     """Paths of requests that cost nothing although they name a model."""
     ungated: re.Pattern[str]
     """Paths of requests that cost money, and are no calls of a model."""
+
+    def path(self, path: str) -> str:
+        """Return the path that the provider has for a program's path."""
+        return path
 
     @abstractmethod
     def call(self, path: str, body: bytes) -> ModelCall | None:
@@ -167,7 +194,7 @@ def _names_model(path: str, body: bytes) -> bool:
     try:
         return "/models/" in path or bool(msgspec.json.decode(body or b"{}", type=_NamesModel).model)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return b"model" in body  # a form, such as audio is sent in
+        return b'name="model"' in body  # a form, such as audio is sent in
 
 
 _MOST_OUTPUT = (
@@ -187,11 +214,23 @@ def most_output(model: str) -> int:
 
 def positive(value: Any) -> int | None:
     """Return a number of tokens as a request says it, or `None` where it says none."""
-    return int(value) if type(value) in {int, float} and value >= 1 else None
+    return int(min(value, MOST_COUNTED)) if type(value) in {int, float} and value >= 1 else None
 
 
-def changed(body: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """Return a JSON object after `change`. All else keeps its order and its value."""
-    document = msgspec.json.decode(body)
-    change(document)
-    return msgspec.json.encode(document)
+Fields = dict[str, msgspec.Raw]
+"""A JSON object of which only what is changed is decoded: all else keeps each of its bytes."""
+
+
+def fields(value: bytes | None) -> Fields:
+    """Return the fields of a JSON object; none if it is something else."""
+    try:
+        return _FIELDS.decode(value or b"{}")
+    except msgspec.DecodeError:
+        return {}
+
+
+def encoded(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+_FIELDS = msgspec.json.Decoder(Fields)

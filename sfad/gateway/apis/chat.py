@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
-from .base import MODEL_MAX, Api, ModelCall, ReplyReader, changed, positive, tool_use
+from .base import MAX_TOOL_USES, MODEL_MAX, Api, ModelCall, OpenToolUse, ReplyReader, encoded, fields, positive
 from .responses import OPENAI_FREE, OPENAI_UNGATED, openai_refusal
 
 
@@ -20,6 +20,7 @@ class _ChatRequest(msgspec.Struct):
 
 class _ChatDetails(msgspec.Struct):
     cached_tokens: Any = 0
+    cache_write_tokens: Any = 0
 
 
 class _ChatUsage(msgspec.Struct):
@@ -34,18 +35,21 @@ class _ChatFunction(msgspec.Struct):
 
 
 class _ChatCall(msgspec.Struct):
-    index: Any = 0
+    index: int = 0
     function: _ChatFunction = msgspec.field(default_factory=_ChatFunction)
 
 
 class _ChatSaid(msgspec.Struct):
     content: Any = None
     reasoning_content: Any = None
+    reasoning: Any = None
+    """As some servers call it."""
+    refusal: Any = None
     tool_calls: list[_ChatCall] | None = None
 
 
 class _ChatChoice(msgspec.Struct):
-    index: Any = 0
+    index: int = 0
     message: _ChatSaid | None = None
     delta: _ChatSaid | None = None
     finish_reason: Any = None
@@ -71,23 +75,21 @@ class _ChatApi(Api):
             max_output=positive(request.max_completion_tokens) or positive(request.max_tokens),
             choices=positive(request.n) or 1,
             streams=request.stream is True,
+            caches=True,
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
-        def lower(request: dict[str, Any]) -> None:
-            # the older name is the only one that some servers know, and newer models of OpenAI refuse it
-            names = [name for name in ("max_completion_tokens", "max_tokens") if request.get(name) is not None]
-            for name in names or ["max_completion_tokens"]:
-                request[name] = tokens
-
-        return changed(body, lower)
+        request = fields(body)
+        # the older name is the only one that some servers know, and newer models of OpenAI refuse it
+        names = [name for name in ("max_completion_tokens", "max_tokens") if bytes(request.get(name, b"null")) != b"null"]
+        return msgspec.json.encode(request | dict.fromkeys(names or ["max_completion_tokens"], encoded(tokens)))
 
     def completed(self, body: bytes) -> bytes:
         request = msgspec.json.decode(body, type=_ChatRequest)
         options = request.stream_options if isinstance(request.stream_options, dict) else {}
         if request.stream is not True or options.get("include_usage") is True:
             return body
-        return changed(body, lambda whole: whole.__setitem__("stream_options", options | {"include_usage": True}))
+        return msgspec.json.encode(fields(body) | {"stream_options": encoded(options | {"include_usage": True})})
 
     def refusal(self, message: str) -> bytes:
         return openai_refusal(message)
@@ -99,7 +101,8 @@ class _ChatApi(Api):
 class _ChatReader(ReplyReader):
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
-        self._calls: dict[Any, tuple[Any, bytearray]] = {}
+        self._calls: dict[tuple[int, int], OpenToolUse] = {}
+        self._finished = False
 
     def event(self, data: bytes) -> None:
         if data.strip() == b"[DONE]":
@@ -120,27 +123,33 @@ class _ChatReader(ReplyReader):
         self._finish()
         self._count(completion.usage)
 
-    def _say(self, choice: Any, said: _ChatSaid, *, whole: bool = False) -> None:
-        self.written += counters.size(said.content, said.reasoning_content)
+    def _say(self, choice: int, said: _ChatSaid, *, whole: bool = False) -> None:
+        self.written += counters.size(said.content, said.reasoning_content, said.reasoning, said.refusal)
         for number, call in enumerate(said.tool_calls or ()):
-            # only a stream numbers them
-            key = (choice, number if whole else call.index)
-            name, arguments = self._calls.setdefault(key, (call.function.name, bytearray()))
-            self._calls[key] = (name or call.function.name, arguments)
-            if isinstance(call.function.arguments, str):
-                self.written += counters.size(call.function.arguments)
-                arguments += call.function.arguments.encode(errors="replace")
+            key = (choice, number if whole else call.index)  # only a stream numbers them
+            if key not in self._calls and len(self._calls) >= MAX_TOOL_USES:
+                continue
+            open_ = self._calls.setdefault(key, OpenToolUse(None))
+            open_.name = open_.name or call.function.name
+            open_.add(call.function.arguments)
+            self.written += counters.size(call.function.arguments)
 
     def _finish(self) -> None:
-        for name, arguments in self._calls.values():
-            self.use(tool_use(name, bytes(arguments)))
+        self._finished = True
+        for call in self._calls.values():
+            self.use(call.close())
         self._calls.clear()
 
     def _count(self, usage: _ChatUsage | None) -> None:
         if usage is not None:
-            cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else 0
-            self.tokens = counters.tokens_in_all(total=usage.prompt_tokens, read=cached, output=usage.completion_tokens)
-            self.told = True
+            details = usage.prompt_tokens_details or _ChatDetails()
+            self.tokens = counters.tokens_in_all(
+                total=usage.prompt_tokens,
+                read=details.cached_tokens,
+                written=details.cache_write_tokens,
+                output=usage.completion_tokens,
+            )
+            self.told = self._finished  # some servers tell in each event what has come by then
 
 
 _COMPLETION = msgspec.json.Decoder(_ChatCompletion)

@@ -6,18 +6,9 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
-from .base import MODEL_MAX, Api, ModelCall, ReplyReader, changed, positive, tool_use
+from .base import MODEL_MAX, Api, Fields, ModelCall, ReplyReader, encoded, fields, positive, tool_use
 
 _CALL = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)$")
-
-
-class _GeminiGeneration(msgspec.Struct):
-    max_output: Any = msgspec.field(default=None, name="maxOutputTokens")
-    candidates: Any = msgspec.field(default=1, name="candidateCount")
-
-
-class _GeminiRequest(msgspec.Struct, rename="camel"):
-    generation_config: _GeminiGeneration | None = None
 
 
 class _GeminiUsage(msgspec.Struct, rename="camel"):
@@ -52,34 +43,58 @@ class _GeminiGenerated(msgspec.Struct, rename="camel"):
     usage_metadata: _GeminiUsage | None = None
 
 
+class _Spelled:
+    """The fields of a message. Google takes each name in camelCase and in snake_case (https://protobuf.dev/programming-guides/json/),
+    and a number as a string too."""
+
+    def __init__(self, of: Fields) -> None:
+        self.fields = of
+
+    def get(self, name: str) -> msgspec.Raw | None:
+        return self.fields.get(self._spelling(name))
+
+    def count(self, name: str) -> int | None:
+        value = msgspec.json.decode(self.get(name) or b"0")
+        return positive(int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value) else value)
+
+    def put(self, name: str, value: msgspec.Raw) -> None:
+        self.fields[self._spelling(name)] = value
+
+    def _spelling(self, name: str) -> str:
+        snake = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+        return snake if snake in self.fields else name
+
+
 class _GeminiApi(Api):
     name = "gemini"
     variable = "GOOGLE_GEMINI_BASE_URL"
-    free = re.compile(r":(countTokens|computeTokens)$|/files\b|/v1(beta)?/models$")
-    ungated = re.compile(r":(batch|async|embed|predict)|/cachedContents\b|/batches\b|/tunedModels\b|/interactions\b")
+    free = re.compile(r":(countTokens|computeTokens)$|/files$|/models$")
+    ungated = re.compile(r":(batch|async|embed|predict)|/(cachedContents|batches|tunedModels|interactions)(/|$)")
 
     def call(self, path: str, body: bytes) -> ModelCall | None:
         found = _CALL.search(path)
         if found is None:
             return None
-        config = msgspec.json.decode(body, type=_GeminiRequest).generation_config or _GeminiGeneration()
+        request = _Spelled(msgspec.json.decode(body, type=Fields))
+        config = _Spelled(fields(request.get("generationConfig")))
         return ModelCall(
             model=found[1][: MODEL_MAX + 1],
-            max_output=positive(config.max_output),
-            choices=positive(config.candidates) or 1,
+            max_output=config.count("maxOutputTokens"),
+            choices=config.count("candidateCount") or 1,
             streams=found[2].startswith("stream"),
+            continues=request.get("cachedContent") is not None,
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
-        def lower(request: dict[str, Any]) -> None:
-            config = request.get("generationConfig")
-            config = dict(config) if isinstance(config, dict) else {}
-            thinking = config.get("thinkingConfig")
-            if isinstance(thinking, dict) and (positive(thinking.get("thinkingBudget")) or 0) > tokens // 2:
-                config["thinkingConfig"] = thinking | {"thinkingBudget": tokens // 2}
-            request["generationConfig"] = config | {"maxOutputTokens": tokens}
-
-        return changed(body, lower)
+        request = _Spelled(fields(body))
+        config = _Spelled(fields(request.get("generationConfig")))
+        thinking = _Spelled(fields(config.get("thinkingConfig")))
+        if (thinking.count("thinkingBudget") or 0) > tokens // 2:
+            thinking.put("thinkingBudget", encoded(tokens // 2))
+            config.put("thinkingConfig", encoded(thinking.fields))
+        config.put("maxOutputTokens", encoded(tokens))
+        request.put("generationConfig", encoded(config.fields))
+        return msgspec.json.encode(request.fields)
 
     def refusal(self, message: str) -> bytes:
         return msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}})
@@ -89,6 +104,10 @@ class _GeminiApi(Api):
 
 
 class _GeminiReader(ReplyReader):
+    def __init__(self, *, streamed: bool) -> None:
+        super().__init__(streamed=streamed)
+        self._finished = False
+
     def event(self, data: bytes) -> None:
         self._take(_GENERATED.decode(data))
 
@@ -105,6 +124,7 @@ class _GeminiReader(ReplyReader):
                 if part.function_call is not None:
                     self.written += counters.size(part.function_call.args)
                     self.use(tool_use(part.function_call.name, bytes(part.function_call.args)))
+        self._finished |= any(candidate.finish_reason for candidate in generated.candidates)
         usage = generated.usage_metadata
         if usage is not None:  # each event repeats it, with what has come by then
             self.tokens = counters.tokens_in_all(
@@ -112,7 +132,7 @@ class _GeminiReader(ReplyReader):
                 read=usage.cached_content_token_count,
                 output=counters.number(usage.candidates_token_count) + counters.number(usage.thoughts_token_count),
             )
-            self.told = any(candidate.finish_reason for candidate in generated.candidates)
+            self.told = self._finished
 
 
 _GENERATED = msgspec.json.Decoder(_GeminiGenerated)

@@ -6,17 +6,20 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
-from .base import MODEL_MAX, Api, ModelCall, ReplyReader, changed, positive, tool_use
+from .base import MODEL_MAX, Api, ModelCall, ReplyReader, encoded, fields, positive, tool_use
 
 
 class _ResponsesRequest(msgspec.Struct):
     model: str
     max_output_tokens: Any = None
     stream: Any = False
+    previous_response_id: Any = None
+    conversation: Any = None
 
 
 class _ResponsesDetails(msgspec.Struct):
     cached_tokens: Any = 0
+    cache_write_tokens: Any = 0
 
 
 class _ResponsesUsage(msgspec.Struct):
@@ -34,10 +37,13 @@ class _ResponsesItem(msgspec.Struct):
     name: Any = None
     arguments: Any = None
     input: Any = None
+    action: msgspec.Raw = msgspec.Raw(b"")
+    operation: msgspec.Raw = msgspec.Raw(b"")
     content: list[_ResponsesPart] | None = None
 
 
 class _ResponsesResponse(msgspec.Struct):
+    background: Any = None
     usage: _ResponsesUsage | None = None
     output: list[_ResponsesItem] = []
 
@@ -51,8 +57,8 @@ class _ResponsesEvent(msgspec.Struct):
 
 _COMPACTED = 20_000
 """Tokens that a conversation is compacted to at most, a guess: the request takes no maximum."""
-_CALLS = {"function_call", "custom_tool_call"}
-_ENDS = {"response.completed", "response.incomplete", "response.failed"}
+_CALLS = {"function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"}
+"""What the agent is to execute, and not OpenAI."""
 
 
 def openai_refusal(message: str) -> bytes:
@@ -60,9 +66,10 @@ def openai_refusal(message: str) -> bytes:
     return msgspec.json.encode({"error": error})
 
 
-OPENAI_FREE = re.compile(r"/models$|/models/[^/]+$|/input_tokens$|/moderations$|/cancel$|/conversations\b|/vector_stores\b")
+OPENAI_FREE = re.compile(r"/models(/[^/]+)?$|/input_tokens$|/moderations$|/cancel$|/files$|/uploads(/|$)|/conversations(/|$)")
 OPENAI_UNGATED = re.compile(
-    r"/(completions|embeddings|batches|videos|assistants|threads|realtime|evals)\b|/images/|/audio/|/fine_tuning/|/containers\b"
+    r"/(completions|embeddings|batches|videos|images|audio|assistants|threads|realtime|evals|graders|fine_tuning|containers"
+    r"|vector_stores|chatkit)(/|$)"
 )
 
 
@@ -82,10 +89,12 @@ class _ResponsesApi(Api):
             max_output=_COMPACTED if compacts else positive(request.max_output_tokens),
             fixed=compacts,
             streams=request.stream is True,
+            caches=True,
+            continues=bool(request.previous_response_id or request.conversation),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
-        return changed(body, lambda request: request.__setitem__("max_output_tokens", tokens))
+        return msgspec.json.encode(fields(body) | {"max_output_tokens": encoded(tokens)})
 
     def refusal(self, message: str) -> bytes:
         return openai_refusal(message)
@@ -101,12 +110,12 @@ class _ResponsesReader(ReplyReader):
             self.written += counters.size(event.delta)
         elif event.type == "response.output_item.done" and event.item is not None:
             self._call(event.item)
-        elif event.type in _ENDS and event.response is not None:
-            self._count(event.response.usage)
+        elif event.response is not None:
+            self._count(event.response)
 
     def document(self, data: bytes) -> None:
         response = _RESPONSE.decode(data)
-        self._count(response.usage)
+        self._count(response)
         for item in response.output:
             texts = [part.text for part in item.content or ()]
             self.written += counters.size(item.arguments, item.input, *texts)
@@ -114,13 +123,18 @@ class _ResponsesReader(ReplyReader):
 
     def _call(self, item: _ResponsesItem) -> None:
         if item.type in _CALLS:
-            arguments = item.arguments if item.arguments is not None else item.input
-            self.use(tool_use(item.name, str(arguments).encode(errors="replace")))
+            told = next((each for each in (item.arguments, item.input) if isinstance(each, str)), "")
+            name = item.name if item.name is not None else item.type
+            self.use(tool_use(name, told.encode(errors="replace") + bytes(item.action) + bytes(item.operation)))
 
-    def _count(self, usage: _ResponsesUsage | None) -> None:
+    def _count(self, response: _ResponsesResponse) -> None:
+        self.background = response.background is True
+        usage = response.usage  # null until the end
         if usage is not None:
-            cached = usage.input_tokens_details.cached_tokens if usage.input_tokens_details is not None else 0
-            self.tokens = counters.tokens_in_all(total=usage.input_tokens, read=cached, output=usage.output_tokens)
+            details = usage.input_tokens_details or _ResponsesDetails()
+            self.tokens = counters.tokens_in_all(
+                total=usage.input_tokens, read=details.cached_tokens, written=details.cache_write_tokens, output=usage.output_tokens
+            )
             self.told = True
 
 

@@ -1,0 +1,248 @@
+"""A provider that answers from a script, a gate that says yes, and the proxy between them and a client."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import h11
+import trio
+
+from sfad.gateway.callers import Caller
+from sfad.gateway.estimate import InputEstimates
+from sfad.gateway.exchange import Memory, Shared, new_client
+from sfad.gateway.gate import CallAdmitted, CallAsked, CallEnded, CallRefusedError, Placed
+from sfad.gateway.proxy import Proxy
+from sfad.gateway.upstreams import Upstream
+
+Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
+"""Answers a request: gets the connection and the request, head and body."""
+
+
+class Provider:
+    """Takes requests, and answers them as `script` says. Closes a connection after its script unless it is kept."""
+
+    def __init__(self, script: Script, *, keeps: bool = False) -> None:
+        self.script = script
+        self.keeps = keeps
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.hung_up = trio.Event()
+        """A client closed a connection while a script was at work."""
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        self.connections += 1
+        async with stream:
+            try:
+                while request := await read_request(stream):
+                    self.requests.append(request)
+                    await self.script(stream, request)
+                    if not self.keeps:
+                        return
+            except trio.BrokenResourceError:
+                self.hung_up.set()
+
+    async def wait_for_hang_up(self, stream: trio.SocketStream) -> None:
+        try:
+            while await stream.receive_some(4096):
+                pass
+        except trio.BrokenResourceError:
+            pass
+        self.hung_up.set()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(10):
+        while True:
+            if condition():
+                return
+            await trio.sleep(0.005)
+
+
+async def read_request(stream: trio.SocketStream) -> bytes:
+    """Return one request, chunks as they came; `b""` at the end of the connection."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = await stream.receive_some(1 << 16)
+        if not more:
+            return b""
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = head.lower().split(b"\r\n")
+    length = next((int(line.partition(b":")[2]) for line in lines if line.startswith(b"content-length:")), 0)
+    pieces = [head, b"\r\n\r\n", body]
+    rest = length - len(body)
+    while rest > 0:
+        more = await stream.receive_some(1 << 20)
+        if not more:
+            return b""
+        pieces.append(more)
+        rest -= len(more)
+    return b"".join(pieces)
+
+
+def saying(*pieces: bytes, pause: float = 0) -> Script:
+    """Return a script that sends the pieces."""
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        for piece in pieces:
+            await stream.send_all(piece)
+            await trio.sleep(pause)
+
+    return script
+
+
+def reply(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
+    lines = [b"HTTP/1.1 " + status, *headers, b"Content-Length: %d" % len(body)]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+@dataclass
+class ScriptedGate:
+    """Admits each call, unless told otherwise."""
+
+    max_output: int | None = None
+    refuses: str | None = None
+    unplaced: str | None = None
+    hold: trio.Event | None = None
+    upstreams: dict[str, str] = field(default_factory=dict)
+    placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
+    asked: list[CallAsked] = field(default_factory=list)
+    told: list[CallEnded] = field(default_factory=list)
+    withdrawn: int = 0
+
+    async def place(self, caller: Caller | None, token: str | None) -> Placed:
+        await trio.lowlevel.checkpoint()
+        self.placed.append((caller, token))
+        if self.unplaced is not None:
+            raise CallRefusedError(self.unplaced)
+        return Placed("run", self.upstreams)
+
+    async def admit(self, asked: CallAsked) -> CallAdmitted:
+        self.asked.append(asked)
+        try:
+            await trio.lowlevel.checkpoint()
+            if self.hold is not None:
+                await self.hold.wait()
+        except trio.Cancelled:
+            self.withdrawn += 1
+            raise
+        if self.refuses is not None:
+            raise CallRefusedError(self.refuses)
+        return CallAdmitted(f"reservation {len(self.asked)}", self.max_output)
+
+    def ended(self, call: CallEnded) -> None:
+        self.told.append(call)
+
+
+@dataclass
+class House:
+    """A gateway with its clients' door."""
+
+    gate: ScriptedGate
+    port: int
+    direct: int
+    proxy: Proxy
+    shared: Shared
+    trouble: list[str]
+
+    async def connect(self, port: int | None = None) -> trio.SocketStream:
+        return await trio.open_tcp_stream("127.0.0.1", port or self.port)
+
+    async def ask(self, request: bytes, *, port: int | None = None) -> Answer:
+        """Send one request on a connection of its own."""
+        stream = await self.connect(port)
+        async with stream:
+            await stream.send_all(request)
+            return await read_answer(stream, request)
+
+    async def told(self) -> CallEnded:
+        """Return the first call that has ended, as soon as it has."""
+        await until(lambda: bool(self.gate.told))
+        return self.gate.told[0]
+
+
+@asynccontextmanager
+async def house(
+    provider: Provider,
+    *,
+    gate: ScriptedGate | None = None,
+    api: str = "anthropic",
+    ungated: bool = False,
+    upstreams: Mapping[str, Upstream] | None = None,
+    name: str = "up",
+    prefix: str = "",
+) -> AsyncIterator[House]:
+    gate = gate or ScriptedGate()
+    trouble: list[str] = []
+    async with trio.open_nursery() as nursery, new_client() as client:
+        behind = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        direct = behind[0].socket.getsockname()[1]
+        nursery.start_soon(trio.serve_listeners, provider.serve, behind)
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
+        shared = Shared(gate, client, lambda: known, lambda: ungated, InputEstimates(), Memory())
+        proxy = Proxy(shared, trouble=trouble.append)
+        nursery.start_soon(proxy.serve, listener, nursery)
+        try:
+            yield House(gate, listener.socket.getsockname()[1], direct, proxy, shared, trouble)
+        finally:
+            nursery.cancel_scope.cancel()
+            listener.socket.close()
+            behind[0].socket.close()
+            proxy.close()
+
+
+@dataclass
+class Answer:
+    status: int
+    reason: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    broken: str | None = None
+    """The reply was not whole."""
+
+    def header(self, name: str) -> str | None:
+        return next((value.decode() for key, value in self.headers if key.lower() == name.encode()), None)
+
+
+async def read_answer(stream: trio.SocketStream, request: bytes) -> Answer:
+    http = h11.Connection(h11.CLIENT)
+    method, target, _ = request.split(b" ", 2)
+    http.send(h11.Request(method=method, target=target, headers=[("Host", "x"), ("Connection", "close")]))
+    http.send(h11.EndOfMessage())
+    answer = Answer(0, b"", [], b"")
+    while True:
+        try:
+            event = http.next_event()
+        except h11.RemoteProtocolError as error:
+            answer.broken = str(error)
+            return answer
+        if event is h11.NEED_DATA:
+            try:
+                http.receive_data(await stream.receive_some(1 << 16))
+            except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+                answer.broken = str(error)
+                return answer
+        elif isinstance(event, h11.Response):
+            answer.status, answer.reason, answer.headers = event.status_code, event.reason, event.headers.raw_items()
+        elif isinstance(event, h11.Data):
+            answer.body += event.data
+        elif isinstance(event, h11.EndOfMessage):
+            return answer
+        elif isinstance(event, h11.ConnectionClosed):
+            answer.broken = "closed"
+            return answer
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: api.example", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def reset(stream: trio.SocketStream) -> None:
+    """Close a connection as a crashed program does."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    stream.socket.close()

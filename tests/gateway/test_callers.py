@@ -1,0 +1,120 @@
+"""What the kernel says of real connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sfad.gateway.callers import Caller, Kernel
+
+
+@contextmanager
+def connection(family: socket.AddressFamily = socket.AF_INET) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield a client's end and the accepted one."""
+    host = "::1" if family is socket.AF_INET6 else "127.0.0.1"
+    with socket.create_server((host, 0), family=family) as listener, socket.create_connection(listener.getsockname()[:2]) as client:
+        accepted, _ = listener.accept()
+        with accepted:
+            yield client, accepted
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    made = Kernel()
+    yield made
+    made.close()
+
+
+def own_cgroup() -> int | None:
+    """Return the inode of the cgroup of this process; `None` if it cannot be seen here."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            directory = Path(f"/sys/fs/cgroup{line[3:]}")
+            return directory.stat().st_ino if directory.exists() else None
+    return None
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET])
+def test_a_caller_has_its_user_and_its_cgroup(kernel: Kernel, family: socket.AddressFamily) -> None:
+    with connection(family) as (_, accepted):
+        caller = kernel.caller(accepted)
+    assert caller is not None
+    assert caller.uid == os.getuid()
+    assert caller.cgroup == (own_cgroup() or caller.cgroup)
+
+
+def test_it_is_the_other_end_that_is_asked_for(kernel: Kernel) -> None:
+    with connection() as (client, accepted):
+        assert kernel.caller(accepted) == kernel.caller(client) == Caller(os.getuid(), own_cgroup())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_a_process_of_another_user(kernel: Kernel) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        os.seteuid(65534)  # a socket belongs to the user that makes it
+        try:
+            client = socket.create_connection(listener.getsockname())
+        finally:
+            os.seteuid(0)
+        accepted, _ = listener.accept()
+        with client, accepted:
+            caller = kernel.caller(accepted)
+    assert caller is not None
+    assert caller.uid == 65534
+
+
+def test_a_closed_peer_is_nobody(kernel: Kernel) -> None:
+    with connection() as (client, accepted):
+        client.sendall(b"bye")
+        client.close()
+        assert kernel.caller(accepted) is None
+
+
+def test_a_peer_that_reset_the_connection_is_nobody(kernel: Kernel) -> None:
+    with connection() as (client, accepted):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        client.close()
+        assert kernel.caller(accepted) is None
+
+
+def test_a_socket_that_was_handed_on_keeps_its_cgroup(kernel: Kernel) -> None:
+    with connection() as (client, accepted):
+        before = kernel.caller(accepted)
+        with client.dup():
+            client.close()
+            assert kernel.caller(accepted) == before
+
+
+def test_many_connections_at_the_same_time(kernel: Kernel) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(100)]
+        accepted = [listener.accept()[0] for _ in clients]
+        for client in clients[::2]:
+            client.close()
+        gone = {client.getsockname() for client in clients[1::2]}
+        for each in accepted:
+            assert (kernel.caller(each) is not None) == (each.getpeername() in gone)
+            each.close()
+        for client in clients:
+            client.close()
+
+
+def test_an_answer_to_an_earlier_question_is_not_taken(kernel: Kernel) -> None:
+    with connection() as (client, accepted):
+        kernel.caller(accepted)
+        kernel._ask(accepted)  # its answer stays unread
+        client.close()
+        assert kernel.caller(accepted) is None

@@ -1,0 +1,688 @@
+"""The proxy between real sockets: what a client sees through it is what it sees without it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import zlib
+from typing import Any
+
+import pytest
+import trio
+
+from sfad.gateway import exchange, http_server
+from sfad.gateway.upstreams import Upstream
+from sfad.protocol.types import Tokens
+from tests.gateway.scripted import (
+    Answer,
+    House,
+    Provider,
+    ScriptedGate,
+    house,
+    post,
+    read_answer,
+    reply,
+    reset,
+    saying,
+    until,
+)
+
+MESSAGES = "/up/v1/messages"
+JSON = b"Content-Type: application/json"
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKS = SSE.replace(b"event-stream", b"plain")
+ASKED: dict[str, Any] = {"model": "claude-x", "max_tokens": 1000, "messages": []}
+CALL = json.dumps(ASKED).encode()
+STREAMED = json.dumps(ASKED | {"stream": True}).encode()
+WHOLE = json.dumps(
+    {
+        "content": [{"type": "text", "text": "hello"}, {"type": "tool_use", "name": "Bash", "input": {"command": "ls"}}],
+        "usage": {"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 3, "cache_creation_input_tokens": 2},
+    }
+).encode()
+USED = Tokens(input=15, output=5, cached=3, cache_write=2)
+
+
+def event(**data: Any) -> bytes:
+    return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+START = event(type="message_start", message={"usage": {"input_tokens": 10, "output_tokens": 1}, "content": []})
+TEXT = event(type="content_block_delta", index=0, delta={"type": "text_delta", "text": "12345678"})
+LAST = event(type="message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 50})
+STOP = event(type="message_stop")
+EVENTS = [START, TEXT, TEXT, LAST, STOP]
+
+SHAPES: dict[str, tuple[bytes, bytes]] = {
+    "length": (post("%s/v1/messages", CALL), reply(WHOLE, JSON, b"X-Odd:  a, b ", b"Set-Cookie: a=1", b"Set-Cookie: b=2")),
+    "reason": (post("%s/v1/messages", CALL), reply(b"{}", JSON, status=b"200 Fine Indeed")),
+    "chunked": (post("%s/v1/messages", CALL), CHUNKS + chunk(b"a" * 100_000) + chunk(b"b") + b"0\r\n\r\n"),
+    "until closed": (post("%s/v1/messages", CALL), b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
+    "http 1.0": (post("%s/v1/messages", CALL), b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + WHOLE),
+    "204": (post("%s/v1/files", b"{}"), b"HTTP/1.1 204 No Content\r\nX-A: 1\r\n\r\n"),
+    "304": (b"GET %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 304 Not Modified\r\nETag: \"e\"\r\n\r\n"),
+    "head": (b"HEAD %s/v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n"),
+    "empty": (b"GET %s/v1/models?limit=5&after=%%2Fx+y HTTP/1.1\r\nHost: x\r\n\r\n", reply(b"")),
+    "gzip": (post("%s/v1/messages", CALL), reply(gzip.compress(WHOLE), JSON, b"Content-Encoding: gzip")),
+    "odd encoding": (post("%s/v1/messages", CALL), reply(b"\0\1\2", JSON, b"Content-Encoding: odd")),
+    "error": (post("%s/v1/messages", CALL), reply(b'{"type":"error"}', JSON, b"Retry-After: 7", status=b"529 Overloaded")),
+    "redirect": (post("%s/v1/messages", CALL), reply(b"", b"Location: /elsewhere", status=b"307 Temporary Redirect")),
+    "not utf-8": (post("%s/v1/messages", CALL), reply(b"\xff\xfe", b"Content-Type: \xe4")),
+    "informational": (post("%s/v1/messages", CALL), b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + reply(WHOLE, JSON)),
+    "trailers": (post("%s/v1/messages", CALL), SSE + chunk(START) + b"0\r\nX-Sum: 1\r\n\r\n"),
+    "connection headers": (post("%s/v1/messages", CALL), reply(WHOLE, b"Connection: close, X-Secret", b"X-Secret: 1")),
+    "large": (post("%s/v1/files", b"x" * 3_000_000), reply(b"y" * 10_000_000)),
+    "events": (post("%s/v1/messages", STREAMED), SSE + b"".join(map(chunk, EVENTS)) + b"0\r\n\r\n"),
+}  # fmt: skip
+HOP_BY_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"x-secret"}
+
+
+def seen(answer: Answer) -> tuple[object, ...]:
+    headers = sorted((name, value) for name, value in answer.headers if name.lower() not in HOP_BY_HOP)
+    return answer.status, answer.reason, headers, answer.body, answer.broken
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_client_sees_what_it_sees_without_the_gateway(shape: str) -> None:
+    request, raw = SHAPES[shape]
+    async with house(Provider(saying(raw))) as the:
+        direct = await the.ask(request.replace(b"%s", b"").replace(b"%%", b"%"), port=the.direct)
+        through = await the.ask(request.replace(b"%s", b"/up").replace(b"%%", b"%"))
+        assert seen(through) == seen(direct)
+        assert direct.status
+        assert not the.trouble
+
+
+async def test_the_provider_sees_what_the_client_sent() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        odd: tuple[str, ...]
+        odd = ("anthropic-beta: a,b", "X-API-Key: sk-1", "Authorization: Bearer t", "user-agent: Odd/1", "Accept-Encoding: br")
+        odd += ("X-Twice: 1", "X-Twice: 2")
+        await the.ask(post(f"{MESSAGES}?beta=true", CALL, *odd, "Connection: keep-alive, X-Hop", "X-Hop: 1", "TE: trailers"))
+        (request,) = provider.requests
+        head, _, body = request.partition(b"\r\n\r\n")
+        lines = head.decode().split("\r\n")
+        assert lines[0] == "POST /v1/messages?beta=true HTTP/1.1"
+        assert sorted(lines[1:]) == sorted([*odd, f"Host: 127.0.0.1:{the.direct}", f"Content-Length: {len(CALL)}"])
+        assert body == CALL
+
+
+async def test_a_program_that_leaves_out_v1() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        assert (await the.ask(post("/up/messages", CALL))).body == WHOLE
+        assert provider.requests[0].startswith(b"POST /v1/messages HTTP/1.1\r\n")
+        assert len(the.gate.asked) == 1
+    async with house(provider, prefix="/base/v1") as the:
+        assert (await the.ask(post("/up/messages", CALL))).body == WHOLE
+        assert provider.requests[1].startswith(b"POST /base/v1/messages HTTP/1.1\r\n")
+
+
+async def test_a_body_in_chunks() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        head = f"POST {MESSAGES} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        answer = await the.ask(head + b"".join(chunk(bytes([byte])) for byte in CALL) + b"0\r\n\r\n")
+        assert answer.body == WHOLE
+        assert provider.requests[0].endswith(CALL)
+
+
+async def test_what_a_whole_reply_used() -> None:
+    async with house(Provider(saying(reply(WHOLE, JSON)))) as the:
+        await the.ask(post(MESSAGES, CALL))
+        told = await the.told()
+        assert (told.status, told.tokens, told.partial, told.error) == (200, USED, False, None)
+        assert [tool.name for tool in told.tools] == ["Bash"]
+        assert told.first_byte_s is not None
+        assert told.first_byte_s <= told.seconds
+        (asked,) = the.gate.asked
+        assert (asked.run, asked.upstream, asked.model, asked.max_output, asked.caches) == ("run", "up", "claude-x", 1000, False)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity"])
+async def test_what_an_encoded_stream_used(encoding: str) -> None:
+    made = zlib.compressobj(wbits=31 if encoding == "gzip" else 15)
+    pieces = EVENTS if encoding == "identity" else [made.compress(each) + made.flush(zlib.Z_SYNC_FLUSH) for each in EVENTS]
+    head = SSE.replace(b"\r\n\r\n", b"\r\nContent-Encoding: " + encoding.encode() + b"\r\n\r\n")
+    async with house(Provider(saying(head, *map(chunk, pieces), b"0\r\n\r\n"))) as the:
+        answer = await the.ask(post(MESSAGES, STREAMED))
+        assert answer.body == b"".join(pieces)
+        told = await the.told()
+        assert (told.tokens, told.partial) == (Tokens(input=10, output=50), False)
+
+
+async def test_events_arrive_without_delay() -> None:
+    """Each event is sent only after the client has the one before it."""
+    next_one = trio.Semaphore(0)
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        await stream.send_all(SSE)
+        for each in EVENTS:
+            await next_one.acquire()
+            await stream.send_all(chunk(each))
+        await stream.send_all(b"0\r\n\r\n")
+
+    async with house(Provider(script)) as the, await the.connect() as stream:
+        await stream.send_all(post(MESSAGES, STREAMED))
+        data = b""
+        with trio.fail_after(5):
+            while b"\r\n\r\n" not in data:
+                data += await stream.receive_some(4096)
+            for each in EVENTS:
+                next_one.release()
+                while each not in data:
+                    data += await stream.receive_some(4096)
+                data = b""
+
+
+# ---- what goes wrong behind the gateway
+
+
+async def test_a_provider_that_resets_in_the_middle_of_a_stream() -> None:
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        await stream.send_all(SSE + chunk(START) + chunk(TEXT) + chunk(TEXT))
+        await trio.sleep(0.05)
+        reset(stream)
+
+    async with house(Provider(script)) as the:
+        answer = await the.ask(post(MESSAGES, STREAMED))
+        assert answer.status == 200
+        assert answer.body == START + TEXT + TEXT
+        assert answer.broken
+        told = await the.told()
+        assert (told.tokens, told.partial) == (Tokens(input=10, output=4), True)
+        assert told.error is not None
+        assert "broke off" in told.error
+        assert not the.trouble
+
+
+@pytest.mark.parametrize(("body", "tokens"), [(STREAMED, Tokens(input=1 + int(len(STREAMED) / 2.5))), (CALL, None)])
+async def test_a_provider_that_resets_before_it_answers(body: bytes, tokens: Tokens | None) -> None:
+    """What is streamed only costs what has come. All of a whole reply may have been generated."""
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        reset(stream)
+
+    async with house(Provider(script)) as the:
+        answer = await the.ask(post(MESSAGES, body))
+        assert answer.status == 502
+        assert "'up'" in json.loads(answer.body)["error"]["message"]
+        told = await the.told()
+        assert (told.status, told.tokens, told.partial) == (None, tokens, True)
+
+
+async def test_a_whole_reply_that_breaks_off_counts_as_reserved() -> None:
+    async with house(Provider(saying(reply(WHOLE, JSON)[:-20]))) as the:
+        assert (await the.ask(post(MESSAGES, CALL))).broken
+        told = await the.told()
+        assert (told.tokens, told.partial) == (None, True)
+
+
+async def test_a_provider_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    upstreams = {"up": Upstream("up", f"http://127.0.0.1:{port}", "anthropic")}
+    async with house(Provider(saying()), upstreams=upstreams) as the:
+        answer = await the.ask(post(MESSAGES, CALL))
+        assert answer.status == 502
+        told = await the.told()
+        assert (told.tokens, told.partial) == (Tokens(), False)
+        assert (await the.ask(b"GET /up/v1/models HTTP/1.1\r\nHost: x\r\n\r\n")).status == 502
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\0\1\2\3\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"HTTP/1.1 200 OK\r\nA: " + b"x" * 200_000]
+)
+async def test_a_provider_that_does_not_speak_http(raw: bytes) -> None:
+    async with house(Provider(saying(raw))) as the:
+        assert (await the.ask(post(MESSAGES, STREAMED))).status == 502
+        assert (await the.told()).partial
+        assert not the.trouble
+
+
+@pytest.mark.parametrize("status", [b"400 Bad Request", b"429 Too Many Requests", b"500 Oops", b"307 Elsewhere"])
+async def test_an_error_of_the_provider_costs_nothing(status: bytes) -> None:
+    async with house(Provider(saying(reply(WHOLE, JSON, status=status)))) as the:
+        await the.ask(post(MESSAGES, CALL))
+        told = await the.told()
+        assert (told.tokens, told.partial) == (Tokens(), False)
+
+
+async def test_a_stream_that_was_asked_for_may_be_answered_in_one_piece() -> None:
+    async with house(Provider(saying(reply(WHOLE, JSON)))) as the:
+        await the.ask(post(MESSAGES, STREAMED))
+        assert (await the.told()).tokens == USED
+
+
+@pytest.mark.parametrize("headers", [[JSON, b"Content-Encoding: odd"], [JSON, b"Content-Encoding: gzip"]])
+async def test_a_reply_that_cannot_be_decoded_counts_as_reserved(headers: list[bytes]) -> None:
+    async with house(Provider(saying(reply(WHOLE, *headers)))) as the:
+        assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
+        told = await the.told()
+        assert (told.tokens, told.partial) == (None, True)
+        assert told.error is not None
+        assert told.error.startswith("the reply cannot be read: ")
+
+
+# ---- clients
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_hangs_up_while_the_provider_thinks(streamed: bool) -> None:
+    provider = Provider(saying())
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        await provider.wait_for_hang_up(stream)
+
+    provider.script = script
+    async with house(provider) as the:
+        stream = await the.connect()
+        await stream.send_all(post(MESSAGES, STREAMED if streamed else CALL))
+        with trio.fail_after(5):
+            await until(lambda: bool(provider.requests))
+            await stream.aclose()
+            await provider.hung_up.wait()
+        told = await the.told()
+        assert told.partial
+        assert told.tokens == (Tokens(input=the.gate.asked[0].input_tokens) if streamed else None)
+        assert told.error == "it hung up"
+
+
+@pytest.mark.parametrize("how", ["closes", "resets"])
+async def test_a_client_that_hangs_up_in_a_stream(how: str) -> None:
+    provider = Provider(saying())
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        await stream.send_all(SSE + chunk(START) + chunk(TEXT))
+        await provider.wait_for_hang_up(stream)
+
+    provider.script = script
+    async with house(provider) as the:
+        stream = await the.connect()
+        await stream.send_all(post(MESSAGES, STREAMED))
+        with trio.fail_after(5):
+            data = b""
+            while TEXT not in data:
+                data += await stream.receive_some(4096)
+            if how == "resets":
+                reset(stream)
+            else:
+                await stream.aclose()
+            await provider.hung_up.wait()
+        told = await the.told()
+        assert (told.status, told.tokens, told.partial) == (200, Tokens(input=10, output=2), True)
+        assert not the.trouble
+
+
+async def test_a_client_that_hangs_up_while_its_call_is_held() -> None:
+    provider = Provider(saying())
+    async with house(provider, gate=ScriptedGate(hold=trio.Event())) as the:
+        stream = await the.connect()
+        await stream.send_all(post(MESSAGES, CALL))
+        with trio.fail_after(5):
+            await until(lambda: bool(the.gate.asked))
+            await stream.aclose()
+            await until(lambda: bool(the.gate.withdrawn))
+        assert not the.gate.told
+        assert not provider.requests
+
+
+async def test_a_held_call_goes_on() -> None:
+    gate = ScriptedGate(hold=trio.Event())
+    async with house(Provider(saying(reply(WHOLE, JSON))), gate=gate) as the, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def _() -> None:
+            await trio.sleep(0.2)
+            assert gate.hold is not None
+            gate.hold.set()
+
+        answer = await the.ask(post(MESSAGES, CALL))
+        assert answer.body == WHOLE
+
+
+async def test_a_client_that_takes_nothing_of_a_reply_holds_the_provider_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reply is not kept in memory, and the client is given up after a while."""
+    monkeypatch.setattr(http_server, "SEND_TIMEOUT", 0.3)
+    sent = 0
+    provider = Provider(saying())
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        nonlocal sent
+        await stream.send_all(SSE)
+        while True:
+            await stream.send_all(chunk(b": " + b"x" * 100_000 + b"\n"))
+            sent += 100_000
+
+    provider.script = script
+    async with house(provider) as the:
+        stream = await the.connect()
+        await stream.send_all(post(MESSAGES, STREAMED))
+        with trio.fail_after(10):
+            await provider.hung_up.wait()
+        assert sent < 30_000_000
+        assert (await the.told()).partial
+        await stream.aclose()
+
+
+async def drip(stream: trio.SocketStream) -> int:
+    """Send a byte now and then, and return how many were taken."""
+    for sent in range(1000):
+        try:
+            await stream.send_all(b"x")
+        except trio.BrokenResourceError:
+            return sent
+        await trio.sleep(0.02)
+    return 1000
+
+
+async def test_slow_heads_and_bodies_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_server, "BODY_TIMEOUT", 0.2)
+    async with house(Provider(saying())) as the:
+        for request in (b"POST / HTTP/1.1\r\n", post(MESSAGES, CALL)[:-5]):
+            stream = await the.connect()
+            await stream.send_all(request)
+            with trio.fail_after(5):
+                assert await stream.receive_some(100) == b""
+            await stream.aclose()
+        stream = await the.connect()
+        with trio.fail_after(5):  # each byte comes in time, but the head as a whole does not
+            assert await drip(stream) > 5
+        await stream.aclose()
+        assert the.proxy.under_way == 0
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000,
+    ],
+)
+async def test_what_is_not_http_is_answered_so(raw: bytes) -> None:
+    async with house(Provider(saying())) as the:
+        stream = await the.connect()
+        await stream.send_all(raw)
+        answer = await read_answer(stream, b"GET / HTTP/1.1")
+        assert answer.status == (431 if len(raw) > 1000 else 400)
+        assert b"not HTTP" in answer.body
+        await stream.aclose()
+        assert not the.trouble
+
+
+async def test_a_body_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = Provider(saying())
+    async with house(provider) as the:
+        answer = await the.ask(post(MESSAGES, b"x" * (exchange.MAX_BODY + 1)))
+        assert answer.status == 413
+        assert json.loads(answer.body)["error"]["message"] == "the request has more than 64 MiB"
+        assert not provider.requests
+        assert the.shared.memory.held == 0
+        monkeypatch.setattr(exchange, "MAX_BODY", 1000)
+        bomb = gzip.compress(b"x" * 100_000)
+        assert (await the.ask(post(MESSAGES, bomb, "Content-Encoding: gzip"))).status == 400
+
+
+async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "MAX_BODIES", 100_000)
+    gate = ScriptedGate(hold=trio.Event())
+    async with house(Provider(saying(reply(WHOLE, JSON))), gate=gate) as the:
+        big = json.dumps(ASKED | {"padding": "x" * 90_000}).encode()
+        async with await the.connect() as stream:
+            await stream.send_all(post(MESSAGES, big))
+            await until(lambda: bool(gate.asked))
+            assert (await the.ask(post(MESSAGES, big))).status == 503
+            bomb = gzip.compress(big)
+            assert (await the.ask(post(MESSAGES, bomb, "Content-Encoding: gzip"))).status == 503
+        await until(lambda: not the.shared.memory.held)
+
+
+async def test_expect_100_continue() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the, await the.connect() as stream:
+        head, body = post(MESSAGES, CALL, "Expect: 100-continue").split(b"\r\n\r\n")
+        await stream.send_all(head + b"\r\n\r\n")
+        assert await stream.receive_some(1000) == b"HTTP/1.1 100 \r\n\r\n"
+        await stream.send_all(body)
+        assert (await read_answer(stream, head)).body == WHOLE
+        assert b"Expect" not in provider.requests[0]
+
+
+async def test_expect_100_continue_of_a_call_that_is_refused() -> None:
+    async with house(Provider(saying())) as the, await the.connect() as stream:
+        await stream.send_all(post("/nowhere/x", b"", "Expect: 100-continue").replace(b"Length: 0", b"Length: 10"))
+        assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 404
+        assert await stream.receive_some(1) == b""
+
+
+async def test_a_connection_is_used_again() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
+    async with house(provider) as the, await the.connect() as stream:
+        for _ in range(5):
+            await stream.send_all(post(MESSAGES, CALL))
+            assert (await read_answer(stream, b"POST / HTTP/1.1")).body == WHOLE
+        await stream.send_all(post(MESSAGES, CALL) * 2)  # and two at the same time
+        data = b""
+        while data.count(WHOLE) < 2:
+            data += await stream.receive_some(1 << 16)
+        await stream.send_all(post("/nowhere", b"x" * 100_000))
+        assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 404
+        await stream.send_all(post(MESSAGES, CALL))
+        assert (await read_answer(stream, b"POST / HTTP/1.1")).body == WHOLE
+        assert provider.connections == 1
+        await until(lambda: len(the.gate.told) == 8)
+
+
+async def test_a_connection_that_the_provider_has_closed_is_not_used_again() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        for _ in range(5):
+            assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
+            await trio.sleep(0.01)
+        assert provider.connections == 5
+
+
+# ---- what the gateway answers itself
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/nowhere/v1/messages",
+        "/",
+        "/up",
+        "*",
+        "/run/token",
+        "http://x/up/v1/models",
+        "/up/v1/models/../messages",
+        "/up/v1/models/%2e%2e/messages",
+        "/up/v1/messages#/v1/models",
+    ],
+)
+async def test_an_address_that_leads_nowhere(target: str) -> None:
+    provider = Provider(saying())
+    async with house(provider) as the:
+        answer = await the.ask(post(target, CALL))
+        assert answer.status == 404
+        assert b"up" in answer.body
+        assert not the.gate.placed
+        assert not provider.requests
+
+
+async def test_a_head_request_is_answered_without_a_body() -> None:
+    async with house(Provider(saying())) as the, await the.connect() as stream:
+        for _ in range(2):
+            await stream.send_all(b"HEAD /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await read_answer(stream, b"HEAD / HTTP/1.1")).status == 404
+
+
+async def test_a_websocket_is_answered_so_that_programs_post_at_once() -> None:
+    async with house(Provider(saying())) as the:
+        upgrade = (
+            b"GET /up/v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n"
+        )
+        assert (await the.ask(upgrade)).status == 426
+        assert not the.gate.placed
+
+
+async def test_a_caller_that_is_in_no_run() -> None:
+    provider = Provider(saying())
+    async with house(provider, gate=ScriptedGate(unplaced="you are in no run")) as the:
+        answer = await the.ask(post(MESSAGES, CALL))
+        assert answer.status == 403
+        assert json.loads(answer.body)["error"]["message"] == "you are in no run"
+        assert not provider.requests
+        ((caller, token),) = the.gate.placed
+        assert caller is not None
+        assert caller.uid == os.getuid()
+        assert token is None
+
+
+async def test_a_token_in_the_path() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        await the.ask(post(f"/run/abc{MESSAGES}", CALL))
+        assert the.gate.placed[0][1] == "abc"
+        assert provider.requests[0].startswith(b"POST /v1/messages HTTP/1.1\r\n")
+
+
+OPENAI = {"error": {"message": "no room", "type": "invalid_request_error", "param": None, "code": "limit_exceeded"}}
+REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
+    "anthropic": (MESSAGES, {"type": "error", "error": {"type": "invalid_request_error", "message": "no room"}}),
+    "openai-responses": ("/up/responses", OPENAI),
+    "openai-chat": ("/up/chat/completions", OPENAI),
+    "gemini": (
+        "/up/v1beta/models/g:generateContent",
+        {"error": {"code": 400, "message": "no room", "status": "INVALID_ARGUMENT"}},
+    ),
+}
+
+
+@pytest.mark.parametrize("api", REFUSALS)
+async def test_a_refused_call_is_told_in_the_providers_words(api: str) -> None:
+    provider = Provider(saying())
+    path, body = REFUSALS[api]
+    async with house(provider, api=api, gate=ScriptedGate(refuses="no room")) as the:
+        answer = await the.ask(post(path, CALL))
+        assert (answer.status, answer.header("content-type")) == (400, "application/json")
+        assert json.loads(answer.body) == body
+        assert not provider.requests
+        assert not the.gate.told
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": 5}', b'{"max_tokens": 1}', b"\xff", b"[" * 100_000])
+async def test_a_body_that_cannot_be_read(body: bytes) -> None:
+    async with house(Provider(saying())) as the:
+        answer = await the.ask(post(MESSAGES, body))
+        assert answer.status == 400
+        assert json.loads(answer.body)["error"]["message"].startswith("the gateway cannot read the request: ")
+
+
+@pytest.mark.parametrize("ungated", [False, True])
+async def test_what_costs_money_uncounted(ungated: bool) -> None:
+    provider = Provider(saying(reply(b"{}")))
+    async with house(provider, ungated=ungated) as the:
+        answer = await the.ask(post("/up/v1/messages/batches", b"{}"))
+        assert answer.status == (200 if ungated else 400)
+        assert len(provider.requests) == ungated
+        assert not the.gate.asked
+
+
+async def test_a_call_that_is_lowered() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider, gate=ScriptedGate(max_output=500)) as the:
+        body = gzip.compress(CALL)
+        await the.ask(post(MESSAGES, body, "Content-Encoding: gzip", "X-A: 1"))
+        head, _, sent = provider.requests[0].partition(b"\r\n\r\n")
+        assert json.loads(sent) == ASKED | {"max_tokens": 500}
+        assert b"Content-Length: %d" % len(sent) in head
+        assert b"X-A: 1" in head
+        assert b"Encoding" not in head
+
+
+async def test_a_call_that_is_not_changed_keeps_its_encoding() -> None:
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        body = gzip.compress(CALL)
+        await the.ask(post(MESSAGES, body, "Content-Encoding: gzip"))
+        assert provider.requests[0].endswith(b"\r\n\r\n" + body)
+        assert the.gate.asked[0].model == "claude-x"
+
+
+async def test_the_upstream_of_a_run() -> None:
+    async with house(Provider(saying(reply(b"own")))) as other, house(Provider(saying(reply(b"built in")))) as the:
+        the.gate.upstreams["up"] = f"http://127.0.0.1:{other.direct}/base"
+        assert (await the.ask(post("/up/v1/files", b"{}"))).body == b"own"
+
+
+@pytest.mark.parametrize(
+    ("api", "header"),
+    [("anthropic", b"x-api-key: real"), ("openai-chat", b"authorization: Bearer real"), ("gemini", b"x-goog-api-key: real")],
+)
+async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, header: bytes) -> None:
+    monkeypatch.setenv("KEY_OF_TEST", "real")
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        url = f"http://127.0.0.1:{the.direct}"
+        upstreams = {"up": Upstream("up", url, api, key_env="KEY_OF_TEST")}
+        async with house(provider, upstreams=upstreams) as keyed:
+            theirs = ("X-Api-Key: theirs", "authorization: Bearer theirs", "X-Goog-Api-Key: theirs", "api-key: theirs")
+            await keyed.ask(post("/up/v1/files?a=%2F&key=theirs&alt=sse&k%65y=theirs", b"{}", *theirs))
+            assert header in provider.requests[0]
+            assert b"theirs" not in provider.requests[0]
+            assert provider.requests[0].startswith(b"POST /v1/files?a=%2F&alt=sse HTTP/1.1\r\n")
+            keyed.gate.upstreams["up"] = url
+            await keyed.ask(post("/up/v1/files", b"{}", *theirs))
+            assert b"real" not in provider.requests[1]
+            monkeypatch.delenv("KEY_OF_TEST")
+            keyed.gate.upstreams.clear()
+            answer = await keyed.ask(post("/up/v1/files", b"{}"))
+            assert answer.status == 502
+            assert b"KEY_OF_TEST" in answer.body
+
+
+# ---- many at a time
+
+
+async def test_200_streams_at_a_time() -> None:
+    everyone = trio.Event()
+    provider = Provider(saying())
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        await stream.send_all(SSE + chunk(START))
+        if len(provider.requests) == 200:
+            everyone.set()
+        await everyone.wait()
+        for each in EVENTS[1:]:
+            await stream.send_all(chunk(each))
+            await trio.sleep(0.01)
+        await stream.send_all(b"0\r\n\r\n")
+
+    provider.script = script
+    before = len(os.listdir("/proc/self/fd"))
+    async with house(provider) as the:
+
+        async def one(the: House) -> None:
+            answer = await the.ask(post(MESSAGES, STREAMED))
+            assert answer.body == b"".join(EVENTS)
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for _ in range(200):
+                    nursery.start_soon(one, the)
+        await until(lambda: len(the.gate.told) == 200)
+        assert [told.tokens for told in the.gate.told] == [Tokens(input=10, output=50)] * 200
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 120)  # 100 are kept for the next calls
+        assert the.proxy.under_way == 0
+        assert the.shared.memory.held == 0
+        assert not the.trouble
