@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from sfad.protocol.messages import TextPart
 
 IN_MODIFY = 0x2
-IN_NONBLOCK = os.O_NONBLOCK
-IN_CLOEXEC = os.O_CLOEXEC
 
 PIPE_CHUNK = 4096
 """PIPE_BUF (pipe(7)): what poll's POLLOUT promises can be written to a pipe without blocking. A write that blocks
@@ -30,7 +28,7 @@ class FileWatch:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor: int = self._libc.inotify_init1(IN_NONBLOCK | IN_CLOEXEC)
+        self.descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self.timeout: float | None = None if self.descriptor >= 0 else RETRY
 
     def watch(self, descriptor: int) -> None:

@@ -25,6 +25,7 @@ from .connection import AGAIN, Client, ConnectionLost, check
 from .in_flight import RequestsInFlight
 from .progress import ProgressLines
 from .signals import STOPPING, JobControl, SignalPipe, StopSignals
+from .spawn_options import SpawnOptions
 
 if TYPE_CHECKING:
     from .follower import TextFollower
@@ -39,27 +40,18 @@ Form = Literal["raw", "text", "auto"]
 class Foreground:
     """One run, from the request to the exit code."""
 
-    def __init__(
-        self,
-        client: Client,
-        message: m.Spawn,
-        *,
-        keep: bool = False,
-        as_json: bool = False,
-        verbose: bool = False,
-        status_file: str | None = None,
-        form: Form = "raw",
-    ) -> None:
+    def __init__(self, client: Client, message: m.Spawn, options: SpawnOptions, form: Form) -> None:
+        """`message` was made from `options`."""
         self._client = client
-        self._message = structs.replace(message, tied=not keep, watch=True)
-        self._keep = keep
-        self._json = as_json
-        self._status_file = status_file
-        self._form: Form | None = form if message.stdio == "files" and message.log and not as_json else None
+        self._message = structs.replace(message, tied=not options.keep, watch=True)
+        self._keep = options.keep
+        self._json = options.json
+        self._status_file = options.status_file
+        self._form: Form | None = form if message.stdio == "files" and message.log and not options.json else None
         self._terminal = _terminal(message)
         self._note = partial(_note, self._terminal)
-        self._progress = ProgressLines(message, self._note, verbose=verbose)
-        self._requests = RequestsInFlight(client, self._note, tie=not keep)
+        self._progress = ProgressLines(message, self._note, verbose=options.verbose)
+        self._requests = RequestsInFlight(client, self._note, tie=not options.keep)
         self._output = OutputCopy(self._requests, self._progress, self._note)
         self._activities = [self._terminal] if self._terminal else self._output.activities
         self._signals = SignalPipe(HANDLED)
@@ -169,9 +161,8 @@ class Foreground:
             self._stops.receive(number)
 
     def _reconnect(self) -> None:
-        if self._final is not None and self._output.text_missing:
+        if self._final is not None and self._output.give_up_text():
             self._note(f"sfactl: the daemon went away before all text was shown; see it with: sfactl result {self._final.id}")
-            self._output.give_up_text()
             self._client.close()
             return
         self._note("sfactl: the daemon went away; waiting for it to come back")
@@ -229,12 +220,7 @@ class OutputCopy:
     @property
     def complete(self) -> bool:
         """Whether the daemon will send no more files and text. Files that it has sent may not be drained yet."""
-        return not (self._requested or self.text_missing)
-
-    @property
-    def text_missing(self) -> bool:
-        """Whether the daemon has not yet sent all text."""
-        return self._text is not None and not self._text.finished
+        return not self._requested and (self._text is None or self._text.finished)
 
     def request(self, run: RunId, form: Form) -> None:
         """Ask the daemon for the files, and copy them from then on."""
@@ -246,10 +232,11 @@ class OutputCopy:
         if self._text:
             self._text.run_ended()
 
-    def give_up_text(self) -> None:
-        """Wait for no more text."""
+    def give_up_text(self) -> bool:
+        """Wait for no more text. Return whether the output is text."""
         if self._text:
             self._text.give_up()
+        return self._text is not None
 
     def _opened(self, reply: m.Reply, descriptors: Sequence[int]) -> None:
         self._requested = False

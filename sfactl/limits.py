@@ -136,11 +136,6 @@ def _of(state: LimitState) -> str:
     return f"{_used(state.kind, state.used)} of {whole}{part} → {follows}"
 
 
-def amounts(usage: Usage) -> str:
-    """Return what is known of a run's use, on one line; empty if nothing is."""
-    return ", ".join(_amounts(usage))
-
-
 def _amounts(usage: Usage) -> Iterator[str]:
     for name in COUNTS:
         if (number := getattr(usage, name)) is not None:
@@ -167,7 +162,7 @@ def by_source(run: RunInfo) -> Iterator[str]:
     """Yield the run's use by each source. The first is the one that other views show."""
     several = len(run.usage_by_source) > 1
     for source, usage in run.usage_by_source.items() or [(run.usage.source, run.usage)]:
-        if said := amounts(usage):
+        if said := ", ".join(_amounts(usage)):
             shown = ", shown elsewhere" if several and source == run.usage.source else ""
             yield f"{said} [{source}{shown}]"
 

@@ -35,7 +35,6 @@ class Argument(NamedTuple):
     help: str
     many: bool = False
     required: bool = True
-    hidden: bool = False
     complete: str = ""
 
 

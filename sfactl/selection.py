@@ -46,11 +46,6 @@ class RunSelection(NamedTuple):
         """Whether `--all`, `--name` or `--label` chooses runs."""
         return bool(self.everything or self.name or self.label)
 
-    @property
-    def labels(self) -> dict[str, str | list[str]]:
-        """The values of `--label`, by key. Raise `UsageError`."""
-        return labels(self.label)
-
     def checked(self) -> RunSelection:
         """Return self. Raise `UsageError` if it names no run, or `--all` beside others."""
         if not (self.runs or self.filtered):
@@ -74,7 +69,7 @@ class RunSelection(NamedTuple):
     def without_failures(self, client: Client) -> tuple[list[str], int]:
         """Return the ids of the runs, and the worst exit code of those that cannot be found or used, after an error for each."""
         runs, name = list(self.runs), list(self.name) or None
-        request = Select(id=0, verb=self.verb, runs=runs, everything=self.everything, name=name, labels=self.labels)
+        request = Select(id=0, verb=self.verb, runs=runs, everything=self.everything, name=name, labels=labels(self.label))
         found = client.call(request, Selected)
         return found.runs, exits.worst([_failed(each.run, DaemonError(each.code, each.message)) for each in found.failed])
 

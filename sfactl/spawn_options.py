@@ -165,13 +165,6 @@ class SpawnOptions(NamedTuple):
     nested: bool = False
 
 
-def default_limits() -> str:
-    """Return the limits in force, for `--help`."""
-    from .default_limits import paragraph
-
-    return paragraph()
-
-
 def check(wanted: SpawnOptions) -> None:
     """Raise `UsageError` for invalid or contradictory options, and for options of later releases."""
     for option in LATER:

@@ -33,8 +33,8 @@ def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: boo
 
 
 def build(verb: str | None, run: Run, completing: bool = False, helping: bool = False) -> typer.Typer:
-    """Return an application that lists each verb, and can run or complete `verb`. With `helping`, the help of `verb` ends with its
-    `EPILOG`, which may ask the daemon."""
+    """Return an application that lists each verb, and can run or complete `verb`. With `helping`, the help of `run` and `spawn`
+    ends with the default limits, which may ask the daemon."""
     app = typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -46,9 +46,14 @@ def build(verb: str | None, run: Run, completing: bool = False, helping: bool = 
     )
     app.callback()(_globals)
     for name in verbs.names():
-        parameters = verbs.load(name).PARAMETERS if name == verb else ()
-        epilog = getattr(verbs.load(name), "EPILOG", None) if helping and name == verb else None
-        _register(app, name, verbs.summary(name), parameters, run, epilog and epilog())
+        module = verbs.load(name) if name == verb else None
+        epilog = None
+        if helping and getattr(module, "TAKES_COMMAND", False):
+            # Imported here because it may start a process.
+            from .default_limits import paragraph
+
+            epilog = paragraph()
+        _register(app, name, verbs.summary(name), module.PARAMETERS if module else (), run, epilog)
     for alias, name in verbs.ALIASES.items() if completing else ():
         # `split` accepts aliases, so typer has to know them when it completes
         _register(app, alias, verbs.summary(name), verbs.load(name).PARAMETERS if name == verb else (), run)
@@ -72,8 +77,7 @@ def _register(
         given |= {p.target: [] for p in parameters if p.many and isinstance(p, Argument) and p.target not in given}
         raise typer.Exit(run(name, given))
 
-    shown = [p for p in parameters if isinstance(p, Option) or not p.hidden]
-    signature = inspect.Signature([_parameter(p) for p in shown])
+    signature = inspect.Signature([_parameter(p) for p in parameters])
     vars(command)["__signature__"] = signature
     command.__annotations__ = {key: p.annotation for key, p in signature.parameters.items()}
     details = (verbs.load(verbs.ALIASES.get(name, name)).__doc__ or "").partition("\n\n")[2] if parameters else ""
@@ -93,7 +97,7 @@ def _parameter(declared: Parameter) -> inspect.Parameter:
     info: Any = (
         typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, hidden=declared.hidden, **completion)
         if isinstance(declared, Option)
-        else typer.Argument(help=declared.help, metavar=declared.metavar, hidden=declared.hidden, **completion)
+        else typer.Argument(help=declared.help, metavar=declared.metavar, **completion)
     )
     required = isinstance(declared, Argument) and declared.required
     if required and kind == str | None:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .config_values import COMMAND, COUNT, DURATION, LIMITS, PATH, SIZE, TEXT, URL, allowed, converted
-from .core.limits import check
+from .core.limits import check_range
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
 from .protocol.known import METERS, PROGRAMS
@@ -413,7 +413,7 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
             raise ConfigError(f"{path}: {key}: an agent's name has 1 to 64 of A-Z a-z 0-9 . _ - and does not begin with -")
         try:
             for text in agent.limits:
-                check(parse_limit(text), ranges)
+                check_range(parse_limit(text), ranges)
         except (ValueError, Invalid) as error:
             raise ConfigError(f"{found.values[f'{key}.limits'][0]}: {key}.limits: {error}") from error
 

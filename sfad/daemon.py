@@ -2,6 +2,7 @@
 
 import gc
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress
@@ -15,7 +16,6 @@ from .core.events import DrainRequested
 from .durable.adoption import Adoption, Rows
 from .durable.handover import Handover
 from .host import logout, systemd
-from .host.descriptors import hold_back
 from .host.reserve import raise_priority
 from .host.socket_file import bind_socket
 from .host.state_dir import StateLock
@@ -27,15 +27,13 @@ from .protocol.types import RunId
 from .reloading import ConfigFiles
 from .server.peers import identify
 from .server.server import Server
-from .startup import DaemonHome, adopt_runs, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
+from .startup import DaemonHome, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
 
 LAST_WORDS = 2.0
 """Seconds that clients have to take their last replies when the daemon ends."""
 
 DRAIN_SPARE = 2.0
 """Seconds beyond grace and `stop.kill_wait` after which a daemon that was told to end does so, whatever is still alive."""
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 async def serve(
@@ -55,15 +53,16 @@ async def serve(
         listener = inherited_listener(home, handed, stored)
         lock = take_lock(home, handed, listening=listener is not None)
         stack.callback(lock.close)
-        resources = open_state(home, loaded, lock, log, stack, handed=handed is not None)
-        nofile = hold_back()  # after the launcher has seen the limit that runs are to have
+        nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        resources, adoption, unwritten = open_state(home, loaded, lock, log, stack, handed, stored)
         drained = trio.Event()
         files = ConfigFiles(home.config_files, loaded, log)
         began = handed.began if handed is not None else None
         runtime = Runtime(resources, loaded, shut_down=drained.set, read_config=files.read, began=began)
         stack.callback(runtime.close)
-        adoption, unwritten = adopt_runs(runtime, handed, stored, log)
-        runtime.saver.start_ledger()
+        runtime.succession.adopt(adoption)
+        runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
+        close_all(stored)
         # what start-up has made lives as long as the daemon, and every collection would walk it again
         gc.freeze()
         gc.enable()
@@ -105,8 +104,8 @@ class Daemon:
         if handed is not None:
             runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
         # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
-        with trio.open_signal_receiver(*_SIGNALS) as signals:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # blocked across execve(2)
+        with trio.open_signal_receiver(*reexec.SIGNALS) as signals:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, reexec.SIGNALS)  # blocked across execve(2)
             async with trio.open_nursery() as nursery:
                 await nursery.start(runtime.serve)
                 if handed is None or adoption.notes:
@@ -183,7 +182,7 @@ class Daemon:
         self.drained.set()
 
     async def _reexecute(self) -> None:
-        """Return only if that cannot be. Then everything goes on as before."""
+        """Become the installed program. Return only if that fails; then this daemon continues as before."""
         if self.runtime.machine.draining or self._reexecuting:
             doing = "renewed" if self._reexecuting else "stopped"
             self.log.warning(f"SIGUSR2 is ignored: the daemon is being {doing}")

@@ -20,12 +20,12 @@ from .ledger.opening import open_past
 from .ledger.reader import Page, Reader
 from .ledger.summary import page_of, summary_of
 from .ledger.totals import with_totals
-from .output.files import OutputStore
+from .output.files import OutputFiles
 from .protocol import messages as m
 from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
 from .server.checks import RequestError, unavailable, wrong_state
-from .server.lookup import SHOWN, find_run
+from .server.lookup import LISTED_RUNS, find_run
 from .server.results import NOT_KEPT, no_output, result
 
 UNKNOWN = "no daemon is running, so this is its last known state"
@@ -53,7 +53,7 @@ class PastRuns:
 
     def find(self, prefix: str, within: RunId | None) -> list[RunId]:
         del within
-        return self._reader.find(prefix, SHOWN + 1)
+        return self._reader.find(prefix, LISTED_RUNS + 1)
 
     def shown(self, runs: Sequence[RunInfo]) -> list[RunInfo]:
         """Return the runs with their totals, as the daemon left them."""
@@ -70,7 +70,7 @@ class History:
         self._connection = connection
         self._reader = Reader(connection)
         self._runs = PastRuns(self._reader)
-        self._output = OutputStore(state / "output", make=False)
+        self._output = OutputFiles(state / "output", make=False)
 
     def answer(self, request: m.Request) -> tuple[m.Reply, Sequence[int]]:
         """Return the reply, and the descriptors that travel with it, which the caller closes."""

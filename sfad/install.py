@@ -33,7 +33,7 @@ NOTIFY_RELOAD = 253
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
 """The unit of a daemon that a client started (`sfactl.start_daemon`)."""
 
-TIMEOUT = 120.0
+COMMAND_TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
 
 MANAGER_TIMEOUT = 10.0
@@ -79,14 +79,46 @@ def render(template: str, words: list[str], version: int) -> str:
     return text
 
 
+class Steps:
+    """Takes steps, and prints each; in a dry run prints only."""
+
+    def __init__(self, *, dry_run: bool) -> None:
+        self.dry_run = dry_run
+        self.environ = {name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_"))}
+        """Without the variables that may name another daemon than the service's."""
+
+    def run(self, *command: str) -> None:
+        if not self.dry_run and (done := self._done(command)).returncode:
+            raise InstallError(f"'{shlex.join(command)}' exited with {done.returncode}: {' '.join(done.stderr.split())}")
+        self.say("run", shlex.join(command))
+
+    def output(self, *command: str) -> str:
+        return self._done(command).stdout.strip()
+
+    def _done(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                command,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise InstallError(f"'{shlex.join(command)}' did not end within {COMMAND_TIMEOUT:g} s") from None
+
+    def say(self, verb: str, what: str) -> None:
+        print(f"would {verb}: {what}" if self.dry_run else f"{_PAST[verb]}: {what}", flush=True)
+
+
 class Installer:
     """The service of one scope: this user's, or the system's."""
 
     def __init__(self, *, user: bool, dry_run: bool = False) -> None:
         self._user = user
-        self._dry_run = dry_run
-        self._environ = {name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_"))}
-        """Without the variables that may name another daemon than the service's."""
+        self._steps = Steps(dry_run=dry_run)
         self._systemctl = ["systemctl", "--user"] if user else ["systemctl"]
 
     def install(self, *, linger: bool = False) -> None:
@@ -96,8 +128,8 @@ class Installer:
             self._linger("enable-linger")
         self._check_manager(awaited=linger)
         changed = [self._write(name, text) for name, text in self._rendered().items()]
-        self._run(*self._systemctl, "daemon-reload")
-        self._run(*self._systemctl, "enable", *STARTED)
+        self._steps.run(*self._systemctl, "daemon-reload")
+        self._steps.run(*self._systemctl, "enable", *STARTED)
         self._start(changed=any(changed))
         self._tell_lasting(linger)
 
@@ -107,12 +139,12 @@ class Installer:
         self._check_manager(awaited=False)
         files = [path for name in templates(user=self._user) if (path := self._directory / name).exists()]
         if files:
-            self._run(*self._systemctl, "disable", "--now", *(unit for unit in STARTED if self._directory / unit in files))
+            self._steps.run(*self._systemctl, "disable", "--now", *(unit for unit in STARTED if self._directory / unit in files))
             for path in files:
-                if not self._dry_run:
+                if not self._steps.dry_run:
                     path.unlink()
-                self._say("remove", str(path))
-            self._run(*self._systemctl, "daemon-reload")
+                self._steps.say("remove", str(path))
+            self._steps.run(*self._systemctl, "daemon-reload")
         else:
             print(f"nothing is installed in {self._directory}")
         if linger:
@@ -128,7 +160,11 @@ class Installer:
     @property
     def _directory(self) -> Path:
         try:
-            return xdg(self._environ, "XDG_CONFIG_HOME", ".config") / "systemd/user" if self._user else Path("/etc/systemd/system")
+            return (
+                xdg(self._steps.environ, "XDG_CONFIG_HOME", ".config") / "systemd/user"
+                if self._user
+                else Path("/etc/systemd/system")
+            )
         except ValueError as error:
             raise InstallError(str(error)) from None
 
@@ -150,16 +186,16 @@ class Installer:
         if not self._user:
             return
         own = f"/run/user/{os.getuid()}"
-        end = time.monotonic() + (MANAGER_TIMEOUT if awaited and not self._dry_run else 0)
+        end = time.monotonic() + (MANAGER_TIMEOUT if awaited and not self._steps.dry_run else 0)
         while True:
             for runtime in (os.environ.get("XDG_RUNTIME_DIR") or own, own):
                 if os.path.exists(f"{runtime}/systemd/private"):
-                    self._environ["XDG_RUNTIME_DIR"] = runtime
+                    self._steps.environ["XDG_RUNTIME_DIR"] = runtime
                     return
             if time.monotonic() >= end:
                 break
             time.sleep(0.05)
-        if not (awaited and self._dry_run):
+        if not (awaited and self._steps.dry_run):
             raise InstallError(
                 f"{probe.user_name(os.getuid())} has no systemd running ({own}/systemd/private does not exist), as after su or in "
                 "cron; log in by ssh or at a console, or give --linger, which starts it"
@@ -171,7 +207,7 @@ class Installer:
         return {name: render(text, words, version) for name, text in templates(user=self._user).items()}
 
     def _version(self) -> int:
-        found = self._output("systemctl", "--version").split()
+        found = self._steps.output("systemctl", "--version").split()
         return int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
 
     def _warn_of_owner(self, file: str) -> None:
@@ -188,30 +224,30 @@ class Installer:
         if path.exists() and path.read_text() == text:
             print(f"unchanged: {path}")
             return False
-        if not self._dry_run:
+        if not self._steps.dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        self._say("write", str(path))
-        if self._dry_run:
+        self._steps.say("write", str(path))
+        if self._steps.dry_run:
             print("".join(f"    {line}\n" for line in text.splitlines()), end="")
         return True
 
     def _start(self, *, changed: bool) -> None:
-        if self._output(*self._systemctl, "is-active", STARTED[-1]) == "active":
+        if self._steps.output(*self._systemctl, "is-active", STARTED[-1]) == "active":
             if changed:
                 restart = shlex.join([*self._systemctl, "restart", *STARTED])
                 print(f"the daemon is running with its old unit; to use the new one: {restart} (this stops its runs)")
             else:
                 print(f"{STARTED[-1]} is running")
             return
-        state = state_dir(self._environ, os.getuid()) if self._user else SYSTEM_STATE
+        state = state_dir(self._steps.environ, os.getuid()) if self._user else SYSTEM_STATE
         if (pid := probe.holder(state)) is not None:
             self._end_idle(pid)
-        self._run(*self._systemctl, "start", *STARTED)
+        self._steps.run(*self._systemctl, "start", *STARTED)
 
     def _end_idle(self, pid: int) -> None:
         """End the daemon that a client or a shell started, if it has no runs. Raises `InstallError` if it has."""
-        said = self._output(sys.executable, "-P", "-m", "sfactl", "status", "--json")
+        said = self._steps.output(sys.executable, "-P", "-m", "sfactl", "status", "--json")
         status = json.loads(said) if said else {}
         if status.get("pid") != pid or status["live"] or status["queued"]:
             start = shlex.join([*self._systemctl, "start", *STARTED])
@@ -219,15 +255,15 @@ class Installer:
                 f"the service is not started: a daemon that was started without it (pid {pid}) has runs, or does not answer. When "
                 f"its runs have ended: kill {pid}; {start}"
             )
-        if not self._dry_run:
+        if not self._steps.dry_run:
             pidfd = os.pidfd_open(pid)
             unit = ON_DEMAND.search(Path(f"/proc/{pid}/cgroup").read_text())
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-            select.select([pidfd], [], [], TIMEOUT)
+            select.select([pidfd], [], [], COMMAND_TIMEOUT)
             os.close(pidfd)
             if unit is not None:  # wait for its ExecStopPost=, which sweeps and holds the state directory meanwhile
-                self._output(*self._systemctl, "stop", unit[0])
-        self._say("end", f"the daemon that was started without the service (pid {pid}); it had no runs")
+                self._steps.output(*self._systemctl, "stop", unit[0])
+        self._steps.say("end", f"the daemon that was started without the service (pid {pid}); it had no runs")
 
     def _tell_lasting(self, linger: bool) -> None:
         if not self._user:
@@ -240,26 +276,7 @@ class Installer:
 
     def _linger(self, verb: str) -> None:
         try:
-            self._run("loginctl", verb)
+            self._steps.run("loginctl", verb)
         except InstallError as error:
             name = probe.user_name(os.getuid())
             raise InstallError(f"{error}; as root: loginctl {verb} {name}", exits.NOT_PERMITTED) from None
-
-    def _run(self, *command: str) -> None:
-        if not self._dry_run and (done := self._done(command)).returncode:
-            raise InstallError(f"'{shlex.join(command)}' exited with {done.returncode}: {' '.join(done.stderr.split())}")
-        self._say("run", shlex.join(command))
-
-    def _output(self, *command: str) -> str:
-        return self._done(command).stdout.strip()
-
-    def _done(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        try:
-            return subprocess.run(
-                command, env=self._environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise InstallError(f"'{shlex.join(command)}' did not end within {TIMEOUT:g} s") from None
-
-    def _say(self, verb: str, what: str) -> None:
-        print(f"would {verb}: {what}" if self._dry_run else f"{_PAST[verb]}: {what}", flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import trio
 
 from . import __version__
-from .durable.handover import VARIABLE, Handover, store
+from .durable.handover import VARIABLE, Handover, to_memfd
 from .faults import carried, effect
 from .host import descriptors
 from .host.state_dir import StateLock
@@ -34,11 +34,11 @@ CHECK_TIMEOUT = 30.0
 CLOSE_TIMEOUT = 1.0
 """Seconds that closing files which clients sent may take."""
 
-ROUNDS = 100
-"""Flushes of the ledger at most. Retries and the queue may go on admitting runs in the meantime."""
+MAX_FLUSHES = 100
+"""Flushes of the ledger. Retries and the queue may admit more runs in the meantime."""
 
-HELD_BACK = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""Signals that would end a program which has not installed its handlers yet. They stay pending until it has."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""Those that the daemon handles. They would end a program that has not installed its handlers yet, and stay pending until then."""
 
 
 class Unfit(Exception):
@@ -90,7 +90,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
         with _signals_held_back():
             # write something, to learn whether the ledger can be written: the next program does not start if it cannot
             runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} re-executes itself")
-            for _ in range(ROUNDS):
+            for _ in range(MAX_FLUSHES):
                 runtime.reporting.report_all()
                 if not await runtime.ledger.flush():
                     raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
@@ -123,8 +123,8 @@ async def _threads_done(runtime: Runtime) -> None:
 def _signals_held_back() -> Iterator[None]:
     # blocked in this thread, they stay pending for the program that it becomes; another thread passes on what it gets
     thread = threading.get_ident()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-    handlers = {each: signal.signal(each, lambda number, _: signal.pthread_kill(thread, number)) for each in HELD_BACK}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    handlers = {each: signal.signal(each, lambda number, _: signal.pthread_kill(thread, number)) for each in SIGNALS}
     try:
         yield
     finally:
@@ -153,7 +153,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         began=runtime.began,
     )
     try:
-        memory = store(handover)
+        memory = to_memfd(handover)
         descriptors = [*handover.descriptors(), memory]
         effect("handed over")
         _become(descriptors, memory, nofile)

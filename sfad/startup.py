@@ -21,17 +21,16 @@ from .durable.handover import Handover
 from .faults import effect
 from .host import systemd
 from .host.clock import Timers
+from .host.descriptors import keep_back
 from .host.reserve import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .launch.choice import choose_launcher
-from .launch.launcher import Launcher
 from .launch.sweep import sweep
-from .ledger import Ledger, LedgerError
+from .ledger import Ledger, LedgerError, OpenedLedger
 from .loop.resources import Reports, Resources
-from .loop.runtime import Runtime
 from .observe.log import Log
-from .output.files import OutputStore
+from .output.files import OutputFiles
 from .protocol.types import RunId
 from .protocol.units import counted
 from .spool import StoreError
@@ -53,7 +52,7 @@ class DaemonHome:
 
 
 def open_log(setting: configuration.LogConfig, *, handed: bool) -> Log:
-    """Open the log. Raises `PathError`; a daemon that was re-executed goes on with stderr instead."""
+    """Open the log. Raises `PathError`; a daemon that was re-executed uses stderr instead."""
     try:
         return Log(level=setting.level, file=Path(setting.file) if setting.file is not None else None)
     except OSError as error:
@@ -92,29 +91,47 @@ def take_lock(home: DaemonHome, handed: Handover | None, *, listening: bool) -> 
 
 
 def open_state(
-    home: DaemonHome, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack, *, handed: bool
-) -> Resources:
-    """Open what is in the state directory, and choose the launcher. Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
+    home: DaemonHome, loaded: configuration.Loaded, lock: StateLock, log: Log, stack: ExitStack,
+    handed: Handover | None, stored: dict[str, int],
+) -> tuple[Resources, Adoption, Rows]:  # fmt: skip
+    """Open what is in the state directory, choose the launcher, and adopt what lives. Return what the loop needs, what was found,
+    and the rows that the ledger could not take. `stored`: pidfds that systemd has kept.
+
+    Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
     state_dir, timers, reports = home.state_dir, Timers(log.internal_error), Reports()
     try:
         spool = Spool(state_dir / "spool", timers, log.error, lock.lost)
         stack.callback(spool.close)
-        output = OutputStore(state_dir / "output", log.error)
+        output = OutputFiles(state_dir / "output", log.error)
     except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:
         raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
     _refuse_moved(state_dir, spool.earlier)
-    floor = max(output.highest_number(), spool.numbers.highest_run)
-    ledger = _open_ledger(state_dir, floor, log, handed=handed)
-    stack.callback(lambda: _tell_unwritten(ledger.close(), log))
-    for note in (*spool.notes, *ledger.notes):
+    for note in spool.notes:
         log.warning(note)
-    if ledger.is_new and floor and not ledger.notes:
-        log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
-    launcher = _choose_launcher(home.instance, loaded.config.containment, reports, log)
-    stack.callback(launcher.close)
-    return Resources(log, timers, spool, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
+    with ExitStack() as opening:
+        opened = _open_ledger(state_dir, spool, output, log, handed=handed is not None)
+        opening.callback(opened.close)
+        containment = loaded.config.containment
+        launcher = choose_launcher(
+            instance=home.instance, mode=containment.mode, cgroup_parent=containment.cgroup_parent,
+            emit=reports.put, clock=trio.current_time, complain=log.warning,
+        )  # fmt: skip
+        stack.callback(launcher.close)
+        keep_back()  # after the launcher has seen the limit that runs are to have
+        try:
+            adoption = adopt(spool, opened, launcher, handed, stored)
+        except OSError as error:
+            raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
+        for note in adoption.notes:
+            log.error(note)
+        unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
+        opening.pop_all()
+    ledger = Ledger(opened, lock.lost)
+    stack.callback(lambda: _tell_unwritten(ledger.close(), log))
+    resources = Resources(log, timers, spool, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
+    return resources, adoption, unwritten
 
 
 def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
@@ -126,16 +143,20 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
         )
 
 
-def _open_ledger(state_dir: Path, floor: int, log: Log, *, handed: bool) -> Ledger:
-    ballast = DiskReserve(state_dir)
+def _open_ledger(state_dir: Path, spool: Spool, output: OutputFiles, log: Log, *, handed: bool) -> OpenedLedger:
+    floor, ballast = max(output.highest_number(), spool.numbers.highest_run), DiskReserve(state_dir)
     try:
-        ledger = Ledger(state_dir, floor_number=floor, handed_over=handed)
+        ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
+        ballast.fill()
     except LedgerError as error:
         if not (error.full and ballast.release()):
             raise
         log.error(f"{error}; trying again with the room that was kept for this")
-        return Ledger(state_dir, floor_number=floor, handed_over=handed)
-    ballast.fill()
+        ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
+    for note in ledger.notes:
+        log.warning(note)
+    if ledger.is_new and floor and not ledger.notes:
+        log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
     return ledger
 
 
@@ -145,44 +166,22 @@ def _tell_unwritten(count: int, log: Log) -> None:
         print(f"sfad: {count} records could not be written to the ledger", file=sys.stderr)
 
 
-def _choose_launcher(instance: str, containment: configuration.ContainmentConfig, reports: Reports, log: Log) -> Launcher:
-    return choose_launcher(
-        instance=instance,
-        mode=containment.mode,
-        cgroup_parent=containment.cgroup_parent,
-        emit=reports.put,
-        clock=trio.current_time,
-        complain=log.warning,
-    )
-
-
-def adopt_runs(runtime: Runtime, handed: Handover | None, stored: dict[str, int], log: Log) -> tuple[Adoption, Rows]:
-    """Adopt what lives, and correct the ledger's rows. Return what was found, and the rows that the ledger could not take. `stored`
-    are closed. Raises `PathError`."""
-    ledger = runtime.ledger
-    try:
-        adoption = adopt(runtime.spool, ledger, runtime.launcher, handed, stored)
-    except OSError as error:
-        raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
-    runtime.succession.adopt(adoption)
-    for note in adoption.notes:
-        log.error(note)
+def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configuration.BudgetsConfig, spool: Spool, log: Log) -> Rows:
+    """Bring the ledger in line with what was found. Return the rows that it could not take."""
     unwritten: Rows = []
     try:
-        effect("mend")
+        effect("correct")
         ledger.upsert(adoption.rows)
-        effect("mended")
+        effect("corrected")
     except sqlite3.Error as error:
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
     try:
-        for note in rebuild(runtime.config.budgets, ledger, runtime.spool):
+        for note in rebuild(budgets, ledger, spool):
             log.error(note)
     except sqlite3.Error as error:
         log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")
-    runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
-    close_all(stored)
-    return adoption, unwritten
+    return unwritten
 
 
 def close_all(descriptors: dict[str, int]) -> None:

@@ -17,6 +17,8 @@ import pytest
 
 from tests.harness import Daemon, argv, instance_of, running, stopped
 from tests.leaks import cgroups, no_leaks, stays
+from tests.reaper import reap_above
+from tests.template import close_template
 
 # slow generation of examples says nothing about the product
 hypothesis.settings.register_profile("shared machine", suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -92,6 +94,7 @@ def pytest_sessionstart() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if not _WORKER:
+        reap_above()
         os.environ[_SESSION] = f"{os.getpid()}-{time.time_ns()}"
     # under nohup, or in the background of a script, every client here would ignore these, as it should
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -103,6 +106,7 @@ def pytest_sessionstart() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if the suite as a whole has left processes or cgroups behind."""
+    close_template()
     left = [] if _WORKER else _remains(session.config)
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

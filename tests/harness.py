@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import select
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from sfad.spool import Store
 from tests.leaks import cgroups
+from tests.template import Child, template
 from tests.unprivileged import Place
 
 PATIENCE = 60.0
@@ -47,6 +49,24 @@ def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATI
     return value
 
 
+PROGRAM = ("-m", "sfad")
+IMPATIENT = ("-m", "tests.impatient")
+
+
+def unlocked(state_dir: Path) -> bool:
+    """Return whether no process has the locks of a daemon. One that was killed in the middle of a posix_spawn(3) leaves a child
+    that has its descriptors until execve(2)."""
+    for path in (state_dir, state_dir / "lock"):
+        with suppress(OSError), ExitStack() as opened:
+            held = os.open(path, os.O_RDONLY)
+            opened.callback(os.close, held)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+    return True
+
+
 class Daemon:
     """`sfad serve` in a directory of the test."""
 
@@ -58,14 +78,16 @@ class Daemon:
         mode: str = "auto",
         nobody: Place | None = None,
         wrap: Sequence[str] = (),
-        program: Sequence[str] = ("-m", "sfad"),
+        program: Sequence[str] = PROGRAM,
+        executed: bool = False,
     ) -> None:
         """Start the daemon. `nobody`: run it as that user, there. `wrap`: words before the interpreter, such as prlimit(1).
-        `program`: the interpreter's arguments."""
+        `program`: the interpreter's arguments. `executed`: execute the interpreter even if a fork of the template would do."""
         self.directory = directory
         self._nobody = nobody
         self._wrap = tuple(wrap)
         self._program = tuple(program)
+        self._forked = not executed and nobody is None and not wrap and self._program == PROGRAM
         self.socket = directory / "s"
         self.state_dir = directory / "state"
         self.config = directory / "sfad.toml"
@@ -80,21 +102,15 @@ class Daemon:
 
     def _start(
         self, environment: Mapping[str, str] = MappingProxyType({}), command: Sequence[str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        command = command or [*self._wrap, self.python, *self._program]
-        if self._nobody:
-            command = self._nobody.command(*command)
+    ) -> subprocess.Popen[bytes] | Child:
+        env = self.env | dict(environment)
+        wait_until(lambda: unlocked(self.state_dir), "no process has the locks of the daemon before")
         read, write = os.pipe()
         with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                [*command, "serve", "--ready-fd", str(write)],
-                pass_fds=[write],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.env | dict(environment),
-                start_new_session=True,  # as under systemd, and as sfactl starts it
-            )
+            if self._forked and command is None and template().fits(env):
+                process: subprocess.Popen[bytes] | Child = template().start(["serve"], env, output=log.fileno(), ready=write)
+            else:
+                process = self._execute(command or [*self._wrap, self.python, *self._program], env, log, write)
         os.close(write)
         with os.fdopen(read, "rb") as ready:
             said = ready.read()
@@ -103,6 +119,18 @@ class Daemon:
             process.wait()
             raise AssertionError(f"the daemon did not start: {self.log.read_text()}")
         return process
+
+    def _execute(self, command: Sequence[str], env: Mapping[str, str], log: IO[bytes], ready: int) -> subprocess.Popen[bytes]:
+        command = self._nobody.command(*command) if self._nobody else command
+        return subprocess.Popen(
+            [*command, "serve", "--ready-fd", str(ready)],
+            pass_fds=[ready],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,  # as under systemd, and as sfactl starts it
+        )
 
     @property
     def instance(self) -> str:
@@ -160,11 +188,6 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(PATIENCE)
-
-
-ALERT = ("-c", "from sfad.loop import storage; storage.LOOK = 0.1; from sfad.__main__ import main; main()")
-"""Program of a daemon that looks ten times a second whether its files are where they were; `sfad` looks every five seconds. After a
-re-execution it is `sfad`."""
 
 
 @contextmanager

@@ -28,6 +28,24 @@ def stays(pid: int) -> None:
     _staying.add(pid)
 
 
+_parents: set[int] = set()
+_kept_descriptors: set[int] = set()
+
+
+def keep(pid: int, descriptor: int) -> None:
+    """Permit a child and a descriptor to outlive the tests. The child's children count as children of this process."""
+    stays(pid)
+    _parents.add(pid)
+    _kept_descriptors.add(descriptor)
+
+
+def drop(pid: int, descriptor: int) -> None:
+    """Undo `keep`."""
+    _staying.discard(pid)
+    _parents.discard(pid)
+    _kept_descriptors.discard(descriptor)
+
+
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if event == "os.mkdir" and "/sfad-" in str(arguments[0]):
         _cgroups.add(os.fsdecode(str(arguments[0])))
@@ -72,15 +90,16 @@ def cgroups() -> set[str]:
 
 def _children() -> set[int]:
     """Return the children of every thread, zombies included."""
+    tasks = [f"/proc/self/task/{task}" for task in os.listdir("/proc/self/task")]
     found: set[int] = set()
-    for task in os.listdir("/proc/self/task"):
-        with suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+    for task in (*tasks, *(f"/proc/{parent}/task/{parent}" for parent in _parents)):
+        with suppress(OSError), open(f"{task}/children") as file:
             found.update(map(int, file.read().split()))
     return found
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
-    for name in os.listdir("/proc/self/fd"):
+    for name in set(os.listdir("/proc/self/fd")) - set(map(str, _kept_descriptors)):
         with suppress(OSError):  # the one of the listing itself
             yield int(name), os.readlink(f"/proc/self/fd/{name}")
 

@@ -20,7 +20,8 @@ PURE_STDLIB = {
 """What the core may use of the standard library: data and functions of data. `signal` for its names only."""
 
 IMPURE_NAMES = {
-    "msgspec": {"Struct", "structs"},  # frozen values that are made without a call of Python
+    "msgspec": {"Struct"},
+    "msgspec.structs": {"replace"},  # frozen values that are made without a call of Python
     "signal": {"SIGINT", "SIGTERM", "SIGKILL", "SIGHUP", "Signals"},
 }
 """Of modules that can do more than hold data, the names that are data."""

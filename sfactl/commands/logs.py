@@ -16,7 +16,7 @@ With --json, one object for each line of output: {"stream", "text"}, with "run" 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Unpack
 
@@ -32,7 +32,7 @@ from ..history import connect
 from ..in_flight import RequestsInFlight
 from ..line_follower import OLD, LineFollower, LineForm, Source
 from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
-from ..selection import RunSelection, SelectionOptions
+from ..selection import RunSelection, SelectionOptions, labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -55,6 +55,10 @@ COLOURS = (36, 33, 32, 35, 34)
 
 Shown = tuple[m.LogFiles, list[Follower]]
 """A run, and the followers of its output."""
+
+
+Start = Callable[[int], int]
+"""Returns the offset to begin at in an open file, as the file is now."""
 
 
 class View(NamedTuple):
@@ -107,7 +111,7 @@ def _listed(client: Client, selection: RunSelection) -> list[str]:
     # imported here, because it is not needed if the runs are named
     from .list import collect
 
-    wanted = m.List(id=0, name=list(selection.name) or None, labels=selection.labels)
+    wanted = m.List(id=0, name=list(selection.name) or None, labels=labels(selection.label))
     found = collect(client, wanted, None, lambda run: run.status.rejected).runs
     return [run for run in sorted(found) if not found[run]]
 
@@ -172,20 +176,6 @@ def _receive(waits: RequestsInFlight, copying: Copying) -> None:
         waits.repeat(waits.reconnect("the runs may continue", lambda: carry_on(turn, AGAIN)))
 
 
-class Start:
-    """The offset to begin at: the last lines or bytes that the file now has."""
-
-    def __init__(self, lines: int | None = None, size: int | None = None) -> None:
-        self._lines = lines
-        self._size = size
-
-    def __call__(self, file: int) -> int:
-        end = os.fstat(file).st_size
-        if self._size is not None:
-            return max(end - self._size, 0)
-        return 0 if self._lines is None else last_lines(file, end, self._lines)
-
-
 def last_lines(file: int, end: int, count: int) -> int:
     """Return the offset at which the last `count` lines of the first `end` bytes begin; 0 if there are fewer. Read
     backwards, no more than needed, and never in the hole where the oldest bytes were freed."""
@@ -199,23 +189,20 @@ def last_lines(file: int, end: int, count: int) -> int:
         block = os.pread(file, position - begin, begin)
         newlines = block.count(b"\n")
         if newlines >= count:
-            return begin + _nth_newline_from_end(block, count) + 1
+            return begin + len(block.rsplit(b"\n", count)[0]) + 1
         count -= newlines
         position = begin
     return 0
 
 
-def _nth_newline_from_end(block: bytes, count: int) -> int:
-    at = len(block)
-    for _ in range(count):
-        at = block.rindex(b"\n", 0, at)
-    return at
-
-
 def _start_of(tail: str | None) -> Start:
     if tail is None:
-        return Start()
+        return lambda _file: 0
     try:
-        return Start(lines=int(tail)) if tail.isascii() and tail.isdecimal() else Start(size=parse_size(tail))
+        if tail.isascii() and tail.isdecimal():
+            lines = int(tail)
+            return lambda file: last_lines(file, os.fstat(file).st_size, lines)
+        size = parse_size(tail)
     except ValueError:
         raise UsageError(f"--tail: {tail[:80]!r} is neither a number of lines (20) nor a size (4096B, 64KiB, 1M)") from None
+    return lambda file: max(os.fstat(file).st_size - size, 0)

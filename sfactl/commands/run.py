@@ -24,10 +24,7 @@ from . import spawn
 
 PARAMETERS = spawn_options.PARAMETERS
 TAKES_COMMAND = True
-EPILOG = spawn_options.default_limits
 
 
 def main(**given: Any) -> int:
-    wanted = spawn_options.SpawnOptions(**given)
-    spawn_options.check(wanted)
-    return spawn.foreground(wanted)
+    return spawn.main(**given | {"wait": True})

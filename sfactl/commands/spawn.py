@@ -27,36 +27,25 @@ if TYPE_CHECKING:
 
 PARAMETERS = spawn_options.PARAMETERS
 TAKES_COMMAND = True
-EPILOG = spawn_options.default_limits
 
 
 def main(**given: Any) -> int:
     wanted = spawn_options.SpawnOptions(**given)
     spawn_options.check(wanted)
     if wanted.wait:
-        return foreground(wanted)
+        return _foreground(wanted)
     _only_for_foreground(wanted)
     message = spawn_options.message(wanted)
     with connect(wanted.socket) as client:
         return _background(client, message, wanted.json)
 
 
-def foreground(wanted: spawn_options.SpawnOptions) -> int:
-    """Start a run and stay with it until its end. Return its exit code."""
+def _foreground(wanted: spawn_options.SpawnOptions) -> int:
     message = spawn_options.message(wanted)
     client = connect(wanted.socket)
     from ..foreground import Foreground
 
-    run = Foreground(
-        client,
-        message,
-        keep=wanted.keep,
-        as_json=wanted.json,
-        verbose=wanted.verbose,
-        status_file=wanted.status_file,
-        form=_form(wanted, inside=client.welcome.run is not None),
-    )
-    return run.carry_out()
+    return Foreground(client, message, wanted, _form(wanted, inside=client.welcome.run is not None)).carry_out()
 
 
 def _form(wanted: spawn_options.SpawnOptions, *, inside: bool) -> Form:

@@ -38,7 +38,7 @@ def main(
         runs=list(stopping.runs),
         everything=stopping.everything,
         name=list(stopping.name) or None,
-        labels=stopping.labels,
+        labels=selection.labels(stopping.label),
         signal=_signal(signal),
         grace=seconds("--grace", grace),
     )

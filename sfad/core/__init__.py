@@ -11,7 +11,9 @@ those before it in this list:
 `stop_requests`      `stop`, the daemon's end, and clients that were lost
 `pausing`            pause and resume
 `attempts`           what the launcher tells of an attempt, and what its agent prints
-`limit_enforcement`  limits of live runs
+`tool_rules`         tools that a run may not use
+`limit_holds`        runs that wait because of a limit
+`limit_enforcement`  limits of live runs: what is near or exceeded, and what follows
 `budget_enforcement` trees whose budgets have run out
 `limit_requests`     `resume`, `approve`, `deny` and `limit`: more room for a run, or less
 `use_requests`       `report`, `reserve` and `settle`: an agent tells its own use
@@ -28,7 +30,7 @@ They work on these values and rules:
 `asked`              what a spawn asks for
 `run`                one run: what is saved of it, and its transition table
 `snapshot`           what a daemon finds of an earlier one
-`tree`               the live runs, and what a chain of them adds up to
+`tree`               the live runs, and the bounds that a lineage shares
 `candidate`          the run that a request describes, its values checked
 `guard`              ordered rules: admit or refuse
 `access`             who may do what
@@ -36,6 +38,7 @@ They work on these values and rules:
 `quotas`             rates and the queue of waiting trees
 `ladder`             how far a stop has come
 `limits`             where a run's limits come from, and what exceeds them
+`breaches`           what is told of a breach
 `account`            what a run has used and reserved
 `budgets`            money of users and teams
 `money`              nano-dollars, and their conversion

@@ -74,11 +74,11 @@ def refuse_verb(peer: Peer, verb: str, permissions: Permissions) -> str | None:
     return None
 
 
-def refuse_target(peer: Peer, verb: str, chain: Sequence[RunId]) -> str | None:
-    """Return why the peer may not use `verb` on the run at the end of `chain` (ids, root first), or `None`.
+def refuse_target(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str | None:
+    """Return why the peer may not use `verb` on the run at the end of `lineage` (ids, root first), or `None`.
 
     A peer inside a run may use verbs on this run and its descendants only, whatever its uid.
     """
-    if peer.run is None or peer.run in chain:
+    if peer.run is None or peer.run in lineage:
         return None
-    return f"run {peer.run} may not use '{verb}' on run {chain[-1]}: it is not in the subtree of {peer.run}"
+    return f"run {peer.run} may not use '{verb}' on run {lineage[-1]}: it is not in the subtree of {peer.run}"

@@ -196,7 +196,8 @@ class Account:
         )
 
     @property
-    def grows(self) -> bool:
+    def cost_may_grow(self) -> bool:
+        """Whether the cost that is shown is known in part only."""
         best = self.best
         return best is not None and best[1].partial and best[1].cost is not None
 

@@ -8,7 +8,7 @@ from . import events as e
 from .access import Peer
 from .candidate import candidate
 from .context import Context
-from .guard import Question, decide
+from .guard import Question, first_refusal
 from .lifecycle import Lifecycle
 from .policy import Invalid
 from .quotas import HOUR, SlidingWindow
@@ -64,7 +64,7 @@ class Admission:
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return
-        refusal = decide(self._question(ev, run, caller))
+        refusal = first_refusal(self._question(ev, run, caller))
         if refusal is not None:
             self._refuse(ev, run, caller, refusal)
         else:
@@ -163,7 +163,7 @@ class Admission:
             self._give_back(run)
             if run.status is not Status.STOPPING:
                 reason = Reason(kind=ReasonKind.LEDGER, message=message)
-                self._lifecycle.decide(run, ev.at, Ending(Status.FAILED, reason))
+                self._lifecycle.decide_end(run, ev.at, Ending(Status.FAILED, reason))
             self._lifecycle.finish(run, ev.at, recorded=False)
 
     def _give_back(self, run: Run) -> None:

@@ -14,7 +14,7 @@ from .admission import Admission
 from .attempts import AttemptTracker
 from .context import Context
 from .lifecycle import Lifecycle
-from .limit_enforcement import LimitEnforcement
+from .limit_holds import LimitHolds
 from .pausing import Pausing
 from .run import Ending, Run
 from .snapshot import Remembered
@@ -33,14 +33,14 @@ class Adopting:
     _stop_requests: StopRequests
     _pausing: Pausing
     _attempts: AttemptTracker
-    _limit_enforcement: LimitEnforcement
+    _limit_holds: LimitHolds
     _admission: Admission
 
     def runs_adopted(self, ev: e.RunsAdopted, learn: Callable[[e.Event], None]) -> None:
         """Continue with these runs. `learn` handles an event within this one."""
         runs = [one.run for one in ev.runs]
         for run in runs:
-            self._put(run, ev)
+            self._restore(run, ev)
         self._spending.restore(runs)
         self._stop_requests.restore(ev.tickets)
         for event in ev.learnt:
@@ -50,9 +50,9 @@ class Adopting:
                 self._ctx.do(c.Freeze(run.id))
         # descendants first: no run ends before them
         for one in reversed(ev.runs):
-            self._go_on(one, ev.why, ev.at)
+            self._continue(one, ev.why, ev.at)
 
-    def _put(self, run: Run, ev: e.RunsAdopted) -> None:
+    def _restore(self, run: Run, ev: e.RunsAdopted) -> None:
         self._admission.restore(run)
         if not ev.continued:
             run.admit_token = None
@@ -63,28 +63,28 @@ class Adopting:
             self._stop_requests.expect_client(run, ev.at)
         self._ctx.changed(run)
 
-    def _go_on(self, one: Remembered, why: str, at: float) -> None:
+    def _continue(self, one: Remembered, why: str, at: float) -> None:
         run = one.run
-        self._limit_enforcement.wait_on(run, at)
+        self._limit_holds.hold_again(run, at)
         if run.status is not Status.STOPPING:
             self._attempts.await_exit(run, at)
         match run.status:
             case Status.ACCEPTED | Status.QUEUED if not (run.committed and one.startable):
                 self._never_launched(run, why, at)
             case Status.STARTING if not one.starting:
-                self._was_starting(one, why, at)
+                self._continue_launch(one, why, at)
             case Status.RUNNING | Status.PAUSED if run.pid is None:
                 self._attempts.conclude_unseen(run, at, f"{why} while it ran; how it ended cannot be known", empty=one.empty)
             case Status.RUNNING | Status.PAUSED:
-                self._let_go(run)
+                self._thaw(run)
                 if run.status is Status.RUNNING:
                     self._lifecycle.start_clock(run, at)
             case Status.RETRYING if not one.startable:
-                self._not_again(one, why, at)
+                self._never_retried(one, why, at)
             case Status.RETRYING if not run.clearing:
                 self._pausing.await_retry(run, at)
             case Status.RETRYING | Status.STOPPING:
-                self._was_emptied(one, at)
+                self._continue_emptying(one, at)
 
     def _never_launched(self, run: Run, why: str, at: float) -> None:
         missing = "" if not run.committed else ", and what it was to be started with is gone"
@@ -95,7 +95,7 @@ class Adopting:
         ending = Ending(Status.FAILED, Reason(kind=ReasonKind.DAEMON, message=message))
         self._attempts.conclude(run, at, ending, empty=empty)
 
-    def _was_starting(self, one: Remembered, why: str, at: float) -> None:
+    def _continue_launch(self, one: Remembered, why: str, at: float) -> None:
         run = one.run
         if not one.begun:
             what = "nothing of it has run" if run.attempt == 1 else f"nothing of attempt {run.attempt} has run"
@@ -105,29 +105,29 @@ class Adopting:
             self._attempts.conclude_unseen(run, at, message, empty=one.empty)
         else:
             self._attempts.launched(run, at)
-            self._let_go(run)
+            self._thaw(run)
 
-    def _let_go(self, run: Run) -> None:
+    def _thaw(self, run: Run) -> None:
         """A resume, or a stop's freeze, may have been half done."""
         if not run.standing_still:
             self._ctx.do(c.Thaw(run.id))
 
-    def _not_again(self, one: Remembered, why: str, at: float) -> None:
+    def _never_retried(self, one: Remembered, why: str, at: float) -> None:
         # what its agent said belongs to an attempt that failed
         message = f"{why} between two attempts, and what the next was to be started with is gone"
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=message))
         self._attempts.conclude(one.run, at, ending, empty=one.empty)
         if one.run.status is Status.STOPPING:
-            self._was_emptied(one, at)
+            self._continue_emptying(one, at)
 
-    def _was_emptied(self, one: Remembered, at: float) -> None:
+    def _continue_emptying(self, one: Remembered, at: float) -> None:
         run, ladder = one.run, one.run.ladder
         if ladder is None and any(above.ladder is not None for above in run.lineage):
             return  # it ends with an ancestor
         if one.empty:
-            self._attempts.empty(run, at)
+            self._attempts.containment_empty(run, at)
         elif ladder is None:
-            self._stopping.climb_on(run, at, grace=0.0)
+            self._stopping.climb(run, at, grace=0.0)
         elif self._stopping.still_interrupted(ladder, at):
             self._ctx.arm(run, Timer.POLITE, ladder.polite_ends_at)
         elif at < ladder.grace_ends_at:

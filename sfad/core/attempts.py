@@ -72,7 +72,7 @@ class AttemptTracker:
         if run.status is Status.STOPPING:
             if ev.empty and not run.children:
                 self._lifecycle.finish(run, ev.at)
-            self._stopping.obeyed(run)
+            self._stopping.main_ended(run)
         elif run.status is Status.RETRYING:
             pass  # the ladder that clears the attempt's leftovers reports `Emptied`
         elif latest.exit.unknown:
@@ -98,16 +98,16 @@ class AttemptTracker:
     def conclude(self, run: Run, at: float, ending: Ending, *, empty: bool) -> None:
         """End a run whose main process has ended, and stop what it has left. `empty`: nothing is alive in its containment."""
         if empty and not run.children:
-            self._lifecycle.decide(run, at, ending)
+            self._lifecycle.decide_end(run, at, ending)
             self._lifecycle.finish(run, at)
         else:
             self._stopping.stop(run, at, ending)
 
     def emptied(self, run: Run, ev: e.Emptied) -> None:
         if run.ladder is not None:
-            self.empty(run, ev.at)
+            self.containment_empty(run, ev.at)
 
-    def empty(self, run: Run, at: float) -> None:
+    def containment_empty(self, run: Run, at: float) -> None:
         """Nothing is alive in the containment of a run that is being emptied: end it with everything below it, or wait for its
         next attempt."""
         if run.clearing:
@@ -129,7 +129,7 @@ class AttemptTracker:
         self._lifecycle.fail_pauses(run, "exited before it was paused")
         self._lifecycle.halt_clock(run, at)
         self._lifecycle.cancel_below(run, at)
-        self._stopping.climb_on(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
+        self._stopping.climb(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
         self._ctx.save(run)
 
     def _cleared(self, run: Run, at: float) -> None:

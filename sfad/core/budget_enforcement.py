@@ -11,6 +11,7 @@ from .money import to_usd
 from .pausing import Pausing
 from .run import Run
 from .spending import Spending
+from .stopping import Stopping
 from .vocabulary import ReasonKind
 
 
@@ -18,39 +19,40 @@ from .vocabulary import ReasonKind
 class BudgetEnforcement:
     _ctx: Context
     _spending: Spending
+    _stopping: Stopping
     _pausing: Pausing
     _limit_enforcement: LimitEnforcement
 
     def budgets_known(self, ev: e.BudgetsKnown) -> None:
         self._spending.budgets.know(ev.budgets)
-        self.look(ev.at)
+        self.enforce(ev.at)
 
-    def look(self, at: float) -> None:
+    def enforce(self, at: float) -> None:
         """Pause or end each live tree whose budgets have run out, and resume those that were paused only for that."""
         used_up = self._spending.take_used_up()
         for root in self._ctx.tree.roots():
-            self._look_at(root, used_up, at)
+            self._enforce_on(root, used_up, at)
 
     def run_short(self, budget: Budget, at: float) -> None:
         """Take the action for a budget of which too little is left for a call of a model."""
         budget.short = True
-        self.look(at)
+        self.enforce(at)
 
-    def look_at(self, run: Run, at: float) -> None:
+    def enforce_on(self, run: Run, at: float) -> None:
         """Do the same for one tree, if the run is its root. A tree that has not been launched is looked at when it has been."""
         if run.parent is None:
-            self._look_at(run, self._spending.used_up(self._spending.budgets.of(run.user)), at)
+            self._enforce_on(run, self._spending.used_up(self._spending.budgets.of(run.user)), at)
 
-    def _look_at(self, root: Run, used_up: set[tuple[str, str]], at: float) -> None:
+    def _enforce_on(self, root: Run, used_up: set[tuple[str, str]], at: float) -> None:
         budgets = self._spending.budgets.of(root.user)
         budget = next((budget for budget in budgets if (budget.scope, budget.name) in used_up), None)
         action = self._ctx.policy.budget_action
         if budget is None or action is Action.WARN:
-            self._refund(root, at)
+            self._resume_funded(root, at)
         elif root.status not in {Status.RUNNING, Status.PAUSED}:
             return
         elif action is Action.TERMINATE:
-            self._limit_enforcement.end(root, _out_of_money(ReasonKind.LIMIT, budget), at)
+            self._stopping.stop_for(root, _out_of_money(ReasonKind.LIMIT, budget), at)
         else:
             self._pause(root, _out_of_money(ReasonKind.BUDGET, budget), at)
 
@@ -64,7 +66,7 @@ class BudgetEnforcement:
             paused.no_money = reason
             self._ctx.changed(root)
 
-    def _refund(self, root: Run, at: float) -> None:
+    def _resume_funded(self, root: Run, at: float) -> None:
         paused = root.paused
         if paused is None or paused.no_money is None:
             return
@@ -73,13 +75,13 @@ class BudgetEnforcement:
         self._ctx.changed(root)
         if not stays:
             self._pausing.resume(root, at)
-            self._limit_enforcement.recheck(root, at)
+            self._limit_enforcement.enforce_subtree(root, at)
 
 
 def _out_of_money(kind: ReasonKind, budget: Budget) -> Reason:
     return Reason(
         kind=kind,
-        message=f"there is no money left in a budget: {budget.told}",
+        message=f"there is no money left in a budget: {budget.sentence}",
         limit_kind="cost" if kind is ReasonKind.LIMIT else None,  # no limit of the run is to be raised
         threshold=to_usd(budget.allowed),
         used=round(to_usd(budget.charged), 6),

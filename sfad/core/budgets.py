@@ -43,7 +43,7 @@ class Budget:
         return self.charged + more <= self.allowed
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         used = f"{format_usd(to_usd(self.charged))} of {format_usd(to_usd(self.allowed))} USD a {self.period}"
         return f"{self.scope} {self.name} has used {used}; it renews at {self.renews}"
 

@@ -84,7 +84,7 @@ class Calls:
         if found is None:
             return  # its run has ended, and was charged in full for what it had reserved
         run, _ = found
-        self._spending.add(run, ev.used, settled=ev.name)
+        self._spending.add_use(run, ev.used, settled=ev.name)
         self._limits.enforce(run, ev.at)
 
     def look(self, at: float) -> None:
@@ -118,7 +118,7 @@ class Calls:
             return True
         output = min([float(ev.max_output), *(room.output() for room in rooms)])
         if output >= ev.least_output:
-            self._admit(run, ev, int(output), at)
+            self._admit(run, ev, int(output))
             return True
         tight = next(room for room in rooms if room.output() < ev.least_output)
         if tight.output(self._reserved(tight)) >= ev.least_output and not self._has_waited(run, call, at):
@@ -149,7 +149,7 @@ class Calls:
                 left = budget.allowed - budget.charged
                 yield _Room(left, *takes[LimitKind.COST], LimitKind.COST, budget=budget)
 
-    def _admit(self, run: Run, ev: e.CallAsked, output: int, at: float) -> None:
+    def _admit(self, run: Run, ev: e.CallAsked, output: int) -> None:
         reservation = OpenReservation(
             model=ev.model,
             input_tokens=ev.input_tokens,
@@ -162,7 +162,6 @@ class Calls:
         )
         name = self._spending.reserve(run, reservation)
         self._ctx.reply(ev.token, c.CallAnswer(run, name, output if output < ev.max_output else None))
-        self._limits.enforce(run, at)
 
     def _reserved(self, room: _Room) -> int:
         """Return what open reservations hold of a limit or a budget. Only asked for where a call does not fit."""
@@ -183,7 +182,7 @@ class Calls:
             assert tight.active is not None
             used = tight.owner.account.used(tight.kind) or 0
             refusal = over_limit(tight.owner, tight.active, used, more)
-            self._limits.refuse(tight.owner, tight.active, used, more, at, freeze=False)
+            self._limits.reservation_refused(tight.owner, tight.active, used, more, at, freeze=False)
         if _held(run):
             return False
         self._ctx.reply(ev.token, c.CallAnswer(run, None, None, refusal))

@@ -106,10 +106,10 @@ class Disarm(WithId, frozen=True):
 
 
 class Publish(Struct, frozen=True):
-    """Number the event, write it to the ledger and the log, push it to each client that watches a run of `chain`."""
+    """Number the event, write it to the ledger and the log, push it to each client that watches a run of `lineage`."""
 
     event: types.Event
-    chain: tuple[RunId, ...]
+    lineage: tuple[RunId, ...]
     """The event's run and its ancestors, root first."""
 
 

@@ -88,11 +88,11 @@ class Context:
 
     def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
         """Have an event numbered, recorded, logged, and sent to each client that watches the run or an ancestor."""
-        chain = run.chain
+        lineage = run.lineage_ids
         event = types.Event(
-            type=what, severity=severity, run_id=run.id, root_id=chain[0], agent_name=run.name, message=message, **facts
+            type=what, severity=severity, run_id=run.id, root_id=lineage[0], agent_name=run.name, message=message, **facts
         )
-        self.do(c.Publish(event, chain))
+        self.do(c.Publish(event, lineage))
 
     # ---- the tree
 
@@ -115,14 +115,14 @@ class Context:
         run = self.tree.get(peer.run)
         return run.birth.permissions if run is not None else Permissions(frozenset(), leaf=True)
 
-    def refuse(self, peer: Peer, verb: str, chain: Sequence[RunId] | None = None) -> str | None:
-        """Return why the peer may not use `verb` (on the run at the end of `chain`), or `None`."""
+    def refuse(self, peer: Peer, verb: str, lineage: Sequence[RunId] | None = None) -> str | None:
+        """Return why the peer may not use `verb` (on the run at the end of `lineage`), or `None`."""
         refused = refuse_verb(peer, verb, self.permissions(peer))
-        if refused is None and chain is not None:
-            refused = refuse_target(peer, verb, chain)
+        if refused is None and lineage is not None:
+            refused = refuse_target(peer, verb, lineage)
         return refused
 
-    def steered(self, ev: OfPeer, verb: str, name: RunId) -> Run | None:
+    def permitted_run(self, ev: OfPeer, verb: str, name: RunId) -> Run | None:
         """Return the live run of this id if the peer may use `verb` on it; else reply why not."""
         run = self.tree.get(name)
         if run is None:
@@ -132,9 +132,9 @@ class Context:
 
     def denied(self, ev: OfPeer, verb: str, runs: list[Run]) -> bool:
         """Return whether the peer may not use `verb` on one of the runs; then reply why."""
-        chains: list[tuple[RunId, ...] | None] = [run.chain for run in runs]
-        for chain in chains or [None]:
-            refused = self.refuse(ev.peer, verb, chain)
+        lineages: list[tuple[RunId, ...] | None] = [run.lineage_ids for run in runs]
+        for lineage in lineages or [None]:
+            refused = self.refuse(ev.peer, verb, lineage)
             if refused is not None:
                 self.fail(ev.token, ErrorCode.NOT_PERMITTED, refused)
                 return True

@@ -62,7 +62,7 @@ class Question:
         return len(self.run.ancestors) + self.run.root.birth.claimed_depth
 
 
-def decide(question: Question) -> Refusal | None:
+def first_refusal(question: Question) -> Refusal | None:
     """Return the first rule's refusal, or `None`: admitted."""
     for rule in RULES:
         refusal = rule(question)
@@ -159,8 +159,8 @@ def _budget(q: Question) -> Refusal | None:
 def _money(q: Question) -> Refusal | None:
     if q.exhausted is None:
         return None
-    why = f"there is no money left in the budget: {q.exhausted.told}"
-    return q.refuse(Rule.BUDGET, q.exhausted.told, why, f"Start it again then, or {q.raised(q.exhausted.key)}")
+    why = f"there is no money left in the budget: {q.exhausted.sentence}"
+    return q.refuse(Rule.BUDGET, q.exhausted.sentence, why, f"Start it again then, or {q.raised(q.exhausted.key)}")
 
 
 def _rate(q: Question) -> Refusal | None:

@@ -87,7 +87,7 @@ class Lifecycle:
 
     # ---- its end
 
-    def decide(self, run: Run, at: float, ending: Ending) -> None:
+    def decide_end(self, run: Run, at: float, ending: Ending) -> None:
         """Decide how the run ends. It is `stopping` until none of its processes is alive."""
         run.move(Status.STOPPING)
         run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.trouble)
@@ -105,7 +105,7 @@ class Lifecycle:
         for each in run.subtree()[1:]:
             self.unpause(each)
             if each.status is not Status.STOPPING:
-                self.decide(each, at, Ending(Status.CANCELLED, reason))
+                self.decide_end(each, at, Ending(Status.CANCELLED, reason))
 
     def finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
         """End a run of which no process is alive, as it was decided. `recorded`: the ledger holds its admission."""

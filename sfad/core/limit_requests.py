@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from ..protocol.kinds import KINDS
 from ..protocol.types import Action, ErrorCode, Limit, LimitKind, Status
 from . import commands as c
@@ -10,8 +12,9 @@ from . import events as e
 from .access import Peer
 from .context import Context
 from .lifecycle import Lifecycle
-from .limit_enforcement import STRENGTH, LimitEnforcement, holding
-from .limits import ActiveLimit, amount, bare, check, replaced
+from .limit_enforcement import STRENGTH, LimitEnforcement
+from .limit_holds import LimitHolds, holding
+from .limits import ActiveLimit, amount, bare, check_range
 from .pausing import Pausing
 from .policy import Invalid
 from .run import Run, Token
@@ -26,6 +29,7 @@ class LimitRequests:
     _ctx: Context
     _lifecycle: Lifecycle
     _pausing: Pausing
+    _limit_holds: LimitHolds
     _limit_enforcement: LimitEnforcement
 
     # ---- resume, approve, deny
@@ -39,23 +43,23 @@ class LimitRequests:
         elif run.paused is None and run.breach is None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, _not_resumable(run))
         else:
-            self._let_go_on(ev, run)
+            self._continue(ev, run)
 
     def approve_requested(self, run: Run, ev: e.ApproveRequested) -> None:
         if self._awaiting(run, ev) is not None:
-            self._let_go_on(ev, run)
+            self._continue(ev, run)
 
     def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
         if (limit := self._awaiting(run, ev)) is not None:
             self._limit_enforcement.publish(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
-            self._limit_enforcement.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
+            self._limit_holds.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
-    def _let_go_on(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
+    def _continue(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
         if self._make_room(ev.token, ev.peer, run, ev.limits):
             if run.paused is not None and run.no_money is None:
                 self._pausing.resume(run, ev.at)
-            self._limit_enforcement.recheck(run, ev.at)
+            self._limit_enforcement.enforce_subtree(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
     def _awaiting(self, run: Run, ev: e.ApproveRequested | e.DenyRequested) -> ActiveLimit | None:
@@ -78,7 +82,7 @@ class LimitRequests:
         found = holding(run)
         try:
             for limit in limits:
-                check(limit, self._ctx.policy)
+                check_range(limit, self._ctx.policy)
                 _check_room(run, limit)
             _check_named(run, found, limits)
         except Invalid as invalid:
@@ -93,7 +97,7 @@ class LimitRequests:
         if limits:
             self._ctx.do(c.Rebound(run))
         for each in found if not limits else ():
-            each.limit = replaced(each.limit, action=Action.WARN)
+            each.limit = replace(each.limit, action=Action.WARN)
         if active is not None and asked:
             now = run.limits[active.limit.kind]
             self._limit_enforcement.publish(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
@@ -103,7 +107,7 @@ class LimitRequests:
         before = run.limits.get(limit.kind)
         action = limit.action or (before.action if before is not None else Action.TERMINATE)
         action = action if KINDS[limit.kind].acts else Action.WARN
-        run.limits[limit.kind] = ActiveLimit(replaced(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        run.limits[limit.kind] = ActiveLimit(replace(limit, action=action, source=f"{limit.source} by {peer.who}"))
         if limit.kind is LimitKind.TIME and peer.run is None:
             # it was checked against the range that is configured now, so the range of its admission must not end the run sooner
             run.max_time = self._ctx.policy.max_time
@@ -126,9 +130,9 @@ class LimitRequests:
         self._ctx.changed(run)
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))
-        self._limit_enforcement.look_again(run, kinds, ev.at)
+        self._limit_enforcement.limits_changed(run, kinds, ev.at)
         if freed and run.breach is None and run.ending is None:
-            self._limit_enforcement.go_on(run, ev.at)
+            self._limit_holds.resume_unless_held(run, ev.at)
         self._ctx.reply(ev.token, c.Changed(run))
 
     def _may_change(self, ev: e.LimitRequested, run: Run) -> bool:
@@ -144,7 +148,7 @@ class LimitRequests:
             return False
         try:
             for limit in ev.limits:
-                check(limit, self._ctx.policy)
+                check_range(limit, self._ctx.policy)
                 _check_above(run, limit)
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))

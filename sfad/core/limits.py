@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from ..protocol.kinds import BY_KERNEL, KINDS, METERED
 from ..protocol.known import CODING_AGENT, PROFILES, Profile
 from ..protocol.limits import format_amount
@@ -99,9 +101,9 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
         chosen |= _by_advice(asked, chosen, policy)
     if asked.on_limit is not None:
         answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
-        chosen |= {kind: replaced(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
+        chosen |= {kind: replace(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
     for limit in asked.limits:
-        check(limit, policy)
+        check_range(limit, policy)
         chosen[limit.kind] = _with_action(limit, asked, policy)
     if above is not None:
         _narrow(chosen, above)
@@ -156,13 +158,13 @@ def advice_key(run_type: str | None, name: str | None) -> str:
 def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
     """Return a limit that was asked for with its action: its own, else `--on-limit`, else the profile's."""
     if not KINDS[limit.kind].acts:
-        return replaced(limit, action=Action.WARN)
+        return replace(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
     if asked.on_limit is not None and (asked.on_limit is not Action.REFUSE or limit.kind in METERED):
-        return replaced(limit, action=asked.on_limit)
+        return replace(limit, action=asked.on_limit)
     found = profile_of(asked, policy) if limit.kind in PROFILED else None
-    return replaced(limit, action=found[1].action if found is not None else Action.TERMINATE)
+    return replace(limit, action=found[1].action if found is not None else Action.TERMINATE)
 
 
 def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
@@ -181,19 +183,10 @@ def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
             source = active.limit.source
             source = source if source.startswith("run ") else f"run {above.id} ({source})"
             action = own.action if own is not None and bounds else active.action
-            limits[kind] = replaced(active.limit, action=action, source=source)
+            limits[kind] = replace(active.limit, action=action, source=source)
 
 
-def replaced(limit: Limit, *, threshold: float | None = None, action: Action | None = None, source: str | None = None) -> Limit:
-    return Limit(
-        kind=limit.kind,
-        threshold=limit.threshold if threshold is None else threshold,
-        action=action or limit.action,
-        source=source or limit.source,
-    )
-
-
-def check(limit: Limit, policy: Policy) -> None:
+def check_range(limit: Limit, policy: Policy) -> None:
     """Raise `Invalid` for a threshold outside the range of its kind, or an action that the kind does not take."""
     spec, threshold = KINDS[limit.kind], limit.threshold
     most = most_of(limit.kind, policy)
@@ -226,17 +219,17 @@ def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
     return f"{range_}. To allow more, raise {policy.place(f'limits.{spec.most}')}, then run: sfactl reload"
 
 
-def crossed(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:
+def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:
     """Yield each limit that was crossed since the last call, but not time: the clock has a timer."""
     for kind, active in limits.items():
         if active.over or kind is LimitKind.TIME or KINDS[kind].instead:
             continue
         used = account.used(kind)
         if used is not None:
-            yield from cross(active, used, nearing)
+            yield from crossings(active, used, nearing)
 
 
-def cross(active: ActiveLimit, used: float, nearing: float) -> Iterator[Crossing]:
+def crossings(active: ActiveLimit, used: float, nearing: float) -> Iterator[Crossing]:
     """Yield whether this limit was crossed since the last call."""
     if not active.near and active.nears(used, nearing):
         active.near = True

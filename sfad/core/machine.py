@@ -13,6 +13,7 @@ from .calls import Calls
 from .context import Context
 from .lifecycle import Lifecycle
 from .limit_enforcement import LimitEnforcement
+from .limit_holds import LimitHolds
 from .limit_requests import LimitRequests
 from .pausing import Pausing
 from .policy import Policy
@@ -20,11 +21,15 @@ from .run import Run
 from .spending import Spending
 from .stop_requests import StopRequests
 from .stopping import Stopping
+from .tool_rules import ToolRules
 from .use_requests import UseRequests
 from .vocabulary import Timer
 
 MAX_ADVICE = 1000
 """Types and names that something was learned about. An agent can invent any number of names; what is forgotten is learned again."""
+
+_FOLLOWED_UP = (e.Reconfigured, e.RunsAdopted, e.DrainRequested)
+"""They may make room for waiting trees, or leave no live run, though no run ends."""
 
 
 class Machine:
@@ -39,23 +44,20 @@ class Machine:
         self._stop_requests = StopRequests(context, self._stopping)
         self._pausing = Pausing(context, self._lifecycle, self._stop_requests)
         self._attempts = AttemptTracker(context, self._lifecycle, self._stopping, self._pausing)
-        self._limit_enforcement = LimitEnforcement(context, self._lifecycle, self._stopping, self._pausing, self._spending)
-        self._budget_enforcement = BudgetEnforcement(context, self._spending, self._pausing, self._limit_enforcement)
-        self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_enforcement)
+        self._tool_rules = ToolRules(context, self._stopping)
+        self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
+        self._limit_enforcement = LimitEnforcement(context, self._lifecycle, self._stopping, self._limit_holds, self._spending)
+        self._budget_enforcement = BudgetEnforcement(
+            context, self._spending, self._stopping, self._pausing, self._limit_enforcement
+        )
+        self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement)
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement)
         self._admission = Admission(context, self._lifecycle, self._spending, next_number)
         self._adopting = Adopting(
-            context,
-            self._lifecycle,
-            self._spending,
-            self._stopping,
-            self._stop_requests,
-            self._pausing,
-            self._attempts,
-            self._limit_enforcement,
-            self._admission,
-        )
+            context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,
+            self._limit_holds, self._admission,
+        )  # fmt: skip
 
         # what the shell reads and asks
         self.tree = context.tree
@@ -97,11 +99,7 @@ class Machine:
         return outcome
 
     def _follow_up_if_due(self, event: e.Event) -> None:
-        if (
-            self._ctx.ended
-            or self._spending.budgets_changed
-            or isinstance(event, e.Reconfigured | e.RunsAdopted | e.DrainRequested)
-        ):
+        if self._ctx.ended or self._spending.budgets_changed or isinstance(event, _FOLLOWED_UP):
             self._follow_up(event)
 
     def _follow_up(self, event: e.Event) -> None:
@@ -110,7 +108,7 @@ class Machine:
         self._stop_requests.tell_ended(ended, event.at)
         self._admission.forget(ended)
         if self._spending.budgets_changed or isinstance(event, e.Reconfigured):
-            self._budget_enforcement.look(event.at)
+            self._budget_enforcement.enforce(event.at)
         self._admission.launch_waiting()
         if self._ctx.draining and not len(self.tree) and (ended or isinstance(event, e.DrainRequested)):
             self._ctx.do(c.Shutdown())
@@ -121,8 +119,8 @@ class Machine:
                 if (run := self.tree.get(event.run)) is not None:
                     self._happened(run, event)
             case e.OfPeerOnRun():
-                if (run := self._ctx.steered(event, event.verb, event.run)) is not None:
-                    self._steered(run, event)
+                if (run := self._ctx.permitted_run(event, event.verb, event.run)) is not None:
+                    self._requested(run, event)
             case e.SpawnRequested():
                 self._admission.spawn_requested(event)
             case e.StopRequested():
@@ -158,7 +156,7 @@ class Machine:
         match event:
             case e.LaunchSucceeded():
                 self._attempts.launch_succeeded(run, event)
-                self._budget_enforcement.look_at(run, event.at)
+                self._budget_enforcement.enforce_on(run, event.at)
             case e.LaunchFailed():
                 self._attempts.launch_failed(run, event)
             case e.MainExited():
@@ -174,7 +172,7 @@ class Machine:
             case e.LevelSeen():
                 self._limit_enforcement.level_seen(run, event)
             case e.ToolsCalled():
-                self._limit_enforcement.tools_called(run, event)
+                self._tool_rules.tools_called(run, event)
             case e.AgentSaid():
                 self._attempts.agent_said(run, event)
             case e.ClientBack():
@@ -184,7 +182,7 @@ class Machine:
             case _:
                 assert_never(event)
 
-    def _steered(self, run: Run, event: e.OfPeersOnRuns) -> None:
+    def _requested(self, run: Run, event: e.OfPeersOnRuns) -> None:
         match event:
             case e.PauseRequested():
                 self._pausing.pause_requested(run, event)
@@ -220,9 +218,9 @@ class Machine:
             case Timer.SURVEY:
                 self._stopping.survey_due(run, at)
             case Timer.APPROVAL:
-                self._limit_enforcement.approval_due(run, at)
+                self._limit_holds.approval_due(run, at)
             case Timer.PAUSE_MAX:
-                self._limit_enforcement.pause_due(run, at)
+                self._limit_holds.pause_due(run, at)
             case Timer.RECONNECT:
                 self._stop_requests.reconnect_due(run, at)
             case Timer.CALLS:

@@ -231,7 +231,7 @@ class State:
 class Run(State):
     """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
 
-    __slots__ = ("ancestors", "asked", "birth", "chain", "children", "id", "identity", "name", "parent", "user")
+    __slots__ = ("ancestors", "asked", "birth", "children", "id", "identity", "lineage_ids", "name", "parent", "user")
 
     def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
         super().__init__(*_PARTS(state))
@@ -242,8 +242,8 @@ class Run(State):
         self.parent = parent
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
-        self.chain: tuple[RunId, ...] = (*parent.chain, birth.id) if parent is not None else (birth.id,)
-        """The ids of its ancestors, root first, and its own."""
+        self.lineage_ids: tuple[RunId, ...] = (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
+        """Of `lineage`."""
         self.children: dict[RunId, Run] = {}
 
     @property
@@ -252,7 +252,7 @@ class Run(State):
 
     @property
     def lineage(self) -> list[Run]:
-        """The chain: root first, this run last."""
+        """Its ancestors, root first, and the run itself."""
         return [*self.ancestors, self]
 
     @property

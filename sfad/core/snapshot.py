@@ -7,7 +7,7 @@ before the next event is handled. Times are those of the core's clock, which sta
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from msgspec import structs
+from msgspec.structs import replace as replaced
 
 from ..protocol.types import RunId, Survivor
 from .run import Birth, Clock, Run, State, Token
@@ -18,7 +18,7 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
     been running when the machine went down is not known."""
     ladder = state.ladder
     if ladder is not None:
-        ladder = structs.replace(ladder, began_at=at, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at)
+        ladder = replaced(ladder, began_at=at, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at)
     return replace(birth, created_at=at), replace(
         state,
         clock=Clock(counted=state.clock.counted),

@@ -22,7 +22,7 @@ class Spending:
         """`reserved`: so many reservations may have been made before; their names are not used again."""
         self._ctx = context
         self.budgets = Budgets()
-        self._reserved = reserved
+        self._last_reservation = reserved
         self.budgets_changed = False
         """A budget may have run out, or have been given back to, since `take_used_up`."""
 
@@ -31,20 +31,22 @@ class Spending:
         counted again: whatever is given back later was part of them."""
         for run in runs:
             run.account.below = dict(run.account.ended)
-            self._reserved = max([self._reserved, *(int(name.rpartition("-")[2]) for name in run.account.reservations)])
+            self._last_reservation = max(
+                [self._last_reservation, *(int(name.rpartition("-")[2]) for name in run.account.reservations)]
+            )
         for run in runs:
             add_below((above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use())
 
     # ---- use
 
-    def see(self, run: Run, source: Source, use: Use) -> None:
+    def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
         run.account.sources[source] = use
         self._count(run, before)
 
-    def add(self, run: Run, more: Use, *, settled: str | None = None) -> None:
-        """Add to what was reported of the run, or to what the gateway saw. `settled`: the reservation of this use."""
+    def add_use(self, run: Run, more: Use, *, settled: str | None = None) -> None:
+        """Add to what was reported of the run, or to what the gateway saw. `settled`: the reservation that it replaces."""
         before = run.account.own_tree_use()
         source: Source = "report"
         periods = None
@@ -92,7 +94,7 @@ class Spending:
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
-        if account.grows:
+        if account.cost_may_grow:
             for budget in self.budgets.of(run.user):
                 if not budget.partial:
                     budget.partial = True
@@ -107,8 +109,8 @@ class Spending:
 
     def reserve(self, run: Run, reservation: OpenReservation) -> str:
         """Reserve an amount for the run; return the reservation's name."""
-        self._reserved += 1
-        name = f"{run.id}-{self._reserved}"
+        self._last_reservation += 1
+        name = f"{run.id}-{self._last_reservation}"
         before = run.account.own_tree_use()
         periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
         run.account.reserve(name, replace(reservation, periods=periods))
@@ -121,7 +123,7 @@ class Spending:
         run = self._ctx.tree.get(name.rpartition("-")[0])
         return (run, run.account.reservations[name]) if run is not None and name in run.account.reservations else None
 
-    def refusing(self, run: Run, cost: int) -> Budget | None:
+    def refusing_budget(self, run: Run, cost: int) -> Budget | None:
         """Return the budget in which so much more is not left. It is published once a period."""
         budget = next((budget for budget in self.budgets.of(run.user) if not budget.admits(cost)), None)
         if budget is not None and not (budget.refused or budget.over):
@@ -158,7 +160,7 @@ class Spending:
         self._ctx.publish(
             what,
             run,
-            budget.told if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.told}",
+            budget.sentence if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}",
             severity="medium",
             scope=budget.scope,
             limit_kind=LimitKind.COST,

@@ -34,28 +34,33 @@ class Stopping:
         still = run.parent is not None and run.parent.standing_still
         frozen = frozen_in(run)
         self._lifecycle.cancel_below(run, at)
-        self._lifecycle.decide(run, at, ending)
+        self._lifecycle.decide_end(run, at, ending)
         if run.attempt == 0:
             self._lifecycle.finish(run, at)
         elif run.ladder is None:
             # under a frozen ancestor no process can use a grace
-            self.climb_on(run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen)
+            self.climb(run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen)
         else:
             self._hasten(run, at, signal=signal, grace=seconds)
 
-    def climb_on(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
+    def stop_for(self, run: Run, reason: Reason, at: float) -> None:
+        """Stop a run for a limit or a budget."""
+        status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
+        self.stop(run, at, Ending(status, reason))
+
+    def climb(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
         run.ladder = Ladder(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
         polite = min(self._ctx.policy.polite, grace)
-        asked = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
-        if frozen is None or not asked:
+        first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
+        if frozen is None or not first:
             self.signal_all(run)
         else:
-            self._interrupt(run, run.ladder, asked, at + polite, frozen)
+            self._interrupt(run, run.ladder, first, at + polite, frozen)
 
     def _to_interrupt(self, run: Run) -> frozenset[RunId]:
         """Return the runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
-        above = len(run.chain)
+        above = len(run.lineage_ids)
         return frozenset(
             each.id
             for each in run.subtree()
@@ -64,12 +69,12 @@ class Stopping:
             and all(below.ladder is None or below.ladder.rung is Rung.INTERRUPTED for below in each.lineage[above:])
         )
 
-    def _interrupt(self, run: Run, ladder: Ladder, asked: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
+    def _interrupt(self, run: Run, ladder: Ladder, runs: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
         # a second SIGINT makes some programs give up at once
         before = {name for each in run.subtree() if each.ladder is not None for name in each.ladder.interrupted}
-        ladder.rung, ladder.interrupted, ladder.polite_ends_at = Rung.INTERRUPTED, asked, until
+        ladder.rung, ladder.interrupted, ladder.polite_ends_at = Rung.INTERRUPTED, runs, until
         self._ctx.changed(run)
-        for name in sorted(asked - before):
+        for name in sorted(runs - before):
             self._ctx.do(c.Interrupt(name))
         for name in frozen:
             self._ctx.do(c.Thaw(name))
@@ -110,14 +115,14 @@ class Stopping:
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.GRACE, at + grace)
         elif ladder is None and all(at + grace < other.grace_ends_at for _, other in above):
-            self.climb_on(run, at, signal=signal, grace=grace)
+            self.climb(run, at, signal=signal, grace=grace)
         else:
             # its own ladder answers; without one, any that it is on
             overdue = [name for name, other in above if other.overdue and ladder in (None, other)]
             if overdue:
                 self._ctx.do(c.Survey(overdue[-1]))
 
-    def obeyed(self, run: Run) -> None:
+    def main_ended(self, run: Run) -> None:
         """Note that the main process of a run that is being stopped has ended, perhaps because it was interrupted."""
         for above in run.lineage:
             ladder = above.ladder

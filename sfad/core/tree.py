@@ -1,4 +1,4 @@
-"""The live runs by id and by ancestry, and the bounds that a chain of them shares."""
+"""The live runs by id and by ancestry, and the bounds that a lineage shares."""
 
 from collections.abc import Iterator
 

@@ -26,7 +26,7 @@ class UseRequests:
     _limit_enforcement: LimitEnforcement
 
     def report_requested(self, run: Run, ev: e.ReportRequested) -> None:
-        self._spending.add(run, ev.more)
+        self._spending.add_use(run, ev.more)
         self._limit_enforcement.enforce(run, ev.at)
         self._ctx.reply(ev.token, c.Changed(run))
 
@@ -46,10 +46,10 @@ class UseRequests:
                 used = owner.account.used(kind) or 0
                 if active is not None and active.binds and active.above(used + more):
                     self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_limit(owner, active, used, more)))
-                    self._limit_enforcement.refuse(owner, active, used, more, ev.at)
+                    self._limit_enforcement.reservation_refused(owner, active, used, more, ev.at)
                     return True
         cost = ev.reservation.cost or 0
-        budget = self._spending.refusing(run, cost)
+        budget = self._spending.refusing_budget(run, cost)
         if budget is not None:
             self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_budget(budget, cost)))
         return budget is not None
@@ -59,8 +59,8 @@ class UseRequests:
         if found is None:
             message = f"no reservation '{ev.name}' is open: it was settled, or its run has ended and it was charged in full"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
-        elif (run := self._ctx.steered(ev, "settle", found[0].id)) is not None:
-            self._spending.add(run, ev.used, settled=ev.name)
+        elif (run := self._ctx.permitted_run(ev, "settle", found[0].id)) is not None:
+            self._spending.add_use(run, ev.used, settled=ev.name)
             self._limit_enforcement.enforce(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
@@ -89,6 +89,6 @@ def over_budget(budget: Budget, asked: int) -> LimitRefusal:
         threshold=to_usd(budget.allowed),
         used=to_usd(budget.charged),
         asked=to_usd(asked),
-        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.told}. "
+        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.sentence}. "
         "Finish with what you have.",
     )

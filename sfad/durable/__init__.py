@@ -1,19 +1,20 @@
 """What outlives a daemon: how its runs are saved, found again and kept in bounds.
 
-`directory`    the spool as a whole: its parts, opened, put back and closed together
-`journal`      snapshots of live runs, saved before what they say is done
-`snapshots`    the form of a snapshot in the spool
-`legacy`       the form of version 0.1.0
-`accounts`     accounts of runs as they are saved
-`saved_spawns` the requests of runs that may start again
-`ended`        how long the spool keeps what it has of ended runs
-`numbers`      numbers of runs and events that the next daemon must not use
-`charges`      what budgets were charged, as it is saved
-`earlier`      what an earlier daemon has saved
-`retrying`     writes to the spool, tried again while the disk has no room
-`adoption`     what an earlier daemon left, and what of it is alive
-`handover`     what a daemon hands to the program that it becomes on re-execution
-`pidfds`       pidfds of main processes, which systemd keeps while no daemon is there
-`budgets`      money budgets between config, ledger, spool and core
-`maintenance`  old output and rows deleted, backups made
+`directory`     the spool as a whole: its parts, opened, put back and closed together
+`journal`       snapshots of live runs, saved before what they say is done
+`snapshots`     the form of a snapshot in the spool
+`legacy`        the form of version 0.1.0
+`accounts`      accounts of runs as they are saved
+`saved_spawns`  the requests of runs that may start again
+`ended`         how long the spool keeps what it has of ended runs
+`numbers`       numbers of runs and events that the next daemon must not use
+`charges`       what budgets were charged, as it is saved
+`earlier`       what an earlier daemon has saved
+`retrying`      writes to the spool, tried again while the disk has no room
+`adoption`      what an earlier daemon left, and what of it is alive
+`handover`      what a daemon hands to the program that it becomes on re-execution
+`pidfds`        pidfds of main processes, which systemd keeps while no daemon is there
+`budgets`       money budgets between config, ledger, spool and core
+`maintenance`   when the jobs are due that keep the state directory within bounds
+`jobs`          old output and rows deleted, pages given back, backups made
 """

@@ -21,7 +21,7 @@ from ..faults import effect
 from ..host.clock import wall_clock
 from ..launch.launcher import Adopted, Launcher, Remains
 from ..launch.pidfd import exit_status
-from ..ledger import Ledger, RunExtra
+from ..ledger import OpenedLedger, RunExtra
 from ..meters import named
 from ..protocol.types import Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
@@ -41,7 +41,7 @@ NOTHING_HANDED = HandedRun(None, [], None)
 
 @dataclass(frozen=True, slots=True)
 class AdoptedRun:
-    """A run that the core takes over. The launcher holds what is alive of it."""
+    """A run that the core adopts. The launcher has adopted what is alive of it."""
 
     live: Live
     meter: bytes | None
@@ -60,7 +60,7 @@ class Adoption:
     notes: list[str]
     """What could not be adopted, a line each."""
     never: list[RunId]
-    """Runs that no client ever heard of."""
+    """Runs that no client heard of."""
     over: list[RunId]
     """Runs that are known to have ended, and runs whose snapshot cannot be read."""
 
@@ -83,12 +83,12 @@ class Adoption:
 
 def adopt(
     spool: Spool,
-    ledger: Ledger,
+    ledger: OpenedLedger,
     launcher: Launcher,
     handed: Handover | None,
     stored: Mapping[str, int] = MappingProxyType({}),
 ) -> Adoption:
-    """Find what is left of an earlier daemon's runs, and have the launcher hold it. `stored` are pidfds of main processes that
+    """Find what is left of an earlier daemon's runs, and have the launcher adopt it. `stored` are pidfds of main processes that
     systemd has kept, by `name_of_main`. Raises `OSError` where the launcher cannot tell what is alive."""
     return _Adopter(spool, ledger, launcher, handed, stored).adoption()
 
@@ -96,7 +96,7 @@ def adopt(
 @dataclass
 class _Adopter:
     spool: Spool
-    ledger: Ledger
+    ledger: OpenedLedger
     launcher: Launcher
     handed: Handover | None
     stored: Mapping[str, int]
@@ -176,7 +176,7 @@ class _Adopter:
     def _over(self, run: Run) -> bool:
         """Whether the snapshot is older than the row, as after a power cut or where an old copy was put back. By its row the run
         has ended, or has begun another attempt, which must not begin twice."""
-        row = self._open.get(run.id) or self.ledger.get(run.id)
+        row = self._open.get(run.id) or self.ledger.records.get(run.id)
         return row is not None and (row.status.terminal or row.attempts > run.attempt)
 
     def _adopt(self, live: Live, saved: RunSnapshot) -> Remembered:
@@ -224,7 +224,7 @@ class _Adopter:
         for run, info in self._open.items():
             if run not in saved:
                 ended = msgspec.structs.replace(info, status=Status.LOST, reason=reason, ended_at=now, pid=None, deadline=None)
-                yield ended, self.ledger.details(run) or RunExtra()
+                yield ended, self.ledger.records.details(run) or RunExtra()
 
 
 def _startable(live: Live) -> bool:

@@ -12,7 +12,7 @@ from ..core import events as e
 from ..core.budgets import Budget, Budgets
 from ..core.money import to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
-from ..ledger import Ledger
+from ..ledger import Ledger, OpenedLedger
 from ..protocol.units import format_usd
 from .charges import Charged, SavedCharges
 from .directory import Spool
@@ -59,15 +59,10 @@ class BudgetKeeper:
             self.trouble(f"the charges of budgets cannot be read from the ledger: {error}; they stay as they are")
             self.timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
-    def _charged(self, scope: str, name: str, begin: datetime) -> int:
+    def _charged(self, scope: str, name: str, begin: datetime) -> tuple[int, bool]:
         # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
-        saved = self.charges.get(scope, name)
-        known = saved.usd if saved is not None and saved.begins == begin else 0.0
-        return to_nanos(max(known, self.ledger.charged(scope, name, begin)))
-
-    def _was_partial(self, scope: str, name: str, begin: datetime) -> bool:
-        saved = self.charges.get(scope, name)
-        return saved is not None and saved.begins == begin and saved.partial
+        saved = self.charges.since(begin, scope, name)
+        return to_nanos(max(saved.usd, self.ledger.records.charged(scope, name, begin))), saved.partial
 
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
@@ -78,13 +73,13 @@ class BudgetKeeper:
             key = (budget.scope, budget.name)
             begin, end = periods[key]
             old = kept.get(key) if self._periods.get(key) == begin else None
-            charged = old.charged if old is not None else self._charged(*key, begin)
+            charged, partial = (old.charged, old.partial) if old is not None else self._charged(*key, begin)
             over = old is not None and old.over and charged >= budget.allowed
             budgets.append(
                 replace(
                     budget,
                     charged=charged,
-                    partial=old.partial if old is not None else self._was_partial(*key, begin),
+                    partial=partial,
                     over=over,
                     near=over,
                     begins=begin.isoformat(),
@@ -117,7 +112,7 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, spool: Spool) -> list[str]:
+def rebuild(config: configuration.BudgetsConfig, ledger: OpenedLedger, spool: Spool) -> list[str]:
     """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log.
 
     If both have lost charges, what is left of a budget is not known. It then counts as exhausted until its period ends or the
@@ -125,13 +120,10 @@ def rebuild(config: configuration.BudgetsConfig, ledger: Ledger, spool: Spool) -
     notes: list[str] = []
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
-        saved = spool.charges.get(budget.scope, budget.name)
-        # the higher one counts: the spool is older if its newest part was damaged, the ledger if a copy was restored
-        charged = recorded = ledger.charged(budget.scope, budget.name, begin)
-        if saved is not None and saved.begins == begin:
-            charged = max(charged, saved.usd)
+        recorded = ledger.records.charged(budget.scope, budget.name, begin)
         lost = ledger.is_new and not spool.earlier.sound
-        charged = max(charged, to_usd(budget.allowed)) if lost else charged
+        # the higher one counts: the spool is older if its newest part was damaged, the ledger if a copy was restored
+        charged = max(recorded, spool.charges.since(begin, budget.scope, budget.name).usd, to_usd(budget.allowed) if lost else 0.0)
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)
         if lost:

@@ -20,9 +20,11 @@ class SavedCharges:
     def __init__(self, store: RetryingStore) -> None:
         self._store = store
 
-    def get(self, scope: str, name: str) -> Charged | None:
+    def since(self, begins: datetime, scope: str, name: str) -> Charged:
+        """Return what is saved of the period that began then."""
         saved = self._store.items.get(f"charge/{scope}/{name}")
-        return msgspec.msgpack.decode(saved, type=Charged) if saved is not None else None
+        charged = msgspec.msgpack.decode(saved, type=Charged) if saved is not None else None
+        return charged if charged is not None and charged.begins == begins else Charged(begins, 0.0)
 
     def save(self, scope: str, name: str, charged: Charged) -> None:
         """Save it together with the next snapshot: of the run that has used it."""

@@ -8,10 +8,10 @@ from .retrying import Changes, RetryingStore
 from .saved_spawns import SavedSpawns
 from .snapshots import KEY, METER, NOW, RUN
 
-KEYS = 1000
+KEYS_KEPT = 1000
 """Ended runs whose requests are known still."""
 
-RECORDED = 4096
+SNAPSHOTS_KEPT = 4096
 """Ended runs that are kept until the ledger is checkpointed, which is every 500 rows, or 8 000 under load: 1 KiB a run."""
 
 
@@ -33,7 +33,7 @@ class EndedRuns:
         for run in runs:
             self._spawns.forget(run)
             self._recorded[run] = None
-        surplus = len(self._recorded) - RECORDED
+        surplus = len(self._recorded) - SNAPSHOTS_KEPT
         if surplus > 0:  # another process keeps reading the ledger, so that it cannot be checkpointed
             self._delete_oldest(surplus)
 
@@ -62,7 +62,7 @@ class EndedRuns:
             changes |= self._snapshot(run)
             if f"{KEY}{run}" in self._store.items:
                 self._known.setdefault(run)
-        for run in list(self._known)[: max(0, len(self._known) - KEYS)]:
+        for run in list(self._known)[: max(0, len(self._known) - KEYS_KEPT)]:
             del self._known[run]
             changes[f"{KEY}{run}"] = None
         self._store.write_soon(changes)

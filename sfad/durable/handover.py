@@ -76,10 +76,10 @@ class Handover(Struct, frozen=True):
     def descriptors(self) -> Iterable[int]:
         """Return all that must stay open."""
         yield from (fd for fd in (self.lock, self.listener, self.directory, self.claim) if fd >= 0)
-        for held in self.runs.values():
-            yield from held.descriptors
-            if held.stdin is not None:
-                yield from (fd for fd in (held.stdin.read_end, held.stdin.write_end) if fd >= 0)
+        for run in self.runs.values():
+            yield from run.descriptors
+            if run.stdin is not None:
+                yield from (fd for fd in (run.stdin.read_end, run.stdin.write_end) if fd >= 0)
         for one in self.clients.connections:
             yield one.fd
             yield from one.received
@@ -87,13 +87,12 @@ class Handover(Struct, frozen=True):
                 yield from descriptors
 
 
-def store(handover: Handover) -> int:
-    """Return a memfd that holds it. Raises `OSError`."""
+def to_memfd(handover: Handover) -> int:
+    """Return a memfd with it. Raises `OSError`."""
     descriptor = os.memfd_create("sfad-handover", os.MFD_CLOEXEC)
     try:
-        rest = memoryview(msgspec.msgpack.encode(handover))
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(msgspec.msgpack.encode(handover))
     except OSError:
         os.close(descriptor)
         raise

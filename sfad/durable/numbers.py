@@ -4,7 +4,7 @@ from ..core.ids import number_or_zero
 from .retrying import RetryingStore
 from .snapshots import RUN
 
-AHEAD = 256
+RUNS_SKIPPED = 256
 """Run numbers that a crash skips at most. A write for each refusal would use up the spare room of a full disk sooner."""
 
 _EVENTS = "events"
@@ -24,7 +24,7 @@ class ReservedNumbers:
         """Have no other run bear this number: a client was told of a run that may never be on record. Some of the next numbers are
         skipped as well, because the client will ask again."""
         if number > self._skipped:
-            self._store.write_soon({_NUMBERS: str(number + AHEAD).encode()})
+            self._store.write_soon({_NUMBERS: str(number + RUNS_SKIPPED).encode()})
 
     @property
     def _skipped(self) -> int:

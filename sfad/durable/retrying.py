@@ -8,7 +8,7 @@ from ..faults import effect
 from ..host.clock import Timers
 from ..spool import Store
 
-AGAIN = 1.0
+RETRY_EVERY = 1.0
 """Seconds between two tries to write what the disk had no room for."""
 
 Changes = dict[str, bytes | None]
@@ -56,7 +56,7 @@ class RetryingStore:
             if not self._failing:
                 self._trouble(f"what happens to runs cannot be saved in the spool for now: {error}")
             self._failing = True
-            self._timers.arm("remember", trio.current_time() + AGAIN, lambda: self.write_soon({}))
+            self._timers.arm("remember", trio.current_time() + RETRY_EVERY, lambda: self.write_soon({}))
 
     def put_back(self, restore: Callable[[], None]) -> None:
         """Write the file again if another process has removed or replaced it. If so, now or at a write, call `restore`, because the

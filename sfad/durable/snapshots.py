@@ -36,7 +36,7 @@ class Origin(Struct, frozen=True, array_like=True):
     nonce: str
     created_at: datetime
     program: str | None
-    """The agent program whose events its stdout holds."""
+    """The agent program whose events its stdout has."""
     caller: RunId | None
     """The run that asked for it."""
 

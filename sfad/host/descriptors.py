@@ -1,7 +1,7 @@
 """Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop a run.
 
 What takes descriptors is refused while some are still free: first clients, then new runs, last the owner of the daemon
-(`Descriptors`). The very last are kept back for stopping (`hold_back`): the daemon's soft RLIMIT_NOFILE is a little below
+(`Descriptors`). The very last are kept back for stopping (`keep_back`): the daemon's soft RLIMIT_NOFILE is a little below
 the hard one, and the launcher lifts it while it signals, kills and looks. So no descriptor is held ready for that.
 
 The descriptors that clients sent are closed in threads of their own (`close_soon`). close(2) of such a file may wait as long as the
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 
-RESERVE, LEAST = 32, 4
+RESERVE, LEAST_RESERVE = 32, 4
 """Descriptors in one reserve, and what it has at least where the limit is low. A launch takes eight for some milliseconds; the
 ledger, the spool and the price list take a few each."""
 KEPT_BACK = 24
@@ -51,7 +51,7 @@ class Descriptors:
     def refusal(self, need: Need, more: int = 0) -> str | None:
         """Say why `more` descriptors cannot be had for `need`, or return `None`."""
         limit = min(self.limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        reserved = need * min(RESERVE, max(LEAST, limit // 16))
+        reserved = need * min(RESERVE, max(LEAST_RESERVE, limit // 16))
         free = limit - self._count()
         if free - more >= reserved:
             return None
@@ -66,12 +66,11 @@ def soft_of(hard: int) -> int:
     return max(hard - KEPT_BACK, hard * 3 // 4)
 
 
-def hold_back() -> int:
+def keep_back() -> None:
     global _limits
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     _limits = soft_of(hard), hard
     resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
-    return soft
 
 
 @contextmanager
@@ -87,7 +86,7 @@ def lifted() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
 
 
-MOST = 64
+MAX_CLOSERS = 64
 """Threads at a time. While all of them wait, further descriptors stay open. Ending the run that makes them wait helps."""
 
 _lock = threading.Lock()
@@ -100,7 +99,7 @@ def close_soon(descriptors: Iterable[int]) -> None:
     global _threads
     with _lock:
         _open.extend(descriptors)
-        if not _open or _threads >= MOST:
+        if not _open or _threads >= MAX_CLOSERS:
             return
         _threads += 1
     try:

@@ -11,6 +11,7 @@ import pwd
 import resource
 import shutil
 import socket
+import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 
 SO_PEERPIDFD = 77
+UCRED = struct.Struct("=iII")
+"""`struct ucred` of unix(7): pid, uid and gid of the process at the other end."""
 PIDFD_GET_INFO = 0xC050FF0B
 """`_IOWR(0xFF, 11, struct pidfd_info)` with the 80 bytes of Linux 6.18; the kernel also accepts the 64 bytes of 6.13."""
 PIDFD_GET_INFO_64 = 0xC040FF0B

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .private_files import create
 
-SIZE = 2 * 1024 * 1024
+RESERVED_BYTES = 2 * 1024 * 1024
 """Bytes that a start can need: to open the ledger, and to record the ends of runs that a dead daemon held in memory."""
 
 
@@ -25,11 +25,11 @@ class DiskReserve:
 
     def fill(self) -> None:
         with suppress(OSError):
-            if self._size() >= SIZE:
+            if self._size() >= RESERVED_BYTES:
                 return
             descriptor = create(self._path)
             try:
-                os.posix_fallocate(descriptor, 0, SIZE)
+                os.posix_fallocate(descriptor, 0, RESERVED_BYTES)
             except OSError:
                 os.ftruncate(descriptor, 0)
             finally:

@@ -66,16 +66,6 @@ def _place_for(path: Path, held: Path | None) -> Iterator[None]:
         raise PathError(f"the socket {path} cannot be made: {error}") from error
 
 
-def socket_inode(path: Path) -> tuple[int, int] | None:
-    """Return device and inode number of what is at `path`; `None` if nothing is.
-
-    No other file gets the number while the listener is open: the kernel keeps the inode of a bound socket."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        found = path.lstat()
-        return found.st_dev, found.st_ino
-    return None
-
-
 def unbind_socket(path: Path, *, held: Path | None = None) -> None:
     """Remove the socket of a listener that has been closed, unless another daemon serves it by now.
 

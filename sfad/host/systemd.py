@@ -5,7 +5,6 @@ The files in `systemd/` say what systemd does with the unit.
 
 import os
 import socket
-import struct
 import time
 from collections import deque
 from contextlib import suppress
@@ -13,11 +12,10 @@ from contextlib import suppress
 import trio
 
 from ..protocol.units import parse_whole
+from .probe import UCRED
 
 SOCKET_UNIT = "sfad.socket"
 """The name under which systemd passes the socket that it listens on for the daemon."""
-
-_UCRED = struct.Struct("=iII")
 
 
 def manages() -> bool:
@@ -34,8 +32,8 @@ def another_follows() -> bool:
 
 
 def listens(listener: socket.socket) -> bool:
-    """Return whether another process called listen(2) on a socket: then it goes on listening when this process ends."""
-    pid, _uid, _gid = _UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    """Return whether another process called listen(2) on a socket: then that process still listens when this one ends."""
+    pid, _uid, _gid = UCRED.unpack(listener.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     return bool(pid != os.getpid())
 
 
@@ -97,15 +95,15 @@ class FdStore:
         `FDPOLL=0` (systemd 246) keeps a descriptor that hangs up, as the pidfd of an ended process does. `name` is at most 255
         ASCII characters without ':' and control characters."""
         # in this order: the name may be one that systemd has yet to forget
-        return self.settle() and self._say(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
+        return self.flush() and self._say(f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0", [fd])
 
     def forget(self, name: str) -> None:
         """Have systemd close all descriptors of that name: now, or before the next message."""
         if self._socket is not None:
             self._unwanted.append(name)
-            self.settle()
+            self.flush()
 
-    def settle(self) -> bool:
+    def flush(self) -> bool:
         """Send what could not be sent yet. Return whether nothing is left to forget."""
         while self._unwanted:
             if not self._say(f"FDSTOREREMOVE=1\nFDNAME={self._unwanted[0]}", []):
@@ -137,10 +135,10 @@ class FdStore:
         if pid != str(os.getpid()):
             return found
         try:
-            last = _FIRST + parse_whole(count, 0)
+            last = _FIRST_PASSED + parse_whole(count, 0)
         except ValueError:
             return found
-        for fd, name in zip(range(_FIRST, last), names.split(":"), strict=False):
+        for fd, name in zip(range(_FIRST_PASSED, last), names.split(":"), strict=False):
             try:
                 os.set_inheritable(fd, False)
             except OSError:  # the variable promises more than was passed
@@ -163,5 +161,5 @@ def _connected(address: str) -> socket.socket | None:
     return sock
 
 
-_FIRST = 3
+_FIRST_PASSED = 3
 """SD_LISTEN_FDS_START."""

@@ -25,7 +25,7 @@ async def in_thread(call: Callable[[*Ts], T], *args: *Ts, abandon: bool = False,
         raise OSError(errno.EAGAIN, _NO_THREAD) from error
 
 
-PAUSE = 1.0
+RESTART_PAUSE = 1.0
 """Seconds until a task that failed starts again. Without a pause, a bug that it meets at once would keep a CPU busy."""
 
 
@@ -38,7 +38,7 @@ async def keep_serving(serve: Callable[[], Awaitable[None]], failed: Callable[[E
             return await serve()
         except Exception as error:  # noqa: BLE001 - whatever it is
             failed(error)
-        await trio.sleep(PAUSE)
+        await trio.sleep(RESTART_PAUSE)
 
 
 class Background:

@@ -15,7 +15,7 @@
 `emitter`          sends events to the loop
 `complaints`       tells the log what failed and is tried again
 `marks`            the cookie and the tag that the processes of a run inherit
-`pidfd`            what a pidfd tells of a process that has ended
+`pidfd`            signals to exactly one process, and what is known of it when it has ended
 `procfs`           what /proc tells of processes
 `launcher`         what the loop needs of a launcher: it names runs, not pids
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from ..core.events import Event, LaunchFailed
-from ..protocol.types import RunId
-from .launcher import Emit, LaunchError
+from ..core.events import Event
+from .launcher import Emit
 
 
 class Emitter:
@@ -21,6 +20,3 @@ class Emitter:
             self._emit(kind(self._clock(), *fields))
         except Exception as error:  # noqa: BLE001 - the receiver has the event, whatever it failed with: do not send it twice
             self._failed(error)
-
-    def launch_failed(self, run_id: RunId, error: LaunchError) -> None:
-        self.emit(LaunchFailed, run_id, error.errno, error.text, error.kind, error.about)

@@ -57,7 +57,7 @@ class Footprints:
     def _pids(self, asked: Mapping[RunId, LaunchedRun]) -> dict[RunId, list[int]]:
         found: dict[RunId, list[int]] = {run_id: [] for run_id in asked}
         for pid, run_id in self._containment.members(*_tops(asked.values())) if asked else ():
-            for above in self._runs[run_id].chain():
+            for above in self._runs[run_id].upwards():
                 if above.id in found:
                     found[above.id].append(pid)
         return found
@@ -65,7 +65,7 @@ class Footprints:
 
 def _tops(asked: Collection[LaunchedRun]) -> list[LaunchedRun]:
     everyone = set(asked)
-    return [run for run in asked if not any(above in everyone for above in run.chain() if above is not run)]
+    return [run for run in asked if not any(above in everyone for above in run.upwards() if above is not run)]
 
 
 def _amount(kind: str, pids: list[int], exact_from: float) -> int:

@@ -26,7 +26,7 @@ class LaunchHandover:
 
     def _remains_of(self, run: LaunchedRun) -> Remains:
         remains = run.remains()
-        failure = run.main.failure if run.main else run.failing
+        failure = run.main.failure if run.main else run.launch_error
         if failure:
             self._pipes.append(_report_again(failure))
             return replace(remains, report=self._pipes[-1])
@@ -44,7 +44,7 @@ class LaunchHandover:
 
 
 def _report_again(error: LaunchError) -> int:
-    """Return a pipe that holds this error as a trampoline would report it. It is inherited across execve(2)."""
+    """Return a pipe with this error as a trampoline would report it. It is inherited across execve(2)."""
     near, far = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.write(far, REPORT.pack(EXEC, -error.errno))

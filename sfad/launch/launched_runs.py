@@ -32,7 +32,7 @@ class MainProcess:
     """Clock ticks since boot; known from the start of an adopted process, else when `LaunchedRun.remains` asks."""
     ours: bool = True
     """Whether it is a child of this process, which then reaps it."""
-    ended: float | None = None
+    exit_seen: float | None = None
     """When an adopted process was seen to exit, while the kernel has not told how."""
 
     def signal(self, number: int) -> bool:
@@ -58,18 +58,18 @@ class LaunchedRun:
     """Whether `Frozen` is owed."""
     paused: bool = False
     """Whether the run is to stand still until it is thawed."""
-    ladder: int = 0
+    stop_count: int = 0
     """How often emptying has begun: what an earlier stop left behind must not touch the next attempt."""
-    pauses: int = 0
+    pause_count: int = 0
     """How often `freeze` and `thaw` were called: only the last call is tried again."""
     bounds: Bounds = UNBOUND
     cpus: frozenset[int] | None = None
     """The CPUs that the run was bound to because of its own limit."""
-    failing: LaunchError | None = None
+    launch_error: LaunchError | None = None
     """Why its launch failed, until that is reported."""
-    number: int = signal.SIGTERM
+    stop_signal: int = signal.SIGTERM
     """The last signal of its stop."""
-    since: int = 0
+    first_started: int = 0
     """When its first process started, in clock ticks since boot; 0 if that is not known."""
 
     @property
@@ -77,7 +77,7 @@ class LaunchedRun:
         """The random part of the cookie."""
         return self.cookie.rsplit(b":", 1)[1].decode()
 
-    def chain(self) -> Iterator[LaunchedRun]:
+    def upwards(self) -> Iterator[LaunchedRun]:
         """Yield the run and its ancestors, nearest first."""
         node: LaunchedRun | None = self
         while node is not None:
@@ -96,22 +96,22 @@ class LaunchedRun:
 
     def begin_stop(self, number: int) -> None:
         """Owe `Emptied` because of a signal, and undo every pause of the subtree."""
-        self.number = number
+        self.stop_signal = number
         for below in self.subtree():
             below.paused = False
         if not self.emptying:
             self.emptying = True
-            self.ladder += 1
+            self.stop_count += 1
 
-    def in_stop(self, ladder: int) -> bool:
+    def in_stop(self, stop: int) -> bool:
         """Return whether the stop with that number is still emptying the run."""
-        return self.emptying and self.ladder == ladder
+        return self.emptying and self.stop_count == stop
 
     def set_paused(self, paused: bool) -> int:
-        """Note a `freeze` or `thaw`; return its number, to compare with `pauses` later."""
+        """Note a `freeze` or `thaw`; return its number, to compare with `pause_count` later."""
         self.freezing = self.paused = paused
-        self.pauses += 1
-        return self.pauses
+        self.pause_count += 1
+        return self.pause_count
 
     def remains(self) -> Remains:
         """Return what to save of the run. Raises `OSError`."""
@@ -120,7 +120,7 @@ class LaunchedRun:
             return Remains(self.nonce, self.bounds)
         if main.started is None and (process := procfs.stat(main.pid)):  # an unreaped child of ours has not gone
             main.started = process.started
-        self.since = self.since or main.started or 0
+        self.first_started = self.first_started or main.started or 0
         return Remains(self.nonce, self.bounds, main.pid, main.started)
 
 
@@ -137,10 +137,12 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         self.tags: dict[int, RunId] = {}
         """Runs by the number in their processes' soft RLIMIT_MSGQUEUE."""
 
-    def add(self, run_id: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, since: int = 0) -> LaunchedRun:
+    def add(self, run_id: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, first_started: int = 0) -> LaunchedRun:
         """Add a run below its parent, which was added before."""
         above = self[parent] if parent is not None else None
-        run = self[run_id] = LaunchedRun(run_id, above, f"{self.instance}:{run_id}:{nonce}".encode(), bounds=bounds, since=since)
+        run = self[run_id] = LaunchedRun(
+            run_id, above, f"{self.instance}:{run_id}:{nonce}".encode(), bounds=bounds, first_started=first_started
+        )
         if above:
             above.children.add(run)
         return run
@@ -173,11 +175,11 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
     def within(self, run_id: RunId, top: RunId) -> bool:
         """Return whether a run is `top` or below it."""
         run = self.get(run_id)
-        return run is not None and any(above.id == top for above in run.chain())
+        return run is not None and any(above.id == top for above in run.upwards())
 
     def sole_tree(self, started: int) -> RunId | None:
         """Return the only root that an orphan without any mark can descend from: no other live root is as old as the orphan.
 
         The orphan is stopped with that run. None if this process is pid 1, which also adopts orphans of foreign processes."""
-        roots = [run.id for run in self.values() if run.parent is None and run.since <= started]
+        roots = [run.id for run in self.values() if run.parent is None and run.first_started <= started]
         return roots[0] if len(roots) == 1 and os.getpid() != 1 else None

@@ -20,17 +20,7 @@ from .emitter import Emitter
 from .footprints import Footprints
 from .handing_over import LaunchHandover
 from .launched_runs import LaunchedRun, LaunchedRuns
-from .launcher import (
-    Adopted,
-    Bounds,
-    Enforcement,
-    Footprint,
-    Launcher,
-    LaunchError,
-    LaunchSpec,
-    Remains,
-    Remember,
-)
+from .launcher import Adopted, Bounds, Enforcement, Footprint, Launcher, LaunchError, LaunchSpec, Remains, Remember
 from .trampoline.executable import Trampoline, best
 from .trampoline.posix_spawn import PosixSpawner
 from .watch.mains import Mains, signal_mains
@@ -102,15 +92,15 @@ class LocalLauncher(Launcher):
     def terminate(self, run_id: RunId, signal: int) -> None:
         run = self._stopping(run_id, signal)
         if run:
-            ladder = run.ladder
-            self._reactor.retry_while(lambda: run.in_stop(ladder), self._containment.stops.terminate, run, signal)
+            stop = run.stop_count
+            self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.terminate, run, signal)
 
     def kill(self, run_id: RunId) -> None:
         run = self._stopping(run_id, SIGKILL)
         if run:
-            ladder = run.ladder
+            stop = run.stop_count
             signal_mains(run, SIGKILL)
-            self._reactor.retry_while(lambda: run.in_stop(ladder), self._containment.stops.kill, run)
+            self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.kill, run)
 
     def _stopping(self, run_id: RunId, number: int) -> LaunchedRun | None:
         run = self._runs.get(run_id)
@@ -125,15 +115,15 @@ class LocalLauncher(Launcher):
         if run is None:
             self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
-        now = run.set_paused(True)
-        self._reactor.retry_while(lambda: run.freezing and run.pauses == now, self._containment.pauses.freeze, run)
+        count = run.set_paused(True)
+        self._reactor.retry_while(lambda: run.freezing and run.pause_count == count, self._containment.pauses.freeze, run)
 
     def thaw(self, run_id: RunId) -> None:
         run = self._runs.get(run_id)
         if run:
-            now = run.set_paused(False)
+            count = run.set_paused(False)
             self._reactor.retry_while(
-                lambda: run.pauses == now and self._runs.get(run_id) is run, self._containment.pauses.thaw, run
+                lambda: run.pause_count == count and self._runs.get(run_id) is run, self._containment.pauses.thaw, run
             )
 
     def signal_main(self, run_id: RunId, signal: int) -> bool:

@@ -1,11 +1,16 @@
-"""What a pidfd tells of its process, also when that has ended and its pid is used again (PIDFD_GET_INFO)."""
+"""Pidfds: signals to exactly one process, and what they tell of it when it has ended and its pid is used again."""
 
 import fcntl
+import os
 import platform
 import re
 import select
 import signal
 import struct
+from contextlib import suppress
+
+from . import procfs
+from .procfs import Stat
 
 _GET_INFO = 0xC040FF0B
 _CGROUPID, _EXIT = 1 << 2, 1 << 3
@@ -56,3 +61,16 @@ def reaped(pidfd: int) -> bool:
 def tells_exits() -> bool:
     """Return whether it is of use to wait for `exit_status` (Linux 6.15)."""
     return tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2]) >= (6, 15)
+
+
+def send(process: Stat, *numbers: int) -> None:
+    """Send signals to a process that was seen, unless it has ended."""
+    with suppress(ProcessLookupError, PermissionError):
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            now = procfs.stat(process.pid)  # after the pidfd was opened: its pid may have been used again
+            if now is not None and now.started == process.started:
+                for number in numbers:
+                    signal.pidfd_send_signal(pidfd, number)
+        finally:
+            os.close(pidfd)

@@ -43,7 +43,7 @@ class Stat(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether SIGSTOP (or a tracer) holds it."""
+        """Whether SIGSTOP or a tracer has stopped it."""
         return self.state in "Tt"
 
 

@@ -2,7 +2,7 @@
 
 Only what is provably of the instance is touched: cgroups below a directory of its name, and processes whose environment,
 as the kernel shows it, has its cookie, with their descendants. So without cgroups an orphan that cleared its environment is
-not found: once the daemon is dead nothing tells whose it was. The caller holds the lock of the state directory.
+not found: once the daemon is dead nothing tells whose it was. The caller has locked the state directory.
 """
 
 import errno
@@ -63,7 +63,7 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
 
 
 def _removable(top: str, spare: Set[RunId]) -> Iterator[str]:
-    """Yield the outermost cgroups in `top`, or `top` itself, that hold nothing of a run to be spared."""
+    """Yield the outermost cgroups in `top`, or `top` itself, with nothing of a run to be spared."""
     paths = list(cgroupfs.nested(top))
     kept = _with_those_above(top, (path for path in paths if os.path.basename(path) in spare))
     entered: set[str] = set()

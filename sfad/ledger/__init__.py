@@ -1,11 +1,13 @@
 """The durable record: SQLite in WAL mode, one writer, every admission committed before its process starts.
 
-`ledger`    `Ledger`, used in the trio thread: writes are queued and answered by callback
-`records`   its reads, which also see queued writes
+`opened`    the ledger between its opening and its first write: what was found, and how it is brought up to date
+`ledger`    `Ledger`, used in the trio thread: writes are queued, and a listener is told what became of them
+`records`   reads, which also see queued writes
 `schema`    tables, and the ordered list of migrations that leads to them
 `rows`      runs and events as rows, and back, and the SQL that writes them
 `inbox`     the queue of the writer's thread, which wakes it when a transaction is worth its cost
-`writer`    the thread that owns the connection that writes
+`writer`    the thread that writes: its queue, its backlog, and errands
+`transactions` the connection that writes: transactions, checkpoints, and the file put back
 `database`  the names of the ledger's files, connections that only read, and SQLite's errors
 `opening`   the connection that writes: whether the file is whole, modes, pragmas, setting a corrupt file aside
 `backup`    a copy while it is in use, and the ledger written again after another process has removed it
@@ -19,6 +21,7 @@
 from .backup import Backup, back_up
 from .database import LedgerError, LedgerTooNew, is_full
 from .ledger import Ledger
+from .opened import OpenedLedger
 from .rows import RunExtra
 
-__all__ = ["Backup", "Ledger", "LedgerError", "LedgerTooNew", "RunExtra", "back_up", "is_full"]
+__all__ = ["Backup", "Ledger", "LedgerError", "LedgerTooNew", "OpenedLedger", "RunExtra", "back_up", "is_full"]

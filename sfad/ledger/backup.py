@@ -23,7 +23,7 @@ BACKUP = Path("backup") / FILE
 _STEP = 64
 """Pages copied between two pauses, 256 KiB: 0.2 ms."""
 
-ROOM = 16 * 1024 * 1024
+LEFT_FREE = 16 * 1024 * 1024
 """Bytes that a copy must leave free: admissions fail on a full disk, which is worse than an old backup."""
 
 
@@ -87,8 +87,8 @@ def _backup(path: Path) -> Backup:
 
 
 def check_room(size: int, directory: Path) -> None:
-    """Raise `LedgerError` unless `size` bytes, and `ROOM`, are free."""
-    system, needed = os.statvfs(directory), size + ROOM
+    """Raise `LedgerError` unless `size` bytes, and `LEFT_FREE`, are free."""
+    system, needed = os.statvfs(directory), size + LEFT_FREE
     free = system.f_bavail * system.f_frsize
     if free < needed:
         raise LedgerError(f"a copy of the ledger needs {format_size(needed)} in {directory}; only {format_size(free)} are free")
@@ -155,7 +155,7 @@ def identities(directory: Path) -> Identities:
 class PutBack:
     writer: sqlite3.Connection
     guard: sqlite3.Connection
-    """See `Writer`."""
+    """See `Transactions`."""
     reader: sqlite3.Connection
     note: str
 
@@ -193,10 +193,10 @@ def _copy_back(source: sqlite3.Connection, target: Path) -> None:
 
 
 def _opened(path: Path, source: sqlite3.Connection) -> tuple[sqlite3.Connection, sqlite3.Connection, sqlite3.Connection]:
-    patience = source.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
+    busy_timeout = source.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
     with ExitStack() as undo:
         undo.callback(path.unlink)
-        writer = sqlite3.connect(path, isolation_level=None, timeout=patience, check_same_thread=False)
+        writer = sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
         undo.callback(writer.close)
         configure(writer)
         guard, reader = (undo.enter_context(closing(open_reader(path.parent))) for _ in range(2))

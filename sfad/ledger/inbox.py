@@ -44,19 +44,19 @@ class Inbox(Generic[_Item]):
     def wake(self) -> None:
         self._calls.put(True)
 
-    def take(self, patience: float | None) -> list[_Item]:
-        """Return everything queued once it is worth a transaction; nothing if nothing came for `patience` seconds."""
+    def take(self, timeout: float | None) -> list[_Item]:
+        """Return everything queued once it is worth a transaction; nothing if nothing came for `timeout` seconds."""
         # waiting right after a transaction, and not from the next item on, spares that item a wake-up
         self._called(LINGER)
-        if not self._items and not self._sleep(patience) and self._items:
+        if not self._items and not self._sleep(timeout) and self._items:
             self._called(LINGER)
         return self.drain()
 
-    def _sleep(self, patience: float | None) -> bool:
+    def _sleep(self, timeout: float | None) -> bool:
         self._asleep = True
         try:
             # an item that was put before the flag was set has not woken the taker
-            return not self._items and self._called(patience)
+            return not self._items and self._called(timeout)
         finally:
             self._asleep = False
 

@@ -133,7 +133,7 @@ _LOG_KEPT = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedLedger:
+class OpenedFile:
     connection: sqlite3.Connection
     is_new: bool
     """There was no ledger, or it was set aside."""
@@ -141,11 +141,11 @@ class OpenedLedger:
     left: list[RunInfo]
 
 
-def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, handed_over: bool = False) -> OpenedLedger:
+def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, handed_over: bool = False) -> OpenedFile:
     """Open the file, and make it if it is missing.
 
     Set a corrupt one aside, untouched, and add a line about that to `notes`. Raises `LedgerError` for everything else that
-    keeps it from being opened. `handed_over`: see `Ledger`."""
+    keeps it from being opened. `handed_over`: see `OpenedLedger`."""
     path = directory / FILE
     try:
         _clear(path, notes)
@@ -210,7 +210,7 @@ def _clear(path: Path, notes: list[str]) -> None:
         regain(path)
 
 
-def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over: bool) -> OpenedLedger:
+def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over: bool) -> OpenedFile:
     _make(path)
     unchecked = check_at_start(path, busy_timeout, trusted=handed_over)
     connection = sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
@@ -223,7 +223,7 @@ def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over
     except BaseException:
         connection.close()
         raise
-    return OpenedLedger(connection, is_new, unchecked, left)
+    return OpenedFile(connection, is_new, unchecked, left)
 
 
 def _left(connection: sqlite3.Connection) -> list[RunInfo]:

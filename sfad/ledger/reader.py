@@ -4,7 +4,7 @@ This module chooses the index of each query, because SQLite's planner has no sta
 drives the query; the others are written `+column = ?`, which hides their indices from the planner. Without such a filter a page
 walks the table itself, newest first.
 
-What a page reads does not depend on the ledger's size: it walks at most `WALKED` rows or entries of the driving index, and ends
+What a page reads does not depend on the ledger's size: it walks at most `MAX_WALKED` rows or entries of the driving index, and ends
 there even if few rows match. The next page continues below. Only a tree is walked whole, because the guard bounds its size.
 """
 
@@ -31,7 +31,7 @@ _BELOW = (
     "SELECT child.id, child.number FROM below JOIN runs AS child ON child.parent_id = below.id) SELECT number FROM below)"
 )
 
-WALKED = 5000
+MAX_WALKED = 5000
 """Rows, or entries of an index, that a page walks at most: 5 ms if none of them matches."""
 
 MOST_BELOW = 20_000
@@ -55,8 +55,8 @@ class Page:
     def below(self) -> int:
         return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
 
-    def admits(self, info: RunInfo, chain: Sequence[RunId]) -> bool:
-        """Apply the same filters to a run that is not in the file yet. `chain`: its ids, only needed with `within`."""
+    def admits(self, info: RunInfo, lineage: Sequence[RunId]) -> bool:
+        """Apply the same filters to a run that is not in the file yet. `lineage`: its ids, only needed with `within`."""
         query = self.query
         if query.before is not None and not (info.status.terminal and info.id < query.before):
             return False
@@ -65,7 +65,7 @@ class Page:
             and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
             and (query.since is None or info.created_at.timestamp() >= query.since)
-            and (self.within is None or self.within in chain)
+            and (self.within is None or self.within in lineage)
         )
 
 
@@ -157,7 +157,7 @@ class Reader:
         return Selection.of(map(run_info, rows), page.query.rows, run_id(reached) if reached else "")
 
     def _floor(self, query: EndedQuery, page: Page) -> int:
-        """Return the lowest number that the query looks at, so that it walks at most `WALKED` rows or entries."""
+        """Return the lowest number that the query looks at, so that it walks at most `MAX_WALKED` rows or entries."""
         sql, values = query.walk(page)
         row = self._row(sql, *values) if sql else None
         return 0 if row is None else int(row[0])
@@ -235,7 +235,7 @@ class EndedQuery:
         driving, values = ("1", []) if self.first is None else (self.first.driving, self.first.values)
         sql = (
             f"SELECT {self._number} FROM {self._source.partition(' ')[0]} WHERE {driving} AND {self._number} < ? "  # noqa: S608
-            f"ORDER BY {self._number} DESC LIMIT 1 OFFSET {WALKED}"
+            f"ORDER BY {self._number} DESC LIMIT 1 OFFSET {MAX_WALKED}"
         )
         return sql, [*values, page.below]
 

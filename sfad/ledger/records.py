@@ -12,7 +12,7 @@ from .reader import Page, Reader, Selection
 from .rows import Op, RunExtra
 from .totals import Used, used_by
 
-FOUND = 10
+MAX_FOUND = 10
 """Ids that `find` returns at most: enough to show that a prefix is ambiguous."""
 
 
@@ -24,7 +24,7 @@ class _Unwritten:
 
 
 class Records:
-    """The runs in the file as their queued writes will leave them. `Ledger` adds the writing."""
+    """The runs in the file as their queued writes will leave them."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -49,7 +49,7 @@ class Records:
 
     def find(self, prefix: str) -> list[RunId]:
         unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
-        return sorted({*self._reader.find(prefix, FOUND), *unwritten})[:FOUND]
+        return sorted({*self._reader.find(prefix, MAX_FOUND), *unwritten})[:MAX_FOUND]
 
     def select(self, page: Page) -> Selection:
         found = self._reader.select(page)
@@ -58,18 +58,18 @@ class Records:
         return Selection.of(runs.values(), page.query.rows, found.reached)
 
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
-        for held in self._unwritten.values():
-            if page.admits(held.info, () if page.within is None else self.chain(held.info.id)):
-                yield held.info, held.extra
+        for queued in self._unwritten.values():
+            if page.admits(queued.info, () if page.within is None else self.lineage(queued.info.id)):
+                yield queued.info, queued.extra
 
     def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
         used = {run: use for root in roots for run, use in self._reader.used_below(root).items()}
-        for held in self._unwritten.values():
-            if held.info.root_id in roots and held.info.parent_id is not None:
-                used[held.info.id] = used_by(held.info.parent_id, held.info.usage)
+        for queued in self._unwritten.values():
+            if queued.info.root_id in roots and queued.info.parent_id is not None:
+                used[queued.info.id] = used_by(queued.info.parent_id, queued.info.usage)
         return used
 
-    def chain(self, run_id: RunId) -> list[RunId]:
+    def lineage(self, run_id: RunId) -> list[RunId]:
         """Return the run's ancestors and itself, root first; only itself if it is unknown."""
         ids = [run_id]
         while (parent := self._parent(ids[-1])) is not None and parent not in ids:
@@ -81,24 +81,27 @@ class Records:
         return self._reader.charged(scope, name, period_start.timestamp())
 
     def _lookup(self, run_id: RunId) -> tuple[RunInfo, RunExtra] | None:
-        held = self._unwritten.get(run_id)
-        return (held.info, held.extra) if held is not None else self._reader.get(run_id)
+        queued = self._unwritten.get(run_id)
+        return (queued.info, queued.extra) if queued is not None else self._reader.get(run_id)
 
     def _parent(self, run_id: RunId) -> RunId | None:
-        held = self._unwritten.get(run_id)
-        return held.info.parent_id if held is not None else self._reader.parent(run_id)
+        queued = self._unwritten.get(run_id)
+        return queued.info.parent_id if queued is not None else self._reader.parent(run_id)
 
-    # ---- for the ledger
+    # ---- what is queued
 
-    def _read_from(self, reader: Reader) -> None:
+    def close(self) -> None:
+        self._reader.close()
+
+    def read_from(self, reader: Reader) -> None:
         self._reader.close()
         self._reader = reader
 
-    def _remember(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
+    def remember(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
         self._unwritten[info.id] = _Unwritten(op, info, extra)
 
-    def _forget(self, ops: list[Op]) -> None:
+    def forget(self, ops: list[Op]) -> None:
         for op in ops:
-            held = self._unwritten.get(op.run_id) if op.run_id else None
-            if held is not None and held.op is op:
-                del self._unwritten[held.info.id]
+            queued = self._unwritten.get(op.run_id) if op.run_id else None
+            if queued is not None and queued.op is op:
+                del self._unwritten[queued.info.id]

@@ -59,7 +59,7 @@ class _OldRun:
     labels: str
 
 
-class Sweeper:
+class Pruner:
     """Deletes and compacts, in one thread.
 
     `errand` calls its argument in the writer's thread and returns the result. `pause` is called between two errands; it may wait,
@@ -162,7 +162,7 @@ def _last(tree: Sequence[_OldRun]) -> float:
 
 
 def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
-    """Yield the root of each ended run that is old enough, some more than once. The index holds all columns that this reads."""
+    """Yield the root of each ended run that is old enough, some more than once. The index has all columns that this reads."""
     sql = (
         "SELECT number, root_id FROM runs INDEXED BY runs_status "
         "WHERE status = ? AND number > ? AND created_at < ? ORDER BY number LIMIT ?"
@@ -188,20 +188,19 @@ def _old_events(connection: sqlite3.Connection, cutoff: datetime) -> Iterator[li
 
     Reads all events: while the clock was ahead, events got times in the future, which must not hide older ones."""
     live = {row[0] for row in connection.execute(f"SELECT id FROM runs INDEXED BY runs_status WHERE {LIVE}")}  # noqa: S608
-    last = 0
-    sql = "SELECT seq, run_id FROM events WHERE seq > ? AND time < ? ORDER BY seq LIMIT ?"
-    while rows := connection.execute(sql, (last, cutoff.timestamp(), STEP_EVENTS)).fetchall():
-        last = rows[-1][0]
-        if numbers := [seq for seq, run in rows if run not in live]:
-            yield numbers
+    return _events(connection, cutoff.timestamp(), lambda run: run not in live)
 
 
 def _events_of(connection: sqlite3.Connection, runs: Collection[str]) -> Iterator[list[int]]:
-    """Yield the numbers of the events of these runs. No index holds an event's run, so this reads all events."""
-    sql, last = "SELECT seq, run_id FROM events WHERE seq > ? ORDER BY seq LIMIT ?", 0
-    while rows := connection.execute(sql, (last, STEP_EVENTS)).fetchall():
+    """Yield the numbers of the events of these runs. No index has an event's run, so this reads all events."""
+    return _events(connection, inf, runs.__contains__)
+
+
+def _events(connection: sqlite3.Connection, before: float, wanted: Callable[[str | None], bool]) -> Iterator[list[int]]:
+    sql, last = "SELECT seq, run_id FROM events WHERE seq > ? AND time < ? ORDER BY seq LIMIT ?", 0
+    while rows := connection.execute(sql, (last, before, STEP_EVENTS)).fetchall():
         last = rows[-1][0]
-        if numbers := [seq for seq, run in rows if run in runs]:
+        if numbers := [seq for seq, run in rows if wanted(run)]:
             yield numbers
 
 
@@ -241,12 +240,12 @@ def _give_back(connection: sqlite3.Connection) -> int:
 def _truncate_log(connection: sqlite3.Connection) -> int:
     # all of the log is in the database already. While another connection reads, this fails at once, and the next compaction
     # tries again
-    patience = _pragma(connection, "busy_timeout")
+    busy_timeout = _pragma(connection, "busy_timeout")
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         return int(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
     finally:
-        connection.execute(f"PRAGMA busy_timeout = {patience}")
+        connection.execute(f"PRAGMA busy_timeout = {busy_timeout}")
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

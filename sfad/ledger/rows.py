@@ -1,6 +1,6 @@
 """Runs and events as rows, and back, and the SQL that writes them. Each column is named once here.
 
-Environment variables have no column: they may hold secrets.
+Environment variables have no column: they may contain secrets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ RESULT_HEAD = 1024
 
 
 class RunExtra(Struct, frozen=True, kw_only=True):
-    """What a run's row holds beside `RunInfo`."""
+    """What a run's row has beside `RunInfo`."""
 
     uid: int | None = None
     mode: str | None = None
@@ -37,7 +37,7 @@ class RunExtra(Struct, frozen=True, kw_only=True):
     result_head: bytes | None = None
 
 
-Kind = Literal["admit", "refuse", "upsert", "save", "event", "count", "charge"]
+Kind = Literal["admit", "refuse", "upsert", "state", "event", "count", "charge"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,12 +53,12 @@ class Op:
     the file, and a SIGKILL must not find it in memory."""
 
 
-# set at admission: columns that hold a field as it is, or as JSON
+# set at admission: columns with a field as it is, or as JSON
 _FIXED_INFO = ("id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd", "meter")
 _FIXED_INFO_JSON = ("chain", "argv", "labels")
 _FIXED_EXTRA = ("uid", "mode")
 _FIXED_EXTRA_JSON = ("allowed_tools", "blocked_tools")
-# written by every save
+# written with every state
 _STATE_INFO = ("exit_code", "signal", "attempts", "descendants", "milestone", "pid")
 _STATE_TIMES = ("deadline", "started_at", "ended_at")
 _STATE_EXTRA = ("pid_started", "model", "provider")
@@ -68,7 +68,7 @@ _FIXED = ("number", "created_at", *_FIXED_INFO, *_FIXED_INFO_JSON, *_FIXED_EXTRA
 _STATE = (*_STATE_COMPUTED, *_STATE_INFO, *_STATE_TIMES, *_STATE_EXTRA)
 
 RUN_COLUMNS = (*_FIXED, *_STATE)
-SAVE_COLUMNS = ("number", *_STATE)
+STATE_COLUMNS = ("number", *_STATE)
 EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
 _fixed_info, _fixed_info_json = attrgetter(*_FIXED_INFO), attrgetter(*_FIXED_INFO_JSON)
@@ -96,9 +96,9 @@ def insert_op(kind: Literal["admit", "refuse", "upsert"], info: RunInfo, extra: 
     return Op(kind, info.id, (*fixed, *_state(info, extra, boot_id)), labels, urgent=urgent)
 
 
-def save_op(info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
+def state_op(info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
     """Return the write that brings a run's row up to date. It creates no row, so a run whose admission failed has none."""
-    return Op("save", info.id, (run_number(info.id), *_state(info, extra, boot_id)), urgent=info.status.terminal)
+    return Op("state", info.id, (run_number(info.id), *_state(info, extra, boot_id)), urgent=info.status.terminal)
 
 
 def event_op(event: Event) -> Op:
@@ -165,15 +165,15 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "limits": msgspec.json.Decoder(list[LimitState]).decode,
     "usage": msgspec.json.Decoder(dict[Source, Usage]).decode,
 }
-"""Of columns that do not hold the field as it is; NULL is `None` in each."""
+"""Of columns whose value is not the field as it is; NULL is `None` in each."""
 
 _IN_INFO = [name for name in RunInfo.__struct_fields__ if name in RUN_COLUMNS and name != "usage"]
 
 
 def _fields(row: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
     column = dict(zip(RUN_COLUMNS, row, strict=True))
-    held = ((name, column[name]) for name in names)
-    return {name: _DECODE[name](value) if name in _DECODE and value is not None else value for name, value in held}
+    wanted = ((name, column[name]) for name in names)
+    return {name: _DECODE[name](value) if name in _DECODE and value is not None else value for name, value in wanted}
 
 
 def run_info(row: Iterable[Any]) -> RunInfo:
@@ -243,7 +243,7 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
     yield from _many(partial(_insert, "runs"), [op.row for op in inserts])
     yield from _many(partial(_insert, "labels"), [label for op in inserts for label in op.labels])
     yield from upserts([op for op in batch if op.kind == "upsert"])
-    yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "save"}.values()))
+    yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "state"}.values()))
     yield from _many(partial(_insert, "events"), [op.row for op in batch if op.kind == "event"])
     for op in batch:
         if op.kind == "count":
@@ -291,7 +291,7 @@ def _values(rows: int, columns: int) -> str:
 def _assignments(value: str) -> str:
     # a daemon that adopts a run knows its model only once the agent names it again
     once = ("model", "provider")
-    names = ((name, value.format(name)) for name in SAVE_COLUMNS[1:])
+    names = ((name, value.format(name)) for name in STATE_COLUMNS[1:])
     return ", ".join(f"{name} = ifnull({new}, runs.{name})" if name in once else f"{name} = {new}" for name, new in names)
 
 
@@ -310,8 +310,8 @@ def _updates(rows: Sequence[tuple[Any, ...]]) -> Iterator[Statement]:
 
 @cache
 def _update_runs(rows: int) -> str:
-    names = ", ".join(SAVE_COLUMNS)
+    names = ", ".join(STATE_COLUMNS)
     return (
-        f"WITH new ({names}) AS ({_values(rows, len(SAVE_COLUMNS))}) "  # noqa: S608
+        f"WITH new ({names}) AS ({_values(rows, len(STATE_COLUMNS))}) "  # noqa: S608
         f"UPDATE runs SET {_assignments('new.{}')} FROM new WHERE runs.number = new.number"
     )

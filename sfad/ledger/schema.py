@@ -15,9 +15,9 @@ APPLICATION_ID = 0x73666164
 
 # Each index costs every run a page or two in the log, so there are only those that a frequent query walks:
 # - `id` has none: it says the same as `number`. Its column is for people and for joins with `parent_id`.
-# - `runs_status` also finds the live runs. It holds `created_at`, so that a search by time reads matching rows only.
-# - A root is found by its number, so `runs_root` and `runs_parent` hold only descendants.
-# - None holds `ended`, so that a run's end moves one entry. Columns that filter without an index stand first in the row: they
+# - `runs_status` also finds the live runs. It has `created_at`, so that a search by time reads matching rows only.
+# - A root is found by its number, so `runs_root` and `runs_parent` have only descendants.
+# - None has `ended`, so that a run's end moves one entry. Columns that filter without an index stand first in the row: they
 #   are read without following a long command line to its overflow pages.
 # AUTOINCREMENT would rewrite a page at every insert. The highest number is kept only when its row is deleted.
 _V1 = """
@@ -109,7 +109,7 @@ ALTER TABLE runs ADD COLUMN meter TEXT;
 
 # Sums need columns: `cost_usd`, `tokens` and `partial` are those of the usage that is shown, the first in the JSON object.
 # `runs_created` leads a search by time to its first row, and tells when there is no more; its entries are added at the end and
-# never move. `events_breaches` holds the few events that a summary asks for.
+# never move. `events_breaches` has the few events that a summary asks for.
 _V3 = """
 ALTER TABLE runs ADD COLUMN tokens INTEGER;
 ALTER TABLE runs ADD COLUMN partial INTEGER NOT NULL DEFAULT 0;

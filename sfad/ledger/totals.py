@@ -38,7 +38,7 @@ def at_least(usage: Usage) -> bool:
 
 
 def with_totals(runs: Iterable[RunInfo], used: Mapping[RunId, Used]) -> list[RunInfo]:
-    """Add the totals to each run. `used` holds the descendants of each run that has any."""
+    """Add the totals to each run. `used` has the descendants of each run with any."""
     runs = list(runs)
     totals = {**used, **{info.id: used_by(info.parent_id, info.usage) for info in runs}}
     for run in sorted(totals, reverse=True):  # a child has a higher id than its parent

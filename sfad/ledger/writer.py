@@ -1,15 +1,14 @@
-"""The thread that owns the connection that writes.
+"""The thread that writes.
 
 Operations come through an inbox. All operations that were queued during one commit go into the next, so under load one
-transaction holds many runs. Admissions and ends are written at once; everything else waits for `LINGER`. When a transaction
-fails, its admissions fail at once and are never written later, because their clients have been refused. Everything else is held,
-in order, and tried again with the next admission or after a back-off.
+transaction has many runs. Admissions and ends are written at once; everything else waits for `LINGER`. When a transaction
+fails, its admissions fail at once and are never written later, because their clients have been refused. Everything else waits
+in the backlog, in order, and is tried again with the next admission or after a back-off.
 
 Work that can wait, such as deleting old rows, comes as errands: one at a time, when nothing is queued. On a connection of its own
 it would compete for SQLite's one write lock, and a connection that finds the lock taken sleeps for a millisecond or more.
 """
 
-import contextlib
 import sqlite3
 import threading
 import time
@@ -17,29 +16,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ..faults import effect
-from .backup import PutBack, identities, put_back
-from .database import FILE, LedgerError, explained, is_damage, is_full, log_of, open_reader, size
+from .backup import PutBack
+from .database import LedgerError, explained, is_damage, is_full
 from .inbox import Inbox
-from .rows import Op, statements
+from .rows import Op
+from .transactions import CHECKPOINT_ROWS, Transactions, undo
 
 MAX_BATCH = 1024
 """Operations in one transaction. It bounds how long an admission at the end of a burst waits for its commit."""
 
-MAX_HELD = 50_000
-"""Events and refusals that are held while the disk refuses them, some 50 MB. Ends of runs are held without a bound of their own:
+MAX_BACKLOG = 50_000
+"""Events and refusals that wait while the disk refuses them, some 50 MB. Ends of runs have no bound of their own:
 while admissions fail, there are only as many as runs were live when the trouble began."""
 
-CHECKPOINT_ROWS = 500
-"""Rows written between two checkpoints. At one to two pages a row, that is some 3 MiB of log."""
-
-_BYTES_A_ROW = 6 * 1024
-
 _RETRY_FIRST, _RETRY_LAST = 0.1, 5.0
-"""Seconds between two tries to write what is held."""
+"""Seconds between two tries to write the backlog."""
 
 _CHECKPOINT_OVERDUE = 16 * CHECKPOINT_ROWS
 
@@ -58,7 +51,7 @@ _OPS_OWN_FAULT = (
     ValueError,
     OverflowError,
 )
-"""Errors that the same row would cause again on a healthy disk, so that holding it would block all others."""
+"""Errors that the same row would cause again on a healthy disk, so that keeping it would block all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +63,8 @@ class WriteResult:
     error: str | None = None
     damaged: bool = False
     """The file is damaged, so trying again does not help."""
-    held: int = 0
+    backlog: int = 0
+    """Operations that wait for the disk."""
 
 
 class Checkpointed:
@@ -82,27 +76,27 @@ Report = WriteResult | PutBack | Checkpointed
 
 @dataclass(slots=True)
 class Backlog:
-    saves: dict[str | None, Op] = field(default_factory=dict)
-    """The newest save of each run; the others do not matter."""
-    records: deque[Op] = field(default_factory=deque)
+    states: dict[str | None, Op] = field(default_factory=dict)
+    """The newest state of each run; the others do not matter."""
+    others: deque[Op] = field(default_factory=deque)
 
     def __len__(self) -> int:
-        return len(self.saves) + len(self.records)
+        return len(self.states) + len(self.others)
 
-    def hold(self, ops: Sequence[Op]) -> list[Op]:
+    def add(self, ops: Sequence[Op]) -> list[Op]:
         """Add operations, and return the oldest ones that are dropped because there are too many."""
         for op in ops:
-            if op.kind == "save":
-                self.saves[op.run_id] = op
+            if op.kind == "state":
+                self.states[op.run_id] = op
             else:
-                self.records.append(op)
-        return [self.records.popleft() for _ in range(len(self.records) - MAX_HELD)]
+                self.others.append(op)
+        return [self.others.popleft() for _ in range(len(self.others) - MAX_BACKLOG)]
 
     def take(self) -> list[Op]:
-        """Return everything, and hold nothing afterwards. Records come first: a save may be of a run that one of them inserts."""
-        ops = [*self.records, *self.saves.values()]
-        self.saves.clear()
-        self.records.clear()
+        """Return everything, and keep nothing. States come last: one of the others may insert the run."""
+        ops = [*self.others, *self.states.values()]
+        self.states.clear()
+        self.others.clear()
         return ops
 
 
@@ -131,7 +125,7 @@ class _Errand(Generic[_T]):
         except Exception as error:  # noqa: BLE001
             self.done.set_exception(error)
         finally:
-            _undo(connection)
+            undo(connection)
 
 
 _Item = Op | _Flush | _Errand[Any] | None
@@ -140,32 +134,15 @@ _Item = Op | _Flush | _Errand[Any] | None
 class Writer:
     """Starts the thread, and puts work into its inbox.
 
-    `report` is called in the thread, after each transaction. `lost` returns why the whole state directory is elsewhere now, or
-    `None` while it is in its place; it is called in any thread."""
+    `report` is called in the thread, after each transaction."""
 
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        report: Callable[[Report], None],
-        directory: Path,
-        lost: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self._connection = connection
-        self._lost = lost
-        self._directory = directory
-        self._identity = identities(directory)
-        self._guard = open_reader(directory)
-        """Keeps the connection that writes from being its file's last one. When the last connection to a file that has lost its
-        name is closed, SQLite deletes the log by name, and by then that is another file's log."""
-        self._guard.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    def __init__(self, transactions: Transactions, report: Callable[[Report], None]) -> None:
+        self._transactions = transactions
         self._report = report
         self._inbox: Inbox[_Item] = Inbox()
         self._backlog = Backlog()
         self._delay = 0.0
         self._next_try = 0.0
-        # the log holds rows of daemons that were killed: without counting them, daemons that each live for less than
-        # `CHECKPOINT_ROWS`, as in a crash loop, would let it grow until the disk is full
-        self._since_checkpoint = size(log_of(directory / FILE)) // _BYTES_A_ROW
         self._errands: deque[_Errand[Any]] = deque()
         self._ended = threading.Lock()
         """Held while the thread looks for errands for the last time: none is put after that."""
@@ -198,13 +175,6 @@ class Writer:
                 self._inbox.put(errand, urgent=False)
         return errand.done
 
-    @property
-    def displaced(self) -> bool:
-        """Whether another process has removed or replaced the file. From any thread.
-
-        False if the whole directory is elsewhere: the open file went with it, and its path is not ours to write to."""
-        return identities(self._directory) != self._identity and self._lost() is None
-
     def close(self, timeout: float) -> int:
         """Write what is queued and end the thread. Return how many operations stay unwritten.
 
@@ -217,17 +187,15 @@ class Writer:
     # ---- in the thread
 
     def _run(self) -> None:
-        if self._since_checkpoint >= CHECKPOINT_ROWS:
+        if self._transactions.unmoved >= CHECKPOINT_ROWS:
             self._checkpoint()  # before the first write, which then begins the log again: this daemon may be killed soon, too
         more = True
         while more:
-            items = self._inbox.take(self._patience())
+            items = self._inbox.take(self._time_to_wait())
             more = None not in items
             self._handle(items)
         self._drop_errands()
-        with contextlib.suppress(sqlite3.Error):  # everything that can be written has been
-            self._guard.close()
-            self._connection.close()
+        self._transactions.close()
 
     def _drop_errands(self) -> None:
         with self._ended:
@@ -237,9 +205,9 @@ class Writer:
             errand.done.cancel()
         self._errands.clear()
 
-    def _patience(self) -> float | None:
+    def _time_to_wait(self) -> float | None:
         waits = [max(0.0, self._next_try - time.monotonic())] if self._backlog else []
-        if self._since_checkpoint >= CHECKPOINT_ROWS:
+        if self._transactions.unmoved >= CHECKPOINT_ROWS:
             waits.append(_QUIET)
         if self._errands:
             waits.append(0.0)  # `take` has waited for `LINGER` by then
@@ -250,7 +218,7 @@ class Writer:
         # while the disk refuses, try again only for a caller that waits for an answer, or after the back-off
         asked = any(item is None or isinstance(item, _Flush) or (isinstance(item, Op) and item.kind == "admit") for item in items)
         if self._backlog and not asked and time.monotonic() < self._next_try:
-            self._report_lost(self._backlog.hold(ops), "too many events wait for the disk")
+            self._report_lost(self._backlog.add(ops), "too many events wait for the disk")
         else:
             self._write([*self._backlog.take(), *ops])
         for item in items:
@@ -259,51 +227,41 @@ class Writer:
         self._errands.extend(item for item in items if isinstance(item, _Errand))
         # right after a transaction is a good moment: the clients that were answered have work of their own before the next
         if self._errands and (not len(self._inbox) or time.monotonic() > self._errands[0].since + _ERRAND_OVERDUE):
-            self._errands.popleft().run(self._connection)
-        if self._since_checkpoint >= (_CHECKPOINT_OVERDUE if items else CHECKPOINT_ROWS):
+            self._errands.popleft().run(self._transactions.connection)
+        if self._transactions.unmoved >= (_CHECKPOINT_OVERDUE if items else CHECKPOINT_ROWS):
             self._checkpoint()
 
     def _write(self, ops: list[Op]) -> None:
         try:
-            if self.displaced:
-                self._put_back()
+            if self._transactions.displaced:
+                self._report(self._transactions.put_back())
+                self._report(Checkpointed())
                 if not ops:  # else the transaction reports that writes work again
                     self._report(WriteResult())
         except LedgerError as displaced:
-            return self._hold(ops, displaced)
+            return self._try_later(ops, displaced)
         while ops:
-            done, error = self._settle(ops[:MAX_BATCH])
+            done, error = self._write_batch(ops[:MAX_BATCH])
             ops = ops[done:]
             if error is not None:
-                return self._hold(ops, error)
+                return self._try_later(ops, error)
         self._delay = 0.0
         return None
 
-    def _put_back(self) -> None:
-        found = put_back(self._directory, self._connection)
-        for connection in (self._connection, self._guard):
-            with contextlib.suppress(sqlite3.Error):  # its file is gone, and all of it is in the copy
-                connection.close()
-        self._connection, self._guard = found.writer, found.guard
-        self._identity = identities(self._directory)
-        self._report(found)
-        self._report(Checkpointed())
-
-    def _settle(self, batch: list[Op]) -> tuple[int, Exception | None]:
-        """Write a batch. Return how many of its operations are settled for good, and what stopped the rest."""
+    def _write_batch(self, batch: list[Op]) -> tuple[int, Exception | None]:
+        """Write a batch. Return how many of its operations are written or rejected, and what stopped the rest."""
         try:
-            self._transact(batch)
+            self._transactions.write(batch)
         except _OPS_OWN_FAULT as error:
-            return self._settle_singly(batch) if len(batch) > 1 else self._reject(batch[0], error)
+            return self._write_singly(batch) if len(batch) > 1 else self._reject(batch[0], error)
         except Exception as error:  # noqa: BLE001 — a full disk, or a bug here: an admission must get its answer all the same
             return 0, error
-        self._since_checkpoint += len(batch)
         self._report(WriteResult(committed=batch))
         return len(batch), None
 
-    def _settle_singly(self, batch: list[Op]) -> tuple[int, Exception | None]:
+    def _write_singly(self, batch: list[Op]) -> tuple[int, Exception | None]:
         for done, op in enumerate(batch):
-            _, error = self._settle([op])
+            _, error = self._write_batch([op])
             if error is not None:
                 return done, error
         return len(batch), None
@@ -311,48 +269,25 @@ class Writer:
     def _reject(self, op: Op, error: Exception) -> tuple[int, Exception | None]:
         text = f"{op.kind} of {op.run_id or 'the daemon'}: {error}"
         if op.kind == "admit":
-            self._report(WriteResult(failed=[op], error=text, held=len(self._backlog)))
+            self._report(WriteResult(failed=[op], error=text, backlog=len(self._backlog)))
         else:
             self._report_lost([op], text)
         return 1, None
 
-    def _hold(self, ops: list[Op], error: Exception) -> None:
+    def _try_later(self, ops: list[Op], error: Exception) -> None:
         self._delay = min(_RETRY_LAST, 2 * self._delay or _RETRY_FIRST)
         self._next_try = time.monotonic() + self._delay
         if is_full(error):
             self._checkpoint()  # once all of the log is in the database, it is written from its beginning again
         failed = [op for op in ops if op.kind == "admit"]
-        lost = self._backlog.hold([op for op in ops if op.kind != "admit"])
-        held = len(self._backlog)
-        self._report(WriteResult(failed=failed, lost=lost, error=explained(error), damaged=is_damage(error), held=held))
+        lost = self._backlog.add([op for op in ops if op.kind != "admit"])
+        backlog = len(self._backlog)
+        self._report(WriteResult(failed=failed, lost=lost, error=explained(error), damaged=is_damage(error), backlog=backlog))
 
     def _report_lost(self, lost: list[Op], error: str) -> None:
         if lost:
-            self._report(WriteResult(lost=lost, error=error, held=len(self._backlog)))
-
-    def _transact(self, batch: list[Op]) -> None:
-        connection = self._connection
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            for sql, parameters in statements(batch):
-                connection.execute(sql, parameters)
-            effect("commit")
-            connection.execute("COMMIT")
-            effect("committed")
-        finally:
-            _undo(connection)
+            self._report(WriteResult(lost=lost, error=error, backlog=len(self._backlog)))
 
     def _checkpoint(self) -> None:
-        self._since_checkpoint = 0
-        # a failure loses nothing, because the rows are in the log; if the disk is full, the next write reports it
-        with contextlib.suppress(sqlite3.Error):
-            busy, logged, moved = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if not busy and logged == moved:
-                self._report(Checkpointed())
-
-
-def _undo(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:
-        # if this fails as well, the next BEGIN raises and comes here again
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
+        if self._transactions.checkpoint():
+            self._report(Checkpointed())

@@ -24,17 +24,17 @@ class Announcer:
         """The highest number that is reserved."""
         self._ledger.skip_events(self._numbers.highest_event)
 
-    def publish(self, event: Event, chain: tuple[RunId, ...]) -> None:
-        """Announce an event of the run at the end of `chain`."""
-        self._subscribers.happened(self._recorded(event), chain)
+    def publish(self, event: Event, lineage: tuple[RunId, ...]) -> None:
+        """Announce an event of the run at the end of `lineage`."""
+        self._subscribers.happened(self._recorded(event), lineage)
 
     def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium") -> None:
         """Announce an event of a live run that the core did not decide."""
         live = self._catalogue.live.get(run)
         if live is not None:
-            name, root = live.run.name, live.chain[0]
+            name, root = live.run.name, live.lineage_ids[0]
             event = Event(type=what, severity=severity, run_id=run, root_id=root, agent_name=name, message=message)
-            self.publish(event, live.chain)
+            self.publish(event, live.lineage_ids)
 
     def tell(self, what: str, message: str, severity: Severity = "low") -> None:
         """Announce an event of the daemon itself."""

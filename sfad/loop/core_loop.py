@@ -96,8 +96,8 @@ class CoreLoop:
     def _apply(self, command: c.Command, changed: Iterable[Live]) -> None:
         launcher = self.resources.launcher
         match command:
-            case c.Publish(event, chain):
-                self.announcer.publish(event, chain)
+            case c.Publish(event, lineage):
+                self.announcer.publish(event, lineage)
             case c.Arm(run, timer, at):
                 self.reporting.arm(run, timer, at)
             case c.Disarm(run, timer):

@@ -9,7 +9,7 @@ from ..host.clock import Timers
 from ..launch.launcher import Launcher
 from ..ledger import Ledger
 from ..observe.log import Log
-from ..output.files import OutputStore
+from ..output.files import OutputFiles
 
 
 class Reports:
@@ -38,7 +38,7 @@ class Resources:
     timers: Timers
     spool: Spool
     ledger: Ledger
-    output: OutputStore
+    output: OutputFiles
     launcher: Launcher
     reports: Reports
     """What `launcher` reports."""

@@ -11,6 +11,7 @@ from ..agents import registered
 from ..core import events as e
 from ..core.machine import Machine
 from ..durable.budgets import BudgetKeeper
+from ..durable.jobs import MaintenanceJobs
 from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
 from ..host.descriptors import Descriptors
@@ -65,17 +66,15 @@ class Runtime:
         self.pidfds = StoredPidfds()
         self.subscribers = Subscribers()
         self.spool.begin(os.path.realpath(self.state_dir))
-        self.catalogue = RunCatalogue(self.ledger, self.spool.earlier.keys(), self.output.forget)
+        self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
             launcher=self.launcher, prices=config.prices, nearing=config.limits.nearing,
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
-        self.maintenance = Maintenance(
-            self.ledger, self.output, config.retention,
-            live=lambda: self.catalogue.live, report=self.log.warning, say=self.log.info,
-        )  # fmt: skip
+        jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
+        self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(config.gateway, self.launcher, self.log, sock=self.socket, state_dir=self.state_dir)
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
@@ -84,6 +83,7 @@ class Runtime:
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
+        self.ledger.report_to(self.saver)
         launching = Launching(
             resources, self.catalogue, self.metering, self.descriptors, self.feed, self.reporting.arm, self.gateway
         )

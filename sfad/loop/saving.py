@@ -41,18 +41,6 @@ class Saver:
     _used: set[RunId] = field(default_factory=set)
     """Runs whose use the ledger does not know yet."""
 
-    def start_ledger(self) -> None:
-        """Have the ledger take writes, and report here what became of them."""
-        self.resources.ledger.start(
-            on_committed=self._committed,
-            on_failed=self._commit_failed,
-            on_ended=self._recorded,
-            on_trouble=self._trouble,
-            on_put_back=self.storage.ledger_put_back,
-            on_checkpointed=self.resources.spool.ended.checkpointed,
-            lost=self.resources.state_dir_lost,
-        )
-
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
         """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
         what is to be saved together with it instead."""
@@ -82,15 +70,15 @@ class Saver:
         """Save an admission, with the runs that it has changed."""
         run = live.run.id
         # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
-        refused = self.storage.look() or (self.resources.ledger.trouble if self.resources.ledger.held else None)
+        refused = self.storage.look() or (self.resources.ledger.trouble if self.resources.ledger.backlog else None)
         if refused is not None:
-            self._commit_failed([run], refused)
+            self.commit_failed([run], refused)
             return
         try:
             self.resources.spool.journal.admit(live, changed)
             effect("admitted, not on record")
         except OSError as error:
-            self._commit_failed([run], f"the spool: {error}")
+            self.commit_failed([run], f"the spool: {error}")
             return
         self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
 
@@ -100,7 +88,7 @@ class Saver:
         info = info_of(live, trio.current_time())
         live.row_is(info)
         self._used.discard(run.id)
-        self.resources.ledger.save(info, live.extra)
+        self.resources.ledger.record(info, live.extra)
 
     def refuse(self, live: Live) -> None:
         """Record a run that was refused."""
@@ -142,18 +130,18 @@ class Saver:
 
     # ---- what the ledger reports
 
-    def _committed(self, runs: Iterable[RunId]) -> None:
+    def committed(self, runs: Iterable[RunId]) -> None:
         """These admissions are on record."""
         self.feed(e.Committed(trio.current_time(), tuple(runs)))
 
-    def _commit_failed(self, runs: Iterable[RunId], error: str) -> None:
+    def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
         """These admissions could not be recorded."""
         runs = list(runs)
         self.resources.spool.numbers.skip_run(max(map(run_number, runs)))
         self.resources.log.error(f"an admission could not be recorded: {error}", runs=runs)
         self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
 
-    def _recorded(self, runs: Iterable[RunId]) -> None:
+    def recorded(self, runs: Iterable[RunId]) -> None:
         """These ends are on record. Clients are not told before: a daemon killed a moment later would call a run lost that clients
         were told is completed."""
         ended = list(runs)
@@ -162,9 +150,15 @@ class Saver:
         effect("forgotten")
         self._tell_ends(ended)
 
-    def _trouble(self, error: str | None, lost: int) -> None:
+    def trouble(self, error: str | None, lost: int) -> None:
         # ends are held in memory while the ledger cannot be written, and clients do not wait for that
         self.storage.ledger_failing(error, lost)
         if error is not None:
             self._tell_ends(self.catalogue.unrecorded)
             self.storage.tell_of_full_disk()
+
+    def put_back(self, note: str) -> None:
+        self.storage.ledger_put_back(note)
+
+    def checkpointed(self) -> None:
+        self.resources.spool.ended.checkpointed()

@@ -53,7 +53,7 @@ class Succession:
             if one.live.stdin is not None:
                 self.background.start_soon(one.live.stdin.serve)
             if one.live.run.attempt:
-                self.metering.take_over(one.live, one.meter)
+                self.metering.adopt(one.live, one.meter)
         runs = adoption.event.runs
         learnt = await self.metering.read_ended([one.run for one in runs if one.run.pid is None and not one.starting])
         self.adopted = sum(1 for one in runs if one.run.pid is not None)
@@ -80,7 +80,7 @@ class Succession:
 
     def _complete_records(self, adoption: Adoption, unwritten: Rows) -> None:
         for info, extra in unwritten:
-            self.resources.ledger.upsert_later(info, extra)
+            self.resources.ledger.upsert(info, extra)
         later = {info.id for info, _ in unwritten}
         closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
         self.resources.spool.ended.recorded([*closed, *adoption.over])
@@ -96,7 +96,7 @@ class Succession:
     def count_earlier_spawns(self) -> None:
         """Count the spawns of the last hour: a restart of the daemon must not be a way around the spawn rate."""
         now, at = wall_clock(), trio.current_time()
-        for user, created in self.resources.ledger.root_spawns(now - timedelta(seconds=HOUR)):
+        for user, created in self.resources.ledger.records.root_spawns(now - timedelta(seconds=HOUR)):
             ago = (now - created).total_seconds()
             if ago >= 0:  # else the wall clock was set back
                 self.machine.spawned_before(user, at - ago)

@@ -1,18 +1,20 @@
 """What runs use, as the shell learns it, in the core's terms.
 
-    output files ─▶ tail, stream ─▶ meters ─▶ ┐
+    output files ─▶ tail ─▶ stdout_meter ───▶ ┐
     session files ─▶ session, sessions ──────▶┤
-    reports, reservations ─▶ reports ────────▶┼▶ run, use ─▶ the core's events
+    reports, reservations ─▶ reports ────────▶┼▶ metered_run ─▶ the core's events
     launcher ─▶ sampling, levels ────────────▶┘
 
 `metering`        the interface that the loop calls: `Metering`
-`run`             what meters read of one run, told to the core
+`metered_run`     what meters read of one run, told to the core
 `notices`         what people are told of a run whose use is not known in full
 `reports`         what agents report and reserve, with its price
 `use`             what readings, reports and reservations amount to, with their price
 `tail`            follows the output files of all runs
-`tailed`          the output files of one run, and its meter
-`stream`          reads the stdout of one run through its meters
+`tailed_run`      the output files of one run, and its meter
+`stdout_meter`    the meters of one run: one for each attempt, fed with its stdout
+`stdout_file`     reads the file of a run's stdout, whatever happens to it
+`draining`        reads what runs have written when one of them has ended
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads
 `session`         reads the session files of one attempt

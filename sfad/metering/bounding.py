@@ -8,16 +8,16 @@ import trio
 
 from ..host.tasks import in_thread
 from ..output import holes
-from ..output.files import SUFFIXES, OutputStore, Suffix
+from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
-from .stream import StdoutMeter
-from .tailed import TailedRun
+from .stdout_meter import StdoutMeter
+from .tailed_run import TailedRun
 
 FREE_AFTER = 0.2
 """Seconds that bytes above a limit may stay. A run's writes wait while bytes of its file are freed, so that is done seldom: at 33
 times a second, a burst of 200 MB took a fifth longer."""
 UNREAD_KEPT = 64 << 20
-"""Bytes that a file may hold above its limit while its meter is behind, but never more than the limit itself. What a meter has
+"""Bytes that a file may have above its limit while its meter is behind, but never more than the limit itself. What a meter has
 not read after that is lost to it."""
 
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
@@ -27,8 +27,8 @@ class OutputBounds:
     """Frees bytes in a thread, a file at a time, because a file system may wait for its disk first. `trouble(message)`: no file
     can be bounded, or not now."""
 
-    def __init__(self, store: OutputStore, *, trouble: Callable[[str], None]) -> None:
-        self._store = store
+    def __init__(self, files: OutputFiles, *, trouble: Callable[[str], None]) -> None:
+        self._files = files
         self._trouble = trouble
         self._wanted: dict[tuple[RunId, Suffix], TailedRun] = {}
         self._some = trio.Event()
@@ -36,7 +36,7 @@ class OutputBounds:
         self._unable = False
 
     def check(self, tailed: TailedRun) -> None:
-        """Have those files of a run freed that hold too much."""
+        """Have those files of a run freed that have grown above its limit."""
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
             if status is not None and tailed.limit is not None and not self._unable and holes.excess(status, tailed.limit):
@@ -79,7 +79,7 @@ class OutputBounds:
         until = holes.excess(status, limit)
         if suffix == ".out" and tailed.stdout is not None:
             until = _spared(until, limit, tailed.stdout)
-        free = partial(self._store.free, inode=status.st_ino)
+        free = partial(self._files.free, inode=status.st_ino)
         try:
             await in_thread(free, tailed.run, suffix, limit, until, trio.from_thread.check_cancelled)
         except OSError as error:
@@ -92,13 +92,13 @@ class OutputBounds:
             tailed.failed(error, "its output cannot be bounded")
         elif not self._unable:
             self._unable = True
-            directory = self._store.directory
+            directory = self._files.directory
             self._trouble(f"output cannot be bounded in size: the file system of {directory} cannot free a part of a file")
 
 
 def _spared(until: int, limit: int, stdout: StdoutMeter) -> int:
     """Return `until`, less what the meter is given time to read. The meter is told now of what it is not given, and does not read
     there, whenever the bytes are freed."""
-    until = min(until, max(stdout.offset, until - min(UNREAD_KEPT, limit)))
-    stdout.skip_to(until)
+    until = min(until, max(stdout.file.offset, until - min(UNREAD_KEPT, limit)))
+    stdout.file.skip_to(until)
     return until

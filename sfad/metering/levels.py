@@ -7,7 +7,7 @@ from ..core.run import Run
 from ..launch.launcher import Launcher
 from ..protocol.kinds import BY_KERNEL, KINDS
 from ..protocol.types import LimitKind, RunId
-from .run import Feed
+from .metered_run import Feed
 from .sampling import Sampler
 
 _WATCHED = tuple(kind for kind in BY_KERNEL if KINDS[kind].acts)

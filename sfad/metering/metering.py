@@ -14,14 +14,14 @@ from ..core.run import Run
 from ..host.clock import wall_clock
 from ..launch.launcher import Launcher
 from ..meters import UNREAD, AgentProgram, Reading, chosen, named
-from ..output.files import OutputStore
+from ..output.files import OutputFiles
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
 from .levels import KernelLevels
+from .metered_run import Feed, MeteredRun
 from .notices import Publish
 from .price_list import PriceList
 from .reports import ReportPricing
-from .run import Feed, MeteredRun
 from .session import Session
 from .sessions import Sessions
 from .tail import Tail
@@ -41,7 +41,7 @@ class Metering:
         feed: Feed,
         publish: Publish,
         trouble: Callable[[str], None],
-        output: OutputStore,
+        output: OutputFiles,
         launcher: Launcher,
         prices: Mapping[str, Price],
         nearing: float,
@@ -86,7 +86,7 @@ class Metering:
         live.attempt_begins(wall_clock(), self._sessions.told(run))
         self._find_session(live)
 
-    def take_over(self, live: Live, position: bytes | None) -> None:
+    def adopt(self, live: Live, position: bytes | None) -> None:
         """Continue with a run that an earlier daemon launched; `position` is what its `position` returned."""
         readings = self._begin(live, position)
         self._find_session(live)
@@ -96,7 +96,7 @@ class Metering:
 
     def position(self, run: RunId) -> bytes | None:
         """Return where the run's meter is, for a later daemon; `None` if it has no meter."""
-        return self._tail.saved(run)
+        return self._tail.position(run)
 
     def rebound(self, run: Run) -> None:
         if run.id in self._runs:

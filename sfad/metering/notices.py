@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ..meters.base import MAX_LINE
+from ..meters.reading import MAX_LINE
 from ..protocol.types import RunId
 from ..protocol.units import counted
 from ..runs.live import Live

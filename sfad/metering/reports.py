@@ -8,9 +8,9 @@ from ..core.account import OpenReservation, Use
 from ..core.money import to_nanos
 from ..protocol import messages as m
 from ..protocol.types import RunId, Tokens
+from .metered_run import MeteredRun
 from .price_list import PriceList
 from .pricing import Prices
-from .run import MeteredRun
 from .use import report_of_settlement, reservation_of, use_of_report
 
 

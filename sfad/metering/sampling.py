@@ -29,7 +29,7 @@ what is near and what is over. May call `watch` and `forget`."""
 IDLE, WATCHFUL, STORM = 0.5, 0.1, 0.05
 """Seconds between two looks at the machine: with limits that cannot be reached soon; with a limit that can be passed within
 moments; and while there are so many forks that this may be a fork bomb."""
-HELD = 2.0
+IDLE_ENFORCED = 2.0
 """Replaces `IDLE` if the kernel enforces the limits, so that nothing is lost meanwhile. A look costs 0.3 ms of CPU, mostly to
 wake up."""
 _SOON = 1.0
@@ -193,8 +193,8 @@ class Sampler:
             return STORM
         if self._memory or self._small or self._earliest - self._forks < _SOON * self._rate:
             return WATCHFUL
-        held = self._launcher.enforcement("pids") == "kernel"
-        return HELD if held else IDLE if self._blind is False else _BLIND
+        enforced = self._launcher.enforcement("pids") == "kernel"
+        return IDLE_ENFORCED if enforced else IDLE if self._blind is False else _BLIND
 
     def _look(self) -> float:
         began = trio.current_time()

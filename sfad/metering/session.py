@@ -3,23 +3,23 @@
 import os
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 
-from ..meters.base import MAX_LINE, Meter, Reading
 from ..meters.program import SESSION_ID, SessionFiles, SessionHead, SessionSearch, timestamp
+from ..meters.reading import MAX_LINE, Meter, Reading
 from .session_search import FileSearch
 
 CERTAIN_AFTER = 15.0
 """Seconds after the start of a session from which on a file of another process is not mistaken for the run's: an agent creates
 its own within 2 s, and within 10 s on a machine with four times as much to do as it can."""
-FILES = 256
+MOST_FILES = 256
 """Files of one session that are read: one, and one for each subagent. Also the files whose beginning one look reads."""
-HEAD = 256 << 10
+OWNER_WITHIN = 256 << 10
 """Bytes in which a file says whose it is. Codex puts its instructions, 22 KB, before the first newline."""
-PIECE = 64 << 10
-SLICE = 0.1
+READ_AT_ONCE = 64 << 10
+LOOK_SECONDS = 0.1
 """Seconds of reading in one look: 50 MB of what agents write."""
 
 
@@ -35,35 +35,29 @@ class _SessionFile:
     offset: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """The session files of one attempt. Its session is known by the id that the command, the stream or a file tells."""
 
-    def __init__(
-        self,
-        files: SessionFiles,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: str,
-        uid: int,
-        began: datetime,
-        session_id: str | None = None,
-    ) -> None:
-        self.files = files
-        self.cwd = cwd
-        self.uid = uid
-        self.session_id: str | None = None
-        self.ended = False
-        self.readings: tuple[Reading, ...] = ()
-        """One for each file."""
-        self.spent = 0.0
-        """Seconds for which the last look has kept a CPU busy."""
-        self._succeeded = False
-        self._resumes = files.resumes(argv)
-        self._env = env
-        self._began = began
-        self._read: dict[str, _SessionFile] = {}
-        self._search = FileSearch(uid, began.timestamp())
-        self.name(session_id or "")
+    files: SessionFiles
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    uid: int
+    began: datetime
+    given: InitVar[str | None] = None
+    """The id of the session in the command."""
+    session_id: str | None = None
+    ended: bool = False
+    readings: tuple[Reading, ...] = ()
+    """One for each file."""
+    spent: float = 0.0
+    """Seconds for which the last look has kept a CPU busy."""
+    _succeeded: bool = False
+    _read: dict[str, _SessionFile] = field(default_factory=dict)
+
+    def __post_init__(self, given: str | None) -> None:
+        self.name(given or "")
 
     def name(self, session_id: str) -> None:
         """Note the id of the session. An id that no agent would give is ignored: a client may have chosen it, and it goes into file
@@ -84,12 +78,12 @@ class Session:
             self.spent = time.thread_time() - begun
 
     def _look(self, taken: Container[str]) -> bool:
-        until = time.monotonic() + SLICE
+        until = time.monotonic() + LOOK_SECONDS
         session = self.session_id or self._only_session(taken)
         if session is None:
             return True
         whole = True
-        for path, descriptor in islice(self._candidates(session), FILES):
+        for path, descriptor in islice(self._candidates(session), MOST_FILES):
             head = self._head(path, descriptor)
             if head is not None and head.session == session:
                 whole = self._advance(path, descriptor, head, until) and whole
@@ -101,15 +95,16 @@ class Session:
 
     def _only_session(self, taken: Container[str]) -> str | None:
         """Return the session that must be the run's, because no other was begun in its directory since its start."""
-        since, project = timestamp(self._began), self.files.project(os.path.realpath(self.cwd))
+        since, project = timestamp(self.began), self.files.project(os.path.realpath(self.cwd))
+        resumes = self.files.resumes(self.argv)
         found: dict[str, str] = {}
         for number, (path, descriptor) in enumerate(self._candidates(None)):
-            if number >= FILES:
+            if number >= MOST_FILES:
                 raise TooMany
             head = self._head(path, descriptor)
             if head is None or head.project != project or head.session in taken:
                 continue
-            if self._resumes or head.began >= since:
+            if resumes or head.began >= since:
                 found.setdefault(head.session, head.began)
             if len(found) > 1:
                 raise TooMany
@@ -120,23 +115,22 @@ class Session:
         return self.session_id
 
     def _candidates(self, session: str | None) -> Iterator[tuple[str, int]]:
-        search = SessionSearch(self._env, os.path.realpath(self.cwd), self._began, session)
-        self._search = FileSearch(self.uid, self._began.timestamp())
-        return self._search.found(self.files.places(search))
+        search = SessionSearch(self.env, os.path.realpath(self.cwd), self.began, session)
+        return FileSearch(self.uid, self.began.timestamp()).found(self.files.places(search))
 
     def _head(self, path: str, descriptor: int) -> SessionHead | None:
         known = self._read.get(path)
         if known is not None and known.inode == os.fstat(descriptor).st_ino:
             return known.head
-        return self.files.head(os.pread(descriptor, HEAD, 0))
+        return self.files.head(os.pread(descriptor, OWNER_WITHIN, 0))
 
     def _advance(self, path: str, descriptor: int, head: SessionHead, until: float) -> bool:
         status = os.fstat(descriptor)
         file = self._read.get(path)
         if file is None or file.inode != status.st_ino or status.st_size < file.offset:
-            if len(self._read) >= FILES:
+            if len(self._read) >= MOST_FILES:
                 return True
-            file = self._read[path] = _SessionFile(self.files.meter(timestamp(self._began)), head, status.st_ino)
+            file = self._read[path] = _SessionFile(self.files.meter(timestamp(self.began)), head, status.st_ino)
         while data := _lines_at(descriptor, file.offset):
             file.meter.feed(data)
             file.offset += len(data)
@@ -148,7 +142,7 @@ class Session:
 def _lines_at(descriptor: int, offset: int) -> bytes:
     """Return the lines that begin at `offset`: those of a piece, else one line, else the beginning of a line that is too long for a
     meter. A line that is being written stays in the file, because the meters of 256 files would keep 256 MB of such lines."""
-    for size in (PIECE, MAX_LINE + 1):
+    for size in (READ_AT_ONCE, MAX_LINE + 1):
         data = os.pread(descriptor, size, offset)
         if whole := data.rfind(b"\n") + 1:
             return data[:whole]

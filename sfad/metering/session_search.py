@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from ..meters.program import FileName, SessionPlace
 
-ENTRIES = 10_000
+MOST_ENTRIES = 10_000
 """Names in directories that one search reads."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -57,7 +57,7 @@ class FileSearch:
         with os.scandir(directory) as entries:
             for entry in entries:
                 self.entries += 1
-                if self.entries > ENTRIES:
+                if self.entries > MOST_ENTRIES:
                     break
                 if name.fullmatch(entry.name):
                     found.append(entry.name)

@@ -3,50 +3,47 @@
 Their file system may have a server that does not answer. So there is one thread for each user at a time, and no task waits for a
 thread for more than `LAST_LOOK_WAIT`.
 
-Files are looked at every `INTERVAL` and once more at the end, not when inotify tells: adding a watch would wait for the same file
+Files are looked at every `LOOK_EVERY` and once more at the end, not when inotify tells: adding a watch would wait for the same file
 systems, the directories do not exist before the agent's first start, and a look at a file that has not grown is 20 µs.
 """
 
 import math
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import trio
 
 from ..host.tasks import in_thread
-from ..meters.base import Reading
+from ..meters.reading import Reading
 from ..protocol.types import RunId
 from .session import Session, TooMany
 
-INTERVAL = 1.0
+LOOK_EVERY = 1.0
 """Seconds between two looks at a run's session."""
 LAST_LOOK_WAIT = 1.0
 """Seconds that the end of a run waits for the last look. A look that takes longer waits for its file system."""
-REST = 4
+REST_TIMES = 4
 """How long the next look of a user waits, in multiples of the CPU time of the last look: whatever agents write, looking takes a
 fifth of a core."""
 
 
+@dataclass
 class Sessions:
     """The sessions of all runs. `seen(run, readings)`: what the files of the run's attempts tell has changed; a reading for each
     file. `lost(run, message)`: the session cannot be told from another."""
 
-    def __init__(
-        self,
-        *,
-        seen: Callable[[RunId, tuple[Reading, ...]], None],
-        lost: Callable[[RunId, str], None],
-        trouble: Callable[[str], None],
-    ) -> None:
-        self._seen = seen
-        self._lost = lost
-        self._trouble = trouble
-        self._runs: dict[RunId, Session] = {}
-        self._before: dict[RunId, tuple[Reading, ...]] = {}
-        self._wanted: dict[int, dict[RunId, list[trio.Event]]] = {}
-        """By uid: the runs to look at, and the events to set then."""
-        self._looking: dict[int, float] = {}
-        """By uid: the time since when a thread looks."""
+    seen: Callable[[RunId, tuple[Reading, ...]], None]
+    lost: Callable[[RunId, str], None]
+    trouble: Callable[[str], None]
+    _runs: dict[RunId, Session] = field(default_factory=dict)
+    _before: dict[RunId, tuple[Reading, ...]] = field(default_factory=dict)
+    _wanted: dict[int, dict[RunId, list[trio.Event]]] = field(default_factory=dict)
+    """By uid: the runs to look at, and the events to set then."""
+    _looking: dict[int, float] = field(default_factory=dict)
+    """By uid: the time since when a thread looks."""
+
+    def __post_init__(self) -> None:
         self._threads = trio.CapacityLimiter(math.inf)  # one for each user is the bound
         self._to_look, self._users = trio.open_memory_channel[int](math.inf)
         """Users for whom a task must begin to look."""
@@ -85,7 +82,7 @@ class Sessions:
 
     async def _want_all(self) -> None:
         while True:
-            await trio.sleep(INTERVAL)
+            await trio.sleep(LOOK_EVERY)
             for run, session in self._runs.items():
                 if run not in self._wanted.get(session.uid, ()):
                     self._want(run)
@@ -134,22 +131,22 @@ class Sessions:
         try:
             whole = await in_thread(session.look, taken, abandon=True, limiter=self._threads)
             if not session.ended:
-                await trio.sleep(REST * session.spent)
+                await trio.sleep(REST_TIMES * session.spent)
         except TooMany:
             self._lose(run, session)
         except OSError:
             pass  # it is looked at again soon; perhaps no thread could be started
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._runs.pop(run, None)
-            self._trouble(f"run {run}: its session is no longer read: internal error:\n{traceback.format_exc()}")
+            self.trouble(f"run {run}: its session is no longer read: internal error:\n{traceback.format_exc()}")
         if session.readings != before and self._runs.get(run) is session:
-            self._seen(run, self.told(run))
+            self.seen(run, self.told(run))
         return whole
 
     def _lose(self, run: RunId, session: Session) -> None:
         if self._runs.get(run) is session:
             del self._runs[run]
-            self._lost(
+            self.lost(
                 run,
                 f"what the run uses is not read from its {session.files.program} session: several sessions began in {session.cwd} "
                 "at about that time, and nothing tells which is the run's. Have it print JSON events, or name the session in the "

@@ -11,38 +11,30 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
 
 from ..meters import Reading
-from ..output.files import OutputStore
+from ..output.files import OutputFiles
 from ..output.inotify import Inotify
 from ..protocol.types import RunId
 from .bounding import OutputBounds
-from .tailed import NewMeter, TailedRun
+from .draining import DRAIN_SECONDS, Drains
+from .tailed_run import NewMeter, TailedRun
 
-REST = 0.03
+LOOK_EVERY = 0.03
 """Seconds between two looks at which runs have written: a turn is seen within 50 ms, and a run that writes without pause wakes the
 daemon 33 times a second."""
-BLIND = 0.2
+BLIND_EVERY = 0.2
 """Seconds between two looks at all files if the user has no inotify instance left, and at a file that was moved: the kernel tells
 only what is written in this directory."""
-SLICE = 0.001
+TURN = 0.001
 """Seconds of reading between two looks at the rest of the daemon."""
-DRAIN_SECONDS = 0.05
-"""Seconds of reading when runs have ended, while all else waits: 10 MB of what agents print, or 256 KiB of the densest lines.
-Ends that follow each other without a pause share them."""
-NEWEST = 32 << 10
-"""Bytes at the end of a run's stdout that are read however long it takes, with the whole of their first line, because they contain
-the final result. 6 ms of the densest lines."""
-NEWEST_OF_ALL = 16 * NEWEST
-"""The same for all runs of a drain together. Of 64 that write without pause each gets 8 KiB. That is little, but only one of them
-has ended; each of the others is drained again when it ends."""
-NEWEST_AT_LEAST = 1 << 10
-"""The same for each of a thousand."""
 
 
+@dataclass
 class Tail:
     """Follows all runs whose output is kept. Everything but `serve` is synchronous; nothing raises `OSError`.
 
@@ -53,35 +45,23 @@ class Tail:
     `trouble(message)`: something does not work as it should, once for each run and kind of error.
     """
 
-    def __init__(
-        self,
-        store: OutputStore,
-        *,
-        seen: Callable[[RunId, tuple[Reading, ...]], None],
-        lost: Callable[[RunId, str], None],
-        trouble: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._seen = seen
-        self._lost = lost
-        self._trouble = trouble
-        self._runs: dict[RunId, TailedRun] = {}
-        self._behind: dict[RunId, TailedRun] = {}
-        self._waiting = trio.CancelScope()
-        self._away: dict[RunId, TailedRun] = {}
-        """Metered runs whose stdout was moved: the kernel does not tell when they write."""
-        self._bounds = OutputBounds(store, trouble=trouble)
-        self._drained = 0.0
-        self._spare = DRAIN_SECONDS
-        self._blind = False
+    files: OutputFiles
+    seen: Callable[[RunId, tuple[Reading, ...]], None]
+    lost: Callable[[RunId, str], None]
+    trouble: Callable[[str], None]
+    _runs: dict[RunId, TailedRun] = field(default_factory=dict)
+    _behind: dict[RunId, TailedRun] = field(default_factory=dict)
+    _away: dict[RunId, TailedRun] = field(default_factory=dict)
+    """Metered runs whose stdout was moved: the kernel does not tell when they write."""
+    _waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
+    _drains: Drains = field(default_factory=Drains)
+    _blind: bool = False
+
+    def __post_init__(self) -> None:
+        self._bounds = OutputBounds(self.files, trouble=self.trouble)
 
     def follow(
-        self,
-        run: RunId,
-        *,
-        limit: int | None,
-        meter: NewMeter | None,
-        saved: bytes | None = None,
+        self, run: RunId, *, limit: int | None, meter: NewMeter | None, saved: bytes | None = None
     ) -> tuple[Reading, ...] | None:
         """Follow a run that writes its own files, from its first attempt on. `limit`: bytes kept of stdout, and of stderr. For a
         run that has written already, as after a restart of the daemon, call `look` next.
@@ -91,15 +71,14 @@ class Tail:
         `seen` is not called before they change. Return `None` if nothing was saved, or it does not fit: then stdout is read from
         its start, through one meter, whichever attempt wrote it."""
         tailed = self._runs[run] = TailedRun(
-            run, self._store, limit=limit, seen=partial(self._seen, run), lost=partial(self._lost, run), trouble=self._trouble,
-            moved=lambda: self._look_at_moved(run),
-        )  # fmt: skip
+            run, self.files, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
+        )
         return tailed.meter(meter, saved) if meter is not None else None
 
-    def saved(self, run: RunId) -> bytes | None:
+    def position(self, run: RunId) -> bytes | None:
         """Return where the run's metering is, for `follow`; `None` if it has no meter. What was returned before `begin_attempt`
         knows nothing of the new attempt."""
-        return self._runs[run].saved() if run in self._runs else None
+        return self._runs[run].position() if run in self._runs else None
 
     def begin_attempt(self, run: RunId) -> None:
         """Read what the attempt before has written (as `drain` does), then begin a new meter. Call this before each attempt is
@@ -115,28 +94,7 @@ class Tail:
         """Read what the runs have written until now. The first one, or its main process, has ended: its last line may lack a
         newline. Of what cannot be read in `seconds`, which they share, read only the newest bytes and tell `lost` of the rest.
         `seen` is called before this returns."""
-        now = time.perf_counter()
-        spare = min(seconds, self._spare + now - self._drained)
-        waiting = self._waiting_in(runs)
-        newest = min(NEWEST, max(NEWEST_AT_LEAST, NEWEST_OF_ALL // max(1, len(waiting))))
-        end = now + spare
-        # a run with little to read leaves the rest of its share to the others
-        waiting.sort(key=lambda each: each[0])
-        for left, (_, ended, tailed) in zip(range(len(waiting), 0, -1), waiting, strict=True):
-            now = time.perf_counter()
-            tailed.drain(now + max(0.0, end - now) / left, NEWEST if ended else newest, ended=ended)
-        self._drained = time.perf_counter()
-        self._spare = max(0.0, end - self._drained)
-
-    def _waiting_in(self, runs: Iterable[RunId]) -> list[tuple[int, bool, TailedRun]]:
-        """Return those of the runs that must be drained: unread bytes, whether it is the first, and the run."""
-        found = []
-        for place, run in enumerate(runs):
-            tailed = self._runs.get(run)
-            unread = tailed.unread() if tailed is not None else None
-            if tailed is not None and unread is not None and (unread or place == 0):
-                found.append((unread, place == 0, tailed))
-        return found
+        self._drains.drain(map(self._runs.get, runs), seconds)
 
     def set_limit(self, run: RunId, limit: int | None) -> None:
         if run in self._runs:
@@ -173,7 +131,7 @@ class Tail:
                 task_status.started()
                 task_status = trio.TASK_STATUS_IGNORED
                 if growth is None:
-                    again = trio.current_time() + BLIND
+                    again = trio.current_time() + BLIND_EVERY
                     await self._work(again)
                     await trio.sleep_until(again)
                 else:
@@ -191,11 +149,13 @@ class Tail:
 
     def _growth(self) -> Inotify | None:
         try:
-            self._store.make_again()
-            growth = Inotify(self._store.directory)
+            self.files.make_again()
+            growth = Inotify(self.files.directory)
         except OSError as error:
             if not self._blind:
-                self._trouble(f"cannot be told when a run writes ({error}); looking every {BLIND} s (see fs.inotify in sysctl)")
+                self.trouble(
+                    f"cannot be told when a run writes ({error}); looking every {BLIND_EVERY} s (see fs.inotify in sysctl)"
+                )
             self._blind = True
             return None
         self._blind = False
@@ -204,9 +164,9 @@ class Tail:
     async def _told(self, growth: Inotify) -> None:
         while not growth.gone:
             if not self._behind:
-                with trio.move_on_after(BLIND if self._away else math.inf) as self._waiting:
+                with trio.move_on_after(BLIND_EVERY if self._away else math.inf) as self._waiting:
                     await trio.lowlevel.wait_readable(growth)
-            rested = trio.current_time() + REST
+            rested = trio.current_time() + LOOK_EVERY
             written = growth.take()
             self._behind |= self._runs if written is None else {run: self._runs[run] for run in written if run in self._runs}
             self._behind |= self._away
@@ -216,7 +176,7 @@ class Tail:
     async def _work(self, until: float) -> None:
         """Read a slice of each run in turn, until nothing is left or it is time to ask which other runs have written."""
         while self._behind and trio.current_time() < until:
-            end = time.perf_counter() + SLICE
+            end = time.perf_counter() + TURN
             self._next(end)
             while self._behind and time.perf_counter() < end:
                 self._next(end)

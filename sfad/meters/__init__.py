@@ -4,11 +4,13 @@
                                                      └ counters: sums that only grow, and are bounded
 
 `claude`, `codex`, `gemini`, `opencode`, `jsonl`   all that is known of one agent program: stream, session files, text, command line
-`base`       what a meter returns: `Reading`, and what an agent says to its user
-`counters`   sums of what agents say, bounded whatever an agent says
-`lines`      from bytes to the few lines that a meter decodes; the shape that all meters share
-`program`    what a program's module must say, and helpers for command lines and session files
-`speech`     the text in an agent's events, for `run --text` and `result`
+`program`     what a program's module must say, and helpers for command lines and session files
+`line_meter`  what the meters of all programs share: each decodes lines, and saves its state
+`lines`       from bytes to the few lines that a meter decodes
+`counters`    sums of what agents say, bounded whatever an agent says
+`reading`     what a meter returns
+`speech`      what an agent says to its user
+`text`        the text in an agent's events, for `run --text` and `result`
 
 A meter is pure: no clock, no file, no task. It is fed what a run has written, in pieces of any size, and keeps its `Reading`
 up to date. It never raises, and keeps at most one line (`MAX_LINE`) and bounded sets of ids, whatever it is fed.
@@ -25,8 +27,8 @@ from importlib import import_module
 
 from ..core.naming import program_name
 from ..protocol.known import ANY_PROGRAM, BY_REPORT, METERED, NO_METER
-from .base import Meter, Reading
 from .program import AgentProgram, SessionFiles, arguments
+from .reading import Meter, Reading
 
 __all__ = ["PROGRAMS", "SESSION_VARIABLES", "UNREAD", "AgentProgram", "Meter", "Reading", "chosen", "named", "session_files_of"]
 

@@ -22,9 +22,11 @@ import msgspec
 
 from ..protocol.types import Tokens
 from . import counters
-from .base import MAX_NAME, AgentFailure, FinalText, Speech, TextBreak, TextDelta, ToolCall, WholeText
-from .lines import LineMeter, SessionMeter, lines_of_type
+from .line_meter import LineMeter, SessionMeter
+from .lines import lines_of_type
 from .program import ANY_NAME, AgentProgram, FileName, SessionFiles, SessionPlace, SessionSearch, first_id, values
+from .reading import MAX_NAME
+from .speech import AgentFailure, FinalText, Speech, TextBreak, TextDelta, ToolCall, WholeText
 
 _CONTEXT = re.compile(r"\[[^\]]*\]$")
 """`modelUsage` calls a model with a large context `claude-opus-4-8[1m]`; messages and price lists omit the brackets."""
@@ -168,7 +170,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
             counters.failed_call(self.reading, event.error_status, event.error, count=event.attempt)
         elif event.subtype == "background_tasks_changed":
             self._state.waits = bool(event.tasks)
-            self._settle()
+            self._update_finished()
         counters.recognised(self.reading)
 
     def _say(self, message: _ClaudeMessage, speaker: str) -> None:
@@ -177,7 +179,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
             return
         self._state.concluded = False
         self.reading.partial, self.reading.trouble = True, None
-        self._settle()
+        self._update_finished()
         self._state.model = message.model[: 4 * MAX_NAME]
         self._state.speaking.put(speaker, message.id[: MAX_NAME + 1])  # `messages` has no longer id in any form
         blocks = [block for block in message.content if isinstance(block, _ClaudeBlock)]
@@ -235,7 +237,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
         if event.is_error and event.api_error_status is not None:
             counters.failed_call(self.reading, event.api_error_status, event.result)
         self._state.concluded = not self._answers_more
-        self._settle()
+        self._update_finished()
         models = self._models(event)
         cost = counters.dollars(event.total_cost_usd)
         if models is not None:
@@ -246,7 +248,7 @@ class ClaudeMeter(LineMeter[_ClaudeEvent, _ClaudeState]):
         self.reading.partial = models is None or (event.terminal_reason == _ABORTED_CALL and not self._state.aborted)
         self._state.totals.restate_cost(self.reading, cost)
 
-    def _settle(self) -> None:
+    def _update_finished(self) -> None:
         self.reading.finished = self._state.concluded and not self._state.waits
 
     def _models(self, event: _ClaudeEvent) -> dict[str, Tokens] | None:

@@ -22,9 +22,11 @@ import msgspec
 
 from ..protocol.types import Tokens
 from . import counters
-from .base import MAX_NAME, AgentFailure, Speech, ToolCall, WholeText
-from .lines import LineMeter, SessionMeter, lines_of_type
+from .line_meter import LineMeter, SessionMeter
+from .lines import lines_of_type
 from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, values
+from .reading import MAX_NAME
+from .speech import AgentFailure, Speech, ToolCall, WholeText
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
 """Items that are not tool calls. An item that a later version adds counts as one: too much rather than too little."""
@@ -136,7 +138,7 @@ class CodexMeter(LineMeter[_CodexEvent, _CodexState]):
             return
         used = counters.minus(used, self._state.inherited)
         if used.input + used.output:
-            self._state.written.settle(self.reading)
+            self._state.written.withdraw(self.reading)
             self.reading.partial = self._resumed
             self._state.totals.restate(self.reading, self._state.thread, {self._model: used})
 

@@ -7,7 +7,7 @@ import msgspec
 
 from ..protocol.types import ApiTrouble, Tokens
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
-from .base import MAX_NAME, MAX_TOOLS, MAX_WORDS, Reading
+from .reading import MAX_NAME, MAX_TOOLS, MAX_WORDS, Reading
 
 MAX_IDS = 1024
 """Ids remembered of each kind. An id is repeated within a message, or within the few messages that subagents write at the same
@@ -189,11 +189,11 @@ class Estimate(msgspec.Struct, array_like=True):
         more = size(*texts)
         if more:
             written = min(self.written + more, _MAX_SUM)
-            self.settle(reading)
+            self.withdraw(reading)
             self.written, self.model = written, add(reading.models, model, _estimated(written))
             add(reading.uncovered, model, _estimated(written))
 
-    def settle(self, reading: Reading) -> None:
+    def withdraw(self, reading: Reading) -> None:
         """Take the estimate out of the reading, because the agent tells the true figure."""
         estimated, self.written = _estimated(self.written), 0
         for sums in (reading.models, reading.uncovered):

@@ -16,9 +16,11 @@ import msgspec
 
 from ..protocol.types import Tokens
 from . import counters
-from .base import MAX_NAME, AgentFailure, Speech, TextBreak, TextDelta, ToolCall, WholeText
-from .lines import LineMeter, SessionMeter, lines_of_type
+from .line_meter import LineMeter, SessionMeter
+from .lines import lines_of_type
 from .program import ANY_NAME, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, values
+from .reading import MAX_NAME
+from .speech import AgentFailure, Speech, TextBreak, TextDelta, ToolCall, WholeText
 
 
 class _GeminiStats(msgspec.Struct):
@@ -114,7 +116,7 @@ class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
         self.reading.finished = True
         if event.stats is None:
             return
-        self._state.written.settle(self.reading)
+        self._state.written.withdraw(self.reading)
         self.reading.partial = False
         for name, stats in (event.stats.models or {self._state.model: event.stats}).items():
             used = stats.tokens()

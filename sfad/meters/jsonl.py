@@ -7,9 +7,10 @@ import msgspec
 
 from ..protocol.known import ANY_PROGRAM
 from . import counters
-from .base import AgentFailure, FinalText, Speech, ToolCall
-from .lines import LineMeter, lines_of_type
+from .line_meter import LineMeter
+from .lines import lines_of_type
 from .program import AgentProgram
+from .speech import AgentFailure, FinalText, Speech, ToolCall
 
 
 class _JsonlEvent(msgspec.Struct):

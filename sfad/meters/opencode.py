@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from . import counters
-from .base import AgentFailure, Speech, ToolCall, WholeText
-from .lines import LineMeter, lines_of_type
+from .line_meter import LineMeter
+from .lines import lines_of_type
 from .program import AgentProgram, values
+from .speech import AgentFailure, Speech, ToolCall, WholeText
 
 
 class _OpencodeCache(msgspec.Struct):
@@ -109,7 +110,7 @@ class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
             self._state.written.grow(self.reading, self._model, part.text, part.state.input if part.state else None)
 
     def _charge(self, part: _OpencodePart) -> None:
-        self._state.written.settle(self.reading)
+        self._state.written.withdraw(self.reading)
         told = part.tokens or _OpencodeTokens()
         cache = told.cache or _OpencodeCache()
         used = counters.tokens(fresh=told.input, read=cache.read, written=cache.write, output=told.output, reasoning=told.reasoning)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..core.naming import program_name
-from .base import Meter, Speech
-from .lines import LineMeter, SessionMeter
+from .line_meter import LineMeter, SessionMeter
+from .reading import Meter
+from .speech import Speech
 
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """A session id that may be put into a file name. Agents use UUIDs."""

@@ -3,12 +3,12 @@
 `files`      two files for each run, opened for the run and for readers
 `holes`      frees the oldest bytes of a file, and reads a file whose oldest bytes are being freed
 `inotify`    which files were written to, renamed or deleted, from the kernel
-`retention`  deletes the output of runs that ended long ago
+`deletion`   deletes the output of runs that ended long ago
 `sanitise`   pure: an agent's bytes as text that a terminal and a model take for nothing but data
 """
 
-from .files import OutputStore
+from .files import OutputFiles
 from .inotify import Inotify
 from .sanitise import SafeText, cut_oldest, sanitise, wrap_result
 
-__all__ = ["Inotify", "OutputStore", "SafeText", "cut_oldest", "sanitise", "wrap_result"]
+__all__ = ["Inotify", "OutputFiles", "SafeText", "cut_oldest", "sanitise", "wrap_result"]

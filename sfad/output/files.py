@@ -1,6 +1,6 @@
 """Output files: `ID.out` and `ID.err`, 0600, which the run writes itself.
 
-The oldest bytes of a bounded file are a hole (`holes`), so its size is all that was written, and not what it holds.
+The oldest bytes of a bounded file are a hole (`holes`), so its size is all that was written, and not what is left of it.
 """
 
 import errno
@@ -41,7 +41,7 @@ class Replaced(OSError):
         self.message = message
 
 
-class OutputStore:
+class OutputFiles:
     """The files of all runs in one directory, which is made 0700 if it is missing, unless `make` is false. Raises `OSError`.
 
     An agent can remove and replace the directory and its files. The daemon makes the directory again, and tells `say`.

@@ -8,8 +8,8 @@ import trio
 
 from ..core.labels import means
 from ..launch.launcher import Footprint
-from ..ledger import Ledger
 from ..ledger.reader import Page, Selection
+from ..ledger.records import Records
 from ..ledger.summary import Unwritten
 from ..ledger.totals import used_by, with_totals
 from ..protocol.messages import List
@@ -26,7 +26,7 @@ class RecentRun:
     """A run that ended a short while ago."""
 
     info: RunInfo
-    chain: tuple[RunId, ...]
+    lineage_ids: tuple[RunId, ...]
     """Ids from the root to the run."""
     kept: bool
     """Whether its output went to files."""
@@ -39,13 +39,13 @@ class RunCatalogue:
     `keys`: the runs of an earlier daemon, by the keys of their requests. `forgotten` is told of each run that is not in memory any
     more."""
 
-    def __init__(self, ledger: Ledger, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]) -> None:
+    def __init__(self, records: Records, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]) -> None:
         self.live: dict[RunId, Live] = {}
         self._recent: OrderedDict[RunId, RecentRun] = OrderedDict()
         self._unrecorded: dict[RunId, RunInfo] = {}
         """Ended runs whose end the ledger has not confirmed yet."""
         self._keys = keys
-        self._ledger = ledger
+        self._records = records
         self._forgotten = forgotten
 
     # ---- what happens to runs
@@ -60,11 +60,11 @@ class RunCatalogue:
         """A live run has ended."""
         del self.live[info.id]
         self._unrecorded[info.id] = info
-        self._keep(RecentRun(info, live.chain, live.kept, live.key))
+        self._keep(RecentRun(info, live.lineage_ids, live.kept, live.key))
 
     def refuse(self, live: Live, info: RunInfo) -> None:
         """A run was refused, so it was never live."""
-        self._keep(RecentRun(info, live.chain, kept=False))
+        self._keep(RecentRun(info, live.lineage_ids, kept=False))
 
     def recorded(self, run: RunId) -> RunInfo | None:
         """The ledger holds the end of this run, or cannot be waited for. Return the run, the first time."""
@@ -111,17 +111,17 @@ class RunCatalogue:
         if live is not None:
             return info_of(live, trio.current_time())
         ended = self._recent.get(run)
-        return ended.info if ended is not None else self._ledger.get(run)
+        return ended.info if ended is not None else self._records.get(run)
 
-    def chain(self, run: RunId) -> list[RunId]:
+    def lineage(self, run: RunId) -> list[RunId]:
         """Return the ids from the root to the run."""
         known = self.live.get(run) or self._recent.get(run)
-        return list(known.chain) if known is not None else self._ledger.chain(run)
+        return list(known.lineage_ids) if known is not None else self._records.lineage(run)
 
     def root(self, run: RunId) -> RunId:
         """Return the root of a run that is in memory, else the run itself. This reads no ledger."""
         known = self.live.get(run) or self._recent.get(run)
-        return known.chain[0] if known is not None else run
+        return known.lineage_ids[0] if known is not None else run
 
     def kept(self, run: RunId) -> bool:
         """Whether the run's output goes to files. Of a run that only the ledger knows, it may have."""
@@ -143,8 +143,8 @@ class RunCatalogue:
         """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some ten at most. `within`: only this
         run and its descendants."""
         known = (run for run in (*self.live, *self._recent) if run.startswith(prefix))
-        found = sorted({*known, *self._ledger.find(prefix)})
-        return found if within is None else [run for run in found if within in self.chain(run)]
+        found = sorted({*known, *self._records.find(prefix)})
+        return found if within is None else [run for run in found if within in self.lineage(run)]
 
     def live_runs(
         self,
@@ -157,7 +157,7 @@ class RunCatalogue:
         return {
             run: live
             for run, live in self.live.items()
-            if means(name, labels or {}, live.run.name, live.run.asked.labels) and within in (None, *live.chain)
+            if means(name, labels or {}, live.run.name, live.run.asked.labels) and within in (None, *live.lineage_ids)
         }
 
     def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
@@ -173,7 +173,7 @@ class RunCatalogue:
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now, with their models."""
-        ended = ((info, extra.model) for info, extra in self._ledger.unwritten(page) if info.id not in self.live)
+        ended = ((info, extra.model) for info, extra in self._records.unwritten(page) if info.id not in self.live)
         return [*ended, *((info, live.model) for info, live in self._live(page, {}))]
 
     def with_totals(self, runs: Iterable[RunInfo]) -> list[RunInfo]:
@@ -182,7 +182,7 @@ class RunCatalogue:
         roots = {info.root_id for info in runs if info.descendants}
         if not roots:
             return with_totals(runs, {})
-        used = self._ledger.used_below(roots)
+        used = self._records.used_below(roots)
         for live in self.live.values():
             parent = live.run.parent
             if parent is not None and live.run.root.id in roots:
@@ -193,12 +193,12 @@ class RunCatalogue:
         now = trio.current_time()
         for run, live in self.live.items():
             info = info_of(live, now, footprints.get(run))
-            if page.admits(info, live.chain):
+            if page.admits(info, live.lineage_ids):
                 yield info, live
 
     def _ended(self, page: Page) -> Selection:
         """The ledger's writer may be behind, so what is in memory replaces what the ledger says."""
-        rows = self._ledger.select(page)
+        rows = self._records.select(page)
         runs = {info.id: info for info in rows.runs if info.id not in self.live}
-        runs |= {run: ended.info for run, ended in self._recent.items() if page.admits(ended.info, ended.chain)}
+        runs |= {run: ended.info for run, ended in self._recent.items() if page.admits(ended.info, ended.lineage_ids)}
         return Selection(list(runs.values()), rows.reached)

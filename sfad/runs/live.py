@@ -113,8 +113,8 @@ class Live:
         return (self.run.birth.uid, self.caller, self.spawn.key) if self.spawn.key is not None else None
 
     @property
-    def chain(self) -> tuple[RunId, ...]:
-        return self.run.chain
+    def lineage_ids(self) -> tuple[RunId, ...]:
+        return self.run.lineage_ids
 
     @property
     def kept(self) -> bool:

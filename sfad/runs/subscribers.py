@@ -32,9 +32,9 @@ class Subscribers:
         for waiter in list(self._waiters.pop(info.id, ())):
             waiter(info)
 
-    def happened(self, event: Event, chain: tuple[RunId, ...]) -> None:
-        """Tell those that watch a run of `chain`."""
-        for run in chain if self._watchers else ():
+    def happened(self, event: Event, lineage: tuple[RunId, ...]) -> None:
+        """Tell those that watch a run of `lineage`."""
+        for run in lineage if self._watchers else ():
             for watcher in list(self._watchers.get(run, ())):
                 watcher(event)
 

@@ -76,9 +76,9 @@ class Call:
 
     # ---- checks
 
-    def permit(self, verb: str, chain: list[RunId] | None = None) -> None:
-        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `chain` if one is given."""
-        refused = self.runtime.machine.refuse(self.peer, verb, chain)
+    def permit(self, verb: str, lineage: list[RunId] | None = None) -> None:
+        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
+        refused = self.runtime.machine.refuse(self.peer, verb, lineage)
         if refused is not None:
             raise RequestError(ErrorCode.NOT_PERMITTED, refused)
 
@@ -88,7 +88,7 @@ class Call:
         verb = verb or self.permission
         assert verb is not None
         info = find_run(self.runtime.catalogue, handle, self.peer.run)
-        self.permit(verb, self.runtime.catalogue.chain(info.id))
+        self.permit(verb, self.runtime.catalogue.lineage(info.id))
         return info
 
     def demand(self, shares: Shares, more: int) -> None:
@@ -101,7 +101,7 @@ class Call:
 
     def reply(self, reply: m.Reply, descriptors: Sequence[int] = ()) -> None:
         """Send the one reply to the request. `descriptors` are closed."""
-        self.drop()
+        self.end()
         self.connection.send(reply, descriptors)
 
     def show(self, run: RunInfo) -> None:
@@ -112,7 +112,7 @@ class Call:
     def fail(self, code: ErrorCode, message: str) -> None:
         self.reply(m.Error(id=self.id, code=code, message=message))
 
-    def drop(self) -> None:
+    def end(self) -> None:
         """Count the request as answered, without a reply."""
         self.services.bounds.requests.add(self.connection.groups, -1)
 
@@ -149,10 +149,10 @@ class Call:
         assert info is not None
         return info
 
-    def leave(self) -> Callable[[], bool]:
-        """Note that a thread works on the request. Return a function that says, once, whether the reply is still wanted: all such
-        requests fail before a re-execution."""
-        waiting = self.connection.elsewhere
+    def defer(self) -> Callable[[], bool]:
+        """Note that the reply comes later, from another thread's work. Return a function that says, once, whether it is still
+        wanted: all deferred requests fail before a re-execution."""
+        waiting = self.connection.deferred
         waiting.add(self.id)
 
         def is_wanted() -> bool:
@@ -164,7 +164,7 @@ class Call:
 
     def later(self, work: Callable[[], Awaitable[T]], reply: Callable[[T], m.Reply], *, failing: str = "") -> None:
         """Run `work` in the background, then send `reply(result)`. `failing`: how the message begins if `work` raises an error."""
-        is_wanted = self.leave()
+        is_wanted = self.defer()
 
         def done(found: T) -> None:
             message = reply(found)

@@ -32,9 +32,9 @@ wrong_state = partial(RequestError, ErrorCode.WRONG_STATE)
 unavailable = partial(RequestError, ErrorCode.UNAVAILABLE)
 
 
-def check_most(what: str, value: int, limit: int) -> None:
-    if value > limit:
-        raise bad_request(f"{value} {what}; at most {limit}")
+def check_most(what: str, value: int, most: int) -> None:
+    if value > most:
+        raise bad_request(f"{value} {what}; at most {most}")
 
 
 def check_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:

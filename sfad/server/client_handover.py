@@ -42,10 +42,10 @@ class ClientHandover:
 
     def _give_up(self, connection: Connection) -> None:
         """Fail the requests that another thread works on."""
-        for request in sorted(connection.elsewhere):
+        for request in sorted(connection.deferred):
             message = "the daemon restarted itself before this was done; try again"
             Call(self.services, connection, request).fail(ErrorCode.UNAVAILABLE, message)
-        connection.elsewhere.clear()
+        connection.deferred.clear()
 
     def adopt(self, handed: Clients, last_token: int) -> None:
         """Adopt the connections, and expect the core's answers to their requests. Call this before anything is answered."""

@@ -3,7 +3,6 @@
 import array
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import suppress
@@ -15,23 +14,23 @@ from msgspec import structs
 from ..core.access import Peer
 from ..durable.handover import Connected
 from ..host.descriptors import close_soon
+from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Reply, Wait, Watch, Welcome, pack_message
 from .shares import ClientLoad, PeerGroups
 
-READ = 64 * 1024
+MAX_READ = 64 * 1024
 """Bytes read at once. They may be thousands of requests, and the other clients wait while the daemon splits them."""
 
 MAX_UNSENT = 8 * 1024 * 1024
 """Bytes of replies and events that may wait for a client that does not read, before the daemon drops it. A larger reply is still
 sent to a client that had nothing else waiting."""
 
-BODY = 64
+BODY_OVERHEAD = 64
 """Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
 
-_UCRED = struct.Struct("=iII")
 # 253 is SCM_MAX_FD. The kernel would close the descriptors that do not fit in this thread, and a FUSE file can block close(2)
-_ANCILLARY = socket.CMSG_SPACE(4 * 253) + socket.CMSG_SPACE(_UCRED.size)
+_ANCILLARY = socket.CMSG_SPACE(4 * 253) + socket.CMSG_SPACE(UCRED.size)
 
 
 class DescriptorsLost(Exception):
@@ -68,7 +67,7 @@ class Connection:
         self.messages = 0
         """Messages that were added to `unsent` since it was last empty."""
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.maker = int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0])
+        self.maker = int(UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))[0])
         """The process that connected."""
         self.sender = self.maker
         """The process that sent what was read last. It is another process if the connection was inherited or passed on."""
@@ -81,8 +80,8 @@ class Connection:
         self.closed = False
         self.ended = False
         """The client will send nothing more. Its earlier requests are still handled, and answered if that takes no time."""
-        self.elsewhere: set[int] = set()
-        """Ids of requests that another thread works on."""
+        self.deferred: set[int] = set()
+        """Ids of requests whose reply comes later, from another thread's work."""
         self.pending: dict[int, Pending] = {}
         """Requests that wait, by id."""
 
@@ -126,7 +125,7 @@ class Connection:
     def read(self) -> None:
         """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""
         try:
-            data, ancillary, flags, _ = self.sock.recvmsg(READ, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self.sock.recvmsg(MAX_READ, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -137,7 +136,7 @@ class Connection:
                 self.received.extend(_descriptors(payload))
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 # pid 0: the sender is in an outer pid namespace, or sent before SO_PASSCRED was set; it is in no run
-                self.sender = _UCRED.unpack(payload)[0] or self.maker
+                self.sender = UCRED.unpack(payload)[0] or self.maker
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
             raise DescriptorsLost(f"{len(self.received)} descriptors that no request took, or the kernel had no room for more")
         self._take_in(self.decoder.feed(data))
@@ -146,11 +145,11 @@ class Connection:
     def _take_in(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
             self.bodies.append(body)
-            self.bodies_size += len(body) + BODY
+            self.bodies_size += len(body) + BODY_OVERHEAD
 
     def next_body(self) -> bytes:
         body = self.bodies.popleft()
-        self.bodies_size -= len(body) + BODY
+        self.bodies_size -= len(body) + BODY_OVERHEAD
         return body
 
     def take(self, count: int) -> list[int] | None:

@@ -9,14 +9,15 @@ from pathlib import Path
 import trio
 
 from ..host import systemd
-from ..host.socket_file import PathError, bind_socket, socket_inode, unbind_socket
+from ..host.private_files import identity
+from ..host.socket_file import PathError, bind_socket, unbind_socket
 from ..loop.runtime import Runtime
 from ..loop.storage import LOOK
 
 ACCEPT_PAUSE = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
 
-ACCEPTS = 64
+MAX_ACCEPTS = 64
 """Connections accepted in one go. A client may connect and hang up in a loop; the others have their turns in between."""
 
 
@@ -38,14 +39,15 @@ class Listener:
         self._admit = admit
         self._log = runtime.log
         self._bound_here = not systemd.listens(sock)
-        """Whether this daemon has bound what is at the path: systemd goes on listening there, and removes it itself."""
+        """Whether this daemon has bound what is at the path: else systemd did, which also removes it."""
         self._unbound: str | None = None
         """Why no socket could be made in place of the one that is gone."""
-        self._listen_on(sock, inode or socket_inode(self._path))
+        self._listen_on(sock, inode or identity(self._path))
 
     def _listen_on(self, sock: socket.socket, inode: tuple[int, int] | None) -> None:
         sock.setblocking(False)
         self._epoll.register(sock, select.EPOLLIN)
+        # no other file gets this number while the listener is open: the kernel keeps the inode of a bound socket
         self._sock, self.inode = sock, inode
 
     def fileno(self) -> int:
@@ -53,7 +55,7 @@ class Listener:
         return self._sock.fileno()
 
     def accept(self) -> None:
-        for _ in range(ACCEPTS):
+        for _ in range(MAX_ACCEPTS):
             try:
                 sock, _address = self._sock.accept()
             except BlockingIOError:
@@ -82,11 +84,12 @@ class Listener:
 
     def remove(self) -> None:
         """Remove the socket that this daemon has bound, once it is closed. Another listener's stays."""
+        # to look whether a socket of systemd is stale would make it start the service again
+        if not self._bound_here or identity(self._path) != self.inode:
+            return
         try:
-            # to look whether a socket of systemd is stale would make it start the service again
-            if self._bound_here and socket_inode(self._path) == self.inode:
-                unbind_socket(self._path, held=Path(self._runtime.state_dir))
-        except (PathError, OSError) as error:
+            unbind_socket(self._path, held=Path(self._runtime.state_dir))
+        except PathError as error:
             self._log.warning(str(error))  # the next daemon finds it stale and replaces it
 
     async def look_after(self) -> None:
@@ -115,9 +118,9 @@ class Listener:
             self._runtime.announcer.tell("daemon_socket_renewed", what, "medium")
 
     def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
-        if self._sock.fileno() < 0 or socket_inode(self._path) == self.inode:
+        if self._sock.fileno() < 0 or identity(self._path) == self.inode:
             return None
-        return bind_socket(self._path, held=Path(self._runtime.state_dir)), socket_inode(self._path)
+        return bind_socket(self._path, held=Path(self._runtime.state_dir)), identity(self._path)
 
     def _tell_unbound(self, why: str) -> None:
         if why != self._unbound:

@@ -8,7 +8,7 @@ from ..core.naming import NAME
 from ..protocol.types import ErrorCode, RunId, RunInfo
 from .checks import RequestError
 
-SHOWN = 20
+LISTED_RUNS = 20
 """Runs that the error for an ambiguous handle lists."""
 
 
@@ -60,5 +60,5 @@ def _by_prefix(runs: KnownRuns, prefix: str, own: RunId | None) -> RunInfo | Non
 
 
 def _some(runs: Iterable[RunId]) -> str:
-    shown = list(islice(runs, SHOWN + 1))
-    return ", ".join(shown[:SHOWN]) + (", …" if len(shown) > SHOWN else "")
+    shown = list(islice(runs, LISTED_RUNS + 1))
+    return ", ".join(shown[:LISTED_RUNS]) + (", …" if len(shown) > LISTED_RUNS else "")

@@ -3,32 +3,21 @@
 import errno
 import os
 import socket
-import struct
 import sys
-from typing import Protocol
 
 from ..core.access import Peer
-from ..host.probe import SO_PEERPIDFD, user_name
+from ..host.probe import SO_PEERPIDFD, UCRED, user_name
 from ..launch.launcher import Launcher, Unplaceable
 from ..protocol.types import RunId
 
-_UCRED = struct.Struct("=iII")
 
-
-class Socket(Protocol):
-    """An accepted AF_UNIX connection: a `socket.socket` or trio's."""
-
-    def getsockopt(self, level: int, option: int, length: int) -> bytes:
-        """See getsockopt(2)."""
-
-
-def identify(connection: Socket, launcher: Launcher, gateway: int | None = None) -> Peer:
+def identify(connection: socket.socket, launcher: Launcher, gateway: int | None = None) -> Peer:
     """Return the peer and the run that it is in. A peer that cannot be placed says why, and is refused everything.
 
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached.
     """
     try:
-        pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+        pid, uid, _gid = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     except OSError as error:
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
     owner = uid in (0, os.geteuid())
@@ -61,7 +50,7 @@ def _place(pid: int, pidfd: int | None, launcher: Launcher) -> RunId | None:
             os.close(pidfd)
 
 
-def _pidfd(connection: Socket) -> int | None:
+def _pidfd(connection: socket.socket) -> int | None:
     """Return the peer's pidfd; `None` on a kernel before Linux 6.5. Raises `Unplaceable`."""
     # a recycled pid may be another process by now; the pidfd is always the one that connected
     try:

@@ -12,7 +12,7 @@ from .peers import run_of
 from .shares import ClientBounds
 from .turns import Turns
 
-TURN = 16
+TURN_REQUESTS = 16
 """Requests of one client handled before the next client has a turn."""
 
 
@@ -77,7 +77,7 @@ class Receiver:
             # no process of an ended run is alive to read the answers, and its requests may take minutes
             self._clients.drop(connection)
             return
-        for _ in range(min(TURN, len(connection.bodies))):
+        for _ in range(min(TURN_REQUESTS, len(connection.bodies))):
             if connection.closed:
                 return
             self._handle(connection, connection.next_body())

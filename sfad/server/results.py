@@ -1,8 +1,8 @@
 """The result of a run, from the output that it left: in the daemon, and in `sfad.history` without one."""
 
 from ..meters import named
-from ..meters.speech import answer
-from ..output.files import OutputStore, Replaced
+from ..meters.text import answer
+from ..output.files import OutputFiles, Replaced
 from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
 from ..protocol.types import RunId, RunInfo
@@ -18,7 +18,7 @@ NOT_KEPT = (FileNotFoundError, NotADirectoryError, Replaced)
 """What reading raises if the output is not there."""
 
 
-def result(output: OutputStore, info: RunInfo, request: m.Result) -> m.ResultText:
+def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultText:
     """Return the result of a run that has ended. Call this in a thread: decoding the run's events takes some 20 ms, and a second
     if an agent means harm. Raise `RequestError` if no output was kept, `OSError`."""
     most = max(1, min(request.max_bytes, MAX_RESULT))

@@ -40,6 +40,16 @@ FRACTIONS: dict[Scope, float] = {"run": 1 / 8, "tree": 1 / 4, "unplaced": 1 / 8,
 """The part of the whole that each group may take. `others` is everything but the owner outside any run."""
 
 
+NAMES: dict[Scope, str] = {
+    "run": "run {}",
+    "tree": "the tree of run {}",
+    "unplaced": "processes that could not be placed",
+    "user": "user {}",
+    "others": "all runs and other users",
+    "owner": "the owner of the daemon",
+}
+
+
 class ShareGroup(NamedTuple):
     """Peers that share a bound."""
 
@@ -47,17 +57,7 @@ class ShareGroup(NamedTuple):
     name: str = ""
 
     def __str__(self) -> str:
-        match self.scope:
-            case "run" | "user":
-                return f"{self.scope} {self.name}"
-            case "tree":
-                return f"the tree of run {self.name}"
-            case "unplaced":
-                return "processes that could not be placed"
-            case "others":
-                return "all runs and other users"
-            case "owner":
-                return "the owner of the daemon"
+        return NAMES[self.scope].format(self.name)
 
 
 @dataclass(frozen=True)

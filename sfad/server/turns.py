@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .connection import Connection
 from .shares import ShareGroup
 
-SLICE = 0.01
+TURN_TIME = 0.01
 """Seconds of requests of one tree, or of one user outside any run, before the next one has a turn."""
 
 
@@ -33,7 +33,7 @@ class Turns:
 
     def _take(self, lane: ShareGroup) -> None:
         waiting = self._waiting.pop(lane)
-        until = time.perf_counter() + SLICE
+        until = time.perf_counter() + TURN_TIME
         while waiting:
             self._handle(waiting.popleft())
             if time.perf_counter() > until:

@@ -1,6 +1,6 @@
 """What it takes to start a run that is queued or may be retried: one 0600 file for each run, `ID.spawn`.
 
-The run's environment is part of it, and may hold secrets. So it is in no ledger, log or event, and the file is removed with the
+The run's environment is part of it, and may have secrets. So it is in no ledger, log or event, and the file is removed with the
 run's last start.
 """
 

@@ -41,7 +41,7 @@ TRUE = "/bin/true"
 
 
 def main() -> None:
-    """Prints a line a row."""
+    """Print a line for each row."""
     rows: dict[str, Callable[[], None]] = {
         "latency": latency,
         "throughput": throughput,
@@ -61,14 +61,14 @@ def main() -> None:
 
 @contextmanager
 def daemon() -> Iterator[Daemon]:
-    """One daemon, its state in memory where there is room for it: deleting files on a disk slows what is measured next."""
+    """Start a daemon whose state is in memory if there is room: deleting files on a disk slows the next measurement."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=base) as directory, running(Path(directory), config=CONFIG) as one:
+    with tempfile.TemporaryDirectory(dir=base) as directory, running(Path(directory), config=CONFIG, executed=True) as one:
         yield one
 
 
 def milliseconds(call: Callable[[], object], times: int) -> float:
-    """The median of `times` calls, after a few that do not count."""
+    """Return the median of `times` calls, after a few that do not count."""
     taken = []
     for _ in range(times + 3):
         began = time.perf_counter()
@@ -78,17 +78,17 @@ def milliseconds(call: Callable[[], object], times: int) -> float:
 
 
 def floor() -> None:
-    """One `/bin/true`, started and reaped by bare system calls."""
+    """Start and reap `/bin/true` by bare system calls."""
     os.waitpid(os.posix_spawn(TRUE, [TRUE], {}), 0)  # noqa: TID251 - our own child, by pid
 
 
 def say(row: str, *figures: str) -> None:
-    """One line."""
+    """Print one line."""
     print(f"{row:12}", *figures, sep="  ", flush=True)
 
 
 def latency() -> None:
-    """One run at a time: submitted, and its end known."""
+    """Measure one run at a time, from its request until its end is known."""
     with daemon() as one, one.client() as client:
         bare = milliseconds(floor, 200)
         begun = milliseconds(lambda: started(client, [TRUE]), 200)
@@ -98,7 +98,7 @@ def latency() -> None:
 
 
 def throughput(count: int = 1000) -> None:
-    """A thousand short runs over one connection."""
+    """Measure a thousand short runs over one connection."""
     with daemon() as one, one.client() as client:
         began = time.perf_counter()
         for _ in range(count):
@@ -112,7 +112,7 @@ def throughput(count: int = 1000) -> None:
 
 
 def pipelined(client: Client, count: int) -> float:
-    """Seconds for `count` runs that are all asked for before the first answer is read."""
+    """Return the seconds for `count` runs that are all requested before the first answer is read."""
     began = time.perf_counter()
     runs = submitted(client, count, TRUE)
     sender = threading.Thread(target=lambda: [client.send(m.Wait(id=client.next_id(), run=run)) for run in runs])
@@ -123,7 +123,7 @@ def pipelined(client: Client, count: int) -> float:
 
 
 def submitted(client: Client, count: int, *argv: str) -> list[str]:
-    """So many runs of a command, all asked for before the first answer is read."""
+    """Start `count` runs of a command, all requested before the first answer is read."""
     words = [word.encode() for word in argv]
     asked = [m.Spawn(id=client.next_id(), argv=words, cwd=b"/", env=[b"PATH=/bin"]) for _ in range(count)]
     sender = threading.Thread(target=lambda: [client.send(spawn) for spawn in asked])
@@ -134,7 +134,7 @@ def submitted(client: Client, count: int, *argv: str) -> list[str]:
 
 
 def answers(client: Client, count: int) -> list[m.RunReply]:
-    """The next `count` replies, each a run."""
+    """Return the runs of the next `count` replies."""
     found: list[m.RunReply] = []
     while len(found) < count:
         for answer in client.arrived():
@@ -144,7 +144,7 @@ def answers(client: Client, count: int) -> list[m.RunReply]:
 
 
 def listing() -> None:
-    """The default page and a full list, with a thousand and with five thousand runs in the ledger."""
+    """Measure the default page and a full list, with a thousand and with five thousand runs in the ledger."""
     with daemon() as one, one.client() as client:
         for total in (1000, 4000):
             pipelined(client, total)
@@ -154,7 +154,7 @@ def listing() -> None:
 
 
 def status() -> None:
-    """One run asked about, alone and by fifty clients at once."""
+    """Measure a question about one run."""
     with daemon() as one, one.client() as client:
         run = ended(client, started(client, [TRUE]).id).id
         alone = milliseconds(lambda: client.call(m.Info(id=client.next_id(), run=run), m.RunReply), 1000)
@@ -162,7 +162,7 @@ def status() -> None:
 
 
 def stop() -> None:
-    """A tree of 201, half of it double-forked into sessions of its own."""
+    """Measure the stop of a tree of 201 processes, half of them double-forked into sessions of their own."""
     with daemon() as one, one.client() as client:
         run = started(client, [sys.executable, str(Path(programs.__file__)), "crowd", "200"])
         output = one.state_dir / "output" / f"{run.id}.out"
@@ -191,7 +191,7 @@ def restart() -> None:
 
 
 def idle() -> None:
-    """What the daemon costs while nothing happens."""
+    """Measure the daemon while nothing happens."""
     with daemon() as one, one.client() as client:
         for runs in (0, 500):
             for _ in range(runs):
@@ -206,7 +206,7 @@ def idle() -> None:
 
 
 def command_line() -> None:
-    """One call of `sfactl`, beside an interpreter that does nothing."""
+    """Measure one call of `sfactl`, and an interpreter that does nothing."""
     with daemon() as one:
         bare = milliseconds(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True), 15)
         for words in (["list"], ["spawn", "--", TRUE], ["run", "-q", "--", TRUE]):

@@ -8,7 +8,7 @@ from tests.core.load import Load
 
 
 def main(runs: int = 100_000) -> None:
-    """Prints one line."""
+    """Print one line."""
     load = Load()
     began = time.process_time()
     load.until(runs)

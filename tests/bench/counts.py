@@ -82,7 +82,7 @@ def after(
         own = dict(os.environ)
         os.environ.update(environment or {})
         try:
-            daemon = Daemon(Path(directory), config=CONFIG)
+            daemon = Daemon(Path(directory), config=CONFIG, executed=True)
         finally:
             os.environ.clear()
             os.environ.update(own)

@@ -22,7 +22,7 @@ LINES = {
 
 
 def main() -> None:
-    """Prints a line for each kind of output."""
+    """Print a line for each kind of output."""
     for name, line in LINES.items():
         piece = (line * (PIECE // len(line) + 1))[:PIECE]
         figures = (f"{program.name} {seconds(program.meter([]), piece):.2f}" for program in PROGRAMS)
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def seconds(meter: Meter, piece: bytes) -> float:
-    """Of CPU, for `TOTAL` bytes."""
+    """Return the seconds of processor time for `TOTAL` bytes."""
     began = time.process_time()
     for _ in range(TOTAL // PIECE):
         meter.feed(memoryview(piece))

@@ -1,4 +1,4 @@
-"""W5: a run writes 200 MB to its stdout, with nobody who looks, with its bound, and with a meter.
+"""W5: a run writes 200 MB to its stdout, unread, with its bound, and with a meter.
 
 What follows the file is a process of its own that has nothing else to do, so that its processor time is the cost of tail.
 `late` is by how much its other tasks were woken too late meanwhile, at worst.
@@ -21,7 +21,7 @@ import trio
 
 from sfad import meters
 from sfad.metering.tail import Tail
-from sfad.output import OutputStore
+from sfad.output import OutputFiles
 
 SIZE = 200_000_000
 RUN = "a1"
@@ -48,7 +48,7 @@ WAYS = {
 
 
 def main(repeats: int = 3) -> None:
-    """A line for each way and kind of output: medians of interleaved repeats."""
+    """Print a line for each way and kind of output: medians of interleaved repeats."""
     events = RECORDING.read_bytes()
     kinds = {"text": b"x" * 99 + b"\n", "events": events}
     for kind, content in kinds.items():
@@ -65,10 +65,10 @@ def main(repeats: int = 3) -> None:
 
 
 def once(block: bytes, options: list[str]) -> dict[str, float]:
-    """One run, in memory: a disk is slower than all of it."""
+    """Measure one run, in memory: a disk is slower than everything that is measured."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_OUTPUT", base)) as directory:
-        store = OutputStore(Path(directory))
+        store = OutputFiles(Path(directory))
         out, err = store.open_for_run(RUN)
         follower = _follower(directory, options) if options else None
         writer = [sys.executable, "-c", WRITER, str(SIZE)]
@@ -95,14 +95,14 @@ def _median(results: list[dict[str, float]], name: str) -> float:
 
 
 class Daemon:
-    """What follows, and nothing else. Its stdin ends when the run does."""
+    """A process that only follows a run. Its stdin ends when the run does."""
 
     def __init__(self, directory: str, options: list[str]) -> None:
         self._lost = 0
         self._seen = 0
         self._late = 0.0
         self._options = options
-        self._tail = Tail(OutputStore(Path(directory)), seen=self._on_seen, lost=self._on_lost, trouble=print)
+        self._tail = Tail(OutputFiles(Path(directory)), seen=self._on_seen, lost=self._on_lost, trouble=print)
 
     def _on_seen(self, *_: object) -> None:
         self._seen += 1
@@ -113,7 +113,7 @@ class Daemon:
         self._lost = max(self._lost, int(first) if first.isdecimal() else 0)
 
     async def main(self) -> dict[str, Any]:
-        """Follows until the run has ended, and tells what that took."""
+        """Follow until the run has ended, and print what that took."""
         program = meters.named("claude")
         assert program is not None
         meter = partial(program.meter, []) if "--meter" in self._options else None

@@ -16,12 +16,13 @@ import msgspec
 import pytest
 
 from sfactl.connection import Client
-from tests.harness import stopped
+from tests.harness import stopped, unlocked, wait_until
+from tests.template import Child, template
 
 from .night import fill
 
 PATIENCE = 60.0
-"""Seconds after which a test gives up; nothing here takes long on an idle machine."""
+"""Seconds after which a test gives up, because the machine may be loaded."""
 
 SFACTL = (sys.executable, "-m", "sfactl")
 
@@ -35,7 +36,7 @@ class World:
         self.state = directory / "state"
         self.config = directory / "sfad.toml"
         self.config.write_text(config)
-        self._daemon: subprocess.Popen[bytes] | None = None
+        self._daemon: Child | None = None
         ours = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
         self.env = ours | {
             "SFAD_SOCKET": str(self.socket),
@@ -48,7 +49,7 @@ class World:
 
     @contextmanager
     def served(self) -> Iterator[None]:
-        """With a daemon, which ends well."""
+        """Run the body with a daemon, which must end with 0."""
         self.begin()
         try:
             yield
@@ -56,22 +57,16 @@ class World:
             self.end()
 
     def stop_all(self) -> None:
-        """Leaves no run alive."""
+        """Stop each run."""
         with Client(self.socket) as client:
             stopped(client, everything=True, grace=0)
 
     def begin(self) -> None:
-        """Starts the daemon and waits until it serves."""
+        """Start the daemon, and wait until it serves."""
+        wait_until(lambda: unlocked(self.state), "no process has the locks of the daemon before")
         readable, writable = os.pipe()
         with open(self.directory / "log", "ab") as log:
-            self._daemon = subprocess.Popen(
-                [sys.executable, "-m", "sfad", "serve", "--ready-fd", str(writable)],
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(writable,),
-            )
+            self._daemon = template().start(["serve"], self.env, output=log.fileno(), ready=writable)
         os.close(writable)
         try:
             ready = select.select([readable], [], [], PATIENCE)[0] and os.read(readable, 16)
@@ -80,19 +75,19 @@ class World:
         assert ready, (self.directory / "log").read_text()
 
     def end(self) -> None:
-        """Tells the daemon to end, which it must do with 0."""
+        """Stop the daemon, which must end with 0."""
         assert self._daemon is not None
         self._daemon.send_signal(signal.SIGTERM)
         assert self._daemon.wait(PATIENCE) == 0, (self.directory / "log").read_text()
 
     def kill(self) -> None:
-        """What nobody should do to a daemon."""
+        """Kill the daemon with SIGKILL; its runs stay."""
         assert self._daemon is not None
         self._daemon.kill()
         self._daemon.wait()
 
     def sfactl(self, *words: str, stdin: str = "", code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
-        """Runs `sfactl` to its end and checks its exit code."""
+        """Run `sfactl` to its end, and check its exit code."""
         done = subprocess.run(
             [*SFACTL, *words], env=self.env | env, input=stdin, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
@@ -100,20 +95,20 @@ class World:
         return done
 
     def json(self, *words: str, code: int | None = 0) -> Any:
-        """The object that `sfactl … --json` prints."""
+        """Return the object that `sfactl … --json` prints."""
         return msgspec.json.decode(self.sfactl(words[0], "--json", *words[1:], code=code).stdout)
 
     def spawn(self, *words: str) -> str:
-        """Starts a run in the background. Returns its id."""
+        """Start a run in the background. Return its id."""
         return self.sfactl("spawn", *words).stdout.strip()
 
     def status(self, run: str) -> str:
-        """Where the run is in its life."""
+        """Return the status of a run."""
         found: str = self.json("info", run)["status"]
         return found
 
     def popen(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Starts `sfactl` with pipes, for tests that talk to it while it runs."""
+        """Start `sfactl` with pipes, for tests that talk to it while it runs."""
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen([*SFACTL, *words], env=self.env, bufsize=0, **(pipes | options))
 
@@ -149,8 +144,8 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, shared: World, config: str) -> Iterator[World]:
-    """A place with a daemon, which must end with 0 when it is told to. It is the test's own where that is marked `alone`, or
-    wants a config; else nothing of the test is left in it."""
+    """A place with a daemon. A test that is marked `alone` or has a config gets its own daemon; the others of a module share one,
+    in which each run is stopped after the test."""
     if config or request.node.get_closest_marker("alone"):
         world = request.getfixturevalue("world")
         with world.served():
@@ -162,7 +157,7 @@ def daemon(request: pytest.FixtureRequest, shared: World, config: str) -> Iterat
 
 @pytest.fixture
 def start(daemon: World) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts clients that are ended with the test."""
+    """Start clients, which are killed after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str, **options: Any) -> subprocess.Popen[bytes]:

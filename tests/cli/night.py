@@ -1,4 +1,4 @@
-"""A ledger as a night leaves it: 700 runs, each seventh a root, with six children."""
+"""A ledger with 700 runs: each seventh is a root with six children."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = 700
 
 
 def fill(state: Path) -> None:
-    """Write the ledger. Its newest run has just been created, each one before it a minute earlier."""
+    """Write the ledger. Its newest run was created now, and each earlier one a minute before."""
     now = datetime.now(UTC)
     state.mkdir(mode=0o700, exist_ok=True)
     runs = [of_night(number, now) for number in range(1, ROWS + 1)]
@@ -37,7 +37,7 @@ def fill(state: Path) -> None:
 
 
 def of_night(number: int, now: datetime) -> RunInfo:
-    """One of them: each costs 0.25 USD, each hundredth failed."""
+    """Return one run. Each costs 0.25 USD; each hundredth failed."""
     child = number % 7 != 1
     root = run_id(number - (number - 1) % 7)
     failed = number % 100 == 0

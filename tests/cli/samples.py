@@ -1,4 +1,4 @@
-"""Runs to show, for tests that need one."""
+"""Sample runs, limits and reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def run(status: Status = Status.RUNNING, **changes: Any) -> RunInfo:
-    """A run called `worker`, started at noon, with what a test cares about changed."""
+    """Return a run called `worker` that started at noon, with some fields changed."""
     fields: dict[str, Any] = {
         "id": "a1",
         "name": "worker",
@@ -47,17 +47,17 @@ def run(status: Status = Status.RUNNING, **changes: Any) -> RunInfo:
 
 
 def state(kind: LimitKind, threshold: float, action: Action = Action.TERMINATE, **changes: Any) -> LimitState:
-    """A limit as a run shows it."""
+    """Return a limit as a run shows it."""
     return LimitState(kind=kind, threshold=threshold, action=action, **({"source": "default"} | changes))
 
 
 def reason(kind: str, message: str = "because", **more: Any) -> Reason:
-    """Why a run ended."""
+    """Return why a run ended."""
     return Reason(kind=kind, message=message, **more)
 
 
 def daemon(**changes: Any) -> DaemonStatus:
-    """A daemon without runs, as it shows itself."""
+    """Return the status of a daemon without runs."""
     counts: dict[str, Any] = dict.fromkeys(("live", "queued", "admitted", "refused", "connections"), 0)
     sizes = {"memory_bytes": 1 << 20, "ledger_bytes": 12 << 10, "uptime_s": 1.0, "pid": 1}
     words: dict[str, Any] = {"version": "0", "socket": "/s", "state_dir": "/d", "containment": "tags", "containment_detail": "none"}

@@ -1,21 +1,24 @@
-"""A daemon that answers as a test tells it to, for clients that must be seen to cope with any."""
+"""A daemon that answers as a test tells it to."""
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import socket
+import termios
 import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+from tests.harness import wait_until
 
 Answer = Callable[[m.Request], m.Reply | Sequence[m.Reply] | None]
-"""What is said to a request, which may be nothing yet (`()`); `None` closes the connection instead."""
+"""Returns the replies to a request, perhaps none yet (`()`); `None` closes the connection instead."""
 
 Q = TypeVar("Q", bound=m.Request)
 
@@ -23,8 +26,8 @@ PATIENCE = 60.0
 
 
 class Scripted:
-    """Listens at `path` from the start to `stop`, in threads. `asked` is every request but the handshakes, `came` the inodes of
-    the descriptors that came along, `files` what goes with a `LogFiles`."""
+    """Listen at `path` until `stop`, in threads. `asked` has each request except handshakes, `came` the inodes of the descriptors
+    that came with them, and `files` the descriptors that go with a `LogFiles`."""
 
     def __init__(self, path: Path, answer: Answer, *, run: str | None = "a1") -> None:
         self.path = path
@@ -34,11 +37,13 @@ class Scripted:
         self.files: list[int] = []
         self.greeted = 0
         self._run = run
+        self._changed = threading.Condition()
+        self._answering = 0
         self._open: list[tuple[socket.socket, threading.Thread]] = []
         self.start()
 
     def start(self) -> None:
-        """Begins to listen, again if it has stopped."""
+        """Listen, again after `stop`."""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
         self._listener.listen()
@@ -46,7 +51,7 @@ class Scripted:
         self._accepting.start()
 
     def stop(self) -> None:
-        """Closes the listener and every connection, as a daemon does that ends."""
+        """Close the listener and every connection, as a daemon does that ends."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
@@ -59,24 +64,30 @@ class Scripted:
         self._open.clear()
 
     def restart(self) -> None:
-        """What a client sees of a daemon's restart."""
+        """Stop and start: what a client sees of a daemon's restart."""
         self.stop()
         self.start()
 
     def all(self, kind: type[Q]) -> list[Q]:
-        """Every request of that kind."""
+        """Return each request of that kind."""
         return [request for request in list(self.asked) if isinstance(request, kind)]
 
     def until(self, kind: type[Q], count: int = 1) -> Q:
-        """Waits until there were so many of a kind. Returns the last of them."""
-        end = time.monotonic() + PATIENCE
-        while len(found := self.all(kind)) < count:
-            assert time.monotonic() < end, f"{len(found)} of {count} {kind.__name__}; {self.asked}"
-            time.sleep(0.005)
-        return found[count - 1]
+        """Wait until `count` requests of a kind have come. Return the last of them."""
+        with self._changed:
+            enough = self._changed.wait_for(lambda: len(self.all(kind)) >= count, PATIENCE)
+        assert enough, f"not {count} {kind.__name__}; {self.asked}"
+        return self.all(kind)[count - 1]
+
+    def until_read(self) -> None:
+        """Wait until each reply is sent, and the client has read those on the newest connection."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._answering, PATIENCE)
+        left = array.array("i", [1])
+        wait_until(lambda: not fcntl.ioctl(self._open[-1][0], termios.TIOCOUTQ, left) and not left[0], "replies are read")
 
     def say(self, *replies: m.Reply) -> None:
-        """Says something on the newest connection."""
+        """Send replies on the newest connection."""
         self._send(self._open[-1][0], replies)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -93,12 +104,24 @@ class Scripted:
         decoder = FrameDecoder(MAX_REQUEST)
         while data := self._receive(connection):
             for body in decoder.feed(data):
-                replies = self._reply(m.unpack_request(body))
-                if replies is None:
-                    connection.shutdown(socket.SHUT_RDWR)
-                    return
-                with suppress(BrokenPipeError, ConnectionResetError):  # who asked did not wait
-                    self._send(connection, [replies] if isinstance(replies, m.Reply) else replies)
+                with self._busy():
+                    replies = self._reply(m.unpack_request(body))
+                    if replies is None:
+                        connection.shutdown(socket.SHUT_RDWR)
+                        return
+                    with suppress(BrokenPipeError, ConnectionResetError):  # the client did not wait
+                        self._send(connection, [replies] if isinstance(replies, m.Reply) else replies)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        with self._changed:
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._answering -= 1
+                self._changed.notify_all()
 
     def _receive(self, connection: socket.socket) -> bytes:
         try:
@@ -120,5 +143,7 @@ class Scripted:
         if isinstance(request, m.Hello):
             self.greeted += 1
             return m.Welcome(id=request.id, version=1, daemon="0", pid=1, state_dir="/", run=self._run)
-        self.asked.append(request)
+        with self._changed:
+            self.asked.append(request)
+            self._changed.notify_all()
         return self.answer(request)

@@ -1,4 +1,4 @@
-"""The first spawn starts a daemon for who has none; inside a run nothing ever does."""
+"""The first spawn starts a daemon if none is running; inside a run no daemon is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .conftest import PATIENCE, SFACTL, World
 
 @pytest.fixture
 def alone(world: World) -> Iterator[World]:
-    """A place where a daemon may be started, without the user's systemd. What was started is stopped."""
+    """A place where a daemon may be started, without the user's systemd. The daemon is stopped after the test."""
     del world.env["SFAD_AUTOSTART"]
     world.env["XDG_RUNTIME_DIR"] = str(world.directory / "runtime")
     yield world
@@ -27,7 +27,7 @@ def alone(world: World) -> Iterator[World]:
 
 
 def stop(pid: int) -> None:
-    """Ends a daemon that is not our child, and waits until it has."""
+    """Stop a daemon that is not our child, and wait for its end."""
     with suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -85,7 +85,7 @@ read ready < "$XDG_RUNTIME_DIR/ready"
 
 @pytest.fixture
 def systemd(alone: World, tmp_path: Path) -> World:
-    """A user's systemd that has no unit of ours, but starts transient ones."""
+    """A user's systemd that has no installed unit of sfad, but starts transient ones."""
     (tmp_path / "systemd").mkdir()
     (tmp_path / "systemd" / "private").touch()
     os.mkfifo(tmp_path / "ready")

@@ -1,4 +1,4 @@
-"""The public client: what an agent's author relies on (docs/client.md)."""
+"""The public client (docs/client.md)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSAL = LimitRefusal(
 
 
 def agreeable(request: m.Request) -> m.Reply:
-    """Says yes to everything."""
+    """Grant each request."""
     if isinstance(request, m.Reserve):
         return m.Reserved(id=request.id, run="a1", reservation="a1-1", cost_usd=0.01)
     return m.RunReply(id=request.id, run=run())
@@ -49,7 +49,7 @@ EXAMPLES = [block.text for block in blocks(text_of("client.md")) if block.langua
 
 
 class Usage:
-    """What the examples take for a model's reply."""
+    """The reply of a model, for the examples."""
 
     input_tokens = 1100
     output_tokens = 90

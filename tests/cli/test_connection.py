@@ -1,4 +1,4 @@
-"""The connection, against a scripted other end."""
+"""The connection, with a scripted daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Script = Callable[[socket.socket, Callable[[], m.Request]], None]
 
 @contextmanager
 def served(tmp_path: Path, script: Script, *, greet: bool = True) -> Iterator[Path]:
-    """A daemon for one connection, in a thread."""
+    """Serve one connection, in a thread."""
     path = tmp_path / "sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sfactl.commands.logs import _start_of, last_lines
 from sfactl.follower import Copying, Follower
 from sfactl.line_follower import LineFollower, LineForm, Source
-from sfad.output import OutputStore
+from sfad.output import OutputFiles
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_freed_bytes_are_skipped_with_a_note(tmp_path: Path, notes: list[str], p
 def test_a_follower_that_lags_behind_skips_what_is_gone_and_says_so_once_a_gap(
     tmp_path: Path, notes: list[str], pipe: tuple[int, int]
 ) -> None:
-    store = OutputStore(tmp_path)
+    store = OutputFiles(tmp_path)
     out, err = store.open_for_run("a1")
     os.close(err)
     source = store.open_for_meter("a1")
@@ -97,8 +97,8 @@ def test_a_follower_that_lags_behind_skips_what_is_gone_and_says_so_once_a_gap(
 def test_bytes_freed_between_two_looks_are_not_copied_as_zeros(
     tmp_path: Path, notes: list[str], pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The punch comes when the follower has seen that there is data, and before it reads it."""
-    store = OutputStore(tmp_path)
+    """The bytes are freed after the follower has seen that there is data, and before it reads them."""
+    store = OutputFiles(tmp_path)
     out, err = store.open_for_run("a1")
     data = b"".join(b"%07d\n" % n for n in range(32768))
     os.write(out, data)
@@ -143,7 +143,7 @@ def test_the_tail_of_ten_gigabytes_of_which_little_is_left(
 
 
 def test_a_line_that_was_begun_does_not_go_on_behind_a_gap(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    store = OutputStore(tmp_path)
+    store = OutputFiles(tmp_path)
     out, err = store.open_for_run("a1")
     source = store.open_for_meter("a1")
     watched = Source("stdout", source, 1)
@@ -162,7 +162,7 @@ def test_a_line_that_was_begun_does_not_go_on_behind_a_gap(tmp_path: Path, capfd
 
 
 def test_the_kernel_tells_of_growth(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
-    """Nothing is read by the clock: poll without a timeout returns because somebody wrote."""
+    """poll without a timeout returns because the file was written; no clock is used."""
     path = tmp_path / "out"
     path.touch()
     copying = Copying([Follower(os.open(path, os.O_RDONLY), pipe[1], notes.append)])
@@ -184,7 +184,7 @@ def test_the_kernel_tells_of_growth(tmp_path: Path, notes: list[str], pipe: tupl
 
 
 def test_a_slow_reader_is_never_waited_for(tmp_path: Path, notes: list[str], pipe: tuple[int, int]) -> None:
-    """As often as poll says that a pipe takes something, one flush does not block, until the pipe is full."""
+    """A flush does not block while poll reports that the pipe is writable, until the pipe is full."""
     with open(tmp_path / "out", "wb+", buffering=0) as file:
         file.write(b"x" * (1 << 20))
         follower = Follower(file.fileno(), pipe[1], notes.append)

@@ -1,4 +1,4 @@
-"""`sfactl run`: it stands for the run, with its output, its stdin, its signals and its exit code."""
+"""`sfactl run`: output, stdin, signals and exit code are those of the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def line(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def run_of(daemon: World) -> str:
-    """The id of the last run."""
+    """Return the id of the last run."""
     run = daemon.json("list")["runs"][-1]
     found: str = run["id"]
     return found
@@ -149,7 +149,7 @@ def test_output_comes_while_the_run_goes_on_and_stdin_reaches_it(start: Start) -
 
 
 def test_stdin_is_passed_and_not_pumped(daemon: World) -> None:
-    """What the run does not read is left for whoever reads next."""
+    """Input that the run does not read is left for the next reader."""
     script = "$SFACTL run -q -- sh -c 'read one; echo run: $one'; cat"
     done = subprocess.run(
         ["sh", "-c", script], env=daemon.env, input="first\nsecond\n", capture_output=True, text=True, timeout=PATIENCE, check=True

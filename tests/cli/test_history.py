@@ -1,4 +1,4 @@
-"""The verbs that only read, where no daemon runs."""
+"""The verbs that only read, if no daemon is running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents call in a loop starts fast because it imports little."""
+"""Verbs that agents call in a loop start fast, because they import little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits and usage as people are told of them: `info`, `why`, `list`, `tree`, `recommend`, and the lines of a foreground run."""
+"""Texts for limits and usage: `info`, `why`, `list`, `tree`, `recommend`, and the lines of a foreground run."""
 
 from __future__ import annotations
 

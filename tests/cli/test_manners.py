@@ -1,4 +1,4 @@
-"""What a stranger tried, and what it must say then."""
+"""Mistakes in command lines, and their error messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SFACTL = [os.fsencode(sys.executable), b"-m", b"sfactl"]
 
 
 def said(daemon: World, *words: bytes, stdout: str = os.devnull) -> tuple[int, str]:
-    """Exit code and stderr of a command whose words are bytes."""
+    """Return exit code and stderr of a command whose words are bytes."""
     with open(stdout, "wb") as target:
         done = subprocess.run([*SFACTL, *words], stdout=target, stderr=subprocess.PIPE, env=daemon.env, timeout=60)
     return done.returncode, done.stderr.decode(errors="replace")

@@ -22,12 +22,12 @@ TOKENS = ("--model", "some-model", "--input-tokens", "100", "--max-output-tokens
 
 
 def script(*lines: str) -> tuple[str, ...]:
-    """A command that runs lines of shell."""
+    """Return a command that runs lines of shell."""
     return ("--", "sh", "-c", "\n".join(lines))
 
 
 def paused(daemon: World, *words: str) -> str:
-    """A run that has reported two turns, and which a limit of one has frozen."""
+    """Start a run that a limit of one turn has paused."""
     run = daemon.spawn(*words, *script("$SFACTL report --turns 2", "read go"))
     wait_until(lambda: daemon.status(run) == "paused", "the breach")
     return run
@@ -127,7 +127,7 @@ def test_a_reservation_is_asked_for_held_and_settled(daemon: World) -> None:
 
 
 def used(run: str, kind: str) -> float:
-    """What a run, as JSON, has used of a limit."""
+    """Return what a run, as JSON, has used of a limit."""
     (found,) = [limit["used"] for limit in msgspec.json.decode(run)["limits"] if limit["kind"] == kind]
     return float(found)
 

@@ -1,5 +1,5 @@
-"""Numbers as nobody ought to write them, for every option and variable of `sfactl` that takes one: what cannot be meant is a usage
-error that names where it stands, and nothing is ever a traceback."""
+"""Odd numbers for each option and variable of `sfactl` that takes one: an invalid one is a usage error that names its source, and
+none causes a traceback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OTHERS = ("SFA_CALL_CHAIN", "SFA_NAME", "SFA_QUIET", "SFA_NO_LOG", "SFA_RUN_ID",
 
 
 def numeric() -> Iterator[tuple[str, str]]:
-    """Every verb with each of its options that takes a number."""
+    """Return each verb with each of its options that takes a number."""
     for verb in verbs.names():
         for option in verbs.load(verb).PARAMETERS:
             if isinstance(option, Option) and (option.metavar in METAVARS or option.target in ("limit", "signal")):
@@ -54,14 +54,14 @@ NUMERIC = list(numeric())
 
 
 def line(verb: str, option: str, value: str) -> list[str]:
-    """The command line with this value, complete otherwise."""
+    """Return a complete command line with this value."""
     needed = NEEDED.get(verb, ["a1"] if verb not in ("list", "doctor", "recommend", "summary", "prune") else [])
     words = [verb, *needed, option, f"turns={value}" if option == "--limit" else value]
     return [*words, "--", "true"] if verb in ("spawn", "run") else words
 
 
 def tried(words: list[str], capsys: pytest.CaptureFixture[str], **variables: str) -> tuple[int, str]:
-    """ExitCode code and stderr of a call to a daemon that is not there, which is all that is wrong where the number is not."""
+    """Return exit code and stderr of a call to a daemon that is not running. If the number is valid, that is the only error."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA_", "SFAD_"))}
     with patch.dict(
         os.environ,

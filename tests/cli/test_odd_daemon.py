@@ -1,4 +1,4 @@
-"""What `sfactl` makes of a listener that answers anything: no traceback, no memory without end, no terminal that is steered."""
+"""A listener that sends odd replies causes no traceback, uses no unbounded memory and does not control the terminal."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PLAIN_WORDS = WORDS.filter(lambda word: not word.startswith("-"))
 
 
 def by_typer(verb: str, arguments: Sequence[str]) -> dict[str, Any] | None:
-    """What typer makes of a command line; `None` if it refuses it."""
+    """Return the values that typer reads from a command line; `None` if it refuses the line."""
     seen: list[dict[str, Any]] = []
 
     def note(_verb: str, values: dict[str, Any]) -> int:
@@ -72,7 +72,7 @@ def test_what_the_reader_takes_typer_reads_the_same(verb: str, data: st.DataObje
 
 
 def normal(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is as if it had not been given."""
+    """Return the values without those that mean the same as none."""
     return {key: value for key, value in values.items() if value not in (None, False, [])}
 
 

@@ -1,4 +1,4 @@
-"""What people read."""
+"""Texts for people."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A daemon that dies at every stage of what a client does, and comes back: the client goes on, and asks nothing twice that
-counts twice. Real processes and sockets; the daemon is scripted."""
+"""The daemon dies at each stage of what a client does, and comes back: the client continues, and does not repeat a request that
+would count twice. Real processes and sockets; the daemon is scripted."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -20,6 +21,7 @@ from sfactl import connection
 from sfactl.connection import Client, ConnectionLost
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, Refusal, Rule, RunInfo, Status
+from tests.harness import wait_until
 
 from .conftest import PATIENCE, World
 from .samples import NOON, daemon, reason, run
@@ -27,7 +29,7 @@ from .scripted import Scripted
 from .test_terminal import Screen
 
 IMPATIENT = "import sfactl.connection as c; c.RECONNECT = 0.6; from sfactl.__main__ import main; main()"
-"""`sfactl` that waits for a daemon less long."""
+"""`sfactl` that waits less long for a daemon."""
 
 LOST = run(Status.LOST, reason=reason("daemon", "it ended while no daemon was there to see it"), ended_at=NOON)
 DONE = run(Status.COMPLETED, exit_code=0, ended_at=NOON)
@@ -35,15 +37,15 @@ FAILED = run(Status.FAILED, exit_code=3, reason=reason("exit", "it exited with 3
 
 
 class Life:
-    """The life of one run, as a daemon tells it: it goes on until it is `final`. `drops` are kinds of requests at which, each
-    time that one is named there, the connection is closed and nothing is said."""
+    """One run, as a daemon reports it: live until it is `final`. For each kind in `drops`, the next request of that kind gets no
+    reply, and its connection is closed."""
 
     def __init__(self) -> None:
         self.now = run()
         self.final: RunInfo | None = None
         self.drops: list[type[m.Request]] = []
         self.keeps: list[type[m.Request]] = []
-        """Kinds that are never answered, while the connection stays."""
+        """Kinds that get no reply, while the connection stays."""
         self._waiting = 0
 
     def __call__(self, request: m.Request) -> m.Reply | tuple[m.Reply, ...] | None:
@@ -102,7 +104,7 @@ def server(world: World, life: Life, tmp_path: Path) -> Iterator[Scripted]:
 
 
 class Starter(Protocol):
-    """Starts a client that is ended with the test."""
+    """Start a client, which is killed after the test."""
 
     def __call__(self, *words: str, impatient: bool = False, **env: str) -> subprocess.Popen[bytes]: ...
 
@@ -124,16 +126,37 @@ def client(world: World) -> Iterator[Starter]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
+    """Return exit code, stdout and stderr."""
     out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out.decode(), err.decode()
 
 
 def said(process: subprocess.Popen[bytes], what: bytes) -> None:
-    """Reads stderr up to a line with `what` in it."""
+    """Read stderr up to a line with `what` in it."""
     assert process.stderr is not None
     while what not in (line := process.stderr.readline()):
         assert line, f"{what!r} was never said"
+
+
+def noticed(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a client has closed the connection that it has lost."""
+    fds = Path("/proc", str(process.pid), "fd")
+    wait_until(
+        lambda: not any(os.readlink(fd).startswith("socket:") for fd in fds.iterdir()), "the client has closed its connection"
+    )
+
+
+def received(process: subprocess.Popen[bytes], number: int) -> None:
+    """Wait until a signal is not pending any more."""
+    status = Path("/proc", str(process.pid), "status")
+    pending = re.compile(r"^ShdPnd:\t(\w+)", re.MULTILINE)
+
+    def mask() -> int:
+        found = pending.search(status.read_text())
+        assert found
+        return int(found[1], 16)
+
+    wait_until(lambda: not mask() >> (number - 1) & 1, f"signal {number} is received")
 
 
 def write(path: Path, text: str) -> None:
@@ -169,7 +192,7 @@ def test_a_spawn_waits_for_a_daemon_that_is_away(server: Scripted, life: Life, c
     process = client("spawn", "--json", "--", "true")
     server.until(m.Spawn)
     server.stop()
-    time.sleep(0.4)
+    noticed(process)
     life.keeps = []
     server.start()
     code, out, _ = ended(process)
@@ -375,7 +398,7 @@ def test_a_signal_before_the_run_is_known_stops_it_once_it_is(server: Scripted, 
 
 
 def test_a_signal_stops_a_run_of_which_only_the_first_event_tells(server: Scripted, life: Life, client: Starter) -> None:
-    """The answer comes when its command is executed, which on a mount that does not answer is never."""
+    """The reply comes when the command is executed: never, if its file system does not respond."""
     life.keeps = [m.Spawn]
     process = client("run", "-q", "--", "true")
     server.until(m.Spawn)
@@ -394,7 +417,7 @@ def test_sigquit_is_passed_on_later_but_never_twice(server: Scripted, life: Life
     server.stop()
     said(process, b"went away")
     process.send_signal(signal.SIGQUIT)
-    time.sleep(0.2)
+    received(process, signal.SIGQUIT)
     life.drops = [m.Signal]
     server.start()
     server.until(m.Signal)
@@ -493,12 +516,12 @@ def test_waiting_goes_on_and_shows_each_once(server: Scripted, life: Life, clien
 
 def test_a_timeout_goes_on_over_restarts(server: Scripted, client: Starter) -> None:
     process = client("wait", "a1", "--timeout", "60")
-    server.until(m.Wait)
-    time.sleep(0.2)
+    first = server.until(m.Wait)
     server.restart()
     second = server.until(m.Wait, 2)
+    assert first.timeout is not None
     assert second.timeout is not None
-    assert 40 < second.timeout < 59.9
+    assert 40 < second.timeout < first.timeout
     process.kill()
 
 
@@ -543,10 +566,9 @@ def test_a_stop_in_vain_says_what_may_live(server: Scripted, life: Life, client:
 def test_ctrl_c_ends_waiting_for_a_daemon(server: Scripted, life: Life, client: Starter, verb: str) -> None:
     life.keeps = [m.Stop]
     process = client(verb, "a1")
-    while not server.asked:
-        """Until it has asked."""
+    server.until(m.Wait if verb == "wait" else m.Stop)
     server.stop()
-    time.sleep(0.3)
+    noticed(process)
     process.send_signal(signal.SIGINT)
     assert ended(process) == (130, "", "")
 
@@ -556,16 +578,18 @@ def test_followers_go_on_where_they_were(server: Scripted, life: Life, client: S
     write(tmp_path / "out", "one\ntw")
     life.drops = [m.Logs]
     process = client("logs", "-f", "a1", *["--json"] * as_json)
+    assert process.stdout is not None
     server.until(m.Wait)
     server.stop()
     write(tmp_path / "out", "o\n")
-    time.sleep(0.2)
+    meanwhile = process.stdout.readline() + process.stdout.readline()
     server.start()
     server.until(m.Wait, 2)
     write(tmp_path / "out", "three\n")
     life.final = DONE
     server.restart()
     code, out, err = ended(process)
+    out = meanwhile.decode() + out
     lines = [msgspec.json.decode(line)["text"] for line in out.splitlines()] if as_json else out.splitlines()
     assert (code, lines, err) == (0, ["one", "two", "three"], "")
     assert len(server.all(m.Logs)) == 2
@@ -640,12 +664,12 @@ def test_requests_that_count_or_write_are_not_repeated() -> None:
 
 
 def test_what_certainly_was_not_taken_is_sent_again(server: Scripted, client: Starter) -> None:
-    """Between two lines of a long stdin the daemon may have come and gone."""
+    """The daemon may restart between two lines of stdin."""
     process = client("send", "a1", "-")
     assert process.stdin is not None
     process.stdin.write(b"one\n")
     server.until(m.Send)
-    time.sleep(0.1)
+    server.until_read()
     server.restart()
     process.stdin.write(b"two\n")
     server.until(m.Send, 2)
@@ -657,9 +681,9 @@ def test_who_greets_and_hangs_up_is_not_asked_in_a_hot_loop(server: Scripted, cl
     server.answer = lambda _request: None
     process = client("wait", "a1")
     server.until(m.Wait, 2)
-    before = len(server.asked)
-    time.sleep(0.5)
-    assert len(server.asked) - before <= 6
+    began = time.monotonic()
+    server.until(m.Wait, 6)
+    assert time.monotonic() - began > 3 * connection.AGAIN
     process.kill()
 
 
@@ -680,10 +704,10 @@ def test_descriptors_of_an_answer_are_those_of_the_second(server: Scripted, life
 
 
 def test_an_answer_before_the_end_is_taken(server: Scripted, client: Starter) -> None:
-    """The daemon says how it ended, and dies: nobody waits for it to come back."""
+    """The daemon reports the end of the run, and dies: the client does not wait for it."""
     process = client("run", "-q", "--", "true", impatient=True)
     waiting = server.until(m.Wait)
-    time.sleep(0.2)
+    server.until_read()
     server.say(m.RunReply(id=waiting.id, run=FAILED))
     server.stop()
     assert ended(process)[0] == 3

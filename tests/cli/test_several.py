@@ -1,4 +1,4 @@
-"""What a command line calls a run, and commands about several runs."""
+"""Handles of runs, and commands about several runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def client(daemon: World) -> Iterator[Client]:
 
 
 def meant(client: Client, handle: str) -> str:
-    """The id of the run that a handle stands for."""
+    """Return the id of the run that a handle names."""
     return client.call(m.Info(id=0, run=handle), m.RunReply).run.id
 
 
@@ -220,7 +220,7 @@ def test_a_death_of_the_daemon_undoes_neither_prune_nor_limit(daemon: World) -> 
 
 
 def completed(daemon: World, line: str) -> list[str]:
-    """What a shell offers for the last word of a line."""
+    """Return the words that a shell offers for the last word of a line."""
     words = line.split(" ")
     done = daemon.sfactl(_SFACTL_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
     assert done.stderr == ""

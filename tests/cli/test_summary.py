@@ -1,4 +1,4 @@
-"""`sfactl summary`: what a night came to."""
+"""`sfactl summary`."""
 
 from __future__ import annotations
 

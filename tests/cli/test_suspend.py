@@ -15,7 +15,7 @@ from .conftest import PATIENCE, World
 from .test_terminal import Screen
 
 STOPPED = r"Stopped[^\n]*\n(.|\n)*> $"
-"""What bash says of the job, and its prompt."""
+"""The message of bash about the job, and its prompt."""
 
 HANDLES_THE_KEY = """
 import os, signal, sys, termios, time, tty
@@ -29,7 +29,7 @@ while True:
     {stop}
 sys.exit(5)
 """
-"""An editor, or an agent's terminal interface: it sees the key itself and stops itself as `stop` says."""
+"""Like an editor, or an agent's terminal interface: it reads the key and stops itself."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def why(daemon: World, run: str) -> str | None:
 
 
 def job(pattern: str) -> int:
-    """The pid of the one client whose command line ends so."""
+    """Return the pid of the only client whose command line ends with `pattern`."""
     ends = (pattern + "\0").encode()
     found = [int(p) for p in os.listdir("/proc") if p.isdecimal() and _cmdline(p).endswith(ends) and b"sfactl" in _cmdline(p)]
     assert len(found) == 1, found
@@ -110,11 +110,9 @@ def test_a_program_that_handles_the_key_itself(shell: Screen, tmp_path: Path, st
 
 
 def test_a_suspended_client_does_not_fight_for_the_terminal_and_takes_its_run_along(daemon: World, shell: Screen) -> None:
-    shell.type("$SFACTL run -q --stdio inherit -- sleep 61\r")
-    give_up = time.monotonic() + PATIENCE
-    while not (runs := daemon.json("list", "--status", "running")["runs"]):
-        assert time.monotonic() < give_up
-    run, client = runs[-1]["id"], job("sleep\x0061")
+    shell.type("$SFACTL run --stdio inherit -- sleep 61\r")
+    shell.expect("starting")  # the client knows its run, so it can pause it
+    run, client = last(daemon), job("sleep\x0061")
     os.kill(client, signal.SIGTSTP)
     wait_for(daemon, run, "paused")
     shell.type("\r")

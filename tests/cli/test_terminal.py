@@ -32,7 +32,7 @@ class Screen:
         os.write(self._master, keys.encode())
 
     def expect(self, pattern: str) -> str:
-        """Reads until the text behind what was expected before matches."""
+        """Read until the text after the last match matches."""
         give_up = time.monotonic() + PATIENCE
         while not (found := re.search(pattern, self.text[self._at :])):
             assert self._read(give_up - time.monotonic()), f"{pattern!r} not in {self.text[self._at :]!r}"
@@ -109,7 +109,7 @@ def test_ctrl_c_reaches_the_program_and_not_the_client(bash: Screen) -> None:
 
 
 def wait_for_foreground(screen: Screen) -> None:
-    """Until the shell has handed its terminal to a job: below the daemon, a process group other than bash's holds it."""
+    """Wait until the shell has given its terminal to a job: a process group below the daemon, and not that of bash."""
     give_up = time.monotonic() + PATIENCE
     while time.monotonic() < give_up:
         for pid in filter(str.isdecimal, os.listdir("/proc")):

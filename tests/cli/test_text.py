@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 
 from tests.meters.recordings import STREAMS
-from tests.meters.test_speech import START, delta, lines, result, said
+from tests.meters.test_text import START, delta, lines, result, said
 
 from .conftest import PATIENCE, World
 
@@ -33,7 +33,7 @@ class Agent:
         self._read = self.process.stdout
 
     def says(self, data: bytes, shown: bytes) -> None:
-        """Writes, and reads what the client shows of it."""
+        """Write, and read what the client shows."""
         self.stdout.write(data)
         found = b""
         while len(found) < len(shown) and (more := self._read.read(len(shown) - len(found))):
@@ -41,7 +41,7 @@ class Agent:
         assert found == shown
 
     def end(self) -> bytes:
-        """Ends the run. Returns what else is shown."""
+        """End the run. Return the rest of the output."""
         self.stdout.close()
         rest = b"".join(iter(lambda: self._read.read(4096), b""))
         assert self.process.wait(PATIENCE) == 0

@@ -1,4 +1,4 @@
-"""A client tells its environment to nobody but its own user's daemon, root's, or the service user's."""
+"""A client sends its environment only to a daemon of its own user, of root or of the service user."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Received = Callable[[], bytes]
 
 @contextmanager
 def listening(path: Path, uid: int) -> Iterator[Received]:
-    """A process of that user listens at a socket, and closes every connection after its first bytes. What is yielded ends it and
-    returns what it has received."""
+    """Let a process of that user listen at a socket, and close each connection after its first bytes. Yield a function that ends
+    the process and returns what it has received."""
     read, write = os.pipe()
     ready, said = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,4 +1,4 @@
-"""The other verbs against a daemon: what scripts rely on."""
+"""The other verbs, with a daemon."""
 
 from __future__ import annotations
 

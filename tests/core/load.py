@@ -1,4 +1,4 @@
-"""A load for the machine without any checks of single commands: what a busy day looks like, as fast as Python goes.
+"""A load for the machine without checks of single commands: a busy day, as fast as possible.
 
 Both the big simulation and the benchmark run it. Outcomes are chosen by a seeded generator; what comes out is counted
 here, by outcome, to be held against what the machine says.
@@ -49,10 +49,10 @@ class Load:
         self.due: list[tuple[float, RunId, Timer]] = []
         self.mains: dict[RunId, Run] = {}
         self.some: list[Run] = []
-        """Runs that had a main process lately; picking from a list is cheap, from a dict it is not."""
+        """Runs that had a main process lately: choosing from a list is cheaper than from a dict."""
 
     def until(self, asked: int) -> None:
-        """Asks for so many runs and lets all of them end."""
+        """Ask for so many runs, and let all of them end."""
         while self.asked < asked or len(self.machine.tree):
             if self.asked < asked and len(self.mains) < 200:
                 self.ask()
@@ -72,7 +72,7 @@ class Load:
         self.queue.append(e.SpawnRequested(self.now, self.asked, peer, asked))
 
     def any(self) -> Run | None:
-        """A run with a main process."""
+        """Return a run with a main process."""
         while self.some:
             at = int(self.random.random() * len(self.some))
             if self.some[at].id in self.mains:
@@ -99,7 +99,7 @@ class Load:
         self.queue.append(e.MainExited(self.now, run.id, code, empty=alone))
 
     def fire(self) -> None:
-        """Time goes on to the next timer."""
+        """Let time pass until the next timer."""
         while self.due:
             at, run, timer = heapq.heappop(self.due)
             if self.timers.get((run, timer)) == at:
@@ -109,7 +109,7 @@ class Load:
                 return
 
     def feed(self, event: e.Event) -> None:
-        """One event in, its commands obeyed."""
+        """Handle an event and apply its commands."""
         self.events += 1
         for command in self.machine.handle(event).commands:
             match command:
@@ -135,7 +135,7 @@ class Load:
                     self.ended[run.status] += 1
 
     def launch(self, run: Run) -> None:
-        """Nearly always it works."""
+        """Launch; it rarely fails."""
         self.launches += 1
         if self.random.random() < 0.02:
             self.queue.append(e.LaunchFailed(self.now, run.id, 2, "No such file or directory"))
@@ -145,7 +145,7 @@ class Load:
             self.some.append(run)
 
     def empty(self, name: RunId, obeys: bool) -> None:
-        """Everything in a containment ends on a signal; the stubborn wait for SIGKILL."""
+        """End everything in a containment on a signal, or only on SIGKILL."""
         run = self.machine.tree.get(name)
         if run is None or not obeys:
             return

@@ -1,4 +1,4 @@
-"""Another daemon goes on with what one held, as transcripts."""
+"""A daemon adopts the runs of an earlier one, as transcripts."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 
 class Life(Transcript):
-    """A transcript in which daemons come and go."""
+    """A transcript with several daemons, one after the other."""
 
     def __init__(self, *, hear: frozenset[str] = frozenset(), **numbers: Any) -> None:
         super().__init__(hear=hear, **numbers)
         self.numbers: dict[str, int] = {}
 
     def copies(self) -> list[tuple[Birth, State]]:
-        """What is remembered of all live runs, written and read again."""
+        """Return what is saved of all live runs, encoded and decoded."""
         runs = list(self.machine.tree)
         return [(_again(run.birth, Birth), _again(run, State)) for run in runs]
 
-    def anew(
+    def next_daemon(
         self,
         *alive: RunId,
         populated: Iterable[RunId] = (),
@@ -46,7 +46,7 @@ class Life(Transcript):
         continued: bool = False,
         learnt: Iterable[e.Event] = (),
     ) -> e.RunsAdopted:
-        """Another daemon. Main processes of `alive` are; of `populated` other processes are."""
+        """Return the next daemon's first event. `alive`: runs whose main process lives; `populated`: with other processes."""
         found: dict[RunId, Run] = {}
         for birth, state in copies if copies is not None else self.copies():
             birth, state = rebased(birth, state, self.at) if reboot else (birth, state)
@@ -70,7 +70,7 @@ class Life(Transcript):
         return e.RunsAdopted(self.at, tuple(runs), "the daemon died", continued, tickets, tuple(learnt))
 
     def back(self, run: RunId, client: int) -> e.ClientBack:
-        """A client has a connection again."""
+        """A client has reconnected."""
         return e.ClientBack(self.at, run, client)
 
     def gone(self, client: int) -> e.ClientGone:
@@ -78,7 +78,7 @@ class Life(Transcript):
         return e.ClientGone(self.at, client)
 
     def ended(self, run: RunId, status: Status) -> str:
-        """A run has ended so; the message of its reason."""
+        """Check how a run has ended; return the message of its reason."""
         assert self.machine.tree.get(run) is None
         assert f"run_{status} {run}" in self.events
         reason = self.reasons[run]
@@ -89,10 +89,10 @@ def _again(thing: T, kind: type[T]) -> T:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(thing, enc_hook=to_saved), type=kind, dec_hook=from_saved)
 
 
-# ---- what is remembered
+# ---- what is saved
 
 
-def test_birth_and_state_are_read_as_they_were_written() -> None:
+def test_birth_and_state_are_loaded_as_they_were_saved() -> None:
     t = Life()
     (t >> t.budgets(purse(5, "ann"))).skip()
     asked: dict[str, Any] = {
@@ -109,7 +109,7 @@ def test_birth_and_state_are_read_as_they_were_written() -> None:
     (t >> t.pause(a)).skip()
     run = Run(*t.copies()[0], None)
     assert run.birth == t.run(a).birth
-    assert run.held_by is run.limits[LimitKind.COST], "what becomes of the limit becomes of what holds"
+    assert run.held_by is run.limits[LimitKind.COST], "one object, so that a change of the limit is a change of the hold"
     assert _differences(run, t.run(a)) == []
     (t >> t.stop(a)).skip()
     (t >> t.exited(a, 3, empty=False)).skip()
@@ -121,7 +121,7 @@ def _differences(one: State, other: State) -> list[str]:
     return [name for name in State.__match_args__ if getattr(one, name) != getattr(other, name)]
 
 
-def test_what_a_run_below_does_to_those_above_is_remembered() -> None:
+def test_what_a_descendant_changes_in_its_ancestors_is_saved() -> None:
     t = Life()
     a, b = t.chain("a", "b")
     (t >> t.report(b, cost=0.5)).skip()
@@ -135,8 +135,8 @@ def test_what_a_run_below_does_to_those_above_is_remembered() -> None:
     assert t.run(a).account.ended == {"cost": 500_000_000}
 
 
-def test_grace_and_pauses_are_remembered() -> None:
-    """The machine's own tests look at the rest."""
+def test_grace_and_pauses_are_saved() -> None:
+    """The stateful test checks the rest."""
     t = Life()
     a, b = t.chain("a", "b")
     events: list[e.Event] = [t.pause(a), t.pause(b), t.pause(b), e.Frozen(t.at, b), t.resume(b), t.resume(a)]
@@ -145,14 +145,14 @@ def test_grace_and_pauses_are_remembered() -> None:
     assert t.copies()[0][1].ladder is not None
 
 
-# ---- what ran
+# ---- running
 
 
-def test_who_runs_goes_on_and_its_clock_has_never_stopped() -> None:
+def test_a_running_run_continues_and_its_clock_was_never_halted() -> None:
     t = Life()
     a = t.start("a", timeout=seconds(10))
     t.later(3)
-    t >> t.anew(a) << "thaw a1" << "arm a1 deadline +5"
+    t >> t.next_daemon(a) << "thaw a1" << "arm a1 deadline +5"
     t.quiet()
     assert t.run(a).status is Status.RUNNING
     assert t.run(a).pid == 88
@@ -166,21 +166,21 @@ def test_a_deadline_that_has_passed_meanwhile_comes_at_once() -> None:
     t = Life()
     a = t.start("a", timeout=seconds(10))
     t.later(100)
-    t >> t.anew(a) << "thaw a1" << "arm a1 deadline +-92"
+    t >> t.next_daemon(a) << "thaw a1" << "arm a1 deadline +-92"
     t >> t.fired(a, "deadline") << "terminate a1 SIGTERM" << "arm a1 grace +5"
     assert t.run(a).outcome is Status.TIMEOUT
 
 
-def test_who_has_gone_is_lost() -> None:
+def test_a_run_without_processes_is_lost() -> None:
     t = Life()
     a = t.start("a", attempts=3)
-    t >> t.anew(startable=[a]) << "release a1"
+    t >> t.next_daemon(startable=[a]) << "release a1"
     t.quiet()
     assert t.ended(a, Status.LOST) == "the daemon died while it ran; how it ended cannot be known"
     assert t.machine.slots.count == 0
 
 
-def test_what_has_gone_ended_as_its_agent_said() -> None:
+def test_a_run_without_processes_ended_as_its_agent_said() -> None:
     t = Life()
     a, b, d = t.start("a"), t.start("b", attempts=3), t.start("d")
     learnt: list[e.Event] = [
@@ -189,7 +189,7 @@ def test_what_has_gone_ended_as_its_agent_said() -> None:
         t.said_by_agent(b, finished=True, failed="no credit"),
         t.used(d, cost=0.25),
     ]
-    recovered = t.anew(learnt=learnt, startable=[b])
+    recovered = t.next_daemon(learnt=learnt, startable=[b])
     t >> t.budgets(purse(9, "ann"))
     (t >> recovered).skip()
     died = "the daemon died while it ran; how it ended cannot be known"
@@ -204,19 +204,19 @@ def test_what_has_gone_ended_as_its_agent_said() -> None:
 def test_an_unknown_exit_is_what_the_agent_said() -> None:
     t = Life()
     a = t.start("a")
-    (t >> t.anew(a)).skip()
+    (t >> t.next_daemon(a)).skip()
     (t >> t.said_by_agent(a, finished=True)).skip()
     (t >> t.exited(a, None)).skip()
     assert t.ended(a, Status.COMPLETED).endswith("; before, the agent had printed its final result")
 
 
-def test_trouble_with_the_model_is_said_and_remembered_and_part_of_an_end() -> None:
+def test_trouble_with_the_model_is_published_saved_and_part_of_the_reason() -> None:
     t = Life()
     a = t.start("a", attempts=2)
     for count in range(1, 7):
         (t >> t.said_by_agent(a, trouble=ApiTrouble(count=count, status=529, error="overloaded"))).skip()
     assert t.progress == [f"the API answered 529 {times}: overloaded" for times in ("once", "twice", "four times")]
-    (t >> t.anew(a)).skip()
+    (t >> t.next_daemon(a)).skip()
     assert t.run(a).latest.trouble == ApiTrouble(count=6, status=529, error="overloaded")
     (t >> t.stop(a)).skip()
     (t >> t.emptied(a)).skip()
@@ -235,10 +235,10 @@ def test_an_attempt_does_not_inherit_the_trouble_of_the_one_before() -> None:
     assert "the API answers again" not in t.progress
 
 
-def test_what_somebody_who_has_gone_has_left_is_stopped() -> None:
+def test_descendants_of_a_lost_run_are_stopped() -> None:
     t = Life()
     a, b = t.chain("a", "b")
-    t >> t.anew(b) << "thaw a2" << "arm a2 deadline +96" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t >> t.next_daemon(b) << "thaw a2" << "arm a2 deadline +96" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
     assert (t.run(a).outcome, t.run(b).outcome) == (Status.LOST, Status.CANCELLED)
     assert t.run(a).latest.exit == ProcessExit(None, None)
@@ -246,10 +246,10 @@ def test_what_somebody_who_has_gone_has_left_is_stopped() -> None:
     t.quiet()
 
 
-def test_what_it_has_left_outside_any_run_is_stopped_too() -> None:
+def test_other_processes_of_a_lost_run_are_stopped() -> None:
     t = Life()
     a = t.start("a")
-    t >> t.anew(populated=[a]) << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t >> t.next_daemon(populated=[a]) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
     t >> t.emptied(a) << "release a1"
     t.ended(a, Status.LOST)
@@ -258,123 +258,123 @@ def test_what_it_has_left_outside_any_run_is_stopped_too() -> None:
 def test_children_end_before_their_parents() -> None:
     t = Life()
     a, b, d = t.chain("a", "b", "d")
-    t >> t.anew() << "release a3" << "release a2" << "release a1"
+    t >> t.next_daemon() << "release a3" << "release a2" << "release a1"
     t.quiet()
     assert [t.reasons[run].kind for run in (a, b, d) if t.reasons[run]] == ["daemon"] * 3  # type: ignore[union-attr]
 
 
-def test_a_child_has_gone_and_its_parent_goes_on() -> None:
+def test_a_child_is_lost_and_its_parent_continues() -> None:
     t = Life()
     a, b = t.chain("a", "b")
-    t >> t.anew(a) << "release a2" << "thaw a1" << "arm a1 deadline +96"
+    t >> t.next_daemon(a) << "release a2" << "thaw a1" << "arm a1 deadline +96"
     t.quiet()
     t.ended(b, Status.LOST)
     assert t.run(a).children == {}
 
 
-def test_an_exit_of_which_nothing_is_known_is_no_success_and_is_not_tried_again() -> None:
+def test_an_unknown_exit_is_no_success_and_is_not_retried() -> None:
     t = Life()
     a = t.start("a", attempts=3)
-    (t >> t.anew(a, startable=[a])).skip()
+    (t >> t.next_daemon(a, startable=[a])).skip()
     t >> t.exited(a, None) << "release a1"
     t.quiet()
     message = "it outlived the daemon that started it, and the kernel does not tell how it ended"
     assert t.ended(a, Status.LOST) == message
 
 
-def test_an_agent_that_has_printed_its_result_is_waited_for_anew() -> None:
+def test_an_agent_that_has_printed_its_result_gets_its_whole_wait_again() -> None:
     t = Life(result_wait=30.0)
     a = t.start("a")
     b = t.start("b", interactive=True)
     for run in (a, b):
         (t >> t.said_by_agent(run, finished=True)).skip()
-    t >> t.anew(a, b) << "thaw a2" << "arm a2 deadline +96" << "arm a1 result +30" << "thaw a1" << "arm a1 deadline +96"
+    t >> t.next_daemon(a, b) << "thaw a2" << "arm a2 deadline +96" << "arm a1 result +30" << "thaw a1" << "arm a1 deadline +96"
     t.quiet()
     t.later(30)
     (t >> t.fired(a, "result")).skip()
     assert t.run(a).outcome is Status.COMPLETED
 
 
-def test_what_an_agent_said_is_remembered() -> None:
+def test_what_an_agent_said_is_saved() -> None:
     t = Life()
     a = t.start("a")
     (t >> t.said_by_agent(a, failed="no credit")).skip()
-    (t >> t.anew(a, continued=True)).skip()
+    (t >> t.next_daemon(a, continued=True)).skip()
     (t >> t.exited(a, 0)).skip()
     assert t.ended(a, Status.FAILED) == "exited with code 0, but said that it failed: no credit"
 
 
-# ---- what was being started
+# ---- starting
 
 
-def test_what_may_have_run_is_not_run_again() -> None:
+def test_a_run_that_may_have_run_is_not_launched_again() -> None:
     t = Life()
     (t >> t.spawn("a", attempts=2)).skip()
     t >> t.committed("a1") << "launch a1"
-    t >> t.anew(startable=["a1"]) << "release a1"
+    t >> t.next_daemon(startable=["a1"]) << "release a1"
     t.quiet()
     assert t.ended("a1", Status.LOST) == "the daemon died while it was being started; whether it ran cannot be known"
 
 
-def test_what_was_not_let_run_has_failed_and_its_trampoline_is_seen_off() -> None:
+def test_a_run_whose_gate_stayed_closed_has_failed_and_its_trampoline_is_stopped() -> None:
     t = Life()
     (t >> t.spawn("a", attempts=2)).skip()
     t >> t.committed("a1") << "launch a1"
     copies = t.copies()
-    t >> t.anew(startable=["a1"], unbegun=["a1"]) << "release a1"
+    t >> t.next_daemon(startable=["a1"], unbegun=["a1"]) << "release a1"
     t.quiet()
     assert t.ended("a1", Status.FAILED) == "the daemon died while it was being started; nothing of it has run"
-    (t >> t.anew(startable=["a1"], unbegun=["a1"], populated=["a1"], copies=copies)).skip()
+    (t >> t.next_daemon(startable=["a1"], unbegun=["a1"], populated=["a1"], copies=copies)).skip()
     assert t.run("a1").status is Status.STOPPING
     (t >> t.emptied("a1")).skip()
     assert t.ended("a1", Status.FAILED) == "the daemon died while it was being started; nothing of it has run"
 
 
-def test_what_has_been_started_meanwhile_runs() -> None:
+def test_a_run_that_was_launched_meanwhile_is_running() -> None:
     t = Life()
     (t >> t.spawn("a")).skip()
     (t >> t.committed("a1")).skip()
     t.later(2)
-    t >> t.anew("a1") << "arm a1 deadline +96" << "thaw a1"
+    t >> t.next_daemon("a1") << "arm a1 deadline +96" << "thaw a1"
     t.quiet()
     assert t.run("a1").status is Status.RUNNING
     assert t.run("a1").started_at == 2
     assert t.events[-1] == "run_started a1"
 
 
-def test_a_start_of_this_process_is_reported_still() -> None:
+def test_a_launch_before_a_re_execution_is_still_reported() -> None:
     t = Life()
     (t >> t.spawn("a")).skip()
     (t >> t.committed("a1")).skip()
-    t >> t.anew(starting=["a1"], continued=True)
+    t >> t.next_daemon(starting=["a1"], continued=True)
     t.quiet()
     assert t.run("a1").status is Status.STARTING
     t >> t.launched("a1") << "arm a1 deadline +96" << "reply 1 Admitted a1 running"
     t.quiet()
 
 
-def test_who_is_started_below_one_that_stands_still_stands_too() -> None:
+def test_a_run_that_is_launched_below_a_paused_one_is_paused() -> None:
     t = Life()
     a = t.start("a")
     (t >> t.spawn("b", inside(a))).skip()
     (t >> t.committed("a2")).skip()
     (t >> t.pause(a)).skip()
     copies = t.copies()
-    t >> t.anew(a, starting=["a2"], copies=copies, continued=True) << "freeze a1" << "arm a1 pause_max +86400"
+    t >> t.next_daemon(a, starting=["a2"], copies=copies, continued=True) << "freeze a1" << "arm a1 pause_max +86400"
     t >> t.launched("a2") << "freeze a1" << "reply 2 Admitted a2 paused"
     t.quiet()
-    # the same, and the daemon died: it had been started
-    t >> t.anew(a, "a2", copies=copies) << "freeze a1" << "freeze a1" << "arm a1 pause_max +86400"
+    # the same, but the daemon died after the launch
+    t >> t.next_daemon(a, "a2", copies=copies) << "freeze a1" << "freeze a1" << "arm a1 pause_max +86400"
     t.quiet()
     assert t.run("a2").status is Status.PAUSED
     assert t.run("a2").clock.since is None
 
 
-def test_who_was_never_started_never_is() -> None:
+def test_a_run_that_was_not_recorded_is_not_launched() -> None:
     t = Life(trees=1)
     (t >> t.spawn("a")).skip()  # its admission is not committed
     (t >> t.spawn("b")).skip()  # it waits, and that is not committed either
-    t >> t.anew(startable=["a1", "a2"])
+    t >> t.next_daemon(startable=["a1", "a2"])
     t.quiet()
     assert t.ended("a1", Status.FAILED) == "the daemon died before it was started; nothing of it has run"
     assert t.ended("a2", Status.FAILED) == "the daemon died before it was started; nothing of it has run"
@@ -382,50 +382,50 @@ def test_who_was_never_started_never_is() -> None:
     assert t.machine.slots.count == 0
 
 
-def test_who_asked_this_process_is_told_that_it_failed() -> None:
+def test_a_client_is_told_of_a_failure_across_a_re_execution() -> None:
     t = Life()
     (t >> t.spawn("a")).skip()
-    t >> t.anew(continued=True) << "reply 1 Admitted a1 failed"
+    t >> t.next_daemon(continued=True) << "reply 1 Admitted a1 failed"
     t.quiet()
 
 
-# ---- who waits for a place
+# ---- queued
 
 
-def test_who_waits_waits_on_in_the_same_order() -> None:
+def test_the_queue_keeps_its_order() -> None:
     t = Life(trees=1)
     a = t.start("a")
     for name, priority in (("b", 0), ("d", 0), ("f", 1)):
         (t >> t.spawn(name, priority=priority)).skip()
     (t >> t.committed("a2", "a3", "a4")).skip()
-    t >> t.anew(a, startable=["a2", "a3", "a4"]) << "thaw a1" << "arm a1 deadline +96"
+    t >> t.next_daemon(a, startable=["a2", "a3", "a4"]) << "thaw a1" << "arm a1 deadline +96"
     t.quiet()
     for last, following in ((a, "a4"), ("a4", "a2"), ("a2", "a3")):
         t >> t.exited(last) << f"release {last}" << f"launch {following}"
         (t >> t.launched(following)).skip()
 
 
-def test_who_waits_is_started_when_there_is_a_place() -> None:
+def test_a_queued_run_is_launched_when_a_slot_is_free() -> None:
     t = Life(trees=1)
     t.start("a")
     (t >> t.spawn("b")).skip()
     (t >> t.committed("a2")).skip()
-    t >> t.anew(startable=["a2"]) << "release a1" << "launch a2"
+    t >> t.next_daemon(startable=["a2"]) << "release a1" << "launch a2"
     t.quiet()
     assert t.machine.slots.count == 1
 
 
-def test_what_it_was_to_be_started_with_is_gone() -> None:
+def test_a_queued_run_whose_command_was_not_saved_has_failed() -> None:
     t = Life(trees=1)
     t.start("a")
     (t >> t.spawn("b")).skip()
     (t >> t.committed("a2")).skip()
-    t >> t.anew("a1") << "thaw a1" << "arm a1 deadline +96"
+    t >> t.next_daemon("a1") << "thaw a1" << "arm a1 deadline +96"
     message = "the daemon died before it was started, and what it was to be started with is gone; nothing of it has run"
     assert t.ended("a2", Status.FAILED) == message
 
 
-def test_nobody_is_started_before_it_was_looked_at() -> None:
+def test_no_queued_run_is_launched_before_every_run_was_continued() -> None:
     t = Life(trees_per_user=1)
     t.start("a")
     (t >> t.spawn("b")).skip()
@@ -436,22 +436,22 @@ def test_nobody_is_started_before_it_was_looked_at() -> None:
     (t >> t.committed("a3")).skip()
     t.start("e", BOB)
     copies = sorted(t.copies(), key=lambda copy: copy[0].id != "a3")
-    # a3 waits, and those that held places have gone
-    t >> t.anew(startable=["a3"], copies=copies) << "release a4" << "release a2" << "launch a3"
+    # a3 waits, and the runs that had slots are gone
+    t >> t.next_daemon(startable=["a3"], copies=copies) << "release a4" << "release a2" << "launch a3"
     t.quiet()
     assert t.run("a3").status is Status.STARTING
 
 
-# ---- who stands still
+# ---- paused
 
 
-def test_a_paused_run_stays_paused_and_its_clock_stands() -> None:
+def test_a_paused_run_stays_paused_and_its_clock_halted() -> None:
     t = Life(pause_max=100.0)
     a, b = t.chain("a", "b")
     t.later(2)
     (t >> t.pause(a)).skip()
     t.later(50)
-    t >> t.anew(a, b) << "freeze a1" << "arm a1 pause_max +50"
+    t >> t.next_daemon(a, b) << "freeze a1" << "arm a1 pause_max +50"
     t.quiet()
     assert [t.run(run).status for run in (a, b)] == [Status.PAUSED] * 2
     assert t.run(a).clock.elapsed(t.at) == 2
@@ -459,13 +459,13 @@ def test_a_paused_run_stays_paused_and_its_clock_stands() -> None:
     t.quiet()
 
 
-def test_a_paused_run_that_has_gone_is_lost() -> None:
+def test_a_paused_run_without_processes_is_lost() -> None:
     t = Life()
     a, b = t.chain("a", "b")
     (t >> t.pause(a)).skip()
-    t >> t.anew(a) << "freeze a1" << "release a2" << "arm a1 pause_max +86400"
+    t >> t.next_daemon(a) << "freeze a1" << "release a2" << "arm a1 pause_max +86400"
     t.ended(b, Status.LOST)
-    t >> t.anew() << "freeze a1" << "arm a1 pause_max +86400" << "release a1"
+    t >> t.next_daemon() << "freeze a1" << "arm a1 pause_max +86400" << "release a1"
     t.ended(a, Status.LOST)
 
 
@@ -474,35 +474,35 @@ def test_a_pause_within_a_pause() -> None:
     a, b = t.chain("a", "b")
     (t >> t.pause(b)).skip()
     (t >> t.pause(a)).skip()
-    t >> t.anew(a, b) << "freeze a1" << "freeze a2" << "arm a2 pause_max +86400" << "arm a1 pause_max +86400"
+    t >> t.next_daemon(a, b) << "freeze a1" << "freeze a2" << "arm a2 pause_max +86400" << "arm a1 pause_max +86400"
     t.quiet()
 
 
-def test_a_pause_that_was_asked_of_this_process_is_answered() -> None:
+def test_a_pause_request_is_answered_across_a_re_execution() -> None:
     t = Life()
     a = t.start("a")
     (t >> t.pause(a)).skip()
     copies = t.copies()
-    (t >> t.anew(a, copies=copies, continued=True)).skip()
+    (t >> t.next_daemon(a, copies=copies, continued=True)).skip()
     t >> e.Frozen(t.at, a) << "reply 2 Changed a1 paused"
-    # of one that has died nobody waits
-    (t >> t.anew(a, copies=copies)).skip()
+    # no client waits for a daemon that has died
+    (t >> t.next_daemon(a, copies=copies)).skip()
     t >> e.Frozen(t.at, a)
     t.quiet()
 
 
-def test_a_run_that_waits_for_an_approval_does_not_wait_for_ever() -> None:
+def test_the_wait_for_an_approval_stays_bounded() -> None:
     t = Life(approval_timeout=60.0)
     a = t.start("a", limits="turns=3:request_increase")
     (t >> t.used(a, turns=4)).skip()
     t.later(20)
-    t >> t.anew(a) << "freeze a1" << "arm a1 pause_max +86380" << "arm a1 approval +40"
+    t >> t.next_daemon(a) << "freeze a1" << "arm a1 pause_max +86380" << "arm a1 approval +40"
     t.later(40)
     (t >> t.fired(a, "approval")).skip()
     assert t.run(a).outcome is Status.FAILED
 
 
-def test_an_approval_that_was_asked_for_before_a_start_or_between_two() -> None:
+def test_an_approval_that_was_requested_before_a_launch_or_between_two() -> None:
     t = Life(approval_timeout=60.0)
     asked: dict[str, Any] = {"limits": "turns=3:request_increase", "attempts": 2}
     a = t.start("a", **asked)
@@ -513,33 +513,33 @@ def test_an_approval_that_was_asked_for_before_a_start_or_between_two() -> None:
     (t >> t.committed("a2")).skip()
     (t >> t.used("a2", turns=4)).skip()
     wait = _wait(t, a)
-    t >> t.anew(startable=[a], starting=["a2"], continued=True)
+    t >> t.next_daemon(startable=[a], starting=["a2"], continued=True)
     t << "arm a2 approval +60" << "arm a1 approval +60" << f"arm a1 retry +{wait:g}"
     t.quiet()
-    # the daemon died, and it had been started: it stands as soon as it is seen
-    (t >> t.anew("a2", startable=[a])).skip()
+    # the daemon died after the launch: the run is paused as soon as it is adopted
+    (t >> t.next_daemon("a2", startable=[a])).skip()
     assert t.run("a2").status is Status.PAUSED
 
 
-def test_a_limit_that_pauses_waits_for_nobody() -> None:
+def test_a_limit_that_pauses_has_no_approval_timer() -> None:
     t = Life()
     a = t.start("a", limits="turns=3:pause")
     (t >> t.used(a, turns=4)).skip()
-    t >> t.anew(a) << "freeze a1" << "arm a1 pause_max +86400"
+    t >> t.next_daemon(a) << "freeze a1" << "arm a1 pause_max +86400"
     t.quiet()
     (t >> t.resume(a, room="turns=9")).skip()
     assert t.run(a).status is Status.RUNNING
 
 
-# ---- stops under way
+# ---- stopping
 
 
-def test_a_stop_goes_on_within_its_grace() -> None:
+def test_a_stop_continues_within_its_grace() -> None:
     t = Life()
     a, b = t.chain("a", "b")
     (t >> t.stop(a, signal=2)).skip()
     t.later(3)
-    t >> t.anew(a, b) << "terminate a1 SIGINT" << "arm a1 grace +2"
+    t >> t.next_daemon(a, b) << "terminate a1 SIGINT" << "arm a1 grace +2"
     t.quiet()
     t >> t.emptied(a) << "release a2" << "release a1"
     t.quiet()
@@ -552,37 +552,37 @@ def test_a_grace_that_has_passed_meanwhile_is_over() -> None:
         a = t.start("a")
         (t >> t.stop(a)).skip()
         t.later(late)
-        t >> t.anew(a) << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
+        t >> t.next_daemon(a) << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
         t.quiet()
         stop = t.run(a).ladder
         assert stop is not None
         assert (stop.rung, stop.killed_at) == (Rung.KILLED, late)
 
 
-def test_killing_goes_on_and_the_time_for_survivors_runs_from_the_first_kill() -> None:
+def test_kills_continue_and_survivors_are_looked_for_by_the_first_kill() -> None:
     t = Life()
     a = t.start("a")
     (t >> t.stop(a, grace=0)).skip()
     (t >> t.fired(a, "grace")).skip()
     t.later(4)
-    t >> t.anew(a) << "kill a1" << "arm a1 kill +1" << "arm a1 survey +6"
+    t >> t.next_daemon(a) << "kill a1" << "arm a1 kill +1" << "arm a1 survey +6"
     t.later(20)
-    t >> t.anew(a) << "kill a1" << "arm a1 kill +1" << "arm a1 survey +0"
+    t >> t.next_daemon(a) << "kill a1" << "arm a1 kill +1" << "arm a1 survey +0"
     t >> t.fired(a, "survey") << "survey a1" << "arm a1 survey +1"
     t >> t.surveyed(a, a1=88)
     assert t.events[-1] == "alert_survivors a1"
-    # that is said once; but who has asked since may still wait for a list
+    # that was published once, but a client that has asked since may still wait for the list
     t >> t.stop(a) << "survey a1"
-    t >> t.anew(a, continued=True) << "kill a1" << "arm a1 kill +1" << "arm a1 survey +0" << "survey a1"
+    t >> t.next_daemon(a, continued=True) << "kill a1" << "arm a1 kill +1" << "arm a1 survey +0" << "survey a1"
     t >> t.surveyed(a, a1=88) << "reply 3 StopDone a1:88"
     assert t.events.count("alert_survivors a1") == 1
 
 
-def test_a_stop_that_has_come_to_its_end_meanwhile() -> None:
+def test_a_stop_that_was_completed_meanwhile() -> None:
     t = Life()
     a, b = t.chain("a", "b")
     (t >> t.stop(a)).skip()
-    t >> t.anew() << "release a2" << "release a1"
+    t >> t.next_daemon() << "release a2" << "release a1"
     t.quiet()
     t.ended(a, Status.CANCELLED)
     t.ended(b, Status.CANCELLED)
@@ -594,33 +594,40 @@ def test_a_ladder_of_its_own_within_another() -> None:
     (t >> t.stop(a, grace=30)).skip()
     (t >> t.stop(b, grace=2)).skip()
     copies = t.copies()
-    t >> t.anew(a, b, copies=copies) << "terminate a2 SIGTERM" << "arm a2 grace +2" << "terminate a1 SIGTERM" << "arm a1 grace +30"
+    (
+        t
+        >> t.next_daemon(a, b, copies=copies)
+        << "terminate a2 SIGTERM"
+        << "arm a2 grace +2"
+        << "terminate a1 SIGTERM"
+        << "arm a1 grace +30"
+    )
     t.quiet()
-    t >> t.anew(a, copies=copies) << "release a2" << "terminate a1 SIGTERM" << "arm a1 grace +30"
+    t >> t.next_daemon(a, copies=copies) << "release a2" << "terminate a1 SIGTERM" << "arm a1 grace +30"
     t.quiet()
 
 
-def test_who_was_to_end_with_an_ancestor_of_which_nothing_is_known_ends_all_the_same() -> None:
+def test_a_run_that_was_to_end_with_a_lost_ancestor_still_ends() -> None:
     t = Life()
     a, b = t.chain("a", "b")
     (t >> t.spawn("d", inside(a))).skip()
     (t >> t.stop(a)).skip()
     copies = [copy for copy in t.copies() if copy[0].id != a]
-    t >> t.anew(b, copies=copies) << "terminate a2 SIGTERM" << "arm a2 grace +0"
+    t >> t.next_daemon(b, copies=copies) << "terminate a2 SIGTERM" << "arm a2 grace +0"
     t.quiet()
     t.ended("a3", Status.CANCELLED)
 
 
-def test_how_it_ended_by_itself_is_known_though_what_it_has_left_is_alive() -> None:
+def test_its_own_end_is_known_while_its_other_processes_live() -> None:
     t = Life()
     a = t.start("a")
     (t >> t.exited(a, 0, empty=False)).skip()
-    t >> t.anew(populated=[a]) << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t >> t.next_daemon(populated=[a]) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     (t >> t.emptied(a)).skip()
     t.ended(a, Status.COMPLETED)
 
 
-def test_stops_that_were_asked_of_this_process_are_answered_once() -> None:
+def test_stop_requests_are_answered_once_across_a_re_execution() -> None:
     t = Life()
     a, b = t.start("a"), t.start("b")
     t >> t.exited(b, 0, empty=False)
@@ -631,7 +638,7 @@ def test_stops_that_were_asked_of_this_process_are_answered_once() -> None:
     t.later(1)
     (t >> t.emptied(b)).skip()
     t.later(1)
-    (t >> t.anew(a, continued=True)).skip()
+    (t >> t.next_daemon(a, continued=True)).skip()
     t >> t.emptied(a) << "release a1" << "reply 3 StopDone a2 a1" << "reply 4 StopDone a1"
     t.quiet()
     answer = t.answers[3]
@@ -642,13 +649,13 @@ def test_stops_that_were_asked_of_this_process_are_answered_once() -> None:
 # ---- between two attempts
 
 
-def test_what_a_failed_attempt_has_left_is_cleared_still() -> None:
+def test_the_leftovers_of_a_failed_attempt_are_still_cleared() -> None:
     t = Life()
     a, b = t.chain("a", "b", attempts=2, retry_delay=4.0)
     (t >> t.exited(a, 1, empty=False)).skip()
     copies = t.copies()
-    t >> t.anew(b, startable=[a], copies=copies) << "terminate a1 SIGTERM" << "arm a1 grace +5"
-    t >> t.anew(startable=[a], copies=copies) << "release a2" << f"arm a1 retry +{_wait(t, a):g}"
+    t >> t.next_daemon(b, startable=[a], copies=copies) << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t >> t.next_daemon(startable=[a], copies=copies) << "release a2" << f"arm a1 retry +{_wait(t, a):g}"
     t.quiet()
     t >> t.fired(a, "retry") << "launch a1"
 
@@ -659,33 +666,33 @@ def _wait(t: Life, run: RunId) -> float:
     return due - t.at
 
 
-def test_what_it_was_to_be_tried_again_with_is_gone() -> None:
+def test_a_retry_whose_command_was_not_saved_is_lost() -> None:
     t = Life()
     a, b = t.chain("a", "b", attempts=2)
     (t >> t.exited(a, 1, empty=False)).skip()
     copies = t.copies()
-    t >> t.anew(b, copies=copies) << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t >> t.next_daemon(b, copies=copies) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     assert t.run(a).outcome is Status.LOST
     (t >> t.emptied(a)).skip()
     message = "the daemon died between two attempts, and what the next was to be started with is gone"
     assert t.ended(a, Status.LOST) == message
     t.reasons.clear()
-    t >> t.anew(copies=copies) << "release a2" << "release a1"
+    t >> t.next_daemon(copies=copies) << "release a2" << "release a1"
     assert t.ended(a, Status.LOST) == message
 
 
-def test_the_next_attempt_begins_when_it_was_to() -> None:
+def test_the_next_attempt_begins_when_it_was_due() -> None:
     t = Life()
     a = t.start("a", attempts=2, retry_delay=4.0)
     (t >> t.exited(a, 1)).skip()
     (t >> t.emptied(a)).skip()
     wait, copies = _wait(t, a), t.copies()
-    t >> t.anew(startable=[a], copies=copies) << f"arm a1 retry +{wait:g}"
+    t >> t.next_daemon(startable=[a], copies=copies) << f"arm a1 retry +{wait:g}"
     t.quiet()
-    t >> t.anew(copies=copies) << "release a1"
+    t >> t.next_daemon(copies=copies) << "release a1"
     t.ended(a, Status.LOST)
     t.later(60)
-    t >> t.anew(startable=[a], copies=copies) << "arm a1 retry +0"
+    t >> t.next_daemon(startable=[a], copies=copies) << "arm a1 retry +0"
     t >> t.fired(a, "retry") << "launch a1"
     assert t.run(a).attempt == 2
 
@@ -696,14 +703,14 @@ def test_how_the_last_attempt_ended_is_known() -> None:
     run = t.run(a)
     (t >> t.exited(a, 7)).skip()
     (t >> t.emptied(a)).skip()
-    event = t.anew()
+    event = t.next_daemon()
     run = event.runs[0].run
     (t >> event).skip()
     assert run.status is Status.LOST
     assert run.latest.exit == ProcessExit(7, None)
 
 
-def test_the_next_attempt_waits_for_an_ancestor_that_stands_still() -> None:
+def test_the_next_attempt_waits_for_a_paused_ancestor() -> None:
     t = Life()
     a = t.start("a")
     b = t.start("b", inside(a), attempts=2)
@@ -711,7 +718,7 @@ def test_the_next_attempt_waits_for_an_ancestor_that_stands_still() -> None:
     (t >> t.emptied(b)).skip()
     (t >> t.pause(a)).skip()
     t.later(60)
-    t >> t.anew(a, startable=[b]) << "freeze a1" << "arm a1 pause_max +86340"
+    t >> t.next_daemon(a, startable=[b]) << "freeze a1" << "arm a1 pause_max +86340"
     t.quiet()
     t >> t.resume(a) << "thaw a1" << "arm a1 deadline +96" << "arm a2 retry +0"
     t.skip()
@@ -720,35 +727,35 @@ def test_the_next_attempt_waits_for_an_ancestor_that_stands_still() -> None:
 # ---- sums
 
 
-def test_reservations_are_settled_by_another_daemon() -> None:
+def test_reservations_can_be_settled_with_the_next_daemon() -> None:
     t = Life()
     (t >> t.budgets(purse(5, "ann"))).skip()
     a, b = t.chain("a", "b")
     name = t.reserved(t.reserve(b, 1.0))
     assert name == "a2-1"
-    (t >> t.anew(a, b)).skip()
+    (t >> t.next_daemon(a, b)).skip()
     (t >> t.budgets(purse(5, "ann", charged=1.0))).skip()
     assert t.run(a).account.below == {"cost": 1_000_000_000}
     (t >> t.settle(name, cost=0.25)).skip()
     assert t.run(a).account.below == {"cost": 250_000_000}
     assert t.charged["user ann"] == 0.25
     assert t.reserved(t.reserve(b, 0.5)) == "a2-2", "the name of another's reservation"
-    # and what was not given back in the period in which it was charged is not given back
-    (t >> t.anew(a, b)).skip()
+    # a charge of an earlier period is not given back
+    (t >> t.next_daemon(a, b)).skip()
     (t >> t.budgets(purse(5, "ann", begins="tomorrow", charged=2.0))).skip()
     (t >> t.settle("a2-2", cost=0.25)).skip()
     assert t.charged["user ann"] == 0.25 + 0.5
 
 
-def test_a_held_reservation_counts_against_every_limit_still() -> None:
+def test_an_open_reservation_still_counts_against_each_limit() -> None:
     t = Life()
     a, b = t.chain("a", "b", limits="cost=1")
     t.reserved(t.reserve(b, 0.75))
-    (t >> t.anew(a, b)).skip()
+    (t >> t.next_daemon(a, b)).skip()
     assert t.not_reserved(t.reserve(b, 0.5)).whose == a
 
 
-def test_what_is_below_is_counted_anew_from_what_each_was_remembered_to_have_used() -> None:
+def test_use_of_descendants_is_summed_again_from_what_was_saved_of_each() -> None:
     t = Life()
     a, b = t.chain("a", "b")
     d = t.start("d", inside(b))
@@ -756,18 +763,18 @@ def test_what_is_below_is_counted_anew_from_what_each_was_remembered_to_have_use
     (t >> t.report(d, cost=0.5)).skip()
     (t >> t.used(b, cost=0.25)).skip()
     fresh = {copy[0].id: copy for copy in t.copies()}
-    (t >> t.anew(a, b, d, copies=[stale[a], stale[b], fresh[d]])).skip()
+    (t >> t.next_daemon(a, b, d, copies=[stale[a], stale[b], fresh[d]])).skip()
     assert [t.run(run).account.below.get("cost") for run in (a, b)] == [500_000_000] * 2  # type: ignore[call-overload]
     (t >> t.used(b, cost=0.25)).skip()
     assert t.run(a).account.below == {"cost": 750_000_000}
-    # what has ended is nobody's but its ancestors'
+    # what an ended run has used is only in its ancestors' accounts
     (t >> t.exited(d, None)).skip()
-    (t >> t.anew(a, b)).skip()
+    (t >> t.next_daemon(a, b)).skip()
     assert t.run(a).account.below == {"cost": 750_000_000}
     assert t.run(a).account.ended == t.run(b).account.ended == {"cost": 500_000_000}
 
 
-def test_numbers_and_budgets_of_descendants_go_on() -> None:
+def test_numbers_and_counts_of_descendants_continue() -> None:
     t = Life(trees=2)
     a, b = t.chain("a", "b")
     (t >> t.exited(b)).skip()
@@ -775,7 +782,7 @@ def test_numbers_and_budgets_of_descendants_go_on() -> None:
     (t >> t.committed("a3")).skip()
     assert t.run(a).admitted == 2
     t.numbers["next_number"] = 2
-    (t >> t.anew(a, "a3")).skip()
+    (t >> t.next_daemon(a, "a3")).skip()
     assert t.run(a).admitted == 2
     assert t.run(a).children == {"a3": t.run("a3")}
     assert t.start("e") == "a4"
@@ -787,7 +794,7 @@ def test_a_number_that_was_used_up_elsewhere_is_not_used_again() -> None:
     t = Life()
     a = t.start("a")
     t.numbers["next_number"] = 9
-    (t >> t.anew(a)).skip()
+    (t >> t.next_daemon(a)).skip()
     assert t.start("b") == "a9"
 
 
@@ -798,7 +805,7 @@ def test_a_suspended_client_is_not_expected_back_before_its_run_is_resumed() -> 
     t = Life()
     a = t.start("a", tied_to=3)
     (t >> t.pause(a, suspended=True)).skip()
-    t >> t.anew(a) << "freeze a1" << "arm a1 pause_max +86400"
+    t >> t.next_daemon(a) << "freeze a1" << "arm a1 pause_max +86400"
     t.quiet()
     assert t.run(a).suspended
     t >> t.resume(a) << "arm a1 reconnect +10" << "thaw a1" << "arm a1 deadline +96" << f"reply {t.token() - 1} Changed a1 running"
@@ -808,13 +815,13 @@ def test_a_suspended_client_is_not_expected_back_before_its_run_is_resumed() -> 
     assert t.run(a).status is Status.STOPPING
 
 
-def test_who_is_tied_to_a_client_that_does_not_come_back_is_stopped() -> None:
+def test_a_run_whose_client_does_not_come_back_is_stopped() -> None:
     t = Life()
     a = t.start("a", tied_to=3)
-    t >> t.anew(a) << "arm a1 reconnect +10" << "thaw a1" << "arm a1 deadline +96"
+    t >> t.next_daemon(a) << "arm a1 reconnect +10" << "thaw a1" << "arm a1 deadline +96"
     t.quiet()
     assert t.run(a).tied_to == GONE
-    # it is another connection that has this number now
+    # this number is another connection's now
     t >> t.gone(3)
     t.quiet()
     t.later(10)
@@ -829,7 +836,7 @@ def test_who_is_tied_to_a_client_that_does_not_come_back_is_stopped() -> None:
 def test_a_client_that_comes_back() -> None:
     t = Life(hear=frozenset({"disarm"}))
     a = t.start("a", tied_to=3)
-    (t >> t.anew(a)).skip()
+    (t >> t.next_daemon(a)).skip()
     t >> t.back(a, 7) << "disarm a1 reconnect"
     assert t.changed == {"a1"}
     t >> t.back("a9", 7)
@@ -849,29 +856,29 @@ def test_a_client_that_comes_back_before_it_was_missed() -> None:
     t >> t.gone(7) << "terminate a1 SIGTERM" << "arm a1 grace +5"
 
 
-def test_connections_of_this_process_are_there_still_and_what_waits_for_one_waits_on() -> None:
+def test_connections_survive_a_re_execution_and_a_run_without_its_client_still_waits() -> None:
     t = Life()
     a, b = t.start("a", tied_to=3), t.start("b", tied_to=4)
-    (t >> t.anew(a, b, continued=True)).skip()
+    (t >> t.next_daemon(a, b, continued=True)).skip()
     t >> t.gone(3) << "terminate a1 SIGTERM" << "arm a1 grace +5"
-    t >> t.anew(a, b) << "arm a1 reconnect +10" << "arm a2 reconnect +10"
+    t >> t.next_daemon(a, b) << "arm a1 reconnect +10" << "arm a2 reconnect +10"
     t.skip()
     t.later(4)
-    t >> t.anew(b, populated=[a], continued=True) << "arm a1 reconnect +10" << "arm a2 reconnect +10"
+    t >> t.next_daemon(b, populated=[a], continued=True) << "arm a1 reconnect +10" << "arm a2 reconnect +10"
     t.skip()
 
 
 # ---- after a reboot
 
 
-def test_nothing_that_ran_is_there_after_a_reboot() -> None:
+def test_running_runs_are_lost_after_a_reboot() -> None:
     t = Life()
     t.later(1000)
     a, b = t.start("a"), t.start("b")
     t.later(5)
     (t >> t.stop(b)).skip()
     t.at = 20.0
-    event = t.anew(reboot=True)
+    event = t.next_daemon(reboot=True)
     runs = [one.run for one in event.runs]
     t >> event << "release a2" << "release a1"
     t.quiet()
@@ -881,7 +888,7 @@ def test_nothing_that_ran_is_there_after_a_reboot() -> None:
     assert [run.birth.created_at for run in runs] == [run.started_at for run in runs] == [20, 20]
 
 
-def test_who_waited_waits_anew_after_a_reboot() -> None:
+def test_waits_begin_again_after_a_reboot() -> None:
     t = Life(trees=1, approval_timeout=60.0)
     t.later(1000)
     a = t.start("a", attempts=2, limits="turns=3:request_increase")
@@ -891,7 +898,7 @@ def test_who_waited_waits_anew_after_a_reboot() -> None:
     (t >> t.spawn("b")).skip()
     (t >> t.committed("a2")).skip()
     t.at = 20.0
-    t >> t.anew(startable=[a, "a2"], reboot=True) << "arm a1 approval +60" << "arm a1 retry +0"
+    t >> t.next_daemon(startable=[a, "a2"], reboot=True) << "arm a1 approval +60" << "arm a1 retry +0"
     t.quiet()
     assert t.run("a2").status is Status.QUEUED
     assert t.run(a).started_at == 20
@@ -904,7 +911,7 @@ def _rebased(t: Life, run: RunId) -> tuple[Birth, State]:
     return rebased(t.run(run).birth, _again(t.run(run), State), 20.0)
 
 
-def test_times_of_another_clock_are_of_no_meaning() -> None:
+def test_times_of_another_clock_are_not_used() -> None:
     t = Life()
     t.later(1000)
     a = t.start("a")
@@ -913,7 +920,7 @@ def test_times_of_another_clock_are_of_no_meaning() -> None:
     assert birth.created_at == state.started_at == 20.0
     assert state.paused is not None
     assert state.paused.until is None
-    t >> t.anew(a, reboot=True) << "freeze a1" << "arm a1 pause_max +86400"  # should a container be what was restarted
+    t >> t.next_daemon(a, reboot=True) << "freeze a1" << "arm a1 pause_max +86400"  # should a container be what was restarted
     (t >> t.stop(a)).skip()
     (t >> t.spawn("b")).skip()
     ladder = _rebased(t, a)[1].ladder
@@ -926,14 +933,14 @@ def test_times_of_another_clock_are_of_no_meaning() -> None:
     assert _rebased(t, "a2")[1].started_at is None
 
 
-# ---- what is asked of another daemon
+# ---- requests to the next daemon
 
 
-def test_who_asks_another_daemon_is_answered_as_by_the_first() -> None:
+def test_the_next_daemon_answers_like_the_first() -> None:
     t = Life()
     a = t.start("a", limits="turns=3:pause", tied_to=None)
     (t >> t.used(a, turns=4)).skip()
-    (t >> t.anew(a)).skip()
+    (t >> t.next_daemon(a)).skip()
     (t >> t.approve(a, peer=ANN)).skip()
     answer = t.answers[t._token]
     assert isinstance(answer, c.ErrorAnswer)

@@ -49,7 +49,7 @@ def test_it_is_tried_again_like_any_failure_and_the_next_attempt_is_judged_by_it
     assert t.events[-1] == "run_completed a1"
 
 
-def test_what_it_takes_back_is_not_held_against_it() -> None:
+def test_a_failure_that_it_takes_back_does_not_count() -> None:
     t = Transcript()
     a = t.start("a")
     (t >> t.said_by_agent(a, failed="stumbled")).skip()
@@ -111,7 +111,7 @@ def test_what_lingers_after_it_failed_is_tried_again_while_attempts_are_left() -
     t >> t.fired(a, "retry") << "launch a1"
 
 
-def test_it_may_exit_in_time_or_go_on() -> None:
+def test_it_may_exit_in_time_or_continue() -> None:
     t = Transcript(hear=frozenset({"disarm"}))
     a = t.start("a")
     t >> t.said_by_agent(a, finished=True) << "arm a1 result +30"

@@ -11,7 +11,7 @@ from .transcript import ANN, BOB, Transcript, inside, purse
 
 
 def spent(t: Transcript, run: str, usd: float = 1.0) -> None:
-    """The run uses so much, whatever follows."""
+    """Have the run use an amount."""
     (t >> t.used(run, cost=usd)).skip()
 
 
@@ -40,7 +40,7 @@ def test_every_live_tree_of_the_user_is_paused_and_no_other() -> None:
     assert "user ann has used 1.00 of 1.00 USD a day; it renews at midnight" in reason.message
 
 
-def test_a_team_that_has_spent_its_money() -> None:
+def test_a_team_whose_budget_has_run_out() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann", "bob", team="crew"), purse(9, "ann"))
     a, b = t.start("a", limits="cost=9"), t.start("b", BOB)
@@ -48,7 +48,7 @@ def test_a_team_that_has_spent_its_money() -> None:
     assert [t.run(run).status for run in (a, b)] == [Status.PAUSED] * 2
 
 
-def test_they_go_on_when_the_budget_is_renewed_or_raised() -> None:
+def test_trees_continue_when_the_budget_is_renewed_or_raised() -> None:
     for again in (purse(1, "ann"), purse(5, "ann", charged=1.0)):
         t = Transcript()
         t >> t.budgets(purse(1, "ann"))
@@ -75,7 +75,7 @@ def test_what_was_paused_by_hand_too_stays_paused() -> None:
     assert t.run(before).status is Status.RUNNING
 
 
-def test_a_limit_that_pauses_it_too_holds_it_on() -> None:
+def test_a_limit_that_pauses_it_too_still_holds_it() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=0.5:pause")
@@ -131,7 +131,7 @@ def test_another_action_in_the_config_counts_at_once() -> None:
     assert t.run(a).status is Status.RUNNING
 
 
-def test_what_is_launched_later_stands_too() -> None:
+def test_a_tree_that_is_launched_later_is_paused_too() -> None:
     t = Transcript(trees=1)
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
@@ -163,14 +163,14 @@ def test_an_unsettled_reservation_counts_when_its_run_has_ended() -> None:
     assert t.run(idle).status is Status.PAUSED
 
 
-def test_another_daemon_goes_on_with_it() -> None:
+def test_the_next_daemon_continues_it() -> None:
     t = Life()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
     spent(t, a)
-    anew = t.anew(a)
+    adopted = t.next_daemon(a)
     t >> t.budgets(purse(1, "ann", charged=1.0))
-    (t >> anew).skip()
+    (t >> adopted).skip()
     assert t.run(a).status is Status.PAUSED
     (t >> t.budgets(purse(1, "ann"))).skip()
     assert t.run(a).status is Status.RUNNING

@@ -85,7 +85,7 @@ def test_nothing_is_born_into_a_tree_that_is_being_emptied() -> None:
     t = Transcript()
     a, b = t.chain("a", "b")
     (t >> t.stop(a)).skip()
-    # the child asks, which nobody stopped by itself
+    # the child asks, which was not stopped by itself
     assert t.refused("c", inside(b)).detail == f"run {b} ('b') is being stopped"
     assert t.refused("c", inside(a)).detail == f"run {a} ('a') is being stopped"
 
@@ -325,7 +325,7 @@ def test_children_need_no_slot() -> None:
 
 
 def test_the_order_of_the_rules() -> None:
-    """Every rule would refuse; one after the other is mended, and the next one speaks."""
+    """Every rule would refuse; one after the other is fixed, and the next one answers."""
     t = Transcript(trees=1, spawns_per_hour=1, max_depth=bound(1), max_descendants=bound(1), allow_detach=True)
     a = t.start("a", max_depth=bound(2), leaf=True)
     spoke = [t.refused("a", Peer(1000, "ann", run=a)).kind]
@@ -354,7 +354,7 @@ def test_a_claim_from_outside_is_added() -> None:
 
 
 def test_a_claim_holds_for_the_whole_tree_below() -> None:
-    """Else a container would be a way to begin at depth 0 again."""
+    """Otherwise a container would be a way to begin at depth 0 again."""
     t = Transcript()
     c_ = t.start("c", claim=Claim(names=["a", "b"], depth=3))
     d = t.start("d", inside(c_))

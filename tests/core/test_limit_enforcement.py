@@ -11,7 +11,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import OUTSIDE, VERBS, Peer
 from sfad.core.attempts import backoff
-from sfad.core.limit_enforcement import MAX_TOOLS_SAID
+from sfad.core.tool_rules import MAX_TOOLS_SAID
 from sfad.protocol.types import Action, ErrorCode, LimitKind, Reason, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, seconds
@@ -65,7 +65,7 @@ def test_turns_that_warn() -> None:
     assert t.run(a).status is Status.RUNNING
 
 
-def test_turns_that_pause_and_go_on_with_more_room() -> None:
+def test_turns_that_pause_and_continue_with_more_room() -> None:
     t = Transcript(hear=frozenset({"publish", "disarm"}))
     a = t.start("a", limits="turns=10:pause")
     t.later(10)
@@ -90,7 +90,7 @@ def test_turns_that_pause_and_go_on_with_more_room() -> None:
     assert t.said == ["near a1 turns 11/10", "over a1 turns 11/10", "near a1 turns 16/20", "over a1 turns 21/20"]
 
 
-def test_turns_that_pause_and_go_on_without_more_room_only_warn_from_then_on() -> None:
+def test_turns_that_pause_and_continue_without_more_room_only_warn_from_then_on() -> None:
     t = Transcript(hear=frozenset({"disarm"}))
     a = t.start("a", limits="turns=10:pause cost=0.5:pause")
     (t >> t.used(a, turns=11)).skip()
@@ -211,14 +211,14 @@ def test_of_several_breaches_at_once_the_strongest_action_is_taken() -> None:
         assert len(t.said) == 4
 
 
-def test_a_second_breach_while_it_stands_still() -> None:
-    """What was under way may come in late. A run that terminates does; more requests are one request."""
+def test_a_second_breach_of_a_held_run() -> None:
+    """A use may become known late. One whose action terminates does so; several requests for more are one."""
     t = Transcript(hear=frozenset({"disarm"}))
     a = t.start("a", limits="turns=10:pause tokens=10:request_increase cost=1")
     (t >> t.used(a, turns=11)).skip()
     assert "resume it" in t.failed(t.approve(a))
     t >> t.used(a, turns=11, input_tokens=11) << "arm a1 approval +600"
-    # approved is what was asked about, and nothing else that holds it
+    # the approval is for the limit that was asked about, and for no other that holds the run
     assert "limit of turns: name that as well" in t.failed(t.approve(a, room="tokens=99"))
     t >> t.approve(a, room="tokens=99 turns=50") << "disarm a1 approval" << "rebound a1" << "disarm a1 pause_max" << "thaw a1"
     t << "arm a1 deadline +96" << "reply 4 Changed a1 running"
@@ -229,7 +229,7 @@ def test_a_second_breach_while_it_stands_still() -> None:
     t.quiet()
 
 
-def test_a_pause_for_long_terminates() -> None:
+def test_a_long_pause_terminates() -> None:
     for asked, status in (("turns=10:pause", "failed"), ("", "timeout")):
         t = Transcript(hear=frozenset({"ended"}), pause_max=50.0)
         a = t.start("a", limits=asked)
@@ -413,7 +413,7 @@ def test_what_a_child_uses_counts_against_every_ancestor() -> None:
     # turns and messages are a run's own
     assert [accounts[name].used(LimitKind.TURNS) for name in "abds"] == [None, None, 3, None]
     assert [accounts[name].used(LimitKind.MESSAGES) for name in "abds"] == [None, None, 4, None]
-    # what ended has been used all the same
+    # the use of an ended run still counts
     (t >> t.exited(d)).skip()
     assert accounts["a"].used(LimitKind.TOKENS) == 1115
     # a source may take back what was a placeholder
@@ -434,20 +434,20 @@ def test_the_outermost_breach_is_the_one_that_is_reported() -> None:
     assert ended(t, a).message == "used 101 tokens with its descendants; its tokens limit is 100, set by --limit"
 
 
-def test_what_breaches_only_further_in_ends_only_that() -> None:
+def test_a_breach_of_an_inner_limit_ends_only_the_inner_run() -> None:
     t = Transcript()
     a = t.start("a", limits="tokens=100")
     b = t.start("b", inside(a), limits="tokens=50")
     d = t.start("d", inside(b), limits="tokens=20")
     t >> t.used(d, input_tokens=60) << "terminate a2 SIGTERM" << "arm a2 grace +5"
     assert t.said == ["near a2 tokens 60/50", "over a2 tokens 60/50"]
-    # what is being stopped may go on using: the root is still told
+    # a run that is being stopped may still use something: the root still counts it
     t >> t.used(d, input_tokens=85)
     t >> t.used(d, input_tokens=110) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
 
 
-def test_a_pause_of_an_ancestor_stands_still_with_all_below() -> None:
+def test_a_breach_that_pauses_an_ancestor_freezes_all_below_it() -> None:
     t = Transcript()
     a = t.start("a", limits="tokens=100:request_increase", timeout=seconds(100))
     b = t.start("b", inside(a), timeout=seconds(100))
@@ -601,13 +601,13 @@ def test_a_breach_under_a_frozen_ancestor() -> None:
     (t >> t.resume(a)).skip()
     assert [t.run(run).status for run in (a, b)] == [Status.RUNNING, Status.PAUSED]
     (t >> t.pause(a)).skip()
-    # nothing there can use a grace
+    # no frozen process can use a grace
     t >> t.used(b, turns=11, input_tokens=11) << "terminate a2 SIGTERM" << "arm a2 grace +0"
     t.quiet()
 
 
 def test_a_stop_and_a_breach_at_the_same_moment() -> None:
-    """Who is first decides; the other changes nothing."""
+    """The first decides; the second changes nothing."""
     t = Transcript()
     a = t.start("a", limits="turns=10:request_increase")
     t >> t.stop(a) << "terminate a1 SIGTERM" << "arm a1 grace +5"
@@ -679,7 +679,7 @@ def test_what_the_kernel_refused_is_above_the_limit() -> None:
     assert t.said == ["near a1 pids 10/10", "over a1 pids 11/10"]
 
 
-def test_what_stands_still_for_its_memory_has_it_still_and_what_runs_may_have_less() -> None:
+def test_a_paused_run_keeps_its_memory_and_a_running_one_may_have_less() -> None:
     t = Transcript()
     a = t.start("a", limits="memory=10000000:pause")
     (t >> t.level(a, "memory", 11_000_000)).skip()
@@ -820,7 +820,7 @@ def test_spending_verbs_can_be_denied(verb: str) -> None:
     assert "was started without permission" in answer.message
 
 
-def test_events_about_runs_that_are_gone_call_for_nothing() -> None:
+def test_events_about_ended_runs_call_for_nothing() -> None:
     t = Transcript()
     for event in (t.used("zz", turns=1), t.level("zz", "pids", 1), e.ToolsCalled(0, "zz", ("x",)), t.said_by_agent("zz")):
         t >> event

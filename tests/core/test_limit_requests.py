@@ -14,7 +14,7 @@ from .transcript import ANN, Transcript, inside
 
 
 def code(t: Transcript) -> ErrorCode:
-    """Of the last answer."""
+    """Return the message of the last answer."""
     answer = t.answers[max(t.answers)]
     assert isinstance(answer, c.ErrorAnswer)
     return answer.code
@@ -92,12 +92,12 @@ def test_a_paused_run_and_one_that_waits() -> None:
 
 
 @pytest.mark.parametrize("action", ["pause", "request_increase"])
-def test_more_room_for_what_holds_a_run_lets_it_go_on(action: str) -> None:
+def test_a_held_run_with_more_room_continues(action: str) -> None:
     t = Transcript()
     a = t.start("a", limits=f"turns=10:{action} tokens=100:pause")
     (t >> t.used(a, turns=11, input_tokens=101)).skip()
     (t >> t.limit(a, "turns=10")).skip()
-    assert t.run(a).held_by is t.held(a, "turns"), "that is no more room"
+    assert t.run(a).held_by is t.held(a, "turns"), "the limit was not raised"
     (t >> t.limit(a, "turns=20")).skip()
     assert t.run(a).held_by is t.held(a, "tokens"), "the other limit holds it"
     assert t.run(a).status is Status.PAUSED

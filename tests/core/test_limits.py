@@ -9,7 +9,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.limits import ActiveLimit, cross
+from sfad.core.limits import ActiveLimit, crossings
 from sfad.core.money import to_core
 from sfad.core.policy import DEFAULT_LIMITS, Policy
 from sfad.protocol.kinds import KINDS, METERED
@@ -368,11 +368,11 @@ def test_each_crossing_is_told_once_and_at_its_number(kind: str) -> None:
     ):  # fmt: skip
         used = to_core(LimitKind(kind), amount)
         held = ActiveLimit(Limit(kind=LimitKind(kind), threshold=100))
-        assert [crossing.exceeded for crossing in cross(held, used, 0.8)] == expected, used
-        assert not list(cross(held, used, 0.8))
+        assert [crossing.exceeded for crossing in crossings(held, used, 0.8)] == expected, used
+        assert not list(crossings(held, used, 0.8))
     held = ActiveLimit(Limit(kind=LimitKind(kind), threshold=100))
     steps = [to_core(LimitKind(kind), used) for used in range(0, 300, 7)]
-    assert [crossing.exceeded for used in steps for crossing in cross(held, used, 0.8)] == [False, True]
+    assert [crossing.exceeded for used in steps for crossing in crossings(held, used, 0.8)] == [False, True]
 
 
 def test_the_share_at_which_it_comes_near_is_configured() -> None:
@@ -397,4 +397,4 @@ def test_runs_do_not_share_the_default_limits() -> None:
 def test_a_share_is_reached_exactly() -> None:
     """0.55 * 20 is above 11 in floats."""
     held = ActiveLimit(Limit(kind=LimitKind.TURNS, threshold=20))
-    assert [crossing.exceeded for crossing in cross(held, 11, 0.55)] == [False]
+    assert [crossing.exceeded for crossing in crossings(held, 11, 0.55)] == [False]

@@ -1,4 +1,4 @@
-"""The machine against a simulated shell that does whatever the contract allows, in any order Hypothesis can think of."""
+"""The machine against a simulated shell that does what the contract allows, in any order that Hypothesis finds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = ("a", "b", "c", "d", "e", "f")
 SWIFT = st.sampled_from([True, True, False])
 SELDOM = st.sampled_from([False] * 5 + [True])
 
-# small numbers everywhere: a limit that is never reached is never tested. Money in powers of two: its sums are exact
+# small numbers, because a limit that is never reached is never tested
 THRESHOLDS: dict[LimitKind, list[float]] = {
     LimitKind.TIME: [2.0, 20.0, 30.0],
     LimitKind.TURNS: [2, 10],
@@ -80,7 +80,7 @@ def uses() -> st.SearchStrategy[Use]:
     )  # fmt: skip
 
 
-HOLDS = st.builds(
+RESERVATIONS = st.builds(
     OpenReservation,
     model=st.just("m"),
     input_tokens=st.sampled_from([0, 2, 8]),
@@ -156,7 +156,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @initialize(policy=POLICIES, tree=st.lists(st.tuples(ASKED, SWIFT), min_size=1, max_size=3), budgets=st.booleans())
     def configure(self, policy: Policy, tree: list[tuple[Asked, bool]], budgets: bool) -> None:
-        """The numbers to decide by, and a chain to begin with: else most steps happen to nobody."""
+        """Choose the policy, and start a chain: otherwise most steps would concern no run."""
         self.world = World(policy)
         if budgets:
             self.learn(4 * NANOS, team=True, renewed=False)
@@ -190,26 +190,26 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.machine.tree.roots()) < 5)
     @rule(asked=ASKED, user=st.sampled_from(USERS), swift=SWIFT)
     def spawn_root(self, asked: Asked, user: str, swift: bool) -> None:
-        """A person asks."""
+        """A person asks for a run."""
         self.ask(asked, self.person(user), swift=swift)
 
     @precondition(lambda self: self.world.populated)
     @rule(asked=ASKED, data=st.data(), swift=SWIFT)
     def spawn_child(self, asked: Asked, data: st.DataObject, swift: bool) -> None:
-        """An agent asks."""
+        """An agent asks for a run."""
         box: Box = data.draw(st.sampled_from(self.world.populated))
         self.ask(asked, self.inside(box.id), swift=swift)
 
     @precondition(lambda self: self.world.populated)
     @rule(asked=ASKED, swift=SWIFT)
     def spawn_deeper(self, asked: Asked, swift: bool) -> None:
-        """The agent that was started last asks: chains grow, not only families."""
+        """The agent that was started last asks, so that chains grow long."""
         self.ask(asked, self.inside(self.world.populated[-1].id), swift=swift)
 
     @precondition(lambda self: any(book.ended for book in self.world.books.values()))
     @rule(asked=ASKED, data=st.data())
     def spawn_from_the_dead(self, asked: Asked, data: st.DataObject) -> None:
-        """A peer whose run ended meanwhile."""
+        """A peer asks whose run has ended meanwhile."""
         ended = [run for run, book in self.world.books.items() if book.ended]
         peer = self.inside(data.draw(st.sampled_from(ended)))
         self.ask(asked, peer)
@@ -218,7 +218,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: self.world.books)
     @rule(data=st.data(), grace=st.sampled_from([None, 0.0, 2.0]), whole=SELDOM, agent=st.booleans())
     def stop(self, data: st.DataObject, grace: float | None, whole: bool, agent: bool) -> None:
-        """Somebody stops runs, ended ones and the same one twice included; or everything."""
+        """A client stops some runs, or all; also ended ones, and one twice."""
         known = sorted(self.world.books)
         if whole and len(known) > 3 and data.draw(SELDOM):
             runs = known
@@ -239,7 +239,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: any(run.paused for run in self.world.machine.tree))
     @rule(data=st.data())
     def fg(self, data: st.DataObject) -> None:
-        """A client that was suspended goes on. Its run goes on with it unless a limit, a budget or a person holds it as well."""
+        """A suspended client continues, and its run with it unless a limit, a budget or a person keeps it paused."""
         run = self.world.live[self.one_that_waits(data)].run
         goes_on = run.suspended and run.held_by is None and run.no_money is None
         frozen = run.paused is not None and not goes_on
@@ -250,7 +250,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @rule(data=st.data(), limits=LIMITS, agent=SELDOM)
     @precondition(lambda self: self.world.live)
     def limit(self, data: st.DataObject, limits: tuple[Limit, ...], agent: bool) -> None:
-        """Somebody changes the limits of a live run, up or down. An agent only lowers them."""
+        """A client changes limits of a live run, up or down. An agent may only lower them."""
         name, peer = self.one_that_waits(data), self.somebody(data, agent)
         run = self.world.live[name].run
         before = dict(run.limits)
@@ -269,18 +269,18 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: any(run.paused or run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), limits=LIMITS, more=st.booleans(), agent=SELDOM)
     def resume(self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool) -> None:
-        """Somebody resumes a run, paused or not, with more room or without."""
+        """A client resumes a run, paused or not, with more room or without."""
         run, peer = self.one_that_waits(data), self.somebody(data, agent)
         event = e.ResumeRequested(self.world.now, self.world.token(), peer, run, limits if more else ())
         with self.nothing_if_failed(event.token):
             answer = self.world.more_room(event)
         if isinstance(answer, c.Changed) and (event.limits or self.was_held):
-            assert peer.run is None, "an agent got more room"
+            assert peer.run is None, "an agent gave more room"
 
     @precondition(lambda self: any(run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), limits=LIMITS, more=st.booleans(), agent=SELDOM)
     def approve(self, data: st.DataObject, limits: tuple[Limit, ...], more: bool, agent: bool) -> None:
-        """Somebody grants an increase."""
+        """A client approves an increase."""
         run, peer = self.one_that_waits(data), self.somebody(data, agent)
         event = e.ApproveRequested(self.world.now, self.world.token(), peer, run, limits if more else ())
         with self.nothing_if_failed(event.token):
@@ -290,7 +290,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: any(run.held_by for run in self.world.machine.tree))
     @rule(data=st.data(), agent=SELDOM)
     def deny(self, data: st.DataObject, agent: bool) -> None:
-        """Somebody refuses one."""
+        """A client denies an increase."""
         run, peer = self.one_that_waits(data), self.somebody(data, agent)
         event = e.DenyRequested(self.world.now, self.world.token(), peer, run)
         with self.nothing_if_failed(event.token):
@@ -300,7 +300,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert failed or self.world.books[run].run.status in {Status.STOPPING, Status.FAILED, Status.TIMEOUT}
 
     def one_that_waits(self, data: st.DataObject) -> RunId:
-        """A run, rather one that is held; notes by what."""
+        """Draw a run, most often one that is held, and note by what."""
         live = self.world.live
         waiting = [run for run, book in live.items() if book.run.held_by or book.run.paused]
         run = data.draw(st.sampled_from(sorted(waiting) * 3 + sorted(live)))
@@ -309,14 +309,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
         return run
 
     def somebody(self, data: st.DataObject, agent: bool) -> Peer:
-        """A person or an agent."""
+        """Return a person or an agent."""
         if agent and self.world.populated:
             return self.inside(data.draw(st.sampled_from(self.world.populated)).id)
         return self.person("ann")
 
     @contextmanager
     def nothing_if_failed(self, token: int) -> Iterator[None]:
-        """What cannot be done changes nothing."""
+        """Check that a request that fails changes nothing."""
         before = snapshot(self.world.machine, self.world.now)
         yield
         if isinstance(self.world.answers.get(token), c.ErrorAnswer):
@@ -326,7 +326,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     # ---- use
 
     def a_book(self, data: st.DataObject) -> Book:
-        """A live run's; of those that have a containment, if any."""
+        """Draw a live run, one with a containment if there is any."""
         live = self.world.live
         boxed = [run for run in live if run in self.world.boxes]
         return live[data.draw(st.sampled_from(sorted(boxed) * 3 + sorted(live)))]
@@ -334,13 +334,13 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: self.world.boxes)
     @rule(data=st.data(), source=METERS, use=uses())
     def use_seen(self, data: st.DataObject, source: Source, use: Use) -> None:
-        """A meter has read on: mostly more, now and then less."""
+        """A meter tells a use: mostly more than before, sometimes less."""
         self.world.used(self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))], source, use)
 
     @precondition(lambda self: self.world.boxes)
     @rule(data=st.data(), kind=st.sampled_from(KERNELS), part=st.sampled_from([0.5, 0.8, 1, 2]), refused=SELDOM)
     def level_seen(self, data: st.DataObject, kind: LimitKind, part: float, refused: bool) -> None:
-        """The kernel tells."""
+        """The kernel tells memory or processes."""
         book = self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))]
         held = book.run.limits.get(kind)
         level = part * held.limit.threshold if held is not None else 5
@@ -349,7 +349,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: self.world.live)
     @rule(data=st.data(), more=uses(), agent=st.booleans())
     def report(self, data: st.DataObject, more: Use, agent: bool) -> None:
-        """An agent or a person reports, wherever the run is."""
+        """An agent or a person reports, whatever the run's status."""
         book, peer = self.a_book(data), self.somebody(data, agent)
         answer = self.world.report(book, peer, more)
         assert isinstance(answer, c.ErrorAnswer) is not self.within(book.run, peer)
@@ -364,23 +364,23 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 self.world.report(book, self.person("ann"), use)
 
     @precondition(lambda self: self.world.live)
-    @rule(data=st.data(), hold=HOLDS, agent=SELDOM)
-    def reserve(self, data: st.DataObject, hold: OpenReservation, agent: bool) -> None:
-        """An agent asks before it calls; all are charged or none."""
+    @rule(data=st.data(), reservation=RESERVATIONS, agent=SELDOM)
+    def reserve(self, data: st.DataObject, reservation: OpenReservation, agent: bool) -> None:
+        """An agent reserves before a call: each account and budget is charged, or none."""
         book, peer = self.a_book(data), self.somebody(data, agent)
         kinds = (*OF_TREES, *OF_RUNS)
         before = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
-        answer = self.world.reserve(book, peer, hold)
+        answer = self.world.reserve(book, peer, reservation)
         after = [self.world.used_in_all(above, kind) for above in [*book.ancestors, book] for kind in kinds]
         if isinstance(answer, c.ReserveAnswer) and answer.name is not None:
             assert self.within(book.run, peer)
         else:
-            assert before == after, "charged for nothing"
+            assert before == after, "charged for a refused reservation"
 
     @precondition(lambda self: self.world.reservations)
     @rule(data=st.data(), used=uses(), agent=SELDOM)
     def settle(self, data: st.DataObject, used: Use, agent: bool) -> None:
-        """What became of it; of one that was settled, or charged at its run's end, nothing becomes."""
+        """Settle a reservation. One that was settled, or charged at its run's end, changes nothing."""
         names = sorted(self.world.reservations)
         still = [
             name for name in names if name in self.world.reservations[name].reservations and not self.world.reservations[name].ended
@@ -412,7 +412,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: self.world.live)
     @rule(allowed=st.sampled_from([500_000_000, 4 * NANOS, 64 * NANOS]), team=st.booleans(), renewed=st.booleans(), really=SELDOM)
     def budgets_known(self, allowed: int, team: bool, renewed: bool, really: bool) -> None:
-        """The shell tells of budgets, or that they are renewed."""
+        """Budgets become known, or are renewed."""
         if really or not self.world.purses:
             self.learn(allowed, team=team, renewed=renewed)
 
@@ -431,7 +431,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.books) > 4)
     @rule(really=st.integers(0, 4))
     def drain(self, really: int) -> None:
-        """The daemon is told to end; seldom, since little happens afterwards."""
+        """The daemon is told to end; rarely, because little happens afterwards."""
         if really == 0:
             self.drained = True
             self.world.feed(e.DrainRequested(self.world.now))
@@ -439,7 +439,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.books) > 2)
     @rule(per_user=st.integers(1, 3), total=st.integers(1, 4), rate=st.sampled_from([3, 100]))
     def reload(self, per_user: int, total: int, rate: int) -> None:
-        """The quotas change; trees that run go on."""
+        """The quotas change; running trees continue."""
         policy = replace(self.world.policy, trees_per_user=per_user, trees=total, spawns_per_hour=rate)
         self.world.policy = policy
         self.world.feed(e.Reconfigured(self.world.now, policy))
@@ -449,57 +449,57 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: self.world.uncommitted)
     @rule(count=st.integers(1, 3))
     def commit(self, count: int) -> None:
-        """The ledger has written."""
+        """The ledger commits admissions."""
         self.world.commit(count)
 
     @precondition(lambda self: self.world.uncommitted)
     @rule(count=st.integers(1, 3))
     def fail_commit(self, count: int) -> None:
-        """The ledger could not write."""
+        """The ledger fails to commit admissions."""
         self.world.fail_commit(count)
 
     @precondition(lambda self: self.world.launching)
     @rule(data=st.data())
     def launched(self, data: st.DataObject) -> None:
-        """A command runs."""
+        """A command is executed."""
         self.world.launched(data.draw(st.sampled_from(self.world.launching)))
 
     @precondition(lambda self: self.world.launching)
     @rule(data=st.data())
     def launch_failed(self, data: st.DataObject) -> None:
-        """A command is not there."""
+        """A command cannot be executed."""
         self.world.launch_failed(data.draw(st.sampled_from(self.world.launching)))
 
     @precondition(lambda self: self.world.mains)
     @rule(data=st.data(), code=st.sampled_from([0, 1, None]), late=st.booleans())
     def exited(self, data: st.DataObject, code: int | None, late: bool) -> None:
-        """A main process ends: by itself, by a signal, while frozen, whenever."""
+        """A main process ends, in any state."""
         self.world.exited(data.draw(st.sampled_from(self.world.mains)), code, late=late)
 
     @precondition(lambda self: self.world.populated)
     @rule(data=st.data())
     def forked(self, data: st.DataObject) -> None:
-        """An agent leaves something in the background."""
+        """An agent leaves a process in the background."""
         box: Box = data.draw(st.sampled_from(self.world.populated))
         box.strays += 1
 
     @precondition(lambda self: any(box.strays for box in self.world.populated))
     @rule(data=st.data())
     def strays_gone(self, data: st.DataObject) -> None:
-        """What was left in the background ends."""
+        """A background process ends."""
         box: Box = data.draw(st.sampled_from(self.world.populated))
         box.strays = 0
 
     @precondition(lambda self: self.world.owed_emptied)
     @rule(data=st.data())
     def emptied(self, data: st.DataObject) -> None:
-        """The kernel tells that nothing is alive."""
+        """The launcher reports that nothing is alive."""
         self.world.emptied(data.draw(st.sampled_from(self.world.owed_emptied)))
 
     @precondition(lambda self: self.world.owed_frozen)
     @rule(data=st.data())
     def frozen(self, data: st.DataObject) -> None:
-        """The kernel tells that everything stands still."""
+        """The launcher reports that everything is frozen."""
         self.world.stands(data.draw(st.sampled_from(self.world.owed_frozen)))
 
     @precondition(lambda self: self.world.owed_survey)
@@ -511,7 +511,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     @precondition(lambda self: self.world.timers)
     @rule()
     def next_timer(self) -> None:
-        """Nothing happens until the next timer."""
+        """Let time pass until the next timer."""
         self.world.advance(max(0.0, min(self.world.timers.values()) - self.world.now))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 7.0, 4000.0]))
@@ -583,7 +583,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 "approve": lambda: self.approve(data, draw(LIMITS), draw(st.booleans()), False),
                 "deny": lambda: self.deny(data, False),
                 "report": lambda: self.report(data, draw(uses()), False),
-                "reserve": lambda: self.reserve(data, draw(HOLDS), False),
+                "reserve": lambda: self.reserve(data, draw(RESERVATIONS), False),
             }
         if world.reservations:
             actions["settle"] = lambda: self.settle(data, draw(uses()), False)
@@ -601,19 +601,19 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def re_execute(self, data: st.DataObject) -> None:
-        """The daemon re-executes itself. It does not while it ends."""
+        """Re-execute the daemon, unless it is ending."""
         if not self.drained:
             self.world.re_execute(lambda _: data.draw(st.sampled_from([True, True, True, False])))
 
     @rule()
     def save_use(self) -> None:
-        """What was used is remembered."""
+        """What was used is saved."""
         self.world.save_use()
 
     @precondition(lambda self: any(run.tied_to is not None for run in self.world.machine.tree))
     @rule(data=st.data(), client=st.sampled_from([1, 2, 3]))
     def client_back(self, data: st.DataObject, client: int) -> None:
-        """A client has a connection again."""
+        """A client has reconnected."""
         runs = [run.id for run in self.world.machine.tree if run.tied_to is not None]
         run = data.draw(st.sampled_from(runs))
         self.world.feed(e.ClientBack(self.world.now, run, client))
@@ -623,12 +623,12 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def what_is_remembered_is_true(self) -> None:
-        """Every live run could be gone on with by another daemon, as it is now."""
+        """The next daemon could continue with every live run as it is now."""
         self.world.check_copies()
 
     @invariant()
     def processes_belong_to_runs(self) -> None:
-        """Nothing is alive that nobody answers for; what stands still is paused, and nothing else does."""
+        """Each process belongs to a live run, and a run is frozen exactly while it is paused."""
         for box in self.world.boxes.values():
             assert not box.alive or box.id in self.world.live
         for run in self.world.machine.tree:
@@ -639,7 +639,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def clients_hold_their_runs(self) -> None:
-        """A run ends with its connection, or soon, if that was lost with an earlier daemon."""
+        """A tied run ends with its connection, or after a while if an earlier daemon lost that."""
         for run in self.world.machine.tree:
             if run.status is Status.STOPPING:
                 continue
@@ -648,7 +648,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert not waits or self.world.timers[run.id, Timer.RECONNECT] <= self.world.now + 10
 
     def tied(self) -> bool:
-        """Whether a run that is not being stopped ends with a connection."""
+        """Return whether a run that is not being stopped is tied to a connection."""
         going = [run for run in self.world.machine.tree if run.status is not Status.STOPPING]
         return any(run.tied_to not in (None, GONE) for run in going)
 
@@ -662,7 +662,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def the_tree_is_the_live_runs(self) -> None:
-        """No run is forgotten, none lingers."""
+        """The tree has exactly the live runs."""
         assert {run.id for run in self.world.machine.tree} == set(self.world.live)
         for run in self.world.machine.tree:
             assert not run.status.terminal
@@ -671,7 +671,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def budgets_add_up(self) -> None:
-        """The machine's counters are what was admitted, and within their bounds."""
+        """The machine's counters match the books, and stay within their bounds."""
         for book in self.world.live.values():
             assert book.run.admitted == book.descendants <= book.run.birth.max_descendants.value
             assert book.run.birth.max_descendants.value == book.max_descendants
@@ -679,12 +679,12 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def slots_add_up(self) -> None:
-        """One for each live root that does not wait; never more than a user or the daemon may have."""
+        """There is one slot for each live root that does not wait, and never more than a user or the daemon may have."""
         slots, policy = self.world.machine.slots, self.world.policy
         roots = self.world.machine.tree.roots()
         holders = [run for run in roots if not slots.waits(run.id)]
         assert slots.count == len(holders)
-        # a reload may leave more than the new numbers allow; whoever comes next must fit under them
+        # a reload may leave more than the new numbers allow; the next tree must fit under them
         for new in {run.id for run in holders} - self.holders:
             user = self.world.books[new].run.user
             assert slots.count <= policy.trees
@@ -697,7 +697,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def no_request_waits_for_nothing(self) -> None:
-        """A tree only waits while the user or the daemon is full."""
+        """A tree waits only while the user or the daemon has no free slot."""
         slots = self.world.machine.slots
         for run in self.world.machine.tree.roots():
             if slots.waits(run.id):
@@ -712,7 +712,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             mark = self.world.next_mark(self.world.books[run.id])
             due = run.clock.since + mark - run.clock.counted if run.clock.since is not None else None
             armed = self.world.timers.get((run.id, Timer.DEADLINE))
-            # a run that is given another time while it starts has one that does nothing if it is paused by then
+            # a run that was given another time while it was starting has a timer that does nothing if the run is paused by then
             assert armed == due or (due is None and run.status in {Status.STARTING, Status.PAUSED})
             if running:
                 assert run.clock.elapsed(self.world.now) <= run.allowed_time
@@ -724,7 +724,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def each_run_will_be_acted_on(self) -> None:
-        """Whatever is not running by itself is waiting for something that will come."""
+        """A run that is not running waits for an event that will come."""
         for run in self.world.machine.tree:
             if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
                 assert (run.id, "retry") in self.world.timers
@@ -735,7 +735,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 assert any(self.will_be_killed(r) for r in run.lineage), f"nothing will ever kill {run.id}"
                 asked = [r for r in run.lineage if r.ladder is not None and r.ladder.rung is Rung.INTERRUPTED]
                 emptying = [r for r in run.lineage if r.id in self.world.boxes and self.world.boxes[r.id].emptying]
-                assert asked or emptying, "nobody will tell"
+                assert asked or emptying, "no report will come"
 
     def will_be_killed(self, run: Run) -> bool:
         timers = self.world.timers
@@ -743,7 +743,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def ladders_are_the_stopping_ones(self) -> None:
-        """Only a run that is being emptied has a ladder, and only a ladder has its timers."""
+        """Only a run that is being emptied has a ladder, and the timers of one."""
         for run in self.world.machine.tree:
             emptying = run.status is Status.STOPPING or run.clearing
             assert run.ladder is None or emptying
@@ -753,12 +753,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert ((run.id, "polite") in self.world.timers) == asked
             if run.ladder is not None and asked:
                 assert (run.id, "grace") not in self.world.timers
-                assert all(self.world.boxes[name].main for name in run.ladder.interrupted), "who has ended is waited for"
+                assert all(self.world.boxes[name].main for name in run.ladder.interrupted), (
+                    "it waits for a main process that has ended"
+                )
                 assert run.ladder.polite_ends_at <= run.ladder.grace_ends_at
 
     @invariant()
     def no_tree_goes_on_without_money(self) -> None:
-        """Where budgets pause: a tree stands if a budget has run out, and only then for a budget."""
+        """Where budgets pause, a tree is paused for a budget exactly while one has run out."""
         empty = self.world.machine._spending.used_up(self.world.machine.budgets)
         budgets = self.world.machine.budgets
         pauses = self.world.machine.policy.budget_action is Action.PAUSE
@@ -770,21 +772,21 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def pauses_are_pending(self) -> None:
-        """A pause that waits for its answer is one whose freeze is under way, or whose run is going."""
+        """A pause request waits only while its freeze is under way, or its run is ending."""
         for run in self.world.machine.tree:
             if run.pause_tokens:
                 assert run.paused or run.status is Status.STOPPING
 
     @invariant()
     def nothing_survives_a_stopping_ancestor(self) -> None:
-        """Where a run is being emptied, everything below it is on its way out."""
+        """Below a run that is being emptied, every run is ending."""
         for run in self.world.machine.tree:
             if run.parent is not None and (run.parent.status is Status.STOPPING or run.parent.clearing):
                 assert run.status is Status.STOPPING
 
     @invariant()
     def accounts_add_up(self) -> None:
-        """What every limit counts is the sum of the books, and what nobody told is not known."""
+        """Each limit counts the sum of the books; what was never told is unknown."""
         self.add_up(list(self.world.live.values()))
         for book in self.world.live.values():
             assert set(book.run.account.reservations) == set(book.reservations)
@@ -794,7 +796,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert budget.charged == self.world.purses[budget.scope, budget.name].charged
 
     def add_up(self, books: list[Book]) -> None:
-        """The same of these runs."""
+        """Check that for these runs."""
         for book in books:
             for kind in (*OF_TREES, *OF_RUNS):
                 used, expected = book.run.account.used(LimitKind(kind)), self.world.used_in_all(book, kind)
@@ -803,7 +805,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def no_run_above_a_limit_goes_on(self) -> None:
-        """By the books: the event that took it above was answered at once, or an ancestor's breach was, and holds it still."""
+        """A run above a limit was acted on at once, or an ancestor's breach holds it."""
         for book in self.world.live.values():
             for kind, held in book.run.limits.items():
                 if kind.value not in (*OF_TREES, *OF_RUNS) or held.action is Action.WARN:
@@ -816,7 +818,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_does_not_run_and_not_for_ever(self) -> None:
-        """Whoever waits for a decision stands, or is not launched, and a timer decides if nobody does."""
+        """A run that waits for a decision is paused or not launched, and a timer bounds the wait."""
         for run in self.world.machine.tree:
             timers = {timer for name, timer in self.world.timers if name == run.id}
             waits = run.held_by is not None and run.held_by.action is Action.REQUEST_INCREASE
@@ -824,7 +826,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert ("pause_max" in timers) == (run.paused is not None)
             assert run.held_by is None or run.status is not Status.RUNNING
             if run.held_by is not None and run.status is Status.PAUSED:
-                assert run.paused, "somebody else's resume would let it go on"
+                assert run.paused, "another request's resume would let it continue"
             if "result" in timers:
                 assert run.latest.finished
                 assert not run.asked.interactive
@@ -835,7 +837,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def no_run_outlives_an_ancestor(self) -> None:
-        """Whatever more room anybody was given."""
+        """A run's deadline is no later than its ancestors'."""
         for run in self.world.machine.tree:
             for above in run.ancestors:
                 if run.deadline is not None and above.own_deadline is not None:
@@ -844,7 +846,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
     # ---- the end
 
     def teardown(self) -> None:
-        """Everything runs out."""
+        """Stop everything, and check that nothing is left."""
         with self.stack:
             world = self.world
             runs = tuple(world.live)
@@ -862,7 +864,7 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for box in world.launching:
             world.launched(box)
         for box in world.mains:
-            if box.main:  # an earlier one of this round may have taken it along
+            if box.main:  # an earlier one of this round may have ended it
                 world.exited(box, None)
         for box in list(world.boxes.values()):
             box.strays = 0
@@ -883,18 +885,18 @@ class MachineAgainstShell(RuleBasedStateMachine):
         assert not world.machine.slots.count
         assert not world.machine.slots.queued
         assert not world.machine.tickets()
-        self.add_up(list(world.books.values()))  # what was held counts as used, what ended still counts
+        self.add_up(list(world.books.values()))  # what was reserved counts as used, and ended runs still count
         assert all(caller.startswith("user ") for caller in world.machine._admission._refusals), "kept for runs that are gone"
         assert all(book.run.status.terminal and book.run.ended_at is not None for book in world.books.values())
         assert bool(world.shutdowns) == self.drained
 
 
 MachineAgainstShell.TestCase.settings = settings(
-    max_examples=110,
+    max_examples=40,
     stateful_step_count=60,
     deadline=None,
     database=None,
-    phases=[Phase.explicit, Phase.generate],  # to shrink sixty steps takes five minutes; add Phase.shrink to read a failure
+    phases=[Phase.explicit, Phase.generate],  # shrinking sixty steps takes five minutes; add Phase.shrink to read a failure
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestMachineAgainstShell = MachineAgainstShell.TestCase

@@ -417,7 +417,7 @@ def test_a_budget_is_partial_after_the_end_of_a_run_with_a_partial_cost() -> Non
     a, b = t.start("a"), t.start("b")
     (t >> t.used(a, cost=0.5, partial=True)).skip()
     (t >> t.used(b, cost=0.5)).skip()
-    assert [t.run(run).account.grows for run in (a, b)] == [True, False]
+    assert [t.run(run).account.cost_may_grow for run in (a, b)] == [True, False]
     (t >> t.exited(b, 0)).skip()
     (budget,) = t.machine.budgets
     assert not budget.partial

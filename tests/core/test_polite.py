@@ -35,7 +35,7 @@ def test_one_that_ends_at_sigint_is_cancelled_whatever_it_returns() -> None:
     assert run.status is Status.CANCELLED
 
 
-def test_descendants_that_go_on_are_signalled_at_once() -> None:
+def test_descendants_that_are_left_are_signalled_at_once() -> None:
     t = Transcript()
     a = t.start("a", argv=CLAUDE)
     (t >> t.stop(a, signal=2)).skip()
@@ -97,7 +97,7 @@ def test_it_is_part_of_the_grace_and_may_be_turned_off() -> None:
     codex >> codex.stop(codex.start("a", argv=("npx", "@openai/codex", "exec"))) << "interrupt a1" << "arm a1 polite +1"
 
 
-def test_a_paused_run_is_let_go_for_it() -> None:
+def test_a_paused_run_is_thawed_for_it() -> None:
     t = Transcript()
     a = t.start("a", argv=CLAUDE)
     (t >> t.pause(a)).skip()
@@ -112,34 +112,34 @@ def test_under_a_paused_ancestor_there_is_no_time_for_it() -> None:
     t >> t.stop(b) << "terminate a2 SIGTERM" << "arm a2 grace +0"
 
 
-def test_what_a_failed_attempt_left_behind_is_asked_too() -> None:
+def test_descendants_of_a_failed_attempt_are_interrupted_too() -> None:
     t = Transcript()
     a = t.start("a", attempts=2)
     t.start("b", inside(a), argv=CLAUDE)
     t >> t.exited(a, 1, empty=False) << "interrupt a2" << "arm a1 polite +1"
 
 
-def test_another_daemon_goes_on_and_does_not_interrupt_again() -> None:
+def test_the_next_daemon_does_not_interrupt_again() -> None:
     t = Life()
     a = t.start("a", argv=CLAUDE)
     (t >> t.stop(a)).skip()
     t.later(0.4)
-    t >> t.anew(a) << "arm a1 polite +0.6"
+    t >> t.next_daemon(a) << "arm a1 polite +0.6"
     t.later(0.6)
     t >> t.fired(a, "polite") << "terminate a1 SIGTERM" << "arm a1 grace +4"
 
 
-def test_another_daemon_signals_what_the_main_process_left_when_it_ended_meanwhile() -> None:
+def test_the_next_daemon_signals_what_a_main_process_that_ended_meanwhile_has_left() -> None:
     t = Life()
     a = t.start("a", argv=CLAUDE)
     (t >> t.stop(a)).skip()
     t.later(0.4)
-    t >> t.anew(populated=[a]) << "terminate a1 SIGTERM" << "arm a1 grace +4.6"
+    t >> t.next_daemon(populated=[a]) << "terminate a1 SIGTERM" << "arm a1 grace +4.6"
     t = Life()
     a = t.start("a", argv=CLAUDE)
     (t >> t.stop(a)).skip()
     t.later(2)
-    t >> t.anew(a) << "terminate a1 SIGTERM" << "arm a1 grace +3"
+    t >> t.next_daemon(a) << "terminate a1 SIGTERM" << "arm a1 grace +3"
 
 
 def test_program_of_a_command() -> None:

@@ -130,11 +130,11 @@ def test_survivors_are_told_and_the_run_stays_stopping_with_its_slot() -> None:
     assert stop_done(t, 2).stopped == ()
     assert t.run(a).status is Status.STOPPING
     assert t.machine.slots.count == 1
-    # it does not ask for ever; killing goes on
+    # surveys end; kills continue
     t.later(1)
     t >> t.fired(a, "survey")
     t >> t.fired(a, "kill") << "kill a1" << "arm a1 kill +1"
-    # who asks now need not wait again
+    # a client that asks now is answered at once
     t >> t.stop(a) << "survey a1"
     t >> t.surveyed(a, a1=77) << "reply 3 StopDone a1:77"
     t >> t.exited(a, None, signal=9, empty=False)
@@ -351,7 +351,7 @@ def test_draining_starts_nothing_from_the_queue() -> None:
     t.quiet()
 
 
-def test_draining_gives_a_slot_that_comes_free_to_nobody() -> None:
+def test_draining_gives_a_free_slot_to_no_run() -> None:
     t = Transcript(trees=1)
     for name in "ab":
         (t >> t.spawn(name)).skip()
@@ -384,7 +384,7 @@ def test_children_of_a_launch_that_failed_end_before_it() -> None:
     t.quiet()
 
 
-def test_events_about_runs_that_are_gone_call_for_nothing() -> None:
+def test_events_about_ended_runs_call_for_nothing() -> None:
     t = Transcript(hear=frozenset({"save", "publish", "disarm", "ended"}))
     for event in (
         t.committed("zz"), t.commit_failed("zz"), t.launched("zz"), e.LaunchFailed(0, "zz", 2, ""), t.exited("zz"),

@@ -1,4 +1,4 @@
-"""Walks at random through everything at once, with many runs alive: what Hypothesis's short stories seldom come to.
+"""Random walks with many live runs, which Hypothesis's short examples rarely reach.
 
 The same world and the same invariants; the steps are drawn by a seeded generator with weights that keep a few trees working
 near their limits. A walk that fails is repeated by its number.
@@ -67,6 +67,7 @@ class Walk:
         self.steps: list[tuple[float, Any]] = [
             (5, self.spawn), (4, self.commit), (0.3, self.fail_commit), (8, self.launched), (0.3, self.launch_failed),
             (3, self.exited), (0.4, self.stop), (2, self.pause), (3, self.resume), (3, self.approve), (3, self.deny), (6, self.use),
+            (2, self.change_limits), (0.3, self.reload),
             (6, self.report), (5, self.reserve), (4, self.settle), (1, self.level), (1.5, self.said), (0.4, self.tools),
             (4, self.timer), (3, self.time), (3, self.emptied), (2, self.frozen), (1, self.surveyed), (0.5, self.budgets),
             (0.01, self.drain), (0.6, self.crash), (0.3, self.re_execute), (2, self.shell.save_use), (0.2, self.client_gone),
@@ -74,7 +75,7 @@ class Walk:
         ]  # fmt: skip
 
     def go(self, steps: int) -> None:
-        """So many steps, everything looked at after each; then the end."""
+        """Take so many steps, with all invariants checked after each."""
         self.budgets()
         weights = [weight for weight, _ in self.steps]
         for _, step in self.dice.choices(self.steps, weights, k=steps):
@@ -102,12 +103,12 @@ class Walk:
         return self.dice.choice(live) if live else None
 
     def waiting(self) -> Book | None:
-        """A run, rather one that stands still."""
+        """Return a run, most often one that is held or paused."""
         standing = [book for book in self.world.live.values() if book.run.held_by is not None or book.run.paused]
         return self.dice.choice(standing) if standing and self.dice.random() < 0.9 else self.book()
 
     def peer(self) -> Peer:
-        """Mostly a person."""
+        """Return a peer, most often a person."""
         inside = self.world.populated
         if inside and self.dice.random() < 0.1:
             return self.shell.inside(self.dice.choice(inside).id)
@@ -182,6 +183,14 @@ class Walk:
     def deny(self) -> None:
         if (book := self.waiting()) is not None:
             self.world.feed(e.DenyRequested(self.world.now, self.world.token(), self.peer(), book.run.id))
+
+    def change_limits(self) -> None:
+        if (book := self.waiting()) is not None:
+            event = e.LimitRequested(self.world.now, self.world.token(), self.peer(), book.run.id, self.limits())
+            self.world.more_room(event)
+
+    def reload(self) -> None:
+        self.shell.reload(self.dice.randint(1, 3), self.dice.randint(1, 4), 1000)
 
     def use(self) -> None:
         if self.world.boxes:
@@ -262,7 +271,7 @@ class Walk:
             self.world.feed(e.ClientBack(self.world.now, run, self.dice.choice([1, 2, 3])))
 
     def crash(self) -> None:
-        """Mostly in the middle of something."""
+        """Kill the daemon, most often while it applies commands."""
         dice = self.dice
         others = [(weight, step) for weight, step in self.steps if step not in {self.crash, self.re_execute}]
         self.world.crash_after = dice.choice([BEFORE, 0, 0, 1, 2, 3, 5, 8])
@@ -283,7 +292,7 @@ class Walk:
 
 
 def walked(number: int) -> Counter[str]:
-    """What one walk has met."""
+    """Return what one walk has met."""
     walk = Walk(number)
     walk.go(STEPS)
     walk.shell.teardown()
@@ -367,7 +376,7 @@ def _breach(world: World, book: Book) -> None:
 
 
 def _may_happen(world: World, book: Book) -> dict[str, Callable[[], object]]:
-    """What anybody, or the kernel, or a clock can do next."""
+    """Return what a client, the launcher or a timer can do next."""
     run, box = book.run.id, world.boxes.get(book.run.id)
 
     def exited() -> None:
@@ -387,13 +396,16 @@ def _may_happen(world: World, book: Book) -> dict[str, Callable[[], object]]:
     def top() -> str:
         return world.live[run].run.root.id if run in world.live else run
 
-    commits: dict[str, Callable[[], object]] = {"commit fails": lambda: world.fail_commit(1)} if world.uncommitted else {}
-    return commits | {
+    more: dict[str, Callable[[], object]] = {}
+    if world.uncommitted:
+        more["commit fails"] = lambda: world.fail_commit(1)
+    if book.ancestors:
+        more["resume the tree"] = lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, top()))
+    return more | {
         "approve": lambda: world.more_room(e.ApproveRequested(world.now, world.token(), ANN, run)),
         "approve with room": lambda: world.more_room(e.ApproveRequested(world.now, world.token(), ANN, run, _MORE)),
         "deny": lambda: world.feed(e.DenyRequested(world.now, world.token(), ANN, run)),
         "resume": lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, run)),
-        "resume the tree": lambda: world.more_room(e.ResumeRequested(world.now, world.token(), ANN, top())),
         "pause the tree": lambda: world.feed(e.PauseRequested(world.now, world.token(), ANN, top())),
         "stop": lambda: world.feed(e.StopRequested(world.now, world.token(), ANN, (run,))),
         "exit": exited,

@@ -47,17 +47,17 @@ LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
 def inside(run: RunId, user: str = "ann") -> Peer:
-    """A process in this run."""
+    """Return a peer inside this run."""
     return Peer(1000, user, run=run)
 
 
 def bound(value: int, source: str = "--flag") -> Bound:
-    """A number that somebody set."""
+    """Return a bound from this source."""
     return Bound(value=value, source=source)
 
 
 def seconds(value: float, source: str = "--timeout") -> Limit:
-    """A time limit."""
+    """Return a time limit."""
     return Limit(kind=LimitKind.TIME, threshold=value, source=source)
 
 
@@ -85,13 +85,13 @@ def purse(usd: float, *members: str, team: str = "", charged: float = 0.0, begin
 
 
 def at_once(run: Run) -> dict[str, Any]:
-    """What has to be remembered of it at once. What it is said to have used is the model's business (`check_account` there)."""
+    """Return what must be saved of it at once: not its use, which the model checks (`check_account`)."""
     state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
     return state | {"account": {part: state["account"][part] for part in ("holds", "held", "ended")}}
 
 
 class Transcript:
-    """A machine whose commands are claimed one by one."""
+    """A machine whose commands are expected one by one."""
 
     def __init__(self, policy: Policy | None = None, *, hear: frozenset[str] = frozenset(), **numbers: Any) -> None:
         self.machine = Machine(policy or Policy(**numbers))
@@ -115,7 +115,7 @@ class Transcript:
         self._token = 0
 
     def __rshift__(self, event: e.Event) -> Transcript:
-        """It happened. Everything it calls for must be claimed before the next `>>`."""
+        """Handle an event. Each of its commands must be expected before the next `>>`."""
         self.quiet()
         outcome = self.machine.handle(event)
         commands = outcome.commands
@@ -129,22 +129,22 @@ class Transcript:
         return self
 
     def __lshift__(self, line: str) -> Transcript:
-        """The next command."""
+        """Expect this command next."""
         assert self._left, f"nothing more was called for, expected: {line}"
         assert self._left.pop(0) == line
         return self
 
     def quiet(self) -> None:
-        """Nothing more is called for."""
+        """Expect no more commands."""
         assert not self._left, f"not expected: {self._left}"
 
     def skip(self) -> Transcript:
-        """Whatever it calls for is another test's business."""
+        """Ignore the commands: another test checks them."""
         self._left = []
         return self
 
     def later(self, by: float) -> Transcript:
-        """Time passes."""
+        """Let time pass."""
         self.at += by
         return self
 
@@ -176,7 +176,7 @@ class Transcript:
     # ---- events by short names
 
     def token(self) -> int:
-        """A new one; `t.answers` has what is replied to it."""
+        """Return a new token; `t.answers` has its replies."""
         self._token += 1
         return self._token
 
@@ -202,7 +202,7 @@ class Transcript:
         return e.ResumeRequested(self.at, self.token(), peer, run, limits(room))
 
     def fg(self, run: RunId, peer: Peer = ANN) -> e.ResumeRequested:
-        """A foreground client that was suspended is continued."""
+        """A suspended foreground client continues."""
         return e.ResumeRequested(self.at, self.token(), peer, run, suspended=True)
 
     def approve(self, run: RunId, peer: Peer = ANN, room: str = "") -> e.ApproveRequested:
@@ -228,11 +228,11 @@ class Transcript:
     def reserve(
         self, run: RunId, cost: float | None = None, tokens: int = 0, *, peer: Peer = ANN, role: Role | None = None
     ) -> e.ReserveRequested:
-        """A peer asks whether the run may use so much."""
+        """A peer reserves an amount."""
         return e.ReserveRequested(self.at, self.token(), peer, run, OpenReservation("m", tokens, 0, to_nanos(cost), role))
 
     def settle(self, reservation: str, peer: Peer = ANN, **used: Any) -> e.SettleRequested:
-        """A peer tells what became of a reservation."""
+        """A peer settles a reservation."""
         return e.SettleRequested(self.at, self.token(), peer, reservation, use(**used))
 
     def call(
@@ -247,29 +247,29 @@ class Transcript:
         return e.CallSettled(self.at, name, use(messages=1, **used))
 
     def level(self, run: RunId, kind: str, level: float, *, refused: bool = False) -> e.LevelSeen:
-        """The kernel tells."""
+        """The kernel tells memory or processes."""
         return e.LevelSeen(self.at, run, LimitKind(kind), level, refused)
 
     def said_by_agent(
         self, run: RunId, *, finished: bool = False, failed: str | None = None, trouble: ApiTrouble | None = None
     ) -> e.AgentSaid:
-        """The agent says how it stands."""
+        """The agent prints its state."""
         return e.AgentSaid(self.at, run, finished, failed, trouble)
 
     def budgets(self, *known: Budget) -> e.BudgetsKnown:
-        """The shell tells what budgets there are."""
+        """Budgets become known."""
         return e.BudgetsKnown(self.at, known)
 
     def committed(self, *runs: RunId) -> e.Committed:
-        """The ledger has them."""
+        """The ledger commits these admissions."""
         return e.Committed(self.at, runs)
 
     def commit_failed(self, *runs: RunId) -> e.CommitFailed:
-        """The ledger does not have them."""
+        """The ledger fails to commit these admissions."""
         return e.CommitFailed(self.at, runs, "disk full")
 
     def launched(self, run: RunId) -> e.LaunchSucceeded:
-        """The command runs."""
+        """The command is executed."""
         return e.LaunchSucceeded(self.at, run, 77)
 
     def exited(self, run: RunId, code: int | None = 0, *, signal: int | None = None, empty: bool = True) -> e.MainExited:
@@ -285,13 +285,13 @@ class Transcript:
         return e.TimerFired(self.at, run, Timer(timer))
 
     def surveyed(self, run: RunId, **alive: int) -> e.Surveyed:
-        """These are alive: run=pid."""
+        """Answer a survey: these are alive, as run=pid."""
         return e.Surveyed(self.at, run, tuple(Survivor(pid=p, run_id=r, why="state D") for r, p in alive.items()))
 
     # ---- whole scenes
 
     def reserved(self, event: e.ReserveRequested) -> str:
-        """It is reserved; the reservation's name."""
+        """Return the name of the reservation."""
         (self >> event).skip()
         answer = self.answers[event.token]
         assert isinstance(answer, c.ReserveAnswer), answer
@@ -299,7 +299,7 @@ class Transcript:
         return answer.name
 
     def not_reserved(self, event: e.ReserveRequested) -> LimitRefusal:
-        """It is not reserved; why."""
+        """Return why it is not reserved."""
         (self >> event).skip()
         answer = self.answers[event.token]
         assert isinstance(answer, c.ReserveAnswer), answer
@@ -328,11 +328,11 @@ class Transcript:
         return answer.refusal
 
     def held(self, run: RunId, kind: str) -> ActiveLimit:
-        """A limit of a live run."""
+        """Return a limit of a live run."""
         return self.run(run).limits[LimitKind(kind)]
 
     def start(self, name: str, peer: Peer = ANN, **asked: Any) -> RunId:
-        """Asks, commits and launches; the run's id."""
+        """Ask, commit and launch; return the run's id."""
         self >> self.spawn(name, peer, **asked)
         run = next(run for run in reversed(list(self.machine.tree)) if run.name == name)
         self._left = []
@@ -341,21 +341,21 @@ class Transcript:
         return run.id
 
     def chain(self, *names: str, **asked: Any) -> list[RunId]:
-        """A root and under each run the next."""
+        """Start a root, and below each run the next; return their ids."""
         runs: list[RunId] = []
         for name in names:
             runs.append(self.start(name, inside(runs[-1]) if runs else ANN, **({} if runs else asked)))
         return runs
 
     def refused(self, name: str, peer: Peer = ANN, **asked: Any) -> Refusal:
-        """Asks and is refused."""
+        """Ask for a run that is refused; return the answer."""
         (self >> self.spawn(name, peer, **asked)).skip()
         answer = self.answers[self._token]
         assert isinstance(answer, c.SpawnRefused), answer
         return answer.refusal
 
     def failed(self, event: e.Event) -> str:
-        """The request cannot be done, and changes nothing; why."""
+        """Return why the request fails. It changes nothing."""
         self >> event
         answer = self.answers[self._token]
         assert isinstance(answer, c.ErrorAnswer), answer
@@ -364,7 +364,7 @@ class Transcript:
         return answer.message
 
     def run(self, run: RunId) -> Run:
-        """A live run."""
+        """Return a live run."""
         found = self.machine.tree.get(run)
         assert found is not None, f"{run} is not live"
         return found

@@ -174,9 +174,9 @@ def test_bounds() -> None:
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
-        "watches of one connection": f"{watch.WATCHES}",
-        "requests of one connection handled in one go": f"{receiving.TURN}",
-        "requests of one tree, or of one user outside any run, handled in one go": f"{turns.SLICE * 1000:g} ms",
+        "watches of one connection": f"{watch.MAX_EACH}",
+        "requests of one connection handled in one go": f"{receiving.TURN_REQUESTS}",
+        "requests of one tree, or of one user outside any run, handled in one go": f"{turns.TURN_TIME * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
         "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",
@@ -194,7 +194,7 @@ def test_bounds() -> None:
     assert f"a run may have {shares.LEAST_CONNECTIONS} in any" in prose
     reserves = [need * descriptors.RESERVE for need in (Need.CLIENT, Need.RUN, Need.OWNER)]
     assert re.findall(r"\(below (\d+)", prose) == [str(reserve) for reserve in reserves]
-    assert f"at least {descriptors.LEAST}." in prose
+    assert f"at least {descriptors.LEAST_RESERVE}." in prose
     assert f"({MAX_REQUEST:,} bytes)".replace(",", " ") in prose
     assert f"({MAX_REPLY:,} bytes)".replace(",", " ") in prose
     assert f"describes version {VERSION}" in prose

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -85,9 +86,13 @@ class Reader:
     def leave(self) -> None:
         """Stop the daemon."""
         if (self._home / "sock").exists():
-            daemon = self.daemon()
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait(PATIENCE)
+            # wait by pidfd: `psutil` would also wait until pid 1 has reaped the daemon, which takes seconds in a container
+            daemon = os.pidfd_open(self.daemon().pid)
+            try:
+                signal.pidfd_send_signal(daemon, signal.SIGTERM)
+                assert select.select([daemon], [], [], PATIENCE)[0]
+            finally:
+                os.close(daemon)
 
 
 @pytest.fixture

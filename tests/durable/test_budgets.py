@@ -13,7 +13,7 @@ from sfad.durable.budgets import period, rebuild
 from sfad.durable.charges import Charged
 from sfad.durable.directory import Spool
 from sfad.host.clock import Timers, wall_clock
-from sfad.ledger import Ledger
+from sfad.ledger import OpenedLedger
 
 
 def begin() -> datetime:
@@ -50,13 +50,13 @@ def rebuilt(directory: Path, spool: Spool, on_record: float | None) -> tuple[flo
     (directory / "sfad.toml").write_text("[budgets.users.ann]\ndaily_usd = 10")
     config = configuration.load([directory / "sfad.toml"]).config.budgets
     if on_record is not None:
-        before = Ledger(directory / "state")
+        before = OpenedLedger(directory / "state")
         before.set_charged("user", "ann", begin(), on_record)
         before.close()
-    ledger = Ledger(directory / "state")
+    ledger = OpenedLedger(directory / "state")
     notes = rebuild(config, ledger, spool)
     spool.close()
-    charged = ledger.charged("user", "ann", begin())
+    charged = ledger.records.charged("user", "ann", begin())
     ledger.close()
     return charged, notes
 

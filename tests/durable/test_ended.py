@@ -14,7 +14,7 @@ from sfad.host.clock import Timers
 
 
 def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended, "RECORDED", 10)
+    monkeypatch.setattr(ended, "SNAPSHOTS_KEPT", 10)
     runs = [run_id(number) for number in range(1, 13)]
     with closing(Spool(tmp_path / "spool", Timers(print), print)) as spool:
         spool.begin("/state")

@@ -16,10 +16,11 @@ import trio
 
 from sfad.config import RetentionConfig
 from sfad.durable import maintenance
+from sfad.durable.jobs import MaintenanceJobs
 from sfad.durable.maintenance import Maintenance
 from sfad.host.reserve import DiskReserve
-from sfad.ledger import Ledger, backup, opening
-from sfad.output import OutputStore
+from sfad.ledger import Ledger, OpenedLedger, backup, opening
+from sfad.output import OutputFiles
 from sfad.protocol.types import Event, RunInfo, Status
 from tests.launch.rig import until
 from tests.ledger.samples import PLAIN, events, run, started
@@ -33,15 +34,13 @@ class World:
 
     def __init__(self, ledger: Ledger, /, **settings: Any) -> None:
         self.ledger = ledger
-        self.output = OutputStore(ledger.directory / "output")
+        self.output = OutputFiles(ledger.file.directory / "output")
         self.wall = NOW
         self.live: list[str] = []
         self.trouble: list[str] = []
         self.said: list[str] = []
-        self.maintenance = Maintenance(
-            ledger, self.output, RetentionConfig(**settings), live=lambda: self.live, report=self.trouble.append,
-            say=self.said.append, now=lambda: self.wall,
-        )  # fmt: skip
+        jobs = MaintenanceJobs(ledger, self.output, lambda: self.live, self.said.append, lambda: self.wall)
+        self.maintenance = Maintenance(jobs, RetentionConfig(**settings), self.trouble.append)
 
     def passes(self, **span: float) -> None:
         self.wall += timedelta(**span)
@@ -58,7 +57,7 @@ class World:
         assert await self.ledger.flush()
 
     def runs(self) -> list[str]:
-        with closing(sqlite3.connect(self.ledger.directory / "ledger.db")) as other:
+        with closing(sqlite3.connect(self.ledger.file.directory / "ledger.db")) as other:
             return [row[0] for row in other.execute("SELECT id FROM runs ORDER BY number")]
 
 
@@ -69,9 +68,9 @@ def ended(number: int, days_ago: float) -> RunInfo:
 
 @contextmanager
 def world(directory: Path, *runs: RunInfo, **settings: Any) -> Iterator[World]:
-    ledger = Ledger(directory)
-    ledger.upsert([(info, PLAIN) for info in runs])
-    ledger.close()
+    opened = OpenedLedger(directory)
+    opened.upsert([(info, PLAIN) for info in runs])
+    opened.close()
     with started(directory) as ledger:
         yield World(ledger, **settings)
 
@@ -93,15 +92,15 @@ async def test_output_rows_and_events_are_deleted_at_their_ages(tmp_path: Path) 
             "deleted 1 runs and 1 events from the ledger",
             "backed up the ledger",
         ]
-        assert it.ledger.backup is not None
+        assert it.ledger.file.backup is not None
 
 
 async def test_the_reserve_that_a_start_used_is_filled_again(tmp_path: Path) -> None:
     """The next start may need it as well."""
     with world(tmp_path, output=None, ledger=None, backup_every=None) as it:
-        assert not DiskReserve(it.ledger.directory).release()
+        assert not DiskReserve(it.ledger.file.directory).release()
         await it.maintenance.look()
-        assert DiskReserve(it.ledger.directory).release()
+        assert DiskReserve(it.ledger.file.directory).release()
 
 
 async def test_off_is_off(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ async def test_off_is_off(tmp_path: Path) -> None:
         await it.happened(NOW - 2 * DAY)
         it.write("a1", NOW - 3000 * DAY)
         await it.maintenance.look()
-        assert (it.runs(), len(list(it.output.directory.iterdir())), it.ledger.backup, it.said) == (["a1"], 2, None, [])
+        assert (it.runs(), len(list(it.output.directory.iterdir())), it.ledger.file.backup, it.said) == (["a1"], 2, None, [])
 
 
 async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
@@ -128,22 +127,22 @@ async def test_a_backup_is_made_when_it_is_due(tmp_path: Path) -> None:
 async def test_a_failure_is_told_once_and_again_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world(tmp_path, backup_every=3600.0) as it:
         with monkeypatch.context() as patch:
-            patch.setattr(backup, "ROOM", 1 << 60)
+            patch.setattr(backup, "LEFT_FREE", 1 << 60)
             await it.maintenance.look()
             await it.maintenance.look()
         assert len(it.trouble) == 1
         assert it.trouble[0].startswith("backup: a copy of the ledger needs ")
         await it.maintenance.look()
         it.passes(days=10000)
-        monkeypatch.setattr(backup, "ROOM", 1 << 60)
+        monkeypatch.setattr(backup, "LEFT_FREE", 1 << 60)
         await it.maintenance.look()
         assert len([line for line in it.trouble if line.startswith("backup: ")]) == 2
 
 
 async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.upsert([(ended(number, 3), PLAIN) for number in range(1, 2000)])
-    ledger.close()
+    opened = OpenedLedger(tmp_path)
+    opened.upsert([(ended(number, 3), PLAIN) for number in range(1, 2000)])
+    opened.close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
     content = bytearray((tmp_path / "ledger.db").read_bytes())
@@ -155,21 +154,21 @@ async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeyp
         it = World(ledger, ledger=None, output=None)
         await it.maintenance.look()
         assert [line.partition("damaged")[0] for line in it.trouble] == ["check: the ledger is ", "backup: the copy is "]
-        assert ledger.backup is None
-    again = Ledger(tmp_path)
+        assert ledger.file.backup is None
+    again = OpenedLedger(tmp_path)
     again.close()
     assert again.is_new
 
 
-async def test_it_sweeps_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    monkeypatch.setattr(maintenance, "FIRST", 0.05)
+    monkeypatch.setattr(maintenance, "FIRST_ROUND_AFTER", 0.05)
     with world(tmp_path, sweep_every=60.0) as it:
 
-        async def look() -> None:
+        async def look(_self: Maintenance) -> None:
             looks.append(trio.current_time())
 
-        monkeypatch.setattr(it.maintenance, "look", look)
+        monkeypatch.setattr(Maintenance, "look", look)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(it.maintenance.serve)
             await until(lambda: looks, "the first look")
@@ -180,7 +179,7 @@ async def test_it_sweeps_a_minute_after_the_start_and_then_as_configured(tmp_pat
             nursery.cancel_scope.cancel()
 
 
-async def test_a_sweep_can_be_cancelled(tmp_path: Path) -> None:
+async def test_a_job_can_be_cancelled(tmp_path: Path) -> None:
     with world(tmp_path, *(ended(number, 200) for number in range(1, 3000))) as it:
         await it.happened(NOW - 2 * DAY)
         begun = time.monotonic()

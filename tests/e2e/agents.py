@@ -18,7 +18,7 @@ BETWEEN = 0.05
 
 
 def turns(count: int, *, then: str = "") -> list[str]:
-    """So many tool calls, 50 ms apart; then some Python."""
+    """Return the command of an agent that makes `count` tool calls, 50 ms apart, and then executes the Python code `then`."""
     program = f"""
 import sys, time
 for number in range({count}):
@@ -30,7 +30,7 @@ for number in range({count}):
 
 
 def recorded(directory: Path, name: str, recording: str, *, code: int = 0) -> str:
-    """A program called `name` that prints a real agent's recording and exits."""
+    """Make a program called `name` that prints a real agent's recording and exits. Return its path."""
     path = directory / name
     path.write_text(f"#!/bin/sh\ncat '{RECORDINGS / recording}.jsonl'\nexit {code}\n")
     path.chmod(0o755)
@@ -38,21 +38,21 @@ def recorded(directory: Path, name: str, recording: str, *, code: int = 0) -> st
 
 
 def limit(kind: str, threshold: float, action: str | None = None) -> Limit:
-    """As `--limit` would write it."""
+    """Return the limit that `--limit` would make."""
     return Limit(
         kind=LimitKind(kind), threshold=threshold, action=Action(action) if action is not None else None, source=f"--limit {kind}"
     )
 
 
 def watched(client: Client, argv: list[str], *limits: Limit, meter: str | None = "jsonl", **options: Any) -> tuple[RunInfo, int]:
-    """A run, and the id under which its events are pushed."""
+    """Start a run. Return it, and the id under which its events are pushed."""
     reply = spawn(client, argv, limits=list(limits), meter=meter, watch=True, **options)
     assert isinstance(reply, m.RunReply), reply
     return reply.run, reply.id
 
 
 def until_over(client: Client, run: str) -> tuple[RunInfo, list[Event]]:
-    """The run at its end, and the events that were pushed until then."""
+    """Return the run at its end, and the events that were pushed until then."""
     wait = client.send(m.Wait(id=client.next_id(), run=run, timeout=PATIENCE))
     events: list[Event] = []
     while True:
@@ -65,7 +65,7 @@ def until_over(client: Client, run: str) -> tuple[RunInfo, list[Event]]:
 
 
 def until_event(client: Client, what: str) -> Event:
-    """The next event of this type."""
+    """Return the next event of this type."""
     while True:
         for answer in client.arrived():
             if isinstance(answer.reply, m.EventPush) and answer.reply.event.type == what:
@@ -73,12 +73,12 @@ def until_event(client: Client, what: str) -> Event:
 
 
 def info(client: Client, run: str) -> RunInfo:
-    """The run as it is now."""
+    """Return the run as it is now."""
     return client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run
 
 
 def state(run: RunInfo, kind: str) -> tuple[float | None, str, str]:
-    """What is used of a limit, its action, and who enforces it."""
+    """Return what is used of a limit, its action, and what enforces it."""
     found = next(each for each in run.limits if each.kind == kind)
     return found.used, found.action.value, found.enforced_by
 
@@ -88,12 +88,12 @@ MODEL = "claude-sonnet-4-5"
 
 
 def reserve(client: Client, run: str, input_tokens: int, output_tokens: int) -> m.Reserved:
-    """Asks for so much."""
+    """Reserve an estimate."""
     request = m.Reserve(id=client.next_id(), run=run, model=MODEL, input_tokens=input_tokens, max_output_tokens=output_tokens)
     return client.call(request, m.Reserved)
 
 
 def sleeper(client: Client, *limits: tuple[str, float], **options: object) -> RunInfo:
-    """A run that does nothing of its own."""
+    """Start a run that does nothing."""
     run, _ = watched(client, ["sleep", "60"], *(limit(kind, value) for kind, value in limits), meter=None, **options)
     return run

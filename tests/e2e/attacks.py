@@ -27,19 +27,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def ready(*words: object) -> None:
-    """It has done what it does."""
+    """Print that the attack is done."""
     print("READY", *words, flush=True)
 
 
 def nap() -> None:
-    """Until a signal ends it."""
+    """Sleep until a signal ends the process, at most two minutes."""
     signal.alarm(LIFE)
     while True:
         signal.pause()
 
 
 def orphan(then: Callable[[], None]) -> None:
-    """A child without a parent in the run, in a session of its own."""
+    """Fork a child without a parent in the run, in a session of its own, that calls `then`."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -54,37 +54,37 @@ parent = [os.getpid()]
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Looks until it holds."""
+    """Poll until the condition holds."""
     while not condition():
         time.sleep(0.001)
 
 
 def own_cgroup() -> str:
-    """Its directory."""
+    """Return the directory of the cgroup of this process."""
     path = next(line for line in open("/proc/self/cgroup") if line.startswith("0::"))[3:].strip()  # noqa: SIM115
     return UNIFIED + path
 
 
 def leave_cgroup() -> None:
-    """Goes to the cgroup that the daemon's base is in. Under tags there is nothing to leave."""
+    """Move to the cgroup above the daemon's own. Under tags there is none to leave."""
     if "/sfad-" in own_cgroup():
         with open(own_cgroup().split("/sfad-")[0] + "/cgroup.procs", "w") as file:
             file.write("0")
 
 
 def change_tag() -> None:
-    """Another soft RLIMIT_MSGQUEUE."""
+    """Replace the tag: set another soft RLIMIT_MSGQUEUE."""
     resource.setrlimit(resource.RLIMIT_MSGQUEUE, (4711, resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]))
 
 
 def again(*words: str, **environment: str) -> None:
-    """Executes this program with nothing of the environment but what it needs to run."""
+    """Execute this program with only those variables of the environment that it needs."""
     kept = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "PATH") if name in os.environ}
     os.execve(sys.executable, [sys.executable, __file__, *words], kept | environment)
 
 
 def strip(*words: str) -> None:
-    """In an orphan without cgroup, tag and cookie."""
+    """Execute the attack `words` in an orphan without cgroup, tag and cookie."""
     path = os.environ["SFA_SOCKET"]
 
     def go() -> None:
@@ -97,7 +97,7 @@ def strip(*words: str) -> None:
 
 
 def ask(victim: str) -> None:
-    """What a person may do, and an agent not."""
+    """Try what a person may do and an agent may not."""
     for words in (["info", victim], ["stop", victim], ["list"], ["spawn", "--", "sleep", "100"], ["status"]):
         done = subprocess.run([sys.executable, "-m", "sfactl", *words], capture_output=True, text=True)
         print("asked", words[0], done.returncode, done.stderr.strip().replace("\n", " "), flush=True)
@@ -106,7 +106,7 @@ def ask(victim: str) -> None:
 
 
 def cookie_orphan() -> None:
-    """An orphan that has left its cgroup, and still has its marks. It ignores SIGTERM."""
+    """Leave an orphan outside its cgroup that still has its marks and ignores SIGTERM."""
 
     def go() -> None:
         leave_cgroup()
@@ -119,18 +119,18 @@ def cookie_orphan() -> None:
 
 
 def unmarked_orphan() -> None:
-    """An orphan that has left its cgroup and removed its marks."""
+    """Leave an orphan outside its cgroup and without marks."""
     strip("here")
 
 
 def here() -> None:
-    """Says where it is."""
+    """Print the pid."""
     ready(os.getpid())
     nap()
 
 
 def main_leaves(*ignore: str) -> None:
-    """The main process leaves its cgroup."""
+    """Leave the cgroup as the main process."""
     if ignore:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     leave_cgroup()
@@ -139,7 +139,7 @@ def main_leaves(*ignore: str) -> None:
 
 
 def main_leaves_and_removes() -> None:
-    """And removes the cgroup it was in."""
+    """Leave the cgroup as the main process, and remove it."""
     inside = own_cgroup()
     leave_cgroup()
     with suppress(OSError):
@@ -150,7 +150,7 @@ def main_leaves_and_removes() -> None:
 
 
 def nest(depth: str, name: str) -> None:
-    """Cgroups in cgroups, as deep as it can; first it raises the bounds, where it may."""
+    """Make cgroups in cgroups, after raising the bounds where that is permitted."""
     top = own_cgroup()
     if "/sfad-" in top:
         directory = top
@@ -168,7 +168,7 @@ def nest(depth: str, name: str) -> None:
 
 
 def lock_up() -> None:
-    """Takes the owner's access rights away from its cgroups and their control files, with a child that ignores SIGTERM."""
+    """Take the owner's access rights from the run's cgroups and their control files. Leave a child that ignores SIGTERM."""
     if os.fork() == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ready(os.getpid())
@@ -185,14 +185,14 @@ def lock_up() -> None:
 
 
 def join(cgroup: str, victim: str) -> None:
-    """Moves itself into the cgroup of another run, and asks with its rights."""
+    """Move into the cgroup of another run, and send requests with its rights."""
     with open(f"{cgroup}/cgroup.procs", "w") as file:
         file.write("0")
     ask(victim)
 
 
 def take_daemon(pid: str) -> None:
-    """Moves the daemon into its own cgroup."""
+    """Move the daemon into the cgroup of this process."""
     with open(f"{own_cgroup()}/cgroup.procs", "w") as file:
         file.write(pid)
     ready()
@@ -200,7 +200,7 @@ def take_daemon(pid: str) -> None:
 
 
 def spoil(following: str) -> None:
-    """Makes the cgroup of the next run, frozen, and lets the base have no more."""
+    """Make the cgroup of the next run, frozen, and forbid the daemon's cgroup any other below it."""
     base = os.path.dirname(os.path.dirname(own_cgroup()))
     os.mkdir(f"{base}/{following}")
     for name, content in (("cgroup.freeze", "1"),):
@@ -213,7 +213,7 @@ def spoil(following: str) -> None:
 
 
 def thaw(cgroup: str, pid: str) -> None:
-    """Thaws another run again and again."""
+    """Thaw another run three times a second."""
     ready()
     signal.alarm(LIFE)
     while True:
@@ -226,7 +226,7 @@ def thaw(cgroup: str, pid: str) -> None:
 
 
 def traced_main() -> None:
-    """The main process ends with 7 while a child traces it that never waits."""
+    """End the main process with exit code 7 while a child traces it and never waits."""
     main = os.getpid()
     if os.fork() == 0:
         assert _libc.ptrace(_PTRACE_SEIZE, main, 0, 0) == 0, os.strerror(ctypes.get_errno())
@@ -240,7 +240,7 @@ def _traced(pid: int) -> bool:
 
 
 def headless() -> None:
-    """The main thread ends; another runs on."""
+    """End the main thread while another one runs."""
 
     def go_on() -> None:
         ready(os.getpid())
@@ -258,7 +258,7 @@ def trace(pid: str) -> None:
 
 
 def use_connection(path: str, victim: str) -> None:
-    """Asks over a connection that a process outside of any run has made and passed on."""
+    """Send a request over a connection that a process outside each run has made and passed on."""
     from sfad.protocol import messages as m
 
     with socket.socket(socket.AF_UNIX) as giver:

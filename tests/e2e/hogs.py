@@ -1,4 +1,4 @@
-"""Agents that take all of the daemon that they can get, from inside a run.
+"""Agents that take as much of the daemon as they can get, from inside a run.
 
     python hogs.py silent               connections that never say hello
     python hogs.py halves               unfinished requests of 4 MiB, as many as it can
@@ -40,7 +40,7 @@ held: list[socket.socket | Client] = []
 
 
 def said(sock: socket.socket) -> str | None:
-    """Why the daemon has closed the connection; `None` if it has not."""
+    """Return why the daemon has closed the connection; `None` if it has not."""
     try:
         data = sock.recv(65536, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -56,7 +56,7 @@ def said(sock: socket.socket) -> str | None:
 
 
 def opened(*, hello: bool) -> socket.socket:
-    """A connection, and perhaps its hello."""
+    """Open a connection, and send its hello if told to."""
     try:
         sock = socket.socket(socket.AF_UNIX)
     except OSError:  # this process has as many as it may have
@@ -71,7 +71,7 @@ def opened(*, hello: bool) -> socket.socket:
 
 
 def leave_to_child() -> None:
-    """Have a child keep what is open."""
+    """Leave the open connections to a child."""
     if os.fork() == 0:
         signal.alarm(120)
         signal.pause()
@@ -81,14 +81,14 @@ def leave_to_child() -> None:
 
 
 def settled(socks: list[socket.socket]) -> tuple[int, str]:
-    """How many the daemon keeps, and what it said to another one."""
+    """Return how many of the connections the daemon keeps, and what it said to one that it closed."""
     open_client().close()  # whatever came before has been accepted by then
     words = [said(sock) for sock in socks if sock.fileno() >= 0]
     return words.count(None), next((word for word in words if word), "")
 
 
 def open_client() -> socket.socket:
-    """A connection that was answered, one way or the other."""
+    """Open a connection, and wait for an answer or its end."""
     sock = opened(hello=True)
     poll = select.poll()
     poll.register(sock, select.POLLIN)
@@ -113,7 +113,7 @@ def halves() -> dict[str, Any]:
 
 
 def unread_welcome(sock: socket.socket) -> bool:
-    """Read the answer to the hello, so that what follows is what the daemon said last."""
+    """Read the answer to the hello, so that only the daemon's last words remain to be read."""
     with suppress(ConnectionResetError):
         size = struct.unpack(">I", sock.recv(4))[0]
         return bool(sock.recv(size))
@@ -204,7 +204,7 @@ ATTACKS = (silent, halves, descriptors, watchers, children, knocking, asking)
 
 
 def start_children(count: int) -> None:
-    """Over one connection: the first child may leave no room for another."""
+    """Start children that do the same, over one connection: the first child may leave no room for another."""
     with Client(Path(SOCKET)) as client:
         env = [key + b"=" + value for key, value in os.environb.items()]
         for number in range(count):

@@ -19,14 +19,14 @@ LIFE = 120
 
 
 def nap() -> None:
-    """Until a signal ends it."""
+    """Sleep until a signal ends the process."""
     signal.alarm(LIFE)
     while True:
         signal.pause()
 
 
 def fork_away() -> None:
-    """A child that is nobody's: double-forked, in a session of its own."""
+    """Fork an orphan: double-forked, in a session of its own."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -36,21 +36,21 @@ def fork_away() -> None:
 
 
 def obedient(count: int) -> None:
-    """Plain children."""
+    """Fork plain children."""
     for _ in range(count):
         if os.fork() == 0:
             nap()
 
 
 def crowd(count: int) -> None:
-    """Half plain, half forked away."""
+    """Fork plain children and as many orphans."""
     for _ in range(count // 2):
         fork_away()
     obedient(count - count // 2)
 
 
 def stubborn(count: int) -> None:
-    """Children that ignore being asked."""
+    """Fork children that ignore SIGTERM."""
     for _ in range(count):
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -59,7 +59,7 @@ def stubborn(count: int) -> None:
 
 
 def hop(end: float) -> None:
-    """One lineage: the process is a new one every moment."""
+    """Fork and exit without end, so that the process is always a new one."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while time.monotonic() < end:
@@ -71,7 +71,7 @@ def hop(end: float) -> None:
 
 
 def hoppers(count: int) -> None:
-    """Lineages that never stand still."""
+    """Start lineages that fork and exit without end."""
     end = time.monotonic() + LIFE
     for _ in range(count):
         if os.fork() == 0:
@@ -79,7 +79,7 @@ def hoppers(count: int) -> None:
 
 
 def main() -> None:
-    """See above; several pairs may follow each other."""
+    """Carry out the command line: pairs of a kind and a number."""
     words = sys.argv[1:]
     for what, count in zip(words[::2], words[1::2], strict=True):
         {"crowd": crowd, "hoppers": hoppers, "stubborn": stubborn, "obedient": obedient}[what](int(count))

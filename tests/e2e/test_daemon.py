@@ -1,4 +1,4 @@
-"""The daemon's own life: one per directory, killed, swept, reloaded, idle."""
+"""The life of a daemon: one for each directory, killed, swept, reloaded, idle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .agents import limit
 
 
 def sfad(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
-    """Another `sfad` with the daemon's environment."""
+    """Run another `sfad` with the daemon's environment to its end."""
     return subprocess.run([sys.executable, "-m", "sfad", *words], capture_output=True, text=True, timeout=60, env=daemon.env)
 
 
@@ -86,7 +86,7 @@ def test_reload(start: Start) -> None:
 
 
 def client_result(daemon: Daemon) -> str:
-    """What the last run but the refused one wrote to stderr."""
+    """Return what the run before the refused one wrote to stderr."""
     runs = json.loads(daemon.sfactl("list", "--json").stdout)["runs"]
     first = next(run["id"] for run in runs if run["status"] == "failed")
     return daemon.sfactl("logs", first).stderr
@@ -148,7 +148,7 @@ PIDS = Path("/sys/fs/cgroup/pids")
 
 @contextmanager
 def no_more_threads(daemon: Daemon) -> Iterator[None]:
-    """As under TasksMax or `ulimit -u`, when a fork bomb has taken the rest."""
+    """Forbid the daemon another thread, as TasksMax does when a fork bomb has taken the rest."""
     group = PIDS / f"sfad-test-{daemon.pid}"
     group.mkdir()
     try:

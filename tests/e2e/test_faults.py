@@ -1,15 +1,15 @@
-"""The machine runs short of something, or another process interferes: the error is clear, no run is lost, and it passes."""
+"""When the machine runs short of something or another process interferes, the error is clear, no run is lost, and it passes."""
 
 from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
@@ -27,12 +27,12 @@ from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, starte
 from .agents import info, limit, until_event, watched
 
 ROOM = 16 * 1024 * 1024
-"""Bytes of the disk of a daemon that is to run out of it."""
+"""Bytes of the disk that a test fills."""
 
 
 @contextmanager
 def disk(directory: Path) -> Iterator[Path]:
-    """A small file system at `directory`/state."""
+    """Mount a small file system at `directory`/state."""
     if os.geteuid():
         pytest.skip("mounting a tmpfs takes root")
     state = directory / "state"
@@ -46,14 +46,14 @@ def disk(directory: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def cramped(tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon on a small disk."""
+    """Start a daemon on a small disk."""
     directory = tmp_path / "cramped"
     with disk(directory), running(directory, config="[quotas]\nspawns_per_hour = 100000\n") as daemon:
         yield daemon
 
 
 def fill(state: Path) -> Path:
-    """Leaves no byte free."""
+    """Write until no byte is free. Return the file."""
     filler = state / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 20, 4096, 1):
@@ -66,7 +66,7 @@ def fill(state: Path) -> Path:
 
 
 def refused(client: Client) -> m.Error:
-    """A spawn that the daemon is too short of something for."""
+    """Request a run that the daemon must refuse as unavailable. Return the error."""
     reply = spawn(client, ["true"])
     assert isinstance(reply, m.Error), reply
     assert reply.code is ErrorCode.UNAVAILABLE
@@ -97,7 +97,7 @@ def test_a_full_disk_refuses_starts_and_keeps_what_runs(cramped: Daemon) -> None
 
 
 def test_a_ledger_that_is_locked_at_a_start_does_not_prevent_adoption(start: Start) -> None:
-    """Promise: no agent is left unmanaged. An operator has an open transaction in a shell when the daemon dies."""
+    """No agent is left unmanaged while an operator's shell has an open transaction when the daemon dies."""
     daemon = start(config="[quotas]\nspawns_per_hour = 100000")
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
@@ -121,7 +121,7 @@ def test_a_ledger_that_is_locked_at_a_start_does_not_prevent_adoption(start: Sta
 
 
 def exhaust(client: Client) -> None:
-    """Admits until something cannot be written any more: what was allocated before is used up first."""
+    """Request runs until one cannot be saved: the daemon uses up what it has allocated first."""
     wait_until(lambda: isinstance(spawn(client, ["true"]), m.Error), "the disk is full")
 
 
@@ -153,7 +153,7 @@ def test_a_run_loses_only_its_output_when_the_disk_is_full(cramped: Daemon) -> N
 
 @contextmanager
 def read_only(directory: Path) -> Iterator[None]:
-    """A file system does not become so while files are open for writing in it; a mount in its place does."""
+    """Mount the directory over itself, read-only: a file system with files that are open for writing cannot become so."""
     if os.geteuid():
         pytest.skip("mounting takes root")
     subprocess.run(["mount", "--bind", directory, directory], check=True)
@@ -196,21 +196,23 @@ def test_a_read_only_state_directory_is_reported_at_the_start(tmp_path: Path) ->
     assert "Traceback" not in found.stderr
 
 
-def test_a_ledger_that_another_process_locks_for_ten_seconds(daemon: Daemon) -> None:
+def test_a_ledger_that_another_process_locks_for_seconds(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(client, ["sh", "-c", "sleep 1; exit 7"])
         with closing(sqlite3.connect(daemon.state_dir / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            until = time.monotonic() + 10
             assert "locked; end what else holds the ledger open" in refused(client).message
             assert "locked" in daemon.sfactl("status").stdout
             assert "BAD    ledger: it cannot be written" in daemon.sfactl("doctor").stdout
             done = ended(client, run.id)
             assert done.exit_code == 7
-            assert info(client, run.id).exit_code == 7
-            while time.monotonic() < until:
-                info(client, run.id)  # the daemon answers all the while
-                time.sleep(0.2)
+            with daemon.client() as asking:
+                number = asking.send(m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[]))
+                # while the daemon waits for the ledger a second time, it answers
+                while not select.select([asking], [], [], 0.05)[0]:
+                    assert info(client, run.id).exit_code == 7
+                (answer,) = asking.arrived()
+                assert (answer.reply.id, isinstance(answer.reply, m.Error)) == (number, True)
             other.execute("ROLLBACK")
         wait_until(lambda: isinstance(spawn(client, ["true"]), m.RunReply), "it takes runs again")
         assert "LEDGER" not in daemon.sfactl("status").stdout
@@ -226,7 +228,7 @@ def test_no_descriptors_left(daemon: Daemon) -> None:
         soft, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
 
         def refused_for_descriptors() -> m.Error | None:
-            # the daemon closes what it opened for an earlier test in its own time
+            # the daemon may still close what an earlier request had opened
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (daemon.descriptors(), hard))
             reply = spawn(client, ["true"])
             return reply if isinstance(reply, m.Error) else None
@@ -290,7 +292,7 @@ from sfad.__main__ import main
 sys.argv[0] = "sfad"
 main()
 """
-"""A daemon with a wall clock of its own, which the test sets."""
+"""`sfad` with a wall clock that the test sets."""
 
 
 def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(start: Start, tmp_path: Path) -> None:
@@ -323,7 +325,7 @@ def test_a_clock_that_is_set_back_and_forth_ends_nothing_and_loses_no_order(star
 def test_a_storm_of_children_and_a_thousand_zombies_of_unknown_parentage(daemon: Daemon) -> None:
     storm = "import os\nfor _ in range(1000):\n    if os.fork() == 0:\n        os.fork()\n        os._exit(0)\n"
     with daemon.client() as client:
-        # what its children leave is the daemon's, and nobody has told it of them
+        # the orphans of its children become children of the daemon, which has not started them
         run = started(client, [sys.executable, "-c", storm + "import time; time.sleep(60)"])
         mother = psutil.Process(daemon.pid)
         wait_until(lambda: len(psutil.Process(run.pid).children()) >= 1000, "a thousand zombies")

@@ -18,7 +18,7 @@ from sfad.host.state_dir import claim_instance, lock_state_dir, take_state_dir
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
 from tests.conftest import Start
-from tests.harness import ALERT, PATIENCE, Daemon, agent, alive, ended, spawn, started, stopped, wait_until
+from tests.harness import IMPATIENT, PATIENCE, Daemon, agent, alive, ended, spawn, started, stopped, wait_until
 
 from .agents import info
 from .test_recovery import ticking
@@ -121,7 +121,7 @@ def test_no_run_starts_while_the_state_directory_is_moved_away(start: Start) -> 
 
 
 def test_the_daemon_notices_a_removed_state_directory_and_does_not_reexecute(start: Start) -> None:
-    daemon = start(program=ALERT)
+    daemon = start(program=IMPATIENT)
     with daemon.client() as client:
         run = ticking(client)
         remove(daemon.state_dir)
@@ -173,7 +173,7 @@ def test_a_socket_that_cannot_be_served_ends_no_run(share: Start, containment: s
 
 
 def test_a_spool_that_was_removed_is_written_again(start: Start) -> None:
-    daemon = start(program=ALERT)
+    daemon = start(program=IMPATIENT)
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
         shutil.rmtree(daemon.state_dir / "spool")
@@ -214,7 +214,7 @@ def test_a_person_sends_nothing_to_an_agent_that_listens_at_the_daemons_socket(s
 
 
 def test_a_socket_that_an_agent_removed_or_replaced_is_created_again(start: Start) -> None:
-    daemon = start(mode="tags", program=ALERT)
+    daemon = start(mode="tags", program=IMPATIENT)
     with daemon.client() as client:
         ended(client, started(client, ["rm", str(daemon.socket)], leaf=True).id)
         said = daemon.sfactl("doctor").stdout

@@ -20,7 +20,7 @@ from sfactl.connection import Client, Unreachable
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
+from tests.harness import IMPATIENT, PATIENCE, Daemon, alive, ended, other_boot, spawn, started, stopped, strays, wait_until
 
 from .agents import RECORDINGS, info, limit, reserve, turns, until_over, watched
 
@@ -36,18 +36,18 @@ MANY = "[quotas]\nspawns_per_hour = 100000\ntrees_per_user = 1000\ntrees = 1000\
 
 
 def ticking(client: Client, **options: object) -> RunInfo:
-    """A run that prints numbers in order until it is stopped."""
+    """Start a run that prints numbers in order until it is stopped."""
     return started(client, ["sh", "-c", TICK], **options)
 
 
 def printed(daemon: Daemon, run: str) -> list[int]:
-    """The numbers that it has printed; a line that is being written is left out."""
+    """Return the numbers that the run has printed, without a line that is being written."""
     text = (daemon.state_dir / "output" / f"{run}.out").read_text()
     return [int(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def spooled(daemon: Daemon) -> list[str]:
-    """Environments that are kept for runs that may be started."""
+    """Return the names of the saved environments of runs that may start."""
     return sorted(path.name for path in (daemon.state_dir / "spool").glob("*.spawn"))
 
 
@@ -84,7 +84,7 @@ def test_unchanged_queued_runs_are_not_written_again(start: Start) -> None:
     daemon.kill()
 
     def remembered() -> int:
-        """Bytes of the spool; what follows is room."""
+        """Return the length of the spool without the zeros at its end, which are room."""
         return len((daemon.state_dir / "spool" / "runs").read_bytes().rstrip(b"\0"))
 
     before = remembered()
@@ -134,7 +134,7 @@ def test_deadlines_are_enforced_that_pass_while_no_daemon_runs_and_afterwards(sh
         first = started(client, ["sleep", "60"], limits=[limit("time", 1)])
         later = started(client, ["sleep", "60"], limits=[limit("time", 3)])
     daemon.kill()
-    time.sleep(1.2)  # the deadline is to pass while nobody is there to see it
+    time.sleep(1.2)  # the deadline passes while no daemon runs
     daemon.restart()
     with daemon.client() as client:
         assert ended(client, first.id).status is Status.TIMEOUT
@@ -174,7 +174,7 @@ os.write(1, b"".join(lines[:told]))
 open(sys.argv[4]).read()
 os.write(1, b"".join(lines[told:last]))
 """
-"""Prints so many lines of a recording, waits for a fifo, and prints the rest but so many."""
+"""Print the first lines of a recording, wait for a fifo, and print the rest without the last lines."""
 
 
 @pytest.mark.parametrize(("containment", "saved"), [("cgroup", True), ("tags", False)], ids=["saved", "not saved"])
@@ -217,7 +217,7 @@ def test_a_run_that_ended_while_no_daemon_ran_is_metered_to_its_end(
 
 
 def _saved(daemon: Daemon, run: str) -> bool:
-    """Whether it has been written where the run's meter is."""
+    """Return whether the position of the run's meter is saved."""
     return f"meter/{run}".encode() in (daemon.state_dir / "spool" / "runs").read_bytes()
 
 
@@ -269,7 +269,7 @@ def test_three_kills_in_the_middle_of_a_burst(start: Start) -> None:
 
 
 def patiently(daemon: Daemon, argv: list[str], **options: object) -> str:
-    """The id of a run that is asked for again, with the same key, whenever the connection is lost before the answer."""
+    """Request a run, again with the same key whenever the connection is lost before the answer. Return its id."""
 
     def asked() -> str | None:
         try:
@@ -447,35 +447,39 @@ def test_a_foreground_client_reconnects_and_gets_the_whole_output_and_the_exit_c
 
 
 def connections(client: Client) -> int:
-    """How many the daemon has."""
+    """Return how many connections the daemon has."""
     return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_run_is_stopped_if_its_foreground_client_does_not_reconnect(daemon: Daemon, keep: bool) -> None:
+def test_a_run_without_a_foreground_client_outlives_the_daemon(daemon: Daemon) -> None:
     with daemon.client() as client:
-        run = ticking(client, tied=not keep)
-    if keep:
-        daemon.kill()
-        daemon.restart()
-        with daemon.client() as client:
-            assert info(client, run.id).status is Status.RUNNING
-            stopped(client, run.id)
-        return
-    with daemon.client() as client:
-        assert ended(client, run.id).status is Status.CANCELLED
-        again = ticking(client, tied=True)
-        daemon.kill()
+        run = ticking(client)
+    daemon.kill()
     daemon.restart()
     with daemon.client() as client:
-        assert info(client, again.id).status is Status.RUNNING
-        done = ended(client, again.id)
-        assert done.reason is not None
-        assert "did not come back" in done.reason.message
+        assert info(client, run.id).status is Status.RUNNING
+        stopped(client, run.id)
+
+
+def test_a_run_is_stopped_if_its_foreground_client_does_not_reconnect(start: Start) -> None:
+    daemon = start(program=IMPATIENT)
+    with daemon.client() as client:
+        gone = ticking(client, tied=True)
+    with daemon.client() as client:
+        assert ended(client, gone.id).status is Status.CANCELLED
+        run = ticking(client, tied=True)
+        daemon.kill()
+    began = time.monotonic()
+    daemon.restart()
+    with daemon.client() as client:
+        done = ended(client, run.id)
+    assert time.monotonic() - began > 1, "the client has a second to connect again"
+    assert done.reason is not None
+    assert "did not come back" in done.reason.message
 
 
 def test_a_recycled_pid_is_never_signalled(share: Start) -> None:
-    """The stranger carries the number of a run's main process, and nothing else of it."""
+    """Another process has the pid of a run's main process, and none of its marks."""
     daemon = share()
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
@@ -495,7 +499,7 @@ def test_a_recycled_pid_is_never_signalled(share: Start) -> None:
 
 
 def process_with_pid(pid: int) -> subprocess.Popen[bytes]:
-    """A process that has exactly this pid."""
+    """Start a process that has exactly this pid."""
     last = Path("/proc/sys/kernel/ns_last_pid")
     for _ in range(200):
         try:
@@ -511,7 +515,7 @@ def process_with_pid(pid: int) -> subprocess.Popen[bytes]:
 
 
 def test_after_a_reboot_everything_is_closed_and_the_queue_goes_on(start: Start) -> None:
-    """The spool is made to be of another boot; what ran is killed as a reboot would."""
+    """The spool is changed to one of another boot, and the processes are killed, as by a reboot."""
     daemon = start(config="[quotas]\ntrees_per_user = 1")
     with daemon.client() as client:
         run = started(client, ["sleep", "300"])
@@ -580,7 +584,7 @@ def test_a_lost_ledger_and_a_damaged_spool_leave_no_money(start: Start) -> None:
     ruin_ledger(daemon)
     (daemon.state_dir / "spool" / "runs").write_bytes(b"rubbish" * 1000)
     daemon.restart()
-    assert strays(daemon.instance) == [], "of which nothing is remembered is ended"
+    assert strays(daemon.instance) == [], "the daemon ends processes of runs that it does not know"
     with daemon.client() as client:
         budget = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).budgets[0]
         assert budget.used_usd == 10
@@ -590,7 +594,7 @@ def test_a_lost_ledger_and_a_damaged_spool_leave_no_money(start: Start) -> None:
 
 
 def test_an_old_spool_does_not_make_an_ended_run_lost(share: Start) -> None:
-    """As after a power cut, or from a copy that was put back."""
+    """A spool can be old after a power cut, or when a copy was put back."""
     daemon = share()
     with daemon.client() as client:
         run = started(client, ["sh", "-c", "sleep 0.3"])

@@ -20,7 +20,7 @@ from .test_recovery import MANY, every, printed, ticking
 def test_reexecution_under_load_loses_neither_a_status_nor_a_line(start: Start) -> None:
     daemon = start(config=MANY)
     with daemon.client() as client:
-        long = [started(client, ["sh", "-c", "i=0; while :; do echo $i; i=$((i+1)); sleep 0.2; done"]) for _ in range(90)]
+        long = [started(client, ["sh", "-c", "i=0; while :; do echo $i; i=$((i+1)); sleep 0.5; done"]) for _ in range(90)]
         coded = [started(client, ["sh", "-c", f"sleep {1 + n / 10}; echo bye; exit {n + 1}"], name=f"c{n}") for n in range(20)]
     pid = daemon.pid
     clients = [daemon.client() for _ in range(20)]
@@ -114,7 +114,7 @@ def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
         ticking(client)
         daemon.reexecute()
         before = daemon.descriptors()
-        for _ in range(5):
+        for _ in range(3):
             daemon.reexecute()
         assert daemon.descriptors() <= before
 

@@ -16,7 +16,7 @@ from sfad.core.ids import run_id, run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import ALERT, Daemon, ended, spawn, started, stopped, wait_until
+from tests.harness import IMPATIENT, Daemon, ended, spawn, started, stopped, wait_until
 
 from .agents import info, limit
 
@@ -119,7 +119,7 @@ def test_a_replaced_output_file_is_not_shown(common: Daemon, attack: Attack) -> 
 
 
 def test_an_output_directory_that_was_removed_is_made_again(start: Start) -> None:
-    daemon = start(program=ALERT)
+    daemon = start(program=IMPATIENT)
     output = daemon.state_dir / "output"
     with daemon.client() as client:
         live = started(client, ["sh", "-c", "echo secret; exec sleep 60"])
@@ -186,7 +186,7 @@ def test_a_ledger_that_was_removed_is_put_back(start: Start, attack: Attack) -> 
 
 
 def test_an_idle_daemon_puts_its_files_back(start: Start) -> None:
-    daemon = start(program=ALERT)
+    daemon = start(program=IMPATIENT)
     with daemon.client() as client:
         over = ended(client, started(client, ["sh", "-c", "exit 7"]).id)
         live = started(client, ["sleep", "60"])

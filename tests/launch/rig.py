@@ -26,6 +26,7 @@ from sfad.launch.launcher import CgroupImpossible, LaunchSpec, Remains
 from sfad.launch.local_launcher import LocalLauncher
 from sfad.launch.sweep import sweep
 from sfad.launch.trampoline import executable
+from tests.template import close_template
 
 PATIENCE = 60.0
 """Seconds within which anything must have happened, on a machine that is shared."""
@@ -35,13 +36,14 @@ E = TypeVar("E", bound=Event)
 
 def skip(reason: str) -> NoReturn:
     """Skip the test."""
-    import pytest  # a third of what a start of `tests.launch.first` costs, and that skips nothing
+    import pytest  # a third of what a start of `tests.launch.earlier_daemon` costs, and that skips nothing
 
     pytest.skip(reason)
 
 
 def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "") -> LocalLauncher:
     """Return a launcher with that containment; skip the test where there is none."""
+    close_template()  # a launcher looks after every child of its process
     start = {"elf": executable.best, "python": executable.python}[program]
     name = instance or secrets.token_hex(6)
     if kind == "tags":  # not by `choose_launcher`, which stays in the cgroups of an earlier daemon

@@ -27,7 +27,7 @@ from sfad.launch.sweep import sweep
 from sfad.launch.trampoline.executable import is_one
 from tests.harness import wait_until
 from tests.launch import programs
-from tests.launch.first import Plan, daemon, dead
+from tests.launch.earlier_daemon import Plan, daemon, dead
 from tests.launch.rig import PATIENCE, Rig, rigged, until
 
 TICK = "trap 'exit 7' TERM; while :; do printf . >> \"$0\"; sleep 0.02; done"
@@ -88,7 +88,7 @@ async def test_the_signal_that_ended_an_adopted_run_is_known(containment: str, i
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         rig.launcher._mains._reap(rig.launched("a1"), rig.main("a1"))  # a call may be spurious
-        assert rig.main("a1").ended is None
+        assert rig.main("a1").exit_seen is None
         rig.launcher.signal_main("a1", signal.SIGUSR1)
         exited = await rig.wait(MainExited, "a1")
         assert (exited.code, exited.signal, exited.empty) == (None, signal.SIGUSR1 if tells_exits() else None, True)

@@ -199,5 +199,5 @@ def test_a_sweep_disables_the_controllers_of_a_dead_daemon(monkeypatch: pytest.M
         assert os.path.exists(f"{parent}/supervisor")  # because this process is in it
     finally:
         cgroupfs.remove_tree(launcher.detail)
-        controllers.undo(parent, settle=True)
+        controllers.undo(parent, move_back=True)
     assert not os.path.exists(f"{parent}/supervisor")

@@ -16,7 +16,7 @@ from sfad.launch.contain.cgroup import cgroupfs
 from sfad.launch.contain.cgroup.location import locate
 from sfad.launch.launcher import CgroupImpossible
 from sfad.launch.sweep import SweepReport, sweep
-from tests.launch.first import dead
+from tests.launch.earlier_daemon import dead
 from tests.launch.rig import PATIENCE
 from tests.leaks import no_leaks
 

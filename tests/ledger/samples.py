@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from sfad.core.ids import run_id
-from sfad.ledger import Ledger, RunExtra
+from sfad.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.ledger.database import open_reader
 from sfad.ledger.rows import EVENT_COLUMNS, event_of
 from sfad.protocol.types import Action, Event, LimitKind, LimitState, RunInfo, Status, Usage
@@ -59,33 +59,45 @@ def run(number: int = 1, **changes: Any) -> RunInfo:
     return msgspec.structs.replace(_BASE, **{"id": own, "root_id": own, **changes})
 
 
-def events(ledger: Ledger, since: int = 0) -> list[Event]:
+def events(ledger: Ledger | OpenedLedger, since: int = 0) -> list[Event]:
     """The events in the file that are numbered above `since`, in order."""
     sql = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq > ? ORDER BY seq"  # noqa: S608
-    with closing(open_reader(ledger.directory)) as connection:
+    with closing(open_reader(ledger.file.directory)) as connection:
         return [event_of(row) for row in connection.execute(sql, (since,))]
 
 
 class Answers:
-    """The callbacks of a ledger, and a way to wait for them."""
+    """What a ledger has told, and a way to wait for it."""
 
     def __init__(self) -> None:
-        self.committed: list[str] = []
+        self.admitted: list[str] = []
         self.failed: list[tuple[str, str]] = []
-        self.trouble: list[tuple[str | None, int]] = []
+        self.ended: list[str] = []
+        self.troubles: list[tuple[str | None, int]] = []
+        self.notes: list[str] = []
+        self.checkpoints = 0
         self._changed = trio.Event()
 
-    def on_committed(self, ids: list[str]) -> None:
-        self.committed += ids
+    def committed(self, runs: list[str]) -> None:
+        self.admitted += runs
         self._wake()
 
-    def on_failed(self, ids: list[str], error: str) -> None:
-        self.failed += [(one, error) for one in ids]
+    def commit_failed(self, runs: list[str], error: str) -> None:
+        self.failed += [(one, error) for one in runs]
         self._wake()
 
-    def on_trouble(self, error: str | None, lost: int) -> None:
-        self.trouble.append((error, lost))
+    def recorded(self, runs: list[str]) -> None:
+        self.ended += runs
+
+    def trouble(self, error: str | None, lost: int) -> None:
+        self.troubles.append((error, lost))
         self._wake()
+
+    def put_back(self, note: str) -> None:
+        self.notes.append(note)
+
+    def checkpointed(self) -> None:
+        self.checkpoints += 1
 
     def _wake(self) -> None:
         self._changed.set()
@@ -101,9 +113,8 @@ class Answers:
 @contextmanager
 def started(directory: Path, answers: Answers | None = None, **options: Any) -> Iterator[Ledger]:
     """A ledger that takes writes."""
-    answers = answers or Answers()
-    ledger = Ledger(directory, **options)
-    ledger.start(on_committed=answers.on_committed, on_failed=answers.on_failed, on_trouble=answers.on_trouble)
+    ledger = Ledger(OpenedLedger(directory, **options))
+    ledger.report_to(answers or Answers())
     try:
         yield ledger
     finally:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, back_up, backup
+from sfad.ledger import LedgerError, OpenedLedger, back_up, backup
 from sfad.ledger.backup import BACKUP, DamagedCopy
 from sfad.protocol.types import Event, Status
 
@@ -22,7 +22,7 @@ from .samples import PLAIN, WHEN, run, started
 
 
 def filled(directory: Path, count: int = 1000) -> None:
-    ledger = Ledger(directory)
+    ledger = OpenedLedger(directory)
     ledger.upsert([(run(number, status=Status.COMPLETED), PLAIN) for number in range(1, count + 1)])
     ledger.close()
 
@@ -51,7 +51,7 @@ def test_a_copy_without_a_daemon(state: Path, tmp_path: Path) -> None:
         back_up(state, tmp_path / "copy.db", replace=False)
     (tmp_path / "new").mkdir()
     made.path.rename(tmp_path / "new" / "ledger.db")
-    again = Ledger(tmp_path / "new")
+    again = OpenedLedger(tmp_path / "new")
     assert (again.next_number, again.notes, again.is_new) == (1001, [], False)
     again.close()
 
@@ -68,7 +68,7 @@ async def test_a_copy_shows_one_moment_and_ends_while_others_write(state: Path, 
 
     with started(state) as ledger:
         await trio.to_thread.run_sync(lambda: back_up(state, tmp_path / "copy.db", replace=False, between=write))
-        pages = ledger.size_bytes // 4096
+        pages = ledger.records.size_bytes // 4096
     assert pages / 64 <= steps <= pages / 64 + 5
     with closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
         assert copy.execute("SELECT count(*), max(number) FROM runs").fetchone() == (1000, 1000)
@@ -127,7 +127,7 @@ def test_a_disk_without_room_is_not_filled(state: Path, tiny: Path, monkeypatch:
     with pytest.raises(LedgerError, match=r"needs .* MiB in .*tiny; only .* are free"):
         back_up(state, tiny / "copy.db", replace=True)
     # another process takes the room during the copy
-    monkeypatch.setattr(backup, "ROOM", -(1 << 40))
+    monkeypatch.setattr(backup, "LEFT_FREE", -(1 << 40))
     for replace in (True, False):
         with pytest.raises((sqlite3.OperationalError, OSError), match=r"full|No space"):
             back_up(state, tiny / "copy.db", replace=replace)
@@ -137,8 +137,8 @@ def test_a_disk_without_room_is_not_filled(state: Path, tiny: Path, monkeypatch:
 def test_the_newest_backup_is_found_by_its_file(state: Path) -> None:
     (state / "backup").mkdir()
     made = back_up(state, state / BACKUP, replace=True)
-    ledger = Ledger(state)
-    assert ledger.backup == made
+    ledger = OpenedLedger(state)
+    assert ledger.file.backup == made
     ledger.close()
 
 
@@ -146,8 +146,8 @@ def test_the_backup_of_a_lost_ledger_is_kept_and_its_numbers_are_not_given_again
     (state / "backup").mkdir()
     made = back_up(state, state / BACKUP, replace=True)
     (state / "ledger.db").write_bytes(b"garbage" * 1000)
-    ledger = Ledger(state, floor_number=7)
-    assert (ledger.is_new, ledger.backup, ledger.next_number, len(ledger.notes)) == (True, None, 1001, 2)
+    ledger = OpenedLedger(state, floor_number=7)
+    assert (ledger.is_new, ledger.file.backup, ledger.next_number, len(ledger.notes)) == (True, None, 1001, 2)
     ledger.close()
     [kept] = (state / "backup").iterdir()
     assert kept.stat().st_size == made.size_bytes

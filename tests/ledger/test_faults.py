@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, LedgerTooNew, opening, writer
+from sfad.ledger import Ledger, LedgerError, LedgerTooNew, OpenedLedger, opening, writer
 from sfad.ledger.reader import Page
 from sfad.ledger.rows import Op
 from sfad.ledger.writer import Backlog
@@ -54,18 +54,18 @@ async def test_a_full_disk_fails_admissions_and_keeps_ends(tiny_disk: Path) -> N
             number += 1
             ledger.admit(run(number, argv=["x" * 5000]), PLAIN)
             await ledger.flush()
-        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         ledger.event(Event(type="run_completed", time=WHEN, message="y" * 5000))
         assert not await ledger.flush()
-        assert ("full" in answers.failed[0][1], answers.trouble[0][0], ledger.held) == (True, answers.failed[0][1], 2)
-        end = ledger.get("a1")
+        assert ("full" in answers.failed[0][1], answers.troubles[0][0], ledger.backlog) == (True, answers.failed[0][1], 2)
+        end = ledger.records.get("a1")
         assert end is not None
         assert end.status is Status.COMPLETED
         ballast.unlink()
         # without further admissions, the back-off alone brings them to the disk
-        await answers.until(lambda: answers.trouble[-1] == (None, 0))
-        assert (ledger.held, ledger.trouble) == (0, None)
-        committed = len(answers.committed)
+        await answers.until(lambda: answers.troubles[-1] == (None, 0))
+        assert (ledger.backlog, ledger.trouble) == (0, None)
+        committed = len(answers.admitted)
     assert (count(tiny_disk, "runs"), count(tiny_disk, "events")) == (committed, 1)
     assert count(tiny_disk, "runs WHERE status = 'completed'") == 1
 
@@ -81,7 +81,7 @@ async def test_a_failed_admission_is_never_written_later(tmp_path: Path) -> None
     with started(tmp_path, answers, busy_timeout=0.01) as ledger:
         with locked(tmp_path):
             ledger.admit(run(1, labels={"k": "v"}), PLAIN)
-            ledger.save(run(1, status=Status.FAILED), PLAIN)
+            ledger.record(run(1, status=Status.FAILED), PLAIN)
             ledger.refuse(run(2, status=Status.REJECTED_RATE), PLAIN)
             ledger.count_refusal("a2")
             assert not await ledger.flush()
@@ -89,15 +89,15 @@ async def test_a_failed_admission_is_never_written_later(tmp_path: Path) -> None
         assert "locked" in answers.failed[0][1]
         ledger.admit(run(3), PLAIN)
         assert await ledger.flush()
-        await answers.until(lambda: answers.committed == ["a3"])
-        assert answers.trouble == [(answers.failed[0][1], 0), (None, 0)]
+        await answers.until(lambda: answers.admitted == ["a3"])
+        assert answers.troubles == [(answers.failed[0][1], 0), (None, 0)]
     assert count(tmp_path, "runs WHERE id = 'a1'") == 0
     assert count(tmp_path, "labels") == 0
     assert count(tmp_path, "runs WHERE refusals_counted = 1") == 1
 
 
 async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "MAX_HELD", 10)
+    monkeypatch.setattr(writer, "MAX_BACKLOG", 10)
     answers = Answers()
     with started(tmp_path, answers, busy_timeout=0.0) as ledger:
         ledger.admit(run(1), PLAIN)
@@ -105,12 +105,12 @@ async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: P
         with locked(tmp_path):
             for _ in range(25):
                 ledger.event(Event(type="run_progress", time=WHEN))
-                ledger.save(run(1, status=Status.RUNNING), PLAIN)
+                ledger.record(run(1, status=Status.RUNNING), PLAIN)
                 await ledger.flush()
-            ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+            ledger.record(run(1, status=Status.COMPLETED), PLAIN)
             assert not await ledger.flush()
-        await answers.until(lambda: ledger.held == 0)
-        assert sum(lost for _, lost in answers.trouble) == 15
+        await answers.until(lambda: ledger.backlog == 0)
+        assert sum(lost for _, lost in answers.troubles) == 15
         assert [event.seq for event in events(ledger)] == list(range(16, 26))
     assert count(tmp_path, "runs WHERE status = 'completed'") == 1
 
@@ -120,14 +120,14 @@ async def test_held_operations_share_a_try(tmp_path: Path, monkeypatch: pytest.M
     answers = Answers()
     tries: list[str] = []
     with started(tmp_path, answers, busy_timeout=0.0) as ledger:
-        ledger._connection.set_trace_callback(tries.append)
+        ledger._writer._transactions.connection.set_trace_callback(tries.append)
         with locked(tmp_path):
             ledger.event(Event(type="x", time=WHEN))
-            await answers.until(lambda: bool(answers.trouble))
+            await answers.until(lambda: bool(answers.troubles))
             for _ in range(100):
                 ledger.event(Event(type="x", time=WHEN))
         ledger.admit(run(1), PLAIN)
-        await answers.until(lambda: bool(answers.committed))
+        await answers.until(lambda: bool(answers.admitted))
         assert len(events(ledger)) == 101
     assert tries.count("BEGIN IMMEDIATE") == 2
 
@@ -145,11 +145,11 @@ async def test_flush_now_writes_what_was_queued(tmp_path: Path) -> None:
             other.execute("ROLLBACK")
 
 
-def test_only_the_newest_save_of_a_run_is_held() -> None:
-    held = Backlog()
-    old, new, event = Op("save", "a1", (1, "old")), Op("save", "a1", (1, "new")), Op("event", None, (1,))
-    assert held.hold([old, event, new]) == []
-    assert (len(held), held.take(), len(held)) == (2, [event, new], 0)
+def test_only_the_newest_state_of_a_run_waits() -> None:
+    backlog = Backlog()
+    old, new, event = Op("state", "a1", (1, "old")), Op("state", "a1", (1, "new")), Op("event", None, (1,))
+    assert backlog.add([old, event, new]) == []
+    assert (len(backlog), backlog.take(), len(backlog)) == (2, [event, new], 0)
 
 
 class locked:  # noqa: N801 — reads as the fact it makes
@@ -181,11 +181,11 @@ async def main():
             number += 1
             ledger.admit(run(number, argv=["x" * 5000]), PLAIN)
             await ledger.flush()
-        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         await ledger.flush()
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        await answers.until(lambda: ledger.held == 0)
-        print(len(answers.committed), answers.failed[0][0] not in answers.committed, ledger.get("a1").status)
+        await answers.until(lambda: ledger.backlog == 0)
+        print(len(answers.admitted), answers.failed[0][0] not in answers.admitted, ledger.records.get("a1").status)
 
 trio.run(main)
 """
@@ -233,7 +233,7 @@ from pathlib import Path
 from tests.ledger.samples import PLAIN, Answers, run, started
 
 class Loud(Answers):
-    def on_committed(self, ids):
+    def committed(self, ids):
         os.write(1, "".join(f"{one}\\n" for one in ids).encode())
 
 async def main():
@@ -259,7 +259,7 @@ def test_sigkill_loses_nothing_that_was_reported(tmp_path: Path) -> None:
     reported += [line.strip() for line in child.stdout if line.endswith("\n")]
     child.stdout.close()
     child.wait()
-    ledger = Ledger(tmp_path)
+    ledger = OpenedLedger(tmp_path)
     assert ledger.notes == []
     assert {info.id for info in ledger.left} >= set(reported)
     ledger.close()
@@ -274,13 +274,13 @@ async def test_a_corrupt_file_is_set_aside_and_numbers_go_on(tmp_path: Path, dam
     file = tmp_path / "ledger.db"
     broken = damage or file.read_bytes()[:4096] + os.urandom(file.stat().st_size - 4096)
     file.write_bytes(broken)
-    ledger = Ledger(tmp_path, floor_number=199)
-    [note] = ledger.notes
+    opened = OpenedLedger(tmp_path, floor_number=199)
+    [note] = opened.notes
     [aside] = set_aside(tmp_path)
     assert aside.name in note
     assert aside.read_bytes() == broken
-    assert (ledger.next_number, ledger.left, file.stat().st_mode & 0o777) == (200, [], 0o600)
-    ledger.close()
+    assert (opened.next_number, opened.left, file.stat().st_mode & 0o777) == (200, [], 0o600)
+    opened.close()
 
 
 async def test_damage_that_only_a_full_check_finds_is_found_after_an_unclean_end(tmp_path: Path) -> None:
@@ -295,9 +295,9 @@ async def test_damage_that_only_a_full_check_finds_is_found_after_an_unclean_end
     content[(page - 1) * size : page * size] = b"\xff" * size
     (tmp_path / "ledger.db").write_bytes(content)
     (tmp_path / "ledger.db-wal").touch()
-    ledger = Ledger(tmp_path)
-    assert len(ledger.notes) == 1
-    ledger.close()
+    opened = OpenedLedger(tmp_path)
+    assert len(opened.notes) == 1
+    opened.close()
 
 
 async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next_start(
@@ -316,15 +316,15 @@ async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next
         await answers.until(lambda: bool(answers.failed))
         assert "restart sfad: it sets the damaged ledger aside" in answers.failed[0][1]
         assert set_aside(tmp_path) == []
-    ledger = Ledger(tmp_path, floor_number=1)
+    opened = OpenedLedger(tmp_path, floor_number=1)
     assert len(set_aside(tmp_path)) == 1
-    ledger.close()
+    opened.close()
 
 
 def test_two_corrupt_files_of_the_same_second_are_both_kept(tmp_path: Path) -> None:
     for content in ("one" * 500, "two" * 500):
         (tmp_path / "ledger.db").write_text(content)
-        Ledger(tmp_path).close()
+        OpenedLedger(tmp_path).close()
     assert len(set_aside(tmp_path)) == 2
 
 
@@ -333,12 +333,12 @@ def set_aside(directory: Path) -> list[Path]:
 
 
 def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
-    Ledger(tmp_path).close()
+    OpenedLedger(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.execute("PRAGMA user_version = 99")
     before = (tmp_path / "ledger.db").read_bytes()
     with pytest.raises(LedgerTooNew, match=r"ledger\.db cannot be opened: its schema is version 99, .* up to \d+"):
-        Ledger(tmp_path)
+        OpenedLedger(tmp_path)
     assert (tmp_path / "ledger.db").read_bytes() == before
 
 
@@ -346,7 +346,7 @@ def test_another_program_s_database_is_set_aside(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         other.execute("CREATE TABLE theirs (x)")
     before = (tmp_path / "ledger.db").read_bytes()
-    ledger = Ledger(tmp_path)
+    ledger = OpenedLedger(tmp_path)
     ledger.close()
     assert "it is a database of another program" in ledger.notes[0]
     assert [kept.read_bytes() for kept in set_aside(tmp_path)] == [before]
@@ -355,49 +355,49 @@ def test_another_program_s_database_is_set_aside(tmp_path: Path) -> None:
 def test_an_impossible_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LedgerError, match="cannot be opened"):
-        Ledger(tmp_path / "file" / "below")
+        OpenedLedger(tmp_path / "file" / "below")
 
 
 def test_a_ledger_locked_from_outside_is_not_taken_for_corrupt(tmp_path: Path) -> None:
-    Ledger(tmp_path).close()
+    OpenedLedger(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(LedgerError, match="locked"):
-            Ledger(tmp_path, patience=0.05)
+            OpenedLedger(tmp_path, lock_wait=0.05)
     assert list(tmp_path.glob("*corrupt*")) == []
 
 
 HOLDER = """
-import sqlite3, sys, time
+import sqlite3, sys
 other = sqlite3.connect(sys.argv[1], isolation_level=None)
 other.execute("BEGIN IMMEDIATE")
 print("held", flush=True)
-time.sleep(float(sys.argv[2]))
+sys.stdin.read()
 other.rollback()
 """
 
 
-async def test_a_lock_held_for_ten_seconds_costs_admissions_only(tmp_path: Path) -> None:
+async def test_a_lock_held_by_another_process_costs_admissions_only(tmp_path: Path) -> None:
     answers = Answers()
-    with started(tmp_path, answers, busy_timeout=2.0) as ledger:
+    with started(tmp_path, answers, busy_timeout=0.5) as ledger:
         ledger.admit(run(1), PLAIN)
         assert await ledger.flush()
-        holder = await trio.to_thread.run_sync(_hold, tmp_path / "ledger.db", 10)
+        holder = await trio.to_thread.run_sync(_hold, tmp_path / "ledger.db")
         longest = await _work_against_a_lock(ledger, answers)
-        await trio.to_thread.run_sync(holder.wait)
+        await trio.to_thread.run_sync(holder.communicate)
         with trio.fail_after(60):
-            while ledger.held or ledger.trouble:  # noqa: ASYNC110
+            while ledger.backlog or ledger.trouble:  # noqa: ASYNC110
                 await trio.sleep(0.05)
         # neither queueing nor reading has waited for the lock
         assert longest < 0.5
-        assert answers.committed == ["a1"]
+        assert answers.admitted == ["a1"]
         assert {one for one, _ in answers.failed} == {"a2"}
-        assert [error for error, _ in answers.trouble] == [
+        assert [error for error, _ in answers.troubles] == [
             "database is locked; end what else holds the ledger open, or wait for it",
             None,
         ]
-        assert sum(lost for _, lost in answers.trouble) == 0
+        assert sum(lost for _, lost in answers.troubles) == 0
         assert [event.seq for event in events(ledger)] == [1, 2, 3, 4, 5, 6, 7, 8]
         ledger.admit(run(3), PLAIN)
         assert await ledger.flush()
@@ -405,9 +405,9 @@ async def test_a_lock_held_for_ten_seconds_costs_admissions_only(tmp_path: Path)
     assert count(tmp_path, "runs WHERE id = 'a2'") == 0
 
 
-def _hold(path: Path, seconds: float) -> subprocess.Popen[str]:
-    """Another process, which has the write lock when this returns."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, path, str(seconds)], stdout=subprocess.PIPE, text=True)
+def _hold(path: Path) -> subprocess.Popen[str]:
+    """Start a process that has the write lock until the end of its stdin."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     with holder.stdout:
         assert holder.stdout.readline() == "held\n"
@@ -421,12 +421,12 @@ async def _work_against_a_lock(ledger: Ledger, answers: Answers) -> float:
     for _ in range(8):
         begun = time.monotonic()
         ledger.event(Event(type="run_progress", time=WHEN))
-        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
-        assert ledger.get("a1") == run(1, status=Status.COMPLETED)
-        assert [info.id for info in ledger.select(Page(List(id=1))).runs] == ["a1"]
+        ledger.record(run(1, status=Status.COMPLETED), PLAIN)
+        assert ledger.records.get("a1") == run(1, status=Status.COMPLETED)
+        assert [info.id for info in ledger.records.select(Page(List(id=1))).runs] == ["a1"]
         events(ledger)
         longest = max(longest, time.monotonic() - begun)
-        await trio.sleep(1)
+        await trio.sleep(0.25)
     assert answers.failed
     return longest
 
@@ -438,13 +438,13 @@ async def test_a_clock_that_is_set_back_and_forth_changes_no_order(tmp_path: Pat
             at = WHEN + timedelta(hours=shift)
             ledger.admit(run(number, created_at=at), PLAIN)
             ledger.event(Event(type="run_accepted", time=at, run_id=run(number).id))
-            ledger.save(run(number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)), PLAIN)
+            ledger.record(run(number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)), PLAIN)
         assert await ledger.flush()
         expected = [run(number).id for number in range(1, 7)]
-        assert [info.id for info in ledger.select(Page(List(id=1))).runs] == expected
-        assert [info.id for info in ledger.select(Page(List(id=1, rows=2))).runs] == expected[-2:]
+        assert [info.id for info in ledger.records.select(Page(List(id=1))).runs] == expected
+        assert [info.id for info in ledger.records.select(Page(List(id=1, rows=2))).runs] == expected[-2:]
         assert [event.run_id for event in events(ledger)] == expected
         assert [event.seq for event in events(ledger, 3)] == [4, 5, 6]
-    again = Ledger(tmp_path)
+    again = OpenedLedger(tmp_path)
     assert (again.next_number, [event.run_id for event in events(again)]) == (7, expected)
     again.close()

@@ -12,7 +12,7 @@ from time import monotonic
 import pytest
 import trio
 
-from sfad.ledger import Ledger, inbox
+from sfad.ledger import Ledger, OpenedLedger, inbox
 from sfad.ledger.inbox import Inbox
 from sfad.protocol.types import Event, Status
 
@@ -30,9 +30,9 @@ def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def transactions(ledger: Ledger) -> Iterator[list[str]]:
     seen: list[str] = []
-    ledger._connection.set_trace_callback(lambda sql: seen.append(sql) if sql == "COMMIT" else None)
+    ledger._writer._transactions.connection.set_trace_callback(lambda sql: seen.append(sql) if sql == "COMMIT" else None)
     yield seen
-    ledger._connection.set_trace_callback(None)
+    ledger._writer._transactions.connection.set_trace_callback(None)
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -45,7 +45,7 @@ async def until(true: Callable[[], bool]) -> None:
 def begin(ledger: Ledger, number: int) -> None:
     """The writes that follow an admission while the run lives."""
     ledger.event(Event(type="run_accepted", time=WHEN, run_id=run(number).id))
-    ledger.save(run(number, status=Status.RUNNING), PLAIN)
+    ledger.record(run(number, status=Status.RUNNING), PLAIN)
     ledger.event(Event(type="run_started", time=WHEN, run_id=run(number).id))
 
 
@@ -55,10 +55,10 @@ async def test_short_runs_in_sequence_take_two_transactions_each(tmp_path: Path)
     with started(tmp_path, answers) as ledger, transactions(ledger) as seen:
         for number in range(1, 11):
             ledger.admit(run(number), PLAIN)
-            await answers.until(lambda n=number: len(answers.committed) == n)  # type: ignore[misc]
+            await answers.until(lambda n=number: len(answers.admitted) == n)  # type: ignore[misc]
             begin(ledger, number)
-            ledger.save(run(number, status=Status.COMPLETED), PLAIN)
-            await until(lambda: not ledger._unwritten)
+            ledger.record(run(number, status=Status.COMPLETED), PLAIN)
+            await until(lambda: not ledger.records._unwritten)
             ledger.event(Event(type="run_completed", time=WHEN, run_id=run(number).id))
         assert len(seen) == 20
         assert len(events(ledger)) == 29
@@ -72,9 +72,9 @@ async def test_an_end_is_in_the_file_at_once(tmp_path: Path) -> None:
     answers = Answers()
     with started(tmp_path, answers) as ledger:
         ledger.admit(run(1), PLAIN)
-        await answers.until(lambda: bool(answers.committed))
+        await answers.until(lambda: bool(answers.admitted))
         begin(ledger, 1)
-        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
             await until(lambda: other.execute("SELECT status FROM runs").fetchall() == [("completed",)])
 
@@ -83,7 +83,7 @@ async def test_lingering_items_are_written_without_an_urgent_one(tmp_path: Path)
     with started(tmp_path) as ledger:
         for number in range(1, 4):
             ledger.refuse(run(number, status=Status.REJECTED_RATE), PLAIN)
-            await until(lambda: not ledger._unwritten)
+            await until(lambda: not ledger.records._unwritten)
             await trio.sleep(3 * inbox.LINGER)  # the thread is asleep again
 
 
@@ -103,7 +103,7 @@ async def test_closing_does_not_linger(tmp_path: Path) -> None:
         await ledger.flush()
         begin(ledger, 1)
         assert ledger.close() == 0
-    again = Ledger(tmp_path)
+    again = OpenedLedger(tmp_path)
     assert ([info.status for info in again.left], len(events(again))) == ([Status.RUNNING], 2)
     again.close()
     assert monotonic() - begun < LONG / 2

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sfad.core.ids import run_id
 from sfad.host.probe import current_boot
-from sfad.ledger import Ledger, RunExtra, writer
+from sfad.ledger import Ledger, OpenedLedger, RunExtra, transactions
 from sfad.ledger.reader import Page
 from sfad.ledger.rows import RUN_COLUMNS, event_of, event_op, insert_op, run_extra, run_info
 from sfad.protocol.messages import List
@@ -117,11 +117,11 @@ async def test_an_admission_is_in_the_file_when_it_is_reported(tmp_path: Path) -
     answers = Answers()
     with started(tmp_path, answers) as ledger:
         ledger.admit(run(1), PLAIN)
-        assert answers.committed == []
-        await answers.until(lambda: bool(answers.committed))
+        assert answers.admitted == []
+        await answers.until(lambda: bool(answers.admitted))
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
             assert other.execute("SELECT id, status FROM runs").fetchall() == [("a1", "accepted")]
-        assert ledger.get("a1") == run(1)
+        assert ledger.records.get("a1") == run(1)
     assert answers.failed == []
 
 
@@ -133,10 +133,10 @@ async def test_charges_of_a_period_add_up_across_restarts(tmp_path: Path) -> Non
         ledger.charge("team", "ann", today, 4.0)
         assert await ledger.flush()
     with started(tmp_path) as ledger:
-        assert (ledger.charged("user", "ann", today), ledger.charged("user", "ann", tomorrow)) == (0.625, 0.0)
+        assert (ledger.records.charged("user", "ann", today), ledger.records.charged("user", "ann", tomorrow)) == (0.625, 0.0)
         ledger.charge("user", "ann", tomorrow, 1.0)
         assert await ledger.flush()
-        assert (ledger.charged("user", "ann", today), ledger.charged("user", "ann", tomorrow)) == (0.625, 1.0)
+        assert (ledger.records.charged("user", "ann", today), ledger.records.charged("user", "ann", tomorrow)) == (0.625, 1.0)
 
 
 async def test_a_run_s_life(tmp_path: Path) -> None:
@@ -144,17 +144,17 @@ async def test_a_run_s_life(tmp_path: Path) -> None:
     extra = RunExtra(uid=1000, pid_started=5, result_head=b"x" * 3000)
     with started(tmp_path) as ledger:
         ledger.admit(run(1), PLAIN)
-        ledger.save(run(1, status=Status.RUNNING, pid=77, started_at=WHEN), extra)
-        ledger.save(ended, extra)
+        ledger.record(run(1, status=Status.RUNNING, pid=77, started_at=WHEN), extra)
+        ledger.record(ended, extra)
         assert await ledger.flush()
-        assert ledger.get("a1") == ended
-    again = Ledger(tmp_path)
-    assert again.get("a1") == ended
-    kept = again.details("a1")
+        assert ledger.records.get("a1") == ended
+    again = OpenedLedger(tmp_path)
+    assert again.records.get("a1") == ended
+    kept = again.records.details("a1")
     assert kept is not None
     assert kept.result_head == b"x" * 1024
     assert kept.boot_id == current_boot()
-    assert (again.get("a2"), again.details("a2"), again.next_number) == (None, None, 2)
+    assert (again.records.get("a2"), again.records.details("a2"), again.next_number) == (None, None, 2)
     again.close()
 
 
@@ -162,22 +162,22 @@ async def test_reads_see_queued_writes(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         ledger.admit(run(1), PLAIN)
         await ledger.flush()
-        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         ledger.refuse(run(2, status=Status.REJECTED_DEPTH, parent_id="a1", root_id="a1", labels={"k": "v"}), PLAIN)
-        assert ledger.get("a1") == run(1, status=Status.COMPLETED)
-        assert [info.status for info in ledger.select(Page(List(id=1))).runs] == ["completed", "rejected_depth"]
-        assert [info.id for info in ledger.select(Page(List(id=1, labels={"k": "v"}), within="a1")).runs] == ["a2"]
-        assert (ledger.chain("a2"), ledger.find("a")) == (["a1", "a2"], ["a1", "a2"])
-        before = ledger.select(Page(List(id=1))).runs
+        assert ledger.records.get("a1") == run(1, status=Status.COMPLETED)
+        assert [info.status for info in ledger.records.select(Page(List(id=1))).runs] == ["completed", "rejected_depth"]
+        assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"k": "v"}), within="a1")).runs] == ["a2"]
+        assert (ledger.records.lineage("a2"), ledger.records.find("a")) == (["a1", "a2"], ["a1", "a2"])
+        before = ledger.records.select(Page(List(id=1))).runs
         await ledger.flush()
-        assert ledger.select(Page(List(id=1))).runs == before
+        assert ledger.records.select(Page(List(id=1))).runs == before
 
 
 async def test_a_save_creates_nothing(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
-        ledger.save(run(9, status=Status.FAILED), PLAIN)
+        ledger.record(run(9, status=Status.FAILED), PLAIN)
         assert await ledger.flush()
-        assert ledger.get("a9") is None
+        assert ledger.records.get("a9") is None
 
 
 async def test_refusals_are_counted(tmp_path: Path) -> None:
@@ -213,13 +213,14 @@ async def test_an_event_without_a_time_is_a_bug_and_takes_no_number(tmp_path: Pa
         assert ledger.event(Event(type="x", time=WHEN)).seq == 1
 
 
-async def test_upserts_are_for_the_time_before_start_and_writes_for_after(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    with pytest.raises(RuntimeError):
-        ledger.admit(run(1), PLAIN)
+async def test_what_became_of_writes_waits_for_a_listener(tmp_path: Path) -> None:
+    answers = Answers()
+    ledger = Ledger(OpenedLedger(tmp_path))
+    ledger.admit(run(1), PLAIN)
+    await ledger.flush()
+    ledger.report_to(answers)
+    assert answers.admitted == ["a1"]
     ledger.close()
-    with started(tmp_path) as ledger, pytest.raises(RuntimeError):
-        ledger.upsert([])
 
 
 async def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
@@ -245,15 +246,15 @@ async def test_a_burst_shares_transactions_and_answers_each_client_once(tmp_path
     with started(tmp_path, answers) as ledger:
         for number in range(1, 3001):
             ledger.admit(run(number, labels={"n": str(number)}), PLAIN)
-            ledger.save(run(number, status=Status.RUNNING), PLAIN)
+            ledger.record(run(number, status=Status.RUNNING), PLAIN)
             ledger.event(Event(type="run_started", time=WHEN))
-            ledger.save(run(number, status=Status.COMPLETED), PLAIN)
+            ledger.record(run(number, status=Status.COMPLETED), PLAIN)
         assert await ledger.flush()
-        await answers.until(lambda: len(answers.committed) == 3000)
-        assert answers.committed == ids
-        assert [info.status for info in ledger.select(Page(List(id=1, rows=5000))).runs] == ["completed"] * 3000
+        await answers.until(lambda: len(answers.admitted) == 3000)
+        assert answers.admitted == ids
+        assert [info.status for info in ledger.records.select(Page(List(id=1, rows=5000))).runs] == ["completed"] * 3000
         assert len(events(ledger)) == 3000
-        assert [info.id for info in ledger.select(Page(List(id=1, labels={"n": "7"}))).runs] == ["a7"]
+        assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"n": "7"}))).runs] == ["a7"]
 
 
 async def test_a_long_burst_does_not_let_the_log_grow_without_bound(tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ async def test_a_long_burst_does_not_let_the_log_grow_without_bound(tmp_path: Pa
             await ledger.flush()
         # 20 000 rows make some 60 MB of log
         assert (tmp_path / "ledger.db-wal").stat().st_size < 40_000_000
-        assert ledger.size_bytes > 5_000_000
+        assert ledger.records.size_bytes > 5_000_000
 
 
 async def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ async def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
             ledger.admit(run(number), PLAIN)
         assert ledger.close() == 0
         assert not (tmp_path / "ledger.db-wal").exists()
-    again = Ledger(tmp_path)
+    again = OpenedLedger(tmp_path)
     assert again.next_number == 501
     again.close()
 
@@ -284,13 +285,13 @@ async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(tmp_path:
         ledger.admit(run(1), PLAIN)
         assert await ledger.flush()
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "statements", lambda _: 1 // 0)
+            patch.setattr(transactions, "statements", lambda _: 1 // 0)
             ledger.admit(run(2), PLAIN)
-            ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+            ledger.record(run(1, status=Status.COMPLETED), PLAIN)
             assert not await ledger.flush()
         assert [one for one, _ in answers.failed] == ["a2"]
-        await answers.until(lambda: ledger.held == 0)
-        assert [info.status for info in ledger.select(Page(List(id=1))).runs] == [Status.COMPLETED]
+        await answers.until(lambda: ledger.backlog == 0)
+        assert [info.status for info in ledger.records.select(Page(List(id=1))).runs] == [Status.COMPLETED]
 
 
 async def test_a_bad_operation_does_not_hold_up_the_others(tmp_path: Path) -> None:
@@ -304,23 +305,20 @@ async def test_a_bad_operation_does_not_hold_up_the_others(tmp_path: Path) -> No
         ledger.refuse(run(3, status=Status.REJECTED_RATE, cwd="\udc80"), PLAIN)
         ledger.admit(run(4), PLAIN)
         assert await ledger.flush()
-        await answers.until(lambda: len(answers.committed) == 3)
-        assert answers.committed == ["a1", "a2", "a4"]
+        await answers.until(lambda: len(answers.admitted) == 3)
+        assert answers.admitted == ["a1", "a2", "a4"]
         assert [one for one, _ in answers.failed] == ["a1"]
-        assert (sum(lost for _, lost in answers.trouble), ledger.trouble) == (2, None)
-        assert ledger.get("a1") == run(1)
+        assert (sum(lost for _, lost in answers.troubles), ledger.trouble) == (2, None)
+        assert ledger.records.get("a1") == run(1)
 
 
 def test_close_returns_unwritten_operations_when_trio_is_over(tmp_path: Path) -> None:
     async def main() -> Ledger:
-        ledger = Ledger(tmp_path)
-        answers = Answers()
-        ledger.start(on_committed=answers.on_committed, on_failed=answers.on_failed)
-        return ledger
+        return Ledger(OpenedLedger(tmp_path))
 
     ledger = trio.run(main)
     ledger.admit(run(1), PLAIN)
     assert ledger.close() == 0
-    again = Ledger(tmp_path)
-    assert again.get("a1") == run(1)
+    again = OpenedLedger(tmp_path)
+    assert again.records.get("a1") == run(1)
     again.close()

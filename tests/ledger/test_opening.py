@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, opening
+from sfad.ledger import LedgerError, OpenedLedger, opening
 from sfad.ledger.database import is_damage
 from sfad.ledger.opening import check
 from sfad.protocol.types import Event, Status
@@ -52,7 +52,7 @@ async def _fill(directory: Path, numbers: range, copy: Path | None) -> None:
 
 def opened(directory: Path, **options: bool) -> tuple[int, bool, list[str]]:
     """How many runs the ledger has, whether it is new, and its notes."""
-    ledger = Ledger(directory, **options)
+    ledger = OpenedLedger(directory, **options)
     try:
         return ledger.next_number - 1, ledger.is_new, ledger.notes
     finally:
@@ -225,11 +225,11 @@ def test_the_mark_of_a_due_check_follows_no_link(killed: Path, monkeypatch: pyte
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from sfad.ledger import Ledger, LedgerError
+from sfad.ledger import LedgerError, OpenedLedger
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 try:
-    Ledger(Path(sys.argv[1]))
+    OpenedLedger(Path(sys.argv[1]))
 except LedgerError as error:
     print(error)
 """
@@ -258,7 +258,7 @@ def test_a_ledger_that_lost_its_mode_bits_is_used(filled: Path) -> None:
     (filled / FILE).chmod(0)
     for parent in filled.parents[:3]:
         parent.chmod(0o755)
-    text = f"{AS_NOBODY}\nprint(Ledger(Path(sys.argv[1])).next_number)"
+    text = f"{AS_NOBODY}\nprint(OpenedLedger(Path(sys.argv[1])).next_number)"
     done = subprocess.run(
         [sys.executable, "-c", text, filled], capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30
     )
@@ -272,7 +272,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     where.mkdir()
     if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", where]).returncode:
         pytest.skip("mounting a tmpfs needs root")
-    Ledger(where).close()
+    OpenedLedger(where).close()
     subprocess.run(["mount", "-o", "remount,ro", where], check=True)
     yield where
     subprocess.run(["umount", where], check=True)
@@ -280,7 +280,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_read_only_directory_is_a_clear_error(read_only: Path) -> None:
     with pytest.raises(LedgerError, match=r"cannot be opened: .*Read-only file system"):
-        Ledger(read_only)
+        OpenedLedger(read_only)
 
 
 def test_an_unreadable_page_counts_as_damage() -> None:
@@ -293,13 +293,13 @@ def test_an_unreadable_page_counts_as_damage() -> None:
 def test_a_large_file_is_checked_later(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
     for _ in range(2):  # the second end is clean, but the check is still due
-        ledger = Ledger(killed)
+        ledger = OpenedLedger(killed)
         ledger.close()
-        assert ledger.check_due
+        assert ledger.file.check_due
     assert check(killed) is None
-    ledger = Ledger(killed)
+    ledger = OpenedLedger(killed)
     ledger.close()
-    assert not ledger.check_due
+    assert not ledger.file.check_due
 
 
 def test_damage_found_by_the_later_check_is_set_aside_by_the_next_start(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,6 +320,6 @@ def test_a_handed_over_ledger_is_not_checked(killed: Path, monkeypatch: pytest.M
     monkeypatch.setattr(opening, "_check_pages", lambda _: 1 // 0)
     assert opened(killed, handed_over=True) == (2500, False, [])
     monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
-    ledger = Ledger(killed, handed_over=True)
+    ledger = OpenedLedger(killed, handed_over=True)
     ledger.close()
-    assert not ledger.check_due
+    assert not ledger.file.check_due

@@ -6,18 +6,18 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from sfad.ledger import Ledger
+from sfad.ledger import OpenedLedger
 from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 
-from .samples import PLAIN, WHEN, Answers, run
+from .samples import PLAIN, WHEN, Answers, run, started
 
 FILE = "ledger.db"
 
@@ -64,26 +64,10 @@ def remove_index(path: Path) -> None:
 ATTACKS = [remove, replace, make_directory, make_fifo, link, remove_all, remove_log, remove_index]
 
 
-@contextmanager
-def opened(directory: Path, answers: Answers, notes: list[str], ended: list[str] | None = None) -> Iterator[Ledger]:
-    ledger = Ledger(directory)
-    ledger.start(
-        on_committed=answers.on_committed,
-        on_failed=answers.on_failed,
-        on_trouble=answers.on_trouble,
-        on_put_back=notes.append,
-        on_ended=(ended if ended is not None else []).extend,
-    )
-    try:
-        yield ledger
-    finally:
-        ledger.close()
-
-
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_path: Path, attack: Callable[[Path], None]) -> None:
-    answers, notes = Answers(), list[str]()
-    with opened(tmp_path, answers, notes) as ledger:
+    answers = Answers()
+    with started(tmp_path, answers) as ledger:
         for number in range(1, 101, 2):
             ledger.admit(run(number), PLAIN)
             assert await ledger.flush()
@@ -94,57 +78,57 @@ async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_pat
             with closing(sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True)) as other:
                 assert other.execute("SELECT count(*), max(number) FROM runs").fetchone() == (number + 1, number + 1)
         assert (answers.failed, ledger.trouble) == ([], None)
-        assert len(ledger.select(Page(List(id=1, rows=1000))).runs) == 100
-        assert len(notes) == 5
-        assert all("was removed or replaced by another process; all of it was written again" in note for note in notes)
+        assert len(ledger.records.select(Page(List(id=1, rows=1000))).runs) == 100
+        assert len(answers.notes) == 5
+        assert all("was removed or replaced by another process; all of it was written again" in note for note in answers.notes)
         names = [os.path.basename(os.readlink(f"/proc/self/fd/{fd.name}")) for fd in os.scandir("/proc/self/fd") if fd.is_symlink()]
         assert sum("ledger.db" in name for name in names) < 10
     assert not (tmp_path / f"{FILE}-wal").exists()
-    again = Ledger(tmp_path)
+    again = OpenedLedger(tmp_path)
     assert (again.notes, again.next_number, again.last_event) == ([], 101, 50)
     again.close()
 
 
 async def test_an_idle_ledger_is_looked_after(tmp_path: Path) -> None:
-    notes: list[str] = []
-    with opened(tmp_path, Answers(), notes) as ledger:
+    answers = Answers()
+    with started(tmp_path, answers) as ledger:
         ledger.admit(run(1), PLAIN)
         await ledger.flush()
         ledger.look_after()
         await ledger.flush()
-        assert notes == []
+        assert answers.notes == []
         remove_all(tmp_path / FILE)
         ledger.look_after()
         await ledger.flush()
-        assert len(notes) == 1
+        assert len(answers.notes) == 1
         assert (tmp_path / FILE).stat().st_size > 4096
 
 
 async def test_a_ledger_that_cannot_be_put_back_reports_nothing_as_recorded(tmp_path: Path) -> None:
-    answers, notes, ended = Answers(), list[str](), list[str]()
+    answers = Answers()
     state = tmp_path / "state"
-    with opened(state, answers, notes, ended) as ledger:
+    with started(state, answers) as ledger:
         ledger.admit(run(1), PLAIN)
         assert await ledger.flush()
         state.rename(tmp_path / "away")
         ledger.admit(run(2), PLAIN)
-        ledger.save(run(1, status=Status.COMPLETED), PLAIN)
+        ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         assert not await ledger.flush()
         [(failed, error)] = answers.failed
         assert failed == "a2"
         assert f"the ledger {state / FILE} was removed or replaced by another process, and cannot be put back" in error
-        assert (ended, ledger.trouble, notes) == ([], error, [])
+        assert (answers.ended, ledger.trouble, answers.notes) == ([], error, [])
         state.mkdir()
         await answers.until(lambda: ledger.trouble is None)
-        assert (ended, len(notes)) == (["a1"], 1)
-    again = Ledger(state)
-    assert [info.status for info in again.select(Page(List(id=1))).runs] == [Status.COMPLETED]
+        assert (answers.ended, len(answers.notes)) == (["a1"], 1)
+    again = OpenedLedger(state)
+    assert [info.status for info in again.records.select(Page(List(id=1))).runs] == [Status.COMPLETED]
     again.close()
 
 
 async def test_a_put_back_that_fails_leaves_no_copies_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    notes: list[str] = []
-    with opened(tmp_path, Answers(), notes) as ledger:
+    answers = Answers()
+    with started(tmp_path, answers) as ledger:
         ledger.admit(run(1), PLAIN)
         await ledger.flush()
         with monkeypatch.context() as patch:
@@ -158,18 +142,17 @@ async def test_a_put_back_that_fails_leaves_no_copies_behind(tmp_path: Path, mon
             assert os.listdir(tmp_path) == []
         ledger.look_after()
         await ledger.flush()
-        assert (len(notes), bool(ledger.trouble)) == (1, False)
+        assert (len(answers.notes), bool(ledger.trouble)) == (1, False)
 
 
 KILLED = """
 import os, sys, trio
 from pathlib import Path
-from sfad.ledger import Ledger
-from tests.ledger.samples import PLAIN, run
-from tests.ledger.test_putback import opened, Answers, remove_all
+from tests.ledger.samples import PLAIN, run, started
+from tests.ledger.test_putback import remove_all
 
 async def main():
-    with opened(Path(sys.argv[1]), Answers(), []) as ledger:
+    with started(Path(sys.argv[1])) as ledger:
         for number in range(1, 2001):
             ledger.admit(run(number), PLAIN)
             await ledger.flush()
@@ -186,6 +169,6 @@ trio.run(main)
 def test_a_kill_after_a_put_back_loses_nothing_that_was_reported(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], env={"PYTHONPATH": os.getcwd()}, timeout=60)
     assert done.returncode == -9
-    ledger = Ledger(tmp_path)
+    ledger = OpenedLedger(tmp_path)
     assert (ledger.next_number, len(ledger.left), ledger.notes) == (2002, 2001, [])
     ledger.close()

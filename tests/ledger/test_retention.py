@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, retention
+from sfad.ledger import Ledger, OpenedLedger, retention
 from sfad.ledger.reader import Page
-from sfad.ledger.retention import Deleted, Sweeper
+from sfad.ledger.retention import Deleted, Pruner
 from sfad.ledger.rows import RunExtra
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, RunInfo, Status
@@ -31,12 +31,12 @@ def young(number: int, **changes: object) -> RunInfo:
     return old(number, **{"ended_at": CUTOFF + timedelta(days=1), **changes})
 
 
-def sweeper(ledger: Ledger, pause: Callable[[], object] = lambda: None) -> Sweeper:
-    return Sweeper(ledger.directory, lambda work: ledger.when_idle(work).result(10), pause)
+def pruner(ledger: Ledger, pause: Callable[[], object] = lambda: None) -> Pruner:
+    return Pruner(ledger.file.directory, lambda work: ledger.when_idle(work).result(10), pause)
 
 
 async def delete(ledger: Ledger, cutoff: datetime = CUTOFF) -> Deleted:
-    return await trio.to_thread.run_sync(sweeper(ledger).delete, cutoff)
+    return await trio.to_thread.run_sync(pruner(ledger).delete, cutoff)
 
 
 def ids(directory: Path) -> list[str]:
@@ -44,15 +44,15 @@ def ids(directory: Path) -> list[str]:
         return [row[0] for row in other.execute("SELECT id FROM runs ORDER BY number")]
 
 
-def mended(directory: Path, runs: list[RunInfo]) -> None:
-    ledger = Ledger(directory)
+def filled(directory: Path, runs: list[RunInfo]) -> None:
+    ledger = OpenedLedger(directory)
     ledger.upsert([(info, PLAIN) for info in runs])
     ledger.close()
 
 
 async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> None:
     below: dict[str, object] = {"parent_id": "a1", "root_id": "a1"}
-    mended(
+    filled(
         tmp_path,
         [
             old(1, labels={"k": "v", "l": "w"}),
@@ -71,7 +71,7 @@ async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> 
     with started(tmp_path) as ledger:
         assert await delete(ledger) == Deleted(5, 0)
         assert ids(tmp_path) == ["a4", "a5", "a6", "a7", "a8", "a9"]
-        assert [info.id for info in ledger.select(Page(List(id=1, labels={"k": "v"}))).runs] == ["a9"]
+        assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"k": "v"}))).runs] == ["a9"]
         assert ledger.next_number == 12
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         assert other.execute("SELECT count(*) FROM labels").fetchone() == (1,)
@@ -85,12 +85,12 @@ async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path
         (old(1), ann), (old(2, **below), ann), (old(3), bob), (run(4, status=Status.RUNNING), ann),
         (young(5), ann), (old(6), ann), (old(7, parent_id="a4", root_id="a4"), ann),
     ]  # fmt: skip
-    opened = Ledger(tmp_path)
+    opened = OpenedLedger(tmp_path)
     opened.upsert(rows)
     opened.close()
 
     def chosen(ledger: Ledger, *, keep: int = 0, uid: int | None = None) -> list[list[int]]:
-        return [[one.number for one in tree] for tree in sweeper(ledger).choose(CUTOFF, keep=keep, uid=uid)]
+        return [[one.number for one in tree] for tree in pruner(ledger).choose(CUTOFF, keep=keep, uid=uid)]
 
     with started(tmp_path) as ledger:
         for run_id in ("a1", "a2", "a3", "a6"):
@@ -100,31 +100,31 @@ async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path
         assert chosen(ledger, uid=1000) == [[2, 1], [6]]
         assert chosen(ledger, keep=2) == [[2, 1], [3]], "the newest are a5, which is young, and a6"
         assert chosen(ledger, keep=9) == []
-        trees = sweeper(ledger).choose(CUTOFF, keep=2, uid=1000)
-        assert sweeper(ledger).remove(trees, dry=True) == Deleted(2, 2)
-        deleted = await trio.to_thread.run_sync(lambda: sweeper(ledger).remove(trees, dry=False))
+        trees = pruner(ledger).choose(CUTOFF, keep=2, uid=1000)
+        assert pruner(ledger).remove(trees, dry=True) == Deleted(2, 2)
+        deleted = await trio.to_thread.run_sync(lambda: pruner(ledger).remove(trees, dry=False))
         assert deleted == Deleted(2, 2)
         assert ids(tmp_path) == ["a3", "a4", "a5", "a6", "a7"]
 
 
 def next_number(directory: Path) -> int:
-    ledger = Ledger(directory)
+    ledger = OpenedLedger(directory)
     ledger.close()
     return ledger.next_number
 
 
 async def test_no_ancestor_goes_before_its_descendants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "STEP_RUNS", 2)
-    mended(tmp_path, [old(n, **({} if n == 1 else {"parent_id": run(n - 1).id, "root_id": "a1"})) for n in range(1, 10)])
+    filled(tmp_path, [old(n, **({} if n == 1 else {"parent_id": run(n - 1).id, "root_id": "a1"})) for n in range(1, 10)])
     left: list[list[str]] = []
     with started(tmp_path) as ledger:
-        watching = sweeper(ledger, lambda: left.append(ids(tmp_path)))
+        watching = pruner(ledger, lambda: left.append(ids(tmp_path)))
         assert (await trio.to_thread.run_sync(watching.delete, CUTOFF)).runs == 9
     assert left[:5] == [[run(n).id for n in range(1, 10 - gone)] for gone in (2, 4, 6, 8, 9)]
 
 
 async def test_events_are_deleted_by_their_own_time(tmp_path: Path) -> None:
-    mended(tmp_path, [run(1, status=Status.RUNNING), old(2)])
+    filled(tmp_path, [run(1, status=Status.RUNNING), old(2)])
     times = [0, 1, 4000, 4001, 2, -9000, 3, 20]
     with started(tmp_path) as ledger:
         for days in times:
@@ -138,28 +138,28 @@ async def test_events_are_deleted_by_their_own_time(tmp_path: Path) -> None:
 
 
 async def test_old_charges_are_deleted(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+    opened = OpenedLedger(tmp_path)
     for days in (0, 50, 100):
-        ledger.set_charged("user", "ann", WHEN + timedelta(days=days), 1.0)
-    ledger.close()
+        opened.set_charged("user", "ann", WHEN + timedelta(days=days), 1.0)
+    opened.close()
     with started(tmp_path) as ledger:
         await delete(ledger, WHEN + timedelta(days=100))
-        assert [ledger.charged("user", "ann", WHEN + timedelta(days=days)) for days in (0, 50, 100)] == [0.0, 1.0, 1.0]
+        assert [ledger.records.charged("user", "ann", WHEN + timedelta(days=days)) for days in (0, 50, 100)] == [0.0, 1.0, 1.0]
 
 
 async def test_the_file_shrinks_in_steps_and_the_log_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_LOG_LARGE", 100_000)
-    mended(tmp_path, [old(number, argv=["x" * 3000]) for number in range(1, 3001)])
+    filled(tmp_path, [old(number, argv=["x" * 3000]) for number in range(1, 3001)])
     with started(tmp_path) as ledger:
-        before = ledger.size_bytes
-        assert await trio.to_thread.run_sync(sweeper(ledger).compact) == 0
+        before = ledger.records.size_bytes
+        assert await trio.to_thread.run_sync(pruner(ledger).compact) == 0
         assert (await delete(ledger)).runs == 3000
         steps: list[int] = []
-        pages = await trio.to_thread.run_sync(sweeper(ledger, lambda: steps.append(ledger.held)).compact)
+        pages = await trio.to_thread.run_sync(pruner(ledger, lambda: steps.append(ledger.backlog)).compact)
         assert pages > 2000
         assert len(steps) >= pages // 32
         await ledger.flush()
-        assert ledger.size_bytes < before / 5
+        assert ledger.records.size_bytes < before / 5
         assert (tmp_path / "ledger.db-wal").stat().st_size == 0
         ledger.admit(run(4000), PLAIN)
         assert await ledger.flush()
@@ -168,7 +168,7 @@ async def test_the_file_shrinks_in_steps_and_the_log_too(tmp_path: Path, monkeyp
 
 
 async def test_admissions_go_on_meanwhile(tmp_path: Path) -> None:
-    mended(tmp_path, [old(number) for number in range(1, 1001)])
+    filled(tmp_path, [old(number) for number in range(1, 1001)])
     answers, over = Answers(), trio.Event()
     with started(tmp_path, answers) as ledger:
 
@@ -182,8 +182,8 @@ async def test_admissions_go_on_meanwhile(tmp_path: Path) -> None:
             while not over.is_set():
                 number += 1
                 ledger.admit(young(number), PLAIN)
-                await answers.until(lambda n=number: len(answers.committed) == n - 2000)  # type: ignore[misc]
-        assert ids(tmp_path) == answers.committed
+                await answers.until(lambda n=number: len(answers.admitted) == n - 2000)  # type: ignore[misc]
+        assert ids(tmp_path) == answers.admitted
         assert answers.failed == []
 
 
@@ -193,7 +193,7 @@ async def test_a_failed_errand_is_rolled_back_and_harms_no_other(tmp_path: Path)
         connection.execute("DELETE FROM runs")
         return 1 // 0
 
-    mended(tmp_path, [old(1)])
+    filled(tmp_path, [old(1)])
     with started(tmp_path) as ledger:
         with pytest.raises(ZeroDivisionError):
             await trio.to_thread.run_sync(lambda: ledger.when_idle(half).result(10))
@@ -211,7 +211,7 @@ async def test_closing_does_not_wait_for_errands(tmp_path: Path) -> None:
 
 
 def test_nothing_is_old_by_a_clock_that_is_behind(tmp_path: Path) -> None:
-    mended(tmp_path, [old(1)])
+    filled(tmp_path, [old(1)])
 
     async def main() -> Deleted:
         with started(tmp_path) as ledger:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.ledger import Ledger, schema
+from sfad.ledger import OpenedLedger, schema
 from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, Status
@@ -20,10 +20,10 @@ DUMPS = sorted(Path(__file__).parent.glob("v*.sql"))
 
 
 @pytest.fixture(params=DUMPS, ids=lambda path: path.stem)
-def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenedLedger]:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         connection.executescript(request.param.read_text())
-    ledger = Ledger(tmp_path)
+    ledger = OpenedLedger(tmp_path)
     yield ledger
     ledger.close()
 
@@ -32,9 +32,9 @@ def test_there_is_a_dump_of_every_version() -> None:
     assert [path.stem for path in DUMPS] == [f"v{version + 1}" for version in range(schema.VERSION)]
 
 
-def test_an_old_ledger_loads(old: Ledger) -> None:
+def test_an_old_ledger_loads(old: OpenedLedger) -> None:
     assert old.notes == []
-    runs = old.select(Page(List(id=1))).runs
+    runs = old.records.select(Page(List(id=1))).runs
     assert [(run.id, run.status) for run in runs] == [
         ("a1", Status.COMPLETED),
         ("a2", Status.REJECTED_DEPTH),
@@ -43,9 +43,9 @@ def test_an_old_ledger_loads(old: Ledger) -> None:
     assert runs[0].argv == ["claude", "-p", "caf\u00e9 'quoted'\n"]
     assert runs[0].usage.cost_usd == 0.25
     assert runs[1].reason == Reason(kind="depth", message="too deep")
-    assert (old.chain("a2"), old.next_number) == (["a1", "a2"], 8)
-    assert [run.id for run in old.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1"]
-    details = old.details("a1")
+    assert (old.records.lineage("a2"), old.next_number) == (["a1", "a2"], 8)
+    assert [run.id for run in old.records.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1"]
+    details = old.records.details("a1")
     assert details is not None
     assert (details.uid, details.result_head, details.allowed_tools) == (1000, b"\x00done", ["Read"])
     assert {limit.kind for limit in runs[0].limits} <= {"time", "cost"}
@@ -55,9 +55,9 @@ def test_an_old_ledger_loads(old: Ledger) -> None:
 def test_usage_of_several_sources_is_told_apart(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         connection.executescript((Path(__file__).parent / "v2.sql").read_text())
-    ledger = Ledger(tmp_path)
-    found = ledger.get("a1")
-    charged = ledger.charged("user", "ann", datetime.fromtimestamp(1767312000, UTC))
+    ledger = OpenedLedger(tmp_path)
+    found = ledger.records.get("a1")
+    charged = ledger.records.charged("user", "ann", datetime.fromtimestamp(1767312000, UTC))
     ledger.close()
     assert found is not None
     assert (found.meter, found.usage.source, found.usage.turns, found.usage_by_source["stream"].turns) == ("claude", "report", 3, 2)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sfad.core.ids import run_id
 from sfad.ledger import RunExtra
 from sfad.ledger.reader import Page, Reader, Selection, ended_queries, live_queries
-from sfad.ledger.rows import insert_op, number_of, numbers_of, save_op, statements
+from sfad.ledger.rows import insert_op, number_of, numbers_of, state_op, statements
 from sfad.ledger.schema import migrate
 from sfad.protocol.messages import List
 from sfad.protocol.types import RunInfo, Status
@@ -53,12 +53,16 @@ async def test_the_default_page_is_what_lives_and_the_newest_that_ended(tmp_path
         for number in range(1, 101):
             ledger.admit(run(number, status=LIVE if number in (3, 99) else DONE), PLAIN)
         await ledger.flush()
-        page = ids(ledger.select(Page(List(id=1))).runs)
+        page = ids(ledger.records.select(Page(List(id=1))).runs)
         assert page == ids([run(3)]) + [run_id(n) for n in range(50, 101)]
-        assert ids(ledger.select(Page(List(id=1, rows=0))).runs) == [run_id(3), run_id(99)]
-        assert ids(ledger.select(Page(List(id=1, rows=-1))).runs) == [run_id(3), run_id(99)]
-        assert ids(ledger.select(Page(List(id=1, rows=1, status=[DONE, LIVE]))).runs) == [run_id(3), run_id(99), run_id(100)]
-        assert ids(ledger.select(Page(List(id=1, status=[LIVE]))).runs) == [run_id(3), run_id(99)]
+        assert ids(ledger.records.select(Page(List(id=1, rows=0))).runs) == [run_id(3), run_id(99)]
+        assert ids(ledger.records.select(Page(List(id=1, rows=-1))).runs) == [run_id(3), run_id(99)]
+        assert ids(ledger.records.select(Page(List(id=1, rows=1, status=[DONE, LIVE]))).runs) == [
+            run_id(3),
+            run_id(99),
+            run_id(100),
+        ]
+        assert ids(ledger.records.select(Page(List(id=1, status=[LIVE]))).runs) == [run_id(3), run_id(99)]
 
 
 async def test_prefixes(tmp_path: Path) -> None:
@@ -66,10 +70,10 @@ async def test_prefixes(tmp_path: Path) -> None:
         for number in (1, 2, *range(32, 50)):
             ledger.admit(run(number), PLAIN)
         await ledger.flush()
-        assert ledger.find("a1") == ["a1"]
-        assert ledger.find("b") == [run_id(n) for n in range(32, 42)]
-        assert ledger.find("b1g") == ["b1g"]
-        assert (ledger.find("c"), ledger.find("%"), ledger.find("")[:2]) == ([], [], ["a1", "a2"])
+        assert ledger.records.find("a1") == ["a1"]
+        assert ledger.records.find("b") == [run_id(n) for n in range(32, 42)]
+        assert ledger.records.find("b1g") == ["b1g"]
+        assert (ledger.records.find("c"), ledger.records.find("%"), ledger.records.find("")[:2]) == ([], [], ["a1", "a2"])
 
 
 @given(numbers=st.sets(st.integers(1, 2**63 - 1) | st.integers(1, 2000), max_size=20), prefix=PREFIXES)
@@ -93,9 +97,9 @@ async def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
         for number, parent in ((1, None), (2, "a1"), (3, "a2"), (4, "a1")):
             ledger.admit(run(number, parent_id=parent, root_id="a1"), PLAIN)
         await ledger.flush()
-        assert ledger.chain("a3") == ["a1", "a2", "a3"]
-        assert (ledger.chain("a1"), ledger.chain("zz")) == (["a1"], ["zz"])
-        assert ids(ledger.select(Page(List(id=1), within="a2")).runs) == ["a2", "a3"]
+        assert ledger.records.lineage("a3") == ["a1", "a2", "a3"]
+        assert (ledger.records.lineage("a1"), ledger.records.lineage("zz")) == (["a1"], ["zz"])
+        assert ids(ledger.records.select(Page(List(id=1), within="a2")).runs) == ["a2", "a3"]
 
 
 NAMES, USERS, LABELS = (
@@ -155,7 +159,7 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
     fitting = [info.id for info, _ in rows if page.admits(info, chain(info.id))]
     with (
         closing(memory(rows)) as connection,
-        patch.multiple("sfad.ledger.reader", WALKED=walked, MOST_BELOW=most_below),
+        patch.multiple("sfad.ledger.reader", MAX_WALKED=walked, MOST_BELOW=most_below),
     ):
         found = list(pages(Reader(connection), page))
     assert all(ended(selection) <= page.query.rows for selection in found)
@@ -277,7 +281,7 @@ def test_a_search_by_time_is_led_by_an_index(big: sqlite3.Connection) -> None:
 
 
 def test_a_saved_run_is_found_by_its_number(big: sqlite3.Connection) -> None:
-    for sql, values in statements([save_op(run(n), PLAIN, None) for n in range(1, 5)]):
+    for sql, values in statements([state_op(run(n), PLAIN, None) for n in range(1, 5)]):
         assert "SEARCH runs USING INTEGER PRIMARY KEY" in plan(big, sql, list(values))
 
 
@@ -302,5 +306,5 @@ def plan(connection: sqlite3.Connection, sql: str, values: list[Any]) -> str:
 async def test_values_are_never_sql(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         nasty = "x' OR 1=1 --"
-        assert ledger.select(Page(List(id=1, name=nasty, user=nasty, labels={nasty: nasty}), within=nasty)).runs == []
-        assert ledger.get(nasty) is None
+        assert ledger.records.select(Page(List(id=1, name=nasty, user=nasty, labels={nasty: nasty}), within=nasty)).runs == []
+        assert ledger.records.get(nasty) is None

@@ -44,7 +44,7 @@ async def test_totals_include_queued_writes(tmp_path: Path) -> None:
             ledger.admit(info, PLAIN)
         await ledger.flush()
         later = run(3, parent_id="a1", root_id="a1", usage=Usage(cost_usd=5.0, tokens=50, partial=True), status=Status.COMPLETED)
-        ledger.save(later, PLAIN)
-        queued = ledger.used_below({"a1"})
+        ledger.record(later, PLAIN)
+        queued = ledger.records.used_below({"a1"})
         await ledger.flush()
-        assert ledger.used_below({"a1"}) == queued == {"a2": Used("a1", 0.2, 2, False), "a3": Used("a1", 5.0, 50, True)}
+        assert ledger.records.used_below({"a1"}) == queued == {"a2": Used("a1", 0.2, 2, False), "a3": Used("a1", 5.0, 50, True)}

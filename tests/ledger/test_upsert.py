@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from sfad.host.probe import current_boot
-from sfad.ledger import Ledger, RunExtra
+from sfad.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, RunInfo, Status
 
-from .samples import PLAIN, WHEN, run, started
+from .samples import PLAIN, WHEN, Answers, run, started
 
 
 async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: Path) -> None:
@@ -25,68 +25,69 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
         await ledger.flush()
     lost = run(1, status=Status.LOST, ended_at=WHEN, reason=Reason(kind="daemon", message="gone"), labels={"team": "blue"})
     new = run(9, status=Status.RUNNING, pid=77, labels={"team": "blue", "n": "9"})
-    ledger = Ledger(tmp_path)
-    ledger.upsert([(lost, PLAIN), (new, RunExtra(uid=5, pid_started=3))])
-    ledger.upsert([(new, RunExtra(uid=5, pid_started=4))])
+    opened = OpenedLedger(tmp_path)
+    opened.upsert([(lost, PLAIN), (new, RunExtra(uid=5, pid_started=3))])
+    opened.upsert([(new, RunExtra(uid=5, pid_started=4))])
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         assert other.execute("SELECT count(*) FROM runs").fetchone() == (3,)
-    assert (ledger.get("a1"), ledger.get("a9"), ledger.next_number) == (lost, new, 10)
-    assert ledger.details("a9") == RunExtra(uid=5, pid_started=4, boot_id=current_boot(), allowed_tools=[], blocked_tools=[])
-    assert [info.id for info in ledger.left] == ["a1", "a2"]
-    assert [info.id for info in ledger.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1", "a9"]
-    ledger.close()
+    assert (opened.records.get("a1"), opened.records.get("a9"), opened.next_number) == (lost, new, 10)
+    assert opened.records.details("a9") == RunExtra(
+        uid=5, pid_started=4, boot_id=current_boot(), allowed_tools=[], blocked_tools=[]
+    )
+    assert [info.id for info in opened.left] == ["a1", "a2"]
+    assert [info.id for info in opened.records.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1", "a9"]
+    opened.close()
 
 
 async def test_an_upsert_that_failed_is_done_later_and_reports_an_end(tmp_path: Path) -> None:
-    ended: list[str] = []
+    answers = Answers()
     lost = run(1, status=Status.LOST, ended_at=WHEN, labels={"team": "blue"})
     live = run(9, status=Status.RUNNING, pid=77)
-    ledger = Ledger(tmp_path)
-    ledger.start(on_committed=lambda _runs: None, on_failed=lambda _runs, _error: None, on_ended=ended.extend)
-    ledger.upsert_later(lost, PLAIN)
-    ledger.upsert_later(live, PLAIN)
-    ledger.save(run(9, status=Status.PAUSED, pid=77), PLAIN)
+    ledger = Ledger(OpenedLedger(tmp_path))
+    ledger.report_to(answers)
+    ledger.upsert(lost, PLAIN)
+    ledger.upsert(live, PLAIN)
+    ledger.record(run(9, status=Status.PAUSED, pid=77), PLAIN)
     assert await ledger.flush()
-    assert ended == ["a1"]
-    assert [(info.id, info.status) for info in ledger.select(Page(List(id=1))).runs] == [("a1", Status.LOST), ("a9", Status.PAUSED)]
-    assert [info.id for info in ledger.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1"]
+    assert answers.ended == ["a1"]
+    assert [(info.id, info.status) for info in ledger.records.select(Page(List(id=1))).runs] == [
+        ("a1", Status.LOST),
+        ("a9", Status.PAUSED),
+    ]
+    assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1"]
     ledger.close()
 
 
 def test_a_failed_upsert_changes_nothing(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, patience=0.05)
+    ledger = OpenedLedger(tmp_path, lock_wait=0.05)
     with pytest.raises(ValueError, match="surrogates"):
         ledger.upsert([(run(1), PLAIN), (run(2, cwd="\udc80"), PLAIN)])
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             ledger.upsert([(run(1), PLAIN)])
-    assert (ledger.get("a1"), ledger.next_number) == (None, 1)
+    assert (ledger.records.get("a1"), ledger.next_number) == (None, 1)
     ledger.upsert([])
     ledger.close()
 
 
-async def test_budgets_are_rebuilt_before_the_start_only(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.set_charged("user", "ann", WHEN, 3.0)
-    ledger.set_charged("user", "ann", WHEN, 2.5)
-    assert (ledger.charged("user", "ann", WHEN), ledger.charged("team", "ann", WHEN)) == (2.5, 0.0)
-    ledger.close()
+async def test_budgets_are_rebuilt_before_the_first_charge(tmp_path: Path) -> None:
+    opened = OpenedLedger(tmp_path)
+    opened.set_charged("user", "ann", WHEN, 3.0)
+    opened.set_charged("user", "ann", WHEN, 2.5)
+    assert (opened.records.charged("user", "ann", WHEN), opened.records.charged("team", "ann", WHEN)) == (2.5, 0.0)
+    opened.close()
     with started(tmp_path) as ledger:
-        with pytest.raises(RuntimeError):
-            ledger.set_charged("user", "ann", WHEN, 1.0)
-        with pytest.raises(RuntimeError):
-            ledger.upsert([])
         ledger.charge("user", "ann", WHEN, 0.5)
         await ledger.flush()
-        assert ledger.charged("user", "ann", WHEN) == 3.0
+        assert ledger.records.charged("user", "ann", WHEN) == 3.0
 
 
 def test_root_spawns_are_what_a_rate_counts(tmp_path: Path) -> None:
     def at(minutes: int, number: int, **changes: object) -> tuple[RunInfo, RunExtra]:
         return run(number, created_at=WHEN + timedelta(minutes=minutes), **changes), PLAIN
 
-    ledger = Ledger(tmp_path)
+    ledger = OpenedLedger(tmp_path)
     ledger.upsert(
         [
             at(0, 1),
@@ -99,6 +100,6 @@ def test_root_spawns_are_what_a_rate_counts(tmp_path: Path) -> None:
             at(40, 7),
         ]
     )
-    found = ledger.root_spawns(WHEN + timedelta(minutes=1))
+    found = ledger.records.root_spawns(WHEN + timedelta(minutes=1))
     assert found == [(user, WHEN + timedelta(minutes=minutes)) for user, minutes in (("ann", 30), ("bob", 31), ("ann", 40))]
     ledger.close()

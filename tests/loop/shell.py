@@ -14,11 +14,11 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.durable.directory import Spool
 from sfad.host.clock import Timers
-from sfad.ledger import Ledger
+from sfad.ledger import Ledger, OpenedLedger
 from sfad.loop.resources import Reports, Resources
 from sfad.loop.runtime import Runtime
 from sfad.observe.log import Log
-from sfad.output.files import OutputStore
+from sfad.output.files import OutputFiles
 from sfad.protocol.messages import Spawn
 from tests.harness import PATIENCE
 from tests.launch.fake import FakeLauncher, Script
@@ -29,18 +29,17 @@ ANN = Peer(0, "ann")
 @asynccontextmanager
 async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> AsyncIterator[Runtime]:
     """Serve a loop on the state directory `directory`."""
-    ledger = Ledger(directory / "state", patience=0.05)
+    ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05))
     (directory / "sfad.toml").write_text(config)
     loaded = configuration.load([directory / "sfad.toml"])
     log, reports = Log("error", file=directory / "log"), Reports()
     timers = Timers(log.internal_error)
     launcher = kind(emit=reports.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
-        log, timers, Spool(directory / "spool", timers, print), ledger, OutputStore(directory / "output"), launcher,
+        log, timers, Spool(directory / "spool", timers, print), ledger, OutputFiles(directory / "output"), launcher,
         reports, "/s", str(directory), lambda: None,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
-    runtime.saver.start_ledger()
     reports.pass_on(runtime.reporting.reported)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:

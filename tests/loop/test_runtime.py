@@ -40,7 +40,7 @@ async def test_a_command_that_fails_does_not_stop_the_next_ones(tmp_path: Path) 
 
 
 async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a tree with many ends, each waiting for a session file, would exceed its time and the grace of a stop."""
+    """Otherwise a tree with many ends, each waiting for a session file, would exceed its time and the grace of a stop."""
     async with shell(tmp_path, FakeLauncher) as runtime:
         run = await spawned(runtime)
         await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
@@ -58,7 +58,7 @@ async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch:
 
 
 async def test_a_run_whose_snapshot_cannot_be_saved_is_not_launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next daemon would take it for queued, and start it a second time."""
+    """The next daemon would take it for queued, and launch it a second time."""
     async with shell(tmp_path, FakeLauncher, "[quotas]\ntrees = 1") as runtime:
         first = await spawned(runtime)
         second = await spawned(runtime)
@@ -81,7 +81,7 @@ async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_pa
         with closing(sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             await refused(runtime)
-            await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.held > 0)
+            await until(lambda: runtime.ledger.trouble is not None and runtime.ledger.backlog > 0)
             with monkeypatch.context() as patched:
                 patched.setattr(Store, "write", written := Mock())
                 for _ in range(50):

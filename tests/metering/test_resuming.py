@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from sfad import meters
 from sfad.metering.bounding import FREE_AFTER
-from sfad.metering.stream import PIECE, MeterPosition
+from sfad.metering.stdout_file import READ_AT_ONCE, MeterPosition
 from sfad.metering.tail import Tail
-from sfad.metering.tailed import SAVED
-from sfad.meters.base import Reading
+from sfad.metering.tailed_run import FORMAT_VERSION
+from sfad.meters.reading import Reading
 from sfad.protocol.types import Tokens
 from tests.metering.test_tail import Lines, NewMeter, Rig, serving, until
 from tests.output.test_holes import KIB, MIB, numbered
@@ -50,7 +50,7 @@ def again(tmp_path: Path) -> Iterator[Again]:
 
 def resume(before: Rig, rig: Rig, *, limit: int | None = None, meter: NewMeter | None = Lines) -> None:
     """Continue from a snapshot, without anything else of the daemon that made it."""
-    saved = before.tail.saved("a1")
+    saved = before.tail.position("a1")
     assert saved is not None
     before.tail.close()
     readings = rig.tail.follow("a1", limit=limit, meter=meter, saved=saved)
@@ -101,7 +101,7 @@ def test_a_reading_that_was_not_told_before_the_restart_is_told(again: Again) ->
     first.write(numbered(1000))
     metered = first.tail._runs["a1"].stdout
     assert metered is not None
-    metered.skip_to(64 * 500)
+    metered.file.skip_to(64 * 500)
     assert first.turns() == 1
     second = again(first)
     assert second.last().turns == 2
@@ -149,7 +149,7 @@ def test_a_real_meter(again: Again) -> None:
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 200)),
-        st.tuples(st.just("write"), st.integers(PIECE - 10, 2 * PIECE + 10)),
+        st.tuples(st.just("write"), st.integers(READ_AT_ONCE - 10, 2 * READ_AT_ONCE + 10)),
         st.tuples(st.sampled_from(["piece", "drain", "end", "attempt", "restart", "truncate"]), st.just(0)),
     ),
     max_size=25,
@@ -254,8 +254,8 @@ def test_bytes_that_were_freed_unread_are_reported(again: Again) -> None:
     second = again(first)
     second.store.free("a1", ".out", 0, 3 * MIB)
     second.tail.drain(["a1"], seconds=60)
-    assert second.turns() == PIECE // 64 + MIB // 64 + 1
-    assert second.lost == {"a1": [f"{3 * MIB - PIECE} bytes of its stdout were freed before its meter read them"]}
+    assert second.turns() == READ_AT_ONCE // 64 + MIB // 64 + 1
+    assert second.lost == {"a1": [f"{3 * MIB - READ_AT_ONCE} bytes of its stdout were freed before its meter read them"]}
     third = again(second)
     third.write(b"more\n")
     third.tail.drain(["a1"])
@@ -298,8 +298,8 @@ def test_bytes_that_were_unread_before_a_truncation_are_reported(again: Again) -
     os.truncate(path_of(second), 0)
     second.write(b"new\n")
     second.tail.drain(["a1"])
-    assert second.lost == {"a1": [f"{MIB - PIECE} bytes of its stdout were truncated away before its meter read them"]}
-    assert second.turns() == PIECE // 64 + 1
+    assert second.lost == {"a1": [f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its meter read them"]}
+    assert second.turns() == READ_AT_ONCE // 64 + 1
 
 
 @pytest.mark.parametrize("limit", [None, 64 * KIB])
@@ -343,7 +343,7 @@ def test_another_attempt_may_have_another_file(again: Again, tmp_path: Path) -> 
 
 def other_version(saved: bytes) -> bytes:
     fields = msgspec.msgpack.decode(saved)
-    return msgspec.msgpack.encode([SAVED + 1, *fields[1:]])
+    return msgspec.msgpack.encode([FORMAT_VERSION + 1, *fields[1:]])
 
 
 def other_meter(saved: bytes) -> bytes:
@@ -362,7 +362,7 @@ def test_without_a_fitting_snapshot_it_reads_from_the_start(again: Again, spoil:
     first.tail.begin_attempt("a1")
     first.write(b"another\n")
     read_a_piece(first)
-    saved = first.tail.saved("a1")
+    saved = first.tail.position("a1")
     assert saved is not None
     first.store.free("a1", ".out", 0, freed)
     second = Rig(first.store.directory)
@@ -376,14 +376,14 @@ def test_without_a_fitting_snapshot_it_reads_from_the_start(again: Again, spoil:
 
 def test_a_run_without_a_meter_has_nothing_to_save(again: Again) -> None:
     first = again(meter=None)
-    assert first.tail.saved("a1") is None
-    assert first.tail.saved("a2") is None
+    assert first.tail.position("a1") is None
+    assert first.tail.position("a2") is None
     first.tail.forget("a1")
     assert first.tail.follow("a1", limit=None, meter=None, saved=b"of before") is None
     assert first.tail.follow("a2", limit=None, meter=Lines) is None
-    assert first.tail.saved("a2") is not None
+    assert first.tail.position("a2") is not None
     first.tail.forget("a2")
-    assert first.tail.saved("a2") is None
+    assert first.tail.position("a2") is None
 
 
 def test_a_run_that_has_not_written_begins(again: Again) -> None:
@@ -392,7 +392,7 @@ def test_a_run_that_has_not_written_begins(again: Again) -> None:
     first.tail.follow("a2", limit=None, meter=Lines)
     for run in ("a1", "a2"):
         second = Rig(first.store.directory)
-        assert second.tail.follow(run, limit=None, meter=Lines, saved=first.tail.saved(run)) == (Reading(),)
+        assert second.tail.follow(run, limit=None, meter=Lines, saved=first.tail.position(run)) == (Reading(),)
         second.tail.drain([run])
         second.write(b"one\n", run)
         second.tail.drain([run])
@@ -414,7 +414,7 @@ def test_a_snapshot_is_cheap(again: Again) -> None:
     tail: Tail = rig.tail
     began = time.perf_counter()
     for _ in range(100):
-        saved = tail.saved("a1")
+        saved = tail.position("a1")
     took = (time.perf_counter() - began) / 100
     assert saved is not None
     assert len(saved) < 15_000

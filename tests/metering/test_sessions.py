@@ -16,6 +16,7 @@ import trio
 from sfad.metering import session as module
 from sfad.metering import session_search, sessions
 from sfad.metering.session import Session, TooMany
+from sfad.metering.session_search import FileSearch
 from sfad.metering.sessions import Sessions
 from sfad.meters import Reading, session_files_of
 from sfad.protocol.types import Tokens
@@ -184,18 +185,20 @@ def test_a_file_of_another_user_is_not_read(home: Home) -> None:
 
 
 def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_search, "ENTRIES", 50)
+    monkeypatch.setattr(session_search, "MOST_ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
-    session = home.session()
-    session.look(())
-    assert session._search.entries == 51
+    search = FileSearch(os.getuid(), BEGAN.timestamp())
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "FileSearch", lambda _uid, _since: search)
+        home.session().look(())
+    assert search.entries == 51
     home.file(ONE)
     assert used(home.session("--session-id", ONE)) == 1, "a name that is known is not searched for"
 
 
 def test_the_number_of_heads_that_one_look_reads_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FILES", 5)
+    monkeypatch.setattr(module, "MOST_FILES", 5)
     for number in range(6):
         (home.project / f"0000000{number}{ONE[8:]}.jsonl").write_bytes(b"{}\n" * 1000)
     with pytest.raises(TooMany):

@@ -23,10 +23,11 @@ from sfad.core.ids import run_id
 from sfad.host.tasks import in_thread
 from sfad.metering import tail as module
 from sfad.metering.bounding import FREE_AFTER
-from sfad.metering.stream import PIECE
-from sfad.metering.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Tail
-from sfad.meters.base import Meter, Reading
-from sfad.output import OutputStore, holes, inotify
+from sfad.metering.draining import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL
+from sfad.metering.stdout_file import READ_AT_ONCE
+from sfad.metering.tail import Tail
+from sfad.meters.reading import Meter, Reading
+from sfad.output import OutputFiles, holes, inotify
 from sfad.protocol.types import RunId, Tokens
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
@@ -61,7 +62,7 @@ class Rig:
     """A `Tail` and all that it has told."""
 
     def __init__(self, directory: Path) -> None:
-        self.store = OutputStore(directory)
+        self.store = OutputFiles(directory)
         self.seen: dict[RunId, tuple[Reading, ...]] = {}
         self.calls = 0
         self.lost: dict[RunId, list[str]] = {}
@@ -332,7 +333,7 @@ def test_output_unread_before_a_truncation_is_reported_as_lost(rig: Rig) -> None
     rig.write(b"new\n")
     rig.tail.drain(["a1"])
     assert rig.last().tools == ["new"]
-    assert rig.lost == {"a1": [f"{MIB - PIECE} bytes of its stdout were truncated away before its meter read them"]}
+    assert rig.lost == {"a1": [f"{MIB - READ_AT_ONCE} bytes of its stdout were truncated away before its meter read them"]}
 
 
 async def test_a_hole_of_a_terabyte_is_not_read(served: Rig) -> None:
@@ -510,7 +511,7 @@ async def test_a_metered_run_is_read_before_it_is_freed(anywhere: Rig) -> None:
 
 
 async def test_a_slow_meter_reports_the_bytes_that_it_loses(served: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLICE", 0)
+    monkeypatch.setattr(module, "TURN", 0)
 
     class Slower(Lines):
         def feed(self, data: bytes | memoryview) -> None:
@@ -533,7 +534,7 @@ def test_a_meter_that_never_catches_up_is_reported_seldom(rig: Rig) -> None:
     metered = rig.tail._runs["a1"].stdout
     assert metered is not None
     for number in range(1, 1000):
-        metered.skip_to(number * MIB)
+        metered.file.skip_to(number * MIB)
     assert len(rig.lost["a1"]) == 10
     assert rig.missed() == 512 * MIB
     rig.tail.drain(["a1"])
@@ -672,7 +673,7 @@ async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypa
                 await trio.lowlevel.checkpoint()
         os.close(out)
         os.close(err)
-    assert looks[-1] - looks[0] >= 0.9 * (len(looks) - 1) * module.REST
+    assert looks[-1] - looks[0] >= 0.9 * (len(looks) - 1) * module.LOOK_EVERY
 
 
 async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

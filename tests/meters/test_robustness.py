@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.meters import Reading, named
-from sfad.meters.base import MAX_LINE, MAX_NAME, MAX_TOOLS, MAX_WORDS
 from sfad.meters.counters import MAX_MODELS
+from sfad.meters.reading import MAX_LINE, MAX_NAME, MAX_TOOLS, MAX_WORDS
 from sfad.protocol.units import MOST_COUNTED, MOST_SPENT
 from tests.meters.recordings import JSONL, STREAMS, USAGE_EVENTS, in_all, lines, read, samples
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.meters import Meter, Reading, named
-from sfad.meters import lines as module
-from sfad.meters.base import MAX_LINE
+from sfad.meters import line_meter as module
+from sfad.meters.reading import MAX_LINE
 from tests.meters.recordings import COMMANDS, lines, read, samples
 from tests.meters.test_recordings import JUNK
 from tests.meters.test_robustness import GOOD, PROGRAMS

@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.output import OutputStore
+from sfad.output import OutputFiles
 from sfad.output.files import Replaced, _split_character
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> OutputStore:
-    return OutputStore(tmp_path / "output")
+def store(tmp_path: Path) -> OutputFiles:
+    return OutputFiles(tmp_path / "output")
 
 
-def put(store: OutputStore, run_id: str, out: bytes, err: bytes = b"") -> None:
+def put(store: OutputFiles, run_id: str, out: bytes, err: bytes = b"") -> None:
     descriptors = store.open_for_run(run_id)
     for descriptor, data in zip(descriptors, (out, err), strict=True):
         os.write(descriptor, data)
         os.close(descriptor)
 
 
-def test_attempts_append_and_readers_read_from_the_start(store: OutputStore) -> None:
+def test_attempts_append_and_readers_read_from_the_start(store: OutputFiles) -> None:
     put(store, "a1", b"one ", b"x")
     put(store, "a1", b"two")
     out, err = store.open_for_reader("a1")
@@ -39,7 +39,7 @@ def test_attempts_append_and_readers_read_from_the_start(store: OutputStore) -> 
     os.close(err)
 
 
-def test_only_the_owner_reads(store: OutputStore) -> None:
+def test_only_the_owner_reads(store: OutputFiles) -> None:
     old = os.umask(0)
     try:
         put(store, "a1", b"")
@@ -49,7 +49,7 @@ def test_only_the_owner_reads(store: OutputStore) -> None:
     assert (modes, stat.S_IMODE(store.directory.stat().st_mode)) == ({0o600}, 0o700)
 
 
-def test_a_reader_may_come_before_a_live_run_s_output(store: OutputStore) -> None:
+def test_a_reader_may_come_before_a_live_run_s_output(store: OutputFiles) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         store.open_for_reader("a1")
@@ -61,7 +61,7 @@ def test_a_reader_may_come_before_a_live_run_s_output(store: OutputStore) -> Non
         os.close(descriptor)
 
 
-def test_the_tail(store: OutputStore) -> None:
+def test_the_tail(store: OutputFiles) -> None:
     put(store, "a1", "héllo".encode())
     assert store.tail("a1", 100) == ("héllo".encode(), False)
     assert store.tail("a1", 6) == ("héllo".encode(), False)
@@ -71,7 +71,7 @@ def test_the_tail(store: OutputStore) -> None:
         store.tail("a2", 100)
 
 
-def test_files_are_removed_with_their_run(store: OutputStore) -> None:
+def test_files_are_removed_with_their_run(store: OutputFiles) -> None:
     put(store, "b10", b"x")
     put(store, "a1", b"x")
     (store.directory / "note.txt").touch()
@@ -82,16 +82,16 @@ def test_files_are_removed_with_their_run(store: OutputStore) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["../a1", "", "a", "a1/x", "a1\0", "b1"])
-def test_text_that_is_not_a_run_id_makes_no_path(store: OutputStore, run_id: str) -> None:
+def test_text_that_is_not_a_run_id_makes_no_path(store: OutputFiles, run_id: str) -> None:
     with pytest.raises(ValueError, match="not a run id"):
         store.open_for_run(run_id)
 
 
-def foreign(store: OutputStore) -> list[str]:
+def foreign(store: OutputFiles) -> list[str]:
     return sorted(path.name.partition(".foreign-")[0] for path in store.directory.glob("*.foreign-*"))
 
 
-def test_a_planted_file_is_not_written_to(store: OutputStore, tmp_path: Path) -> None:
+def test_a_planted_file_is_not_written_to(store: OutputFiles, tmp_path: Path) -> None:
     shadow = tmp_path / "shadow"
     shadow.write_bytes(b"secret")
     (store.directory / "a1.out").symlink_to(shadow)
@@ -106,7 +106,7 @@ def test_a_planted_file_is_not_written_to(store: OutputStore, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("what", ["symlink", "fifo", "directory", "file", "socket"])
-def test_a_file_that_replaced_the_output_of_a_run_is_not_handed_out(store: OutputStore, tmp_path: Path, what: str) -> None:
+def test_a_file_that_replaced_the_output_of_a_run_is_not_handed_out(store: OutputFiles, tmp_path: Path, what: str) -> None:
     put(store, "a1", b"out")
     path = store.directory / "a1.out"
     path.rename(tmp_path / "away")
@@ -117,7 +117,7 @@ def test_a_file_that_replaced_the_output_of_a_run_is_not_handed_out(store: Outpu
             store.open_for_reader("a1", create=create)
     with pytest.raises(Replaced):
         store.tail("a1", 10)
-    again = OutputStore(store.directory)
+    again = OutputFiles(store.directory)
     if what != "file":  # a later daemon cannot tell one regular file from another
         with pytest.raises(Replaced):
             again.tail("a1", 10)
@@ -140,7 +140,7 @@ def plant(path: Path, what: str, elsewhere: Path) -> None:
         path.write_bytes(b"forged")
 
 
-def test_the_output_of_a_live_run_that_was_removed_is_not_shown_as_empty(store: OutputStore) -> None:
+def test_the_output_of_a_live_run_that_was_removed_is_not_shown_as_empty(store: OutputFiles) -> None:
     put(store, "a1", b"out")
     (store.directory / "a1.out").unlink()
     with pytest.raises(Replaced, match=r"a1\.out is not the file"):
@@ -156,11 +156,11 @@ def test_a_missing_directory_is_made_again(tmp_path: Path, how: str) -> None:
     said: list[str] = []
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    store = OutputStore(tmp_path / "output", said.append)
+    store = OutputFiles(tmp_path / "output", said.append)
     put(store, "a1", b"out")
     if how == "unreadable":
         store.directory.chmod(0)
-        store = OutputStore(tmp_path / "output", said.append)
+        store = OutputFiles(tmp_path / "output", said.append)
     else:
         store.directory.rename(tmp_path / "moved")
         if how == "symlink":
@@ -174,7 +174,7 @@ def test_a_missing_directory_is_made_again(tmp_path: Path, how: str) -> None:
     assert (len(list(tmp_path.glob("output.foreign-*"))), stat.S_IMODE(store.directory.stat().st_mode)) == (len(said) // 2, 0o700)
 
 
-def test_foreign_files_do_not_use_up_the_numbers(store: OutputStore) -> None:
+def test_foreign_files_do_not_use_up_the_numbers(store: OutputFiles) -> None:
     for name in ("zvvvvvvvvvvvvvvvvvvvvvvvvvv.out", "mvvvvvvvvvvvvv.err", "b10.out"):
         (store.directory / name).touch()
     assert store.highest_number() == 32
@@ -188,7 +188,7 @@ def test_a_cut_leaves_whole_characters(text: str, cut: int) -> None:
     assert len(data) - len(text_end.encode()) <= 3
 
 
-def test_descriptors_of_a_run_block(store: OutputStore) -> None:
+def test_descriptors_of_a_run_block(store: OutputFiles) -> None:
     for descriptor in store.open_for_run("a1"):
         assert os.get_blocking(descriptor)
         os.close(descriptor)

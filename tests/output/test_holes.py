@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.output import OutputStore, holes
+from sfad.output import OutputFiles, holes
 from sfad.output.files import SUFFIXES, Suffix
 from tests.output.test_files import put
 
@@ -20,21 +20,21 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 @pytest.fixture(params=["tmp_path", "/dev/shm"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputStore]:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputFiles]:
     if request.param == "tmp_path":
-        yield OutputStore(tmp_path / "output")
+        yield OutputFiles(tmp_path / "output")
         return
     if not os.access(request.param, os.W_OK):
         pytest.skip("no file system in memory")
     with tempfile.TemporaryDirectory(dir=request.param) as directory:
-        yield OutputStore(Path(directory))
+        yield OutputFiles(Path(directory))
 
 
-def held(store: OutputStore, name: str = "a1.out") -> int:
+def held(store: OutputFiles, name: str = "a1.out") -> int:
     return os.stat(store.directory / name).st_blocks * 512
 
 
-def excess(store: OutputStore, run: str, suffix: Suffix) -> int:
+def excess(store: OutputFiles, run: str, suffix: Suffix) -> int:
     status = store.status(run, suffix)
     return holes.excess(status, MIB) if status is not None else 0
 
@@ -44,7 +44,7 @@ def numbered(count: int) -> bytes:
     return b"".join(b"%063d\n" % n for n in range(count))
 
 
-def test_the_newest_bytes_stay_where_they_are(store: OutputStore) -> None:
+def test_the_newest_bytes_stay_where_they_are(store: OutputFiles) -> None:
     data = numbered(3 * MIB // 64)
     put(store, "a1", data)
     until = excess(store, "a1", ".out")
@@ -58,7 +58,7 @@ def test_the_newest_bytes_stay_where_they_are(store: OutputStore) -> None:
     assert store.free("a1", ".out", MIB, until) == 0
 
 
-def test_a_file_within_its_bound_is_left_alone(store: OutputStore) -> None:
+def test_a_file_within_its_bound_is_left_alone(store: OutputFiles) -> None:
     put(store, "a1", numbered(MIB // 64))
     assert excess(store, "a1", ".out") == 0
     assert excess(store, "a1", ".err") == 0
@@ -66,7 +66,7 @@ def test_a_file_within_its_bound_is_left_alone(store: OutputStore) -> None:
     assert store.free("a2", ".out", MIB, MIB) == 0
 
 
-def test_another_file_in_its_place_is_left_alone(store: OutputStore) -> None:
+def test_another_file_in_its_place_is_left_alone(store: OutputFiles) -> None:
     put(store, "a1", bytes(2 * MIB))
     status = store.status("a1", ".out")
     assert status is not None
@@ -74,7 +74,7 @@ def test_another_file_in_its_place_is_left_alone(store: OutputStore) -> None:
     assert store.free("a1", ".out", 0, MIB, inode=status.st_ino) == MIB
 
 
-def test_bytes_written_after_a_truncation_are_not_freed(store: OutputStore) -> None:
+def test_bytes_written_after_a_truncation_are_not_freed(store: OutputFiles) -> None:
     put(store, "a1", numbered(3 * MIB // 64))
     until = excess(store, "a1", ".out")
     os.truncate(store.directory / "a1.out", 0)
@@ -83,20 +83,20 @@ def test_bytes_written_after_a_truncation_are_not_freed(store: OutputStore) -> N
     assert store.tail("a1", 10) == (b"new", False)
 
 
-def test_freeing_can_be_given_up_between_two_pieces(store: OutputStore) -> None:
-    put(store, "a1", bytes(3 * holes.PIECE))
+def test_freeing_can_be_given_up_between_two_pieces(store: OutputFiles) -> None:
+    put(store, "a1", bytes(3 * holes.PUNCH))
     with pytest.raises(InterruptedError):
-        store.free("a1", ".out", 0, 3 * holes.PIECE, between=_give_up)
-    assert holes.PIECE <= held(store) <= 2 * holes.PIECE + 64 * KIB
+        store.free("a1", ".out", 0, 3 * holes.PUNCH, between=_give_up)
+    assert holes.PUNCH <= held(store) <= 2 * holes.PUNCH + 64 * KIB
 
 
-def test_holes_are_skipped_when_the_rest_is_freed(store: OutputStore) -> None:
+def test_holes_are_skipped_when_the_rest_is_freed(store: OutputFiles) -> None:
     put(store, "a1", numbered(MIB // 64))
     path = store.directory / "a1.out"
     os.truncate(path, 1 << 43)
     put(store, "a1", numbered(MIB // 64))
     calls = iter(range(4))
-    assert store.free("a1", ".out", MIB, 1 << 43, between=lambda: next(calls)) <= 2 * holes.PIECE
+    assert store.free("a1", ".out", MIB, 1 << 43, between=lambda: next(calls)) <= 2 * holes.PUNCH
     assert held(store) <= MIB + 64 * KIB
 
 
@@ -104,7 +104,7 @@ def _give_up() -> None:
     raise InterruptedError
 
 
-def test_the_tail_contains_nothing_of_a_hole(store: OutputStore) -> None:
+def test_the_tail_contains_nothing_of_a_hole(store: OutputFiles) -> None:
     data = numbered(2 * MIB // 64)
     put(store, "a1", data)
     store.free("a1", ".out", MIB, MIB)
@@ -112,7 +112,7 @@ def test_the_tail_contains_nothing_of_a_hole(store: OutputStore) -> None:
     assert store.tail("a1", 10 * MIB) == (data[MIB:], True)
 
 
-def test_the_tail_of_ten_gigabytes_that_are_mostly_freed(store: OutputStore) -> None:
+def test_the_tail_of_ten_gigabytes_that_are_mostly_freed(store: OutputFiles) -> None:
     path = store.directory / "a1.out"
     path.touch()
     os.truncate(path, 10_000_000_000 // 4096 * 4096)
@@ -123,7 +123,7 @@ def test_the_tail_of_ten_gigabytes_that_are_mostly_freed(store: OutputStore) -> 
     assert tail == b"newest\n" * 10_000
 
 
-def test_bytes_that_are_freed_while_they_are_read_are_left_out(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_are_freed_while_they_are_read_are_left_out(store: OutputFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """The punch comes just before the read, after a reader could have asked where the data begins."""
     data = numbered(2 * MIB // 64)
     put(store, "a1", data)
@@ -137,7 +137,7 @@ def test_bytes_that_are_freed_while_they_are_read_are_left_out(store: OutputStor
     assert store.tail("a1", 10 * MIB) == (data[3 * MIB // 2 :], True)
 
 
-def test_a_racing_reader_never_sees_a_hole(store: OutputStore) -> None:
+def test_a_racing_reader_never_sees_a_hole(store: OutputFiles) -> None:
     line, stop = b"x" * 63 + b"\n", threading.Event()
     out, err = store.open_for_run("a1")
     os.close(err)
@@ -161,7 +161,7 @@ def test_a_racing_reader_never_sees_a_hole(store: OutputStore) -> None:
         os.close(out)
 
 
-def test_a_hole_up_to_the_end_reads_as_nothing(store: OutputStore) -> None:
+def test_a_hole_up_to_the_end_reads_as_nothing(store: OutputFiles) -> None:
     put(store, "a1", b"")
     path = store.directory / "a1.out"
     os.truncate(path, MIB)
@@ -172,7 +172,7 @@ def test_a_hole_up_to_the_end_reads_as_nothing(store: OutputStore) -> None:
 
 
 def test_a_file_system_without_holes_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = OutputStore(tmp_path)
+    store = OutputFiles(tmp_path)
     put(store, "a1", bytes(MIB))
     monkeypatch.setattr(holes, "_libc", Refusing(errno.EOPNOTSUPP))
     with pytest.raises(OSError, match="not supported") as caught:
@@ -181,7 +181,7 @@ def test_a_file_system_without_holes_raises(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_interrupted_call_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = OutputStore(tmp_path)
+    store = OutputFiles(tmp_path)
     put(store, "a1", bytes(MIB))
     interrupting = Refusing(errno.EINTR, times=2)
     monkeypatch.setattr(holes, "_libc", interrupting)
@@ -208,7 +208,7 @@ class Refusing:
     inotify_init1 = fallocate
 
 
-def test_a_link_or_a_fifo_is_not_bounded(store: OutputStore, tmp_path: Path) -> None:
+def test_a_link_or_a_fifo_is_not_bounded(store: OutputFiles, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(bytes(MIB))
     (store.directory / "a1.out").symlink_to(precious)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.output import Inotify, OutputStore
+from sfad.output import Inotify, OutputFiles
 from sfad.output import inotify as module
 from tests.output.test_files import put
 from tests.output.test_holes import Refusing
@@ -22,11 +22,11 @@ def told(growth: Inotify, timeout: float = 0) -> bool:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> OutputStore:
-    return OutputStore(tmp_path)
+def store(tmp_path: Path) -> OutputFiles:
+    return OutputFiles(tmp_path)
 
 
-def test_a_writer_is_named_once(store: OutputStore) -> None:
+def test_a_writer_is_named_once(store: OutputFiles) -> None:
     with closing(Inotify(store.directory)) as growth:
         for _ in range(5):
             put(store, "a1", b"out", b"err")
@@ -37,7 +37,7 @@ def test_a_writer_is_named_once(store: OutputStore) -> None:
         assert growth.take() == set()
 
 
-def test_an_unwritten_file_is_not_named(store: OutputStore) -> None:
+def test_an_unwritten_file_is_not_named(store: OutputFiles) -> None:
     with closing(Inotify(store.directory)) as growth:
         for number in range(1, 32):
             for descriptor in store.open_for_run(f"a{'0123456789abcdefghijklmnopqrstuv'[number]}"):
@@ -47,7 +47,7 @@ def test_an_unwritten_file_is_not_named(store: OutputStore) -> None:
 
 
 @pytest.mark.parametrize("how", ["unlink", "rename", "replace"])
-def test_the_run_of_a_removed_file_is_named(store: OutputStore, how: str) -> None:
+def test_the_run_of_a_removed_file_is_named(store: OutputFiles, how: str) -> None:
     put(store, "a1", b"out")
     path, other = store.directory / "a1.out", store.directory / "other"
     other.touch()
@@ -63,7 +63,7 @@ def test_the_run_of_a_removed_file_is_named(store: OutputStore, how: str) -> Non
 
 @pytest.mark.parametrize("how", ["removed", "renamed"])
 def test_a_removed_directory_is_noticed(tmp_path: Path, how: str) -> None:
-    store = OutputStore(tmp_path / "output")
+    store = OutputFiles(tmp_path / "output")
     with closing(Inotify(store.directory)) as growth:
         put(store, "a1", b"out")
         assert (growth.take(), growth.gone) == ({"a1"}, False)
@@ -73,14 +73,14 @@ def test_a_removed_directory_is_noticed(tmp_path: Path, how: str) -> None:
         assert growth.gone
 
 
-def test_other_file_names_are_ignored(store: OutputStore) -> None:
+def test_other_file_names_are_ignored(store: OutputFiles) -> None:
     with closing(Inotify(store.directory)) as growth:
         for name in ("note.txt", "a1.out.gz", "ü.out", "x" * 250 + ".err", "a" * 15):
             (store.directory / name).write_bytes(b"x")
         assert growth.take() == set()
 
 
-def test_dropped_events_mean_any_run(store: OutputStore) -> None:
+def test_dropped_events_mean_any_run(store: OutputFiles) -> None:
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if limit > 1 << 16:
         pytest.skip("it would take long")
@@ -95,7 +95,7 @@ def test_dropped_events_mean_any_run(store: OutputStore) -> None:
     assert None in told_once
 
 
-def test_no_inotify_instance_is_left(store: OutputStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_inotify_instance_is_left(store: OutputFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_libc", Refusing(errno.EMFILE))
     with pytest.raises(OSError, match="Too many") as caught:
         Inotify(store.directory)

@@ -20,7 +20,7 @@ def known(catalogue: RunCatalogue, run: RunId) -> tuple[Status, list[RunId], lis
     info = catalogue.info(run)
     assert info is not None
     page = catalogue.select(Page(List(id=0, name=info.name)))
-    return info.status, catalogue.chain(run), catalogue.find(run), [each.id for each in page.runs]
+    return info.status, catalogue.lineage(run), catalogue.find(run), [each.id for each in page.runs]
 
 
 async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

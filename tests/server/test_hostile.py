@@ -21,7 +21,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, frame
 from sfad.protocol.types import Claim, ErrorCode, Status
 from tests.conftest import Start
-from tests.harness import PATIENCE, Daemon, ended, running, started, wait_until
+from tests.harness import IMPATIENT, PATIENCE, Daemon, ended, running, started, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,8 @@ def test_a_thousand_bad_connections_leave_nothing(daemon: Daemon) -> None:
     assert grown < 32 * 1024 * 1024  # half a frame each, held and given back; some of it stays with the allocator
 
 
-def test_an_unfinished_frame_has_a_bound_and_a_time(daemon: Daemon) -> None:
+def test_an_unfinished_frame_has_a_bound_and_a_time(start: Start) -> None:
+    daemon = start(program=IMPATIENT)
     with greeted(daemon) as sock, daemon.client() as other:
         sock.sendall(struct.pack(">I", 1000) + b"x")
         assert other.call(m.DaemonInfo(id=other.next_id()), m.DaemonStatus).connections == 2

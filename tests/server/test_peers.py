@@ -10,11 +10,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
 
 from sfad.core.events import LaunchSucceeded, MainExited
+from sfad.host.probe import UCRED
 from sfad.server import peers
 from tests.launch.fake import FakeLauncher
 from tests.launch.rig import Rig, rigged
@@ -98,7 +100,7 @@ class Answers:
     """A connection of which the kernel says what the test wants."""
 
     def __init__(self, pid: int, uid: int) -> None:
-        self.credentials = peers._UCRED.pack(pid, uid, uid)
+        self.credentials = UCRED.pack(pid, uid, uid)
 
     def getsockopt(self, level: int, option: int, length: int) -> bytes:  # noqa: ARG002 - its signature
         if option == socket.SO_PEERCRED:
@@ -107,7 +109,7 @@ class Answers:
 
 
 def test_another_user_whose_process_is_gone() -> None:
-    peer = peers.identify(Answers(1, 54321), FakeLauncher(emit=lambda _event: None))
+    peer = peers.identify(cast(socket.socket, Answers(1, 54321)), FakeLauncher(emit=lambda _event: None))
     assert (peer.user, peer.owner) == ("54321", False)
     assert "ended" in peer.unplaced
 
@@ -121,6 +123,6 @@ def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: E
 
     monkeypatch.setattr(launcher, "place", fail)
     monkeypatch.setattr(peers, "_pidfd", lambda _connection: None)
-    peer = peers.identify(Answers(os.getpid(), os.geteuid()), launcher)
+    peer = peers.identify(cast(socket.socket, Answers(os.getpid(), os.geteuid())), launcher)
     assert peer.run is None
     assert "could not be looked at" in peer.unplaced

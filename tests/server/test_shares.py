@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.core.access import Peer
-from sfad.host.descriptors import LEAST, RESERVE, Descriptors, Need
+from sfad.host.descriptors import LEAST_RESERVE, RESERVE, Descriptors, Need
 from sfad.server.shares import FRACTIONS, PeerGroups, ShareGroup, Shares
 
 OWNER = PeerGroups.of(Peer(0, "root"), None)
@@ -75,6 +75,6 @@ def test_the_last_descriptors_are_for_the_owner_then_for_runs() -> None:
         assert refusal is not None
         assert f"only {need * RESERVE + 5} of {descriptors.limit} descriptors are left, 6 are needed" in refusal
     descriptors.limit = 48
-    used = 48 - LEAST
+    used = 48 - LEAST_RESERVE
     assert descriptors.refusal(Need.OWNER) is None
     assert descriptors.refusal(Need.RUN) is not None

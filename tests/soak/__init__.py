@@ -1,1 +1,1 @@
-"""Everything at random, for minutes, against a daemon that is killed, renewed and starved. The pure core is the judge."""
+"""Random clients, for minutes, of a daemon that is killed, re-executed and short of resources. The pure core is the judge."""

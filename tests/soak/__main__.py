@@ -27,7 +27,7 @@ from .model import Judge
 CLIENTS = 4
 
 LOOK = 3.0
-"""Seconds between two faults, at most."""
+"""Maximum seconds between two faults."""
 
 CONFIG = """
 [guard]
@@ -48,7 +48,7 @@ pause_max = 20
 
 
 class Soak:
-    """All of it."""
+    """A daemon, its clients and its faults."""
 
     def __init__(self, directory: Path, mode: str, seed: int, *, disk: bool) -> None:
         self._random = Random(seed)
@@ -61,7 +61,7 @@ class Soak:
         self.judged: Counter[str] = Counter()
 
     def go(self, seconds: float) -> None:
-        """Everything, and what must be true at its end."""
+        """Run clients and faults, and check the promises afterwards."""
         until = time.monotonic() + seconds
         workers = [Worker(self.daemon, self.agents, self.book, Random(self._random.random())) for _ in range(CLIENTS)]
         for worker in workers:
@@ -84,17 +84,17 @@ class Soak:
             time.sleep(0.05)
 
     def _look(self) -> None:
-        """Where it dies meanwhile there is a next time."""
+        """Check the promises now, unless the daemon dies meanwhile."""
         known = set(self.book.acknowledged)
         try:
             with self.daemon.client() as client:
                 found = promises.settle(lambda: promises.present(client, self.daemon, known, self.agents.read))
-        except Exception:  # noqa: BLE001 - it is not there just now
+        except Exception:  # noqa: BLE001 - no daemon serves at the moment
             return
         self.wrong += [f"after {self.chaos.deaths[-1:]}: {line}" for line in found]
 
     def _renew_for_the_last_time(self) -> None:
-        """With a daemon that does not die by itself."""
+        """Replace the daemon by one that does not crash."""
         self.chaos.kill()
         self.daemon.start_again()
 
@@ -123,7 +123,7 @@ class Soak:
         self.wrong += ["the log tells of an internal error"] if "internal error" in log or "Traceback" in log else []
 
     def tell(self) -> None:
-        """What was done."""
+        """Print what was done."""
         print("operations:", _listed(self.book.done))
         print("faults:", _listed(self.chaos.done))
         print(f"deaths: {sum(self.chaos.died.values())}; longest restart {self.chaos.longest:.1f} s:", _listed(self.chaos.died))
@@ -134,11 +134,11 @@ class Soak:
 
     @property
     def failed(self) -> bool:
-        """Whether anything was not as promised."""
+        """Return whether a promise was broken."""
         return bool(self.book.wrong or self.chaos.wrong or self.wrong)
 
     def clean_up(self) -> None:
-        """Nothing is left, whatever happened."""
+        """Leave no process and no mount behind."""
         self.book.ended.set()
         if self.daemon.process.poll() is None:
             self.daemon.process.kill()
@@ -152,11 +152,11 @@ def _listed(counts: Counter[str]) -> str:
 
 
 def main() -> int:
-    """See above."""
+    """Parse the command line and run the soak."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=SystemRandom().randrange(1 << 30))
-    parser.add_argument("--mode", choices=("cgroup", "tags"), help="by the seed, if it is not said")
+    parser.add_argument("--mode", choices=("cgroup", "tags"), help="default: chosen by the seed")
     options = parser.parse_args()
     mode = options.mode or ("cgroup", "tags")[options.seed % 2]
     directory = Path(tempfile.mkdtemp(prefix="sfad-soak-"))

@@ -1,4 +1,4 @@
-"""What the soak starts. What was asked for stands in each run's labels, so that the model can ask for the same."""
+"""Commands that the soak starts. The labels of each run say what was requested, so that the model can request the same."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.crash.victim import Agents
 ROOT = Path(__file__).parents[2]
 
 NAMES = ("ant", "bee", "cat", "dog", "elk", "fox")
-"""Few, so that some call themselves in a circle."""
+"""Few, so that some chains are loops."""
 
 
 def options(random: Random, **more: Any) -> dict[str, Any]:
-    """Of a spawn, with labels that say the same."""
+    """Return the options of a spawn, with labels that say the same."""
     asked: dict[str, Any] = {"name": random.choice(NAMES), "attempts": 1, **more}
     labels: dict[str, str] = {key: str(asked[key]) for key in ("attempts", "queue") if key in asked}
     for key in ("max_depth", "max_descendants"):
@@ -30,7 +30,7 @@ def options(random: Random, **more: Any) -> dict[str, Any]:
 
 
 def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dict[str, Any]]:
-    """Some agent that may have `depth` generations below it, and the options to start it with."""
+    """Return the command of a random agent with at most `depth` generations below it, and the options to start it with."""
     what = random.choice(("short", "short", "long", "stubborn", "forking", "chatty", "retrying", "metered", "nested", "nested"))
     more: dict[str, Any] = {"queue": False} if random.random() < 0.2 else {}
     if what == "nested" and depth:
@@ -55,6 +55,6 @@ def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dic
 
 
 def environment() -> list[bytes]:
-    """For agents: they are to find this package."""
+    """Return the environment of agents, in which they find this package."""
     kept = {key: value for key, value in os.environb.items() if not key.startswith((b"SFA_", b"SFAD_"))}
     return [key + b"=" + value for key, value in (kept | {b"PYTHONPATH": os.fsencode(ROOT)}).items()]

@@ -1,4 +1,4 @@
-"""What the daemon is put through."""
+"""Faults of the daemon and of its machine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.crash.victim import Victim
 from tests.harness import PATIENCE
 
 UNAVAILABLE = 69
-"""What a daemon that finds its ledger locked, or no room, exits with: the client that starts it tries again."""
+"""Exit code of a daemon that finds its ledger locked or its disk full. It is started again."""
 
 ROOM = 48 << 20
-"""Bytes of the small disk."""
+"""Bytes of the disk that is filled."""
 
 
 @contextmanager
 def small_disk(directory: Path) -> Iterator[bool]:
-    """A tmpfs there, if we may; whether there is one."""
+    """Mount a tmpfs if that is permitted. Return whether there is one."""
     directory.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "sfad-soak", str(directory)]
     mounted = subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
@@ -39,14 +39,14 @@ def small_disk(directory: Path) -> Iterator[bool]:
 
 
 class Chaos:
-    """One fault after the other, and a daemon that is started again whenever it has died."""
+    """One fault after another. The daemon is started again when it has died."""
 
     def __init__(self, daemon: Victim, random: Random, *, disk: bool) -> None:
         self.done: Counter[str] = Counter()
         self.died: Counter[str] = Counter()
         self.deaths: list[datetime] = []
         self.longest = 0.0
-        """Seconds of a restart, from the death on."""
+        """Seconds of the longest restart, from the death on."""
         self.wrong: list[str] = []
         self._daemon = daemon
         self._random = random
@@ -54,14 +54,14 @@ class Chaos:
         self._faults += [self.fill] if disk else []
 
     def strike(self) -> None:
-        """Some fault."""
+        """Cause a random fault."""
         fault = self._random.choice(self._faults)
         self.done[fault.__name__] += 1
         fault()
         self.look_after()
 
     def look_after(self) -> None:
-        """Starts the daemon again if it is dead."""
+        """Start the daemon again if it is dead."""
         code = self._daemon.process.poll()
         if code is None:
             return
@@ -90,12 +90,12 @@ class Chaos:
     # ---- faults
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the daemon with SIGKILL."""
         self._daemon.process.kill()
         self._daemon.process.wait()
 
     def renew(self) -> None:
-        """It re-executes itself."""
+        """Re-execute the daemon."""
         before = self._daemon.log.read_text().count("re-executing")
         self._daemon.process.send_signal(signal.SIGUSR2)
         until = time.monotonic() + 5
@@ -104,19 +104,19 @@ class Chaos:
         self.deaths.append(datetime.now(UTC))
 
     def stall(self) -> None:
-        """It stands still for a while."""
+        """Stop the daemon for a while with SIGSTOP."""
         self._daemon.process.send_signal(signal.SIGSTOP)
         time.sleep(self._random.uniform(0.1, 2))
         self._daemon.process.send_signal(signal.SIGCONT)
 
     def lock(self) -> None:
-        """Somebody else writes to the ledger; perhaps the daemon dies meanwhile."""
+        """Lock the ledger for a while; sometimes kill the daemon meanwhile."""
         with suppress(sqlite3.Error), closing(sqlite3.connect(self._daemon.state_dir / "ledger.db", timeout=5)) as ledger:
             ledger.execute("BEGIN IMMEDIATE")
             self._suffer(self._random.uniform(0.5, 4))
 
     def fill(self) -> None:
-        """The disk is full for a while."""
+        """Fill the disk for a while."""
         ballast = self._daemon.state_dir / "filler"
         with suppress(OSError), ballast.open("wb", buffering=0) as file:
             while True:
@@ -138,7 +138,7 @@ class Chaos:
             time.sleep(0.05)
 
     def lose_output(self) -> None:
-        """Somebody removes a file."""
+        """Remove a random output file."""
         with suppress(OSError):
             files = sorted((self._daemon.state_dir / "output").iterdir())
             if files:

@@ -1,4 +1,4 @@
-"""Clients that ask for anything, at random, and remember what they were told."""
+"""Clients that send random requests and remember the answers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.harness import Daemon
 from .agents import ROOT, argument, environment
 
 DEPTH = 4
-"""Generations that an agent may want; the guard allows three more than a root."""
+"""Generations that an agent may ask for. The guard allows a root and three more."""
 
 CROWD = 14
-"""Live runs beyond which nothing is started."""
+"""Live runs above which no client starts another."""
 
 EXPECTED = {ErrorCode.WRONG_STATE, ErrorCode.NO_SUCH_RUN, ErrorCode.UNAVAILABLE}
 
 
 class Book:
-    """What all clients were told."""
+    """The answers to all clients."""
 
     def __init__(self) -> None:
         self.acknowledged: set[RunId] = set()
@@ -51,7 +51,7 @@ class Worker(threading.Thread):
         self._random = random
 
     def run(self) -> None:
-        """Until the end of it all."""
+        """Send requests until the soak ends."""
         try:
             player = Player(self._daemon_, self._agents, self._book)
             with player.client:
@@ -117,7 +117,7 @@ class Worker(threading.Thread):
 
 
 def final_list(client: Client) -> list[RunInfo]:
-    """Everything that ever was."""
+    """Return all runs that the daemon lists."""
     try:
         return list(all_runs(client).values())
     except Unreachable as error:

@@ -25,19 +25,19 @@ from tests.crash.scenario import USER
 from tests.crash.victim import Diary
 
 CLOSE = 0.5
-"""Seconds around an end, or a death of the daemon, in which it is not known who had a place."""
+"""Seconds around an end, or a death of the daemon, in which the model does not know which runs had a place."""
 
 _UNSURE = {"enabled", "permission"}
-"""Verdicts that say that the asker was about to end."""
+"""Verdicts that mean that the caller was about to end."""
 
 
 class Judge:
-    """Replays a history; what the core would not have done is in `wrong`."""
+    """Replays a history. `wrong` has what the core would not have done."""
 
     def __init__(self, policy: Policy, runs: Iterable[RunInfo], diary: Diary, deaths: list[datetime]) -> None:
         self.wrong: list[str] = []
         self.judged: Counter[str] = Counter()
-        """Verdicts and ends that were compared, and those that could not be."""
+        """How many verdicts and ends were compared, and how many could not be."""
         self._machine = Machine(policy)
         self._runs = {run.id: run for run in runs}
         self._diary = diary
@@ -49,7 +49,7 @@ class Judge:
         self._zero = min((run.created_at for run in self._runs.values()), default=None)
 
     def judge(self) -> None:
-        """Everything, in order."""
+        """Replay the whole history in order."""
         happened = []
         for run in self._runs.values():
             number = run_number(run.id)
@@ -151,7 +151,7 @@ class Judge:
         self._feed(e.StopRequested(at, self._token, Peer(os.getuid(), USER), (run.id,)))
 
     def _attempts(self, run: RunInfo, at: float) -> None:
-        """Those before the last."""
+        """Tell the core of the attempts before the last one."""
         for number in range(1, run.attempts):
             self._feed(e.MainExited(at, run.id, self._diary.codes.get((run.id, number), 1)))
             self._feed(e.Emptied(at, run.id))

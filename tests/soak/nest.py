@@ -16,14 +16,14 @@ from .agents import ROOT, argument, environment
 
 
 def say(diary: str, what: str, figure: int) -> None:
-    """As the shell scripts do."""
+    """Write to the diary as the shell scripts do."""
     line = f"{what} nested {os.environ['SFA_RUN_ID']} {os.environ['SFA_ATTEMPT']} {figure}\n"
     with open(diary, "a") as file:
         file.write(line)
 
 
 def main() -> int:
-    """0, whatever became of the others; 4 without a daemon."""
+    """Start agents, and return the exit code: 0 however they ended, 4 without a daemon."""
     depth, seed, diary = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     say(diary, "begin", os.getpid())
     code = 0
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def start(random: Random, depth: int, diary: str) -> None:
-    """Some, one after the other."""
+    """Start random agents, one after another, and wait for most of them."""
     agents = Agents(Path(diary).parent)
     with Client(Path(os.environ["SFA_SOCKET"])) as client:
         for _ in range(random.randint(1, 3)):

@@ -69,14 +69,14 @@ def test_descriptors_are_kept(manager: socket.socket) -> None:
 def test_systemd_is_not_waited_for_and_closes_everything_in_the_end(manager: socket.socket) -> None:
     store = FdStore()
     asked = 0
-    while store.settle():
+    while store.flush():
         store.forget(f"a{asked}")
         asked += 1
     assert not store.keep("a0", 0)  # systemd would close it again
     told: list[bytes] = []
     while len(told) < asked:
         told.append(manager.recv(4096))
-        store.settle()
+        store.flush()
     assert told == [f"FDSTOREREMOVE=1\nFDNAME=a{number}".encode() for number in range(asked)]
     store.close()
 
@@ -100,7 +100,7 @@ def test_nothing_is_kept_if_systemd_does_not_listen(address: str, monkeypatch: p
 
 @pytest.mark.parametrize("count", ["9" * 5000, "-1", "3"])
 def test_descriptors_that_were_not_passed_are_not_taken(count: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systemd, "_FIRST", 1_000_000)  # no descriptor of this process
+    monkeypatch.setattr(systemd, "_FIRST_PASSED", 1_000_000)  # no descriptor of this process
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setenv("LISTEN_FDS", count)
     monkeypatch.setenv("LISTEN_FDNAMES", "a:b:c")

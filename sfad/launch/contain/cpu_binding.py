@@ -63,7 +63,7 @@ class RunCpus:
 
     def of(self, run: LaunchedRun) -> Cpus | None:
         """Return those of the nearest run that is bound. The daemon starts every run, so a child run inherits none."""
-        return next((above.cpus for above in run.chain() if above.cpus is not None), None)
+        return next((above.cpus for above in run.upwards() if above.cpus is not None), None)
 
     def rebind(self, run: LaunchedRun) -> None:
         """Bind the live processes of a run and its descendants. Raises `OSError`."""

@@ -26,7 +26,7 @@ class MarkedProcess(NamedTuple):
     process: Stat
     cookie: bytes | None
     """Of any instance."""
-    number: int | None
+    tag: int | None
 
 
 RunOf = Callable[[MarkedProcess, RunId | None], RunId | None]
@@ -39,7 +39,7 @@ def with_marks(process: Stat) -> MarkedProcess:
 
 
 def run_by_marks(
-    one: MarkedProcess, inherited: RunId | None, cookies: Mapping[bytes, RunId], numbers: Mapping[int, RunId]
+    one: MarkedProcess, inherited: RunId | None, cookies: Mapping[bytes, RunId], tags: Mapping[int, RunId]
 ) -> RunId | None:
     """Return the run of a process that has no ancestor in a run, by the cookies and tags of the runs that are looked for."""
     carried = cookies.get(one.cookie) if one.cookie is not None else None
@@ -47,7 +47,7 @@ def run_by_marks(
         return carried
     if one.cookie is not None or inherited == FOREIGN:
         return FOREIGN
-    return numbers.get(one.number) if one.number is not None else None
+    return tags.get(one.tag) if one.tag is not None else None
 
 
 @dataclass(frozen=True)
@@ -86,20 +86,20 @@ class MarkScan:
         found: dict[bytes | int | None, list[int]] = defaultdict(list)
         for pid, one in self.processes.items():
             found[one.cookie].append(pid)
-            found[one.number].append(pid)
+            found[one.tag].append(pid)
         return found
 
-    def carriers(self, cookie: bytes, number: int | None) -> list[int]:
+    def carriers(self, cookie: bytes, tag: int | None) -> list[int]:
         """Return the processes that carry one of the marks: quick, where `members` looks at each process of the machine."""
-        return [*self._by_mark.get(cookie, ()), *(self._by_mark.get(number, ()) if number is not None else ())]
+        return [*self._by_mark.get(cookie, ()), *(self._by_mark.get(tag, ()) if tag is not None else ())]
 
-    def members(self, cookie: bytes, number: int | None) -> list[Stat]:
+    def members(self, cookie: bytes, tag: int | None) -> list[Stat]:
         """Return the processes of one run, by its cookie and tag."""
         cookies: dict[bytes, RunId] = {cookie: "it"}
-        numbers: dict[int, RunId] = {number: "it"} if number is not None else {}
+        tags: dict[int, RunId] = {tag: "it"} if tag is not None else {}
 
         def of(one: MarkedProcess, inherited: RunId | None) -> RunId | None:
-            return inherited if inherited == "it" else run_by_marks(one, inherited, cookies, numbers)
+            return inherited if inherited == "it" else run_by_marks(one, inherited, cookies, tags)
 
         return [one.process for one, run_id in self.with_runs(of) if run_id == "it"]
 

@@ -12,7 +12,7 @@ from ..marks import cookie, cookie_run
 from ..pidfd import reaped
 from ..procfs import Stat
 
-_LINEAGE_READS = 5
+_ANCESTRY_READS = 5
 
 
 def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
@@ -26,7 +26,7 @@ def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
     raise Unplaceable(f"process {pid} carries the cookie of run {run_id}, which is not running")
 
 
-def lineage(pid: int) -> tuple[Stat, ...]:
+def ancestors(pid: int) -> tuple[Stat, ...]:
     """Return a process and its ancestors, up to this process, or as far as /proc tells."""
     found: list[Stat] = []
     while pid > 0 and (process := procfs.stat(pid)):
@@ -38,23 +38,23 @@ def lineage(pid: int) -> tuple[Stat, ...]:
 _Found = TypeVar("_Found")
 
 
-def with_steady_lineage(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
-    """Return what `look` says of the lineage of a process, if that was the same before and after: the pid of a parent that ends
-    meanwhile may be used again. Raises `Unplaceable` if the lineage keeps changing."""
-    for _ in range(_LINEAGE_READS):
-        chain = lineage(pid)
+def with_steady_ancestors(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
+    """Return what `look` says of the ancestors of a process, if that was the same before and after: the pid of a parent that ends
+    meanwhile may be used again. Raises `Unplaceable` if they keep changing."""
+    for _ in range(_ANCESTRY_READS):
+        chain = ancestors(pid)
         answer = look(chain)
-        if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in lineage(pid)]:
+        if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in ancestors(pid)]:
             return answer
     raise Unplaceable(f"the ancestors of process {pid} keep changing")
 
 
 def descends(chain: tuple[Stat, ...]) -> bool:
-    """Return whether a process descends from this one, by its lineage."""
+    """Return whether a process descends from this one, by its ancestors."""
     return len(chain) > 1 and chain[-1].pid == os.getpid()
 
 
-def run_by_lineage(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
+def run_by_ancestors(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
     """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and whether `pid` descends from this
     process. Raises `Unplaceable`."""
 
@@ -62,7 +62,7 @@ def run_by_lineage(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[Run
         run_id = next((run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))), None)
         return run_id, descends(chain)
 
-    return with_steady_lineage(pid, look)
+    return with_steady_ancestors(pid, look)
 
 
 def unmarked(pid: int) -> Unplaceable:

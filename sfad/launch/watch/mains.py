@@ -3,7 +3,7 @@
 import os
 from time import monotonic
 
-from ...core.events import LaunchSucceeded, MainExited
+from ...core.events import LaunchFailed, LaunchSucceeded, MainExited
 from ...faults import effect
 from .. import procfs
 from ..emitter import Emitter
@@ -59,12 +59,12 @@ class Mains:
 
     def fail_soon(self, run: LaunchedRun, error: LaunchError) -> None:
         """Report that a launch has failed without a main process."""
-        run.failing = error
+        run.launch_error = error
         self._reactor.soon(self._fail, run, error)
 
     def _fail(self, run: LaunchedRun, error: LaunchError) -> None:
-        run.failing = None
-        self._emitter.launch_failed(run.id, error)
+        run.launch_error = None
+        self._emitter.emit(LaunchFailed, run.id, error.errno, error.text, error.kind, error.about)
         self._owed.report_if_empty(run)
 
     def _read_report(self, run: LaunchedRun, main: MainProcess) -> None:
@@ -105,10 +105,10 @@ class Mains:
         status = exit_status(main.pidfd)
         if status is not None:
             self._ended(run, main, *_code_and_signal(status))
-        elif gone or not tells_exits() or (main.ended is not None and monotonic() - main.ended > _REAPED_WITHIN):
+        elif gone or not tells_exits() or (main.exit_seen is not None and monotonic() - main.exit_seen > _REAPED_WITHIN):
             self._ended(run, main, None, None)
-        elif main.ended is None:
-            main.ended = monotonic()
+        elif main.exit_seen is None:
+            main.exit_seen = monotonic()
             self._reactor.discard(main.pidfd)
             self._reactor.add(main.pidfd, lambda: self._reap(run, main), 0)  # EPOLLHUP, always reported: it was reaped
             self._look_again(run, main)

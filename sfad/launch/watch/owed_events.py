@@ -32,7 +32,7 @@ class OwedEvents:
     def report_if_empty(self, run: LaunchedRun) -> None:
         """Look whether the run and its ancestors are empty, because something has gone that may have been the last."""
         try:
-            for above in tuple(run.chain()):
+            for above in tuple(run.upwards()):
                 if above.emptying and self._empty(above):
                     above.emptying = False
                     self._emitter.emit(Emptied, above.id)

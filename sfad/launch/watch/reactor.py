@@ -92,26 +92,6 @@ class Reactor:
             else:
                 return
 
-    async def wait_ended(self, pids: Iterable[int], bound: float) -> None:
-        """Wait until these children have ended, for `bound` seconds at most. Raises `OSError`."""
-        await trio.lowlevel.checkpoint()  # children that are gone already are not waited for
-        with trio.move_on_after(bound):
-            for pid in pids:
-                await self._wait_ended(pid)
-
-    async def _wait_ended(self, pid: int) -> None:
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        ended = trio.Event()
-        try:
-            self.add(pidfd, ended.set)
-            await ended.wait()
-        finally:
-            self.discard(pidfd)
-            os.close(pidfd)
-
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
@@ -167,3 +147,25 @@ class Reactor:
     def close(self) -> None:
         self._epoll.close()
         os.close(self._wake)
+
+
+async def wait_ended(reactor: Reactor, pids: Iterable[int], bound: float) -> None:
+    """Wait until these children have ended, for `bound` seconds at most. Raises `OSError`."""
+    await trio.lowlevel.checkpoint()  # children that are gone already are not waited for
+    with trio.move_on_after(bound):
+        for pid in pids:
+            await _wait_ended(reactor, pid)
+
+
+async def _wait_ended(reactor: Reactor, pid: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended = trio.Event()
+    try:
+        reactor.add(pidfd, ended.set)
+        await ended.wait()
+    finally:
+        reactor.discard(pidfd)
+        os.close(pidfd)

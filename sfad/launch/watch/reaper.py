@@ -25,7 +25,7 @@ _LOOKS_APART = 0.05
 _SIGSET_T, _SIGINFO = 128, 128
 """Bytes of glibc's sigset_t and of a signalfd_siginfo."""
 _MANY_ORPHANS = 200
-"""Orphans in one look after which the next follows at once: lineages that fork without pause leave zombies faster than a look
+"""Orphans in one look after which the next follows at once: processes that fork without pause leave zombies faster than a look
 every 50 ms reaps them, until the machine has no pid left."""
 _LOOK_EVERY = 5.0
 """Seconds after which to look without a SIGCHLD: signals coalesce (signal(7)), and a zombie costs little meanwhile."""

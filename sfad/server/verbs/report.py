@@ -37,7 +37,7 @@ def once_priced(
 ) -> None:
     """Call `then` once the price of the model is known, or known to be missing. `unsure` is called instead where the daemon cannot
     find out now."""
-    is_wanted = call.leave()
+    is_wanted = call.defer()
 
     def go_on(why: str | None = None) -> None:
         if not is_wanted():

@@ -52,4 +52,4 @@ def filtered(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
 
 
 def _is_below_any(live: Live, found: Mapping[RunId, Live]) -> bool:
-    return any(above in found for above in live.chain[:-1])
+    return any(above in found for above in live.lineage_ids[:-1])

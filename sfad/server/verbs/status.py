@@ -19,7 +19,7 @@ from ..call import Call, answers
 @answers(DaemonInfo)
 def status(call: Call, _request: DaemonInfo) -> None:
     runtime, machine = call.runtime, call.runtime.machine
-    backup = runtime.ledger.backup
+    backup = runtime.ledger.file.backup
     budgets = machine.budgets if call.peer.run is None else ()
     call.reply(
         DaemonStatus(
@@ -38,7 +38,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             refused=machine.refused,
             connections=len(call.services.connections),
             memory_bytes=psutil.Process().memory_info().rss,
-            ledger_bytes=runtime.ledger.size_bytes,
+            ledger_bytes=runtime.ledger.records.size_bytes,
             ledger_trouble=runtime.storage.unwritable,
             backup_bytes=backup.size_bytes if backup is not None else None,
             backup_at=backup.at if backup is not None else None,
@@ -58,5 +58,5 @@ def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
         usd=to_usd(budget.allowed),
         used_usd=to_usd(budget.charged),
         renews=budget.renews,
-        partial=budget.partial or any(run.user in budget.members and run.account.grows for run in tree),
+        partial=budget.partial or any(run.user in budget.members and run.account.cost_may_grow for run in tree),
     )

@@ -1,4 +1,4 @@
-"""`text`: the next part of the text that the events in a run's stdout hold. It needs the permission for `logs`."""
+"""`text`: the next part of the text in the events of a run's stdout. It needs the permission for `logs`."""
 
 import os
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from ...meters import named
-from ...meters.speech import FORM, Cursor, TextReader
+from ...meters.text import FORM, Cursor, TextReader
 from ...output import holes
 from ...protocol.messages import Text, TextPart
 from ...protocol.types import RunInfo

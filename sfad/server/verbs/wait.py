@@ -13,7 +13,7 @@ from ..connection import Pending
 def wait(call: Call, request: Wait, run: RunInfo) -> None:
     runtime, connection = call.runtime, call.connection
     if request.tie:
-        call.permit("stop", runtime.catalogue.chain(run.id))  # a tied run is stopped with its client
+        call.permit("stop", runtime.catalogue.lineage(run.id))  # a tied run is stopped with its client
         runtime.feed(ClientBack(trio.current_time(), run.id, connection.number))
     if runtime.catalogue.over(run.id) or request.timeout == 0:
         call.show(run)
@@ -28,7 +28,7 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
         if info is not None:
             call.show(info)
         else:
-            call.drop()
+            call.end()
 
     forget = runtime.subscribers.on_end(run.id, answer)
     until = trio.current_time() + max(0.0, request.timeout) if request.timeout is not None else None

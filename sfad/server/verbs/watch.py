@@ -6,7 +6,7 @@ from ..call import Call, answers_about_run
 from ..checks import unavailable
 from ..connection import Pending
 
-WATCHES = 64
+MAX_EACH = 64
 """Watches of one connection."""
 
 
@@ -20,9 +20,9 @@ def watch(call: Call, _request: Watch, run: RunInfo) -> None:
 def demand_watch(call: Call) -> None:
     """Raise `RequestError` if the client may not have another watch."""
     open_here = sum(isinstance(pending.request, Watch) for pending in call.connection.pending.values())
-    if open_here >= WATCHES:
+    if open_here >= MAX_EACH:
         raise unavailable(
-            f"this connection has {open_here} open watches, at most {WATCHES} are allowed; watch a run that is above others",
+            f"this connection has {open_here} open watches, at most {MAX_EACH} are allowed; watch a run that is above others",
         )
     call.demand(call.services.bounds.watches, 1)
 

@@ -13,6 +13,6 @@ def withdraw_call(call: Call, request: WithdrawCall) -> None:
         for asker in askers:
             if isinstance(asker, Call) and asker.connection is call.connection and asker.id == request.call:
                 call.runtime.requests.forget(token)
-                asker.drop()
+                asker.end()
                 call.runtime.feed(e.CallWithdrawn(trio.current_time(), token))
     call.reply(Done(id=request.id))

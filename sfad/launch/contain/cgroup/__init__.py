@@ -4,7 +4,8 @@
 `stopping`     signals every process of a run until nothing is left
 `pausing`      freezes and thaws runs
 `control`      control files that act on a whole cgroup
-`cgroups`      the cgroups of runs: made, found by run, path or inode, removed
+`making`       makes and removes the cgroups of runs
+`cgroups`      the cgroups of runs, found by run, path or inode
 `events`       what `cgroup.events` tells
 `escapes`      processes that have left their run's cgroup
 `placing`      which run a process is in

@@ -16,15 +16,17 @@ from ..mark_scan import RecentScans, scan_marks
 from . import cgroupfs
 from .cgroups import RunCgroups
 from .limits import KernelLimits
+from .making import CgroupMaker
 
 _MOVE_PASSES = 10
 """Looks for processes that are forked while others are being moved."""
 
 
 class AdoptedCgroups(AdoptedRuns):
-    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, limits: KernelLimits) -> None:
+    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, maker: CgroupMaker, limits: KernelLimits) -> None:
         self._runs = runs
         self._cgroups = cgroups
+        self._maker = maker
         self._limits = limits
         self._scans = RecentScans()
         self._elsewhere: set[RunId] = set()
@@ -32,7 +34,7 @@ class AdoptedCgroups(AdoptedRuns):
 
     def rejoin(self, run: LaunchedRun) -> None:
         self._runs.tag_of(run)
-        if self._cgroups.adopt(run):
+        if self._maker.adopt(run):
             self._limits.limit(run)  # writes what is written there already, and counts from now on
         self._gather(run)
 
@@ -54,14 +56,14 @@ class AdoptedCgroups(AdoptedRuns):
             self._move_in(run)
 
     def _move_in(self, run: LaunchedRun) -> None:
-        number = self._runs.tag_of(run)
+        tag = self._runs.tag_of(run)
         for _ in range(_MOVE_PASSES):
-            outside = [one for one in scan_marks().members(run.cookie, number) if not self._cgroups.contains(run, one.pid)]
+            outside = [one for one in scan_marks().members(run.cookie, tag) if not self._cgroups.contains(run, one.pid)]
             if not outside:
                 return
             group = self._cgroups.of(run)
             if group is None:
-                group = self._cgroups.make(run)
+                group = self._maker.make(run)
                 self._limits.limit(run)
             for process in outside:
                 _move(process, group.leaf)
@@ -70,10 +72,10 @@ class AdoptedCgroups(AdoptedRuns):
         return self._cgroups.contains(run, pid) or cookie(pid, self._runs.instance) == run.cookie
 
     def forget(self, run: LaunchedRun) -> None:
-        self.own(run)
-        self._cgroups.forget(run)
+        self.leave(run)
+        self._maker.forget(run)
 
-    def own(self, run: LaunchedRun) -> None:
+    def leave(self, run: LaunchedRun) -> None:
         self._elsewhere.discard(run.id)
 
 

@@ -1,4 +1,4 @@
-"""The cgroups of runs: made, found by run, path or inode, and removed."""
+"""The cgroups of runs, found by run, path or inode."""
 
 import os
 from collections.abc import Iterator
@@ -13,14 +13,11 @@ from ...launched_runs import LaunchedRun
 from ...launcher import UNBOUND, Bounds
 from ...watch.reactor import Reactor
 from . import cgroupfs, location
-from .controllers import Controllers
 
-LEAF = "self"
-"""The cgroup in a run's cgroup that holds its processes."""
 MAX_SEARCHED = 10_000
 """Cgroups that are searched for one that an agent has made."""
-_REMOVE_TRIES, _REMOVE_EVERY = 100, 0.02
-"""A cgroup whose last process has just gone can be busy for some milliseconds."""
+LEAF = "self"
+"""The cgroup in a run's cgroup with its processes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,11 +44,10 @@ class RunCgroup:
 
 
 class RunCgroups:
-    """Makes and removes the cgroups of runs below `base`, and knows which run a cgroup belongs to."""
+    """Knows the cgroups of runs below `base`."""
 
-    def __init__(self, base: location.BaseCgroup, controllers: Controllers, reactor: Reactor) -> None:
+    def __init__(self, base: location.BaseCgroup, reactor: Reactor) -> None:
         self.base = base
-        self._controllers = controllers
         self._reactor = reactor
         self._by_run: dict[RunId, RunCgroup] = {}
         self._by_inode: dict[int, RunId] = {}
@@ -63,9 +59,7 @@ class RunCgroups:
 
     def directory(self, run: LaunchedRun) -> str:
         """Return where the run's cgroup is, or would be."""
-        return "/".join([self.base.directory, *(above.id for above in reversed(list(run.chain())))])
-
-    # Which run is in a cgroup.
+        return "/".join([self.base.directory, *(above.id for above in reversed(list(run.upwards())))])
 
     def run_with_inode(self, inode: int) -> RunId | None:
         return self._by_inode.get(inode)
@@ -122,80 +116,19 @@ class RunCgroups:
         group = self.of(run)
         return group is not None and b"populated 1" in cgroupfs.read(f"{group.directory}/cgroup.events")
 
-    # Making.
-
-    def make(self, run: LaunchedRun) -> RunCgroup:
-        """Make the run's cgroup, and those above it if they are gone. Raises `OSError`."""
-        directory = self.directory(run)
-        above = os.path.dirname(directory)
-        if not os.path.isdir(above):
-            self._restore(run)
-        metered = run.bounds.memory is not None and self._controllers.enable("memory", above)
-        for path in (directory, f"{directory}/{LEAF}"):
-            self._make_one(path)
-        cgroupfs.limit_descendants(f"{directory}/{LEAF}")
-        return self._add(run, RunCgroup(directory, _inode(directory), metered=metered))
-
-    def _make_one(self, path: str) -> None:
-        try:
-            os.mkdir(path)
-        except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to hold what attaches itself
-            cgroupfs.write(f"{path}/cgroup.freeze", b"0")
-        except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-            cgroupfs.limit_descendants(self.base.directory, None, None)
-            os.mkdir(path)
-
-    def _restore(self, run: LaunchedRun) -> None:
-        """Make what is above a run again: any process that may write there can remove an empty cgroup."""
-        if not os.path.isdir(self.base.directory):
-            os.makedirs(self.base.directory, exist_ok=True)
-            self._controllers.forget(self.base.directory)
-            self._controllers.prepare()
-        for above in reversed(list(run.chain())[1:]):
-            if not os.path.isdir(f"{self.directory(above)}/{LEAF}"):
-                self.forget(above)
-                self.make(above)
-
-    def adopt(self, run: LaunchedRun) -> bool:
-        """Adopt the run's cgroup from an earlier daemon; return whether it is there. Raises `OSError`."""
-        directory = self.directory(run)
-        if not os.path.isdir(directory):
-            return False
-        with suppress(FileExistsError):
-            os.mkdir(f"{directory}/{LEAF}")  # the daemon may have died before it made the leaf
-        halted = cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1")
-        metered = run.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
-        self._add(run, RunCgroup(directory, _inode(directory), halted, metered))
-        return True
-
-    def _add(self, run: LaunchedRun, group: RunCgroup) -> RunCgroup:
+    def add(self, run: LaunchedRun, group: RunCgroup) -> RunCgroup:
         self._by_run[run.id] = group
         self._by_inode[group.inode] = run.id
         self._by_directory[group.directory] = run.id
         return group
-
-    # Removing.
 
     def forget(self, run: LaunchedRun) -> RunCgroup | None:
         """Forget the run's cgroup, and leave it as it is."""
         group = self._by_run.pop(run.id, None)
         if group is not None:
             self.unwatch(group)
-            self._controllers.forget(group.directory)
             del self._by_inode[group.inode], self._by_directory[group.directory]
         return group
-
-    def remove(self, run: LaunchedRun) -> None:
-        """Forget the run's cgroup and remove it, now or in a task."""
-        group = self.forget(run)
-        if group is None:
-            return
-        try:
-            # its child runs were released before it, and few agents make cgroups of their own
-            os.rmdir(group.leaf)
-            os.rmdir(group.directory)
-        except OSError:
-            self._reactor.task(_remove_later, group.directory)
 
     def unwatch(self, group: RunCgroup) -> None:
         if group.events is not None:
@@ -203,23 +136,6 @@ class RunCgroups:
             os.close(group.events)
             group.events = None
 
-    def close(self) -> None:
-        """Close everything and remove the base, unless something is alive in it: a sweep ends that."""
+    def unwatch_all(self) -> None:
         for group in self._by_run.values():
             self.unwatch(group)
-        with suppress(OSError):
-            cgroupfs.remove_tree(self.base.directory)
-        with suppress(OSError):
-            self._controllers.close()
-
-
-async def _remove_later(directory: str) -> None:
-    for _ in range(_REMOVE_TRIES):
-        await trio.sleep(_REMOVE_EVERY)
-        with suppress(OSError):  # in a thread: an agent may have made a hundred thousand
-            await trio.to_thread.run_sync(cgroupfs.remove_tree, directory)
-            return
-
-
-def _inode(directory: str) -> int:
-    return os.stat(f"{directory}/{LEAF}").st_ino

@@ -27,6 +27,7 @@ from .controllers import Controllers
 from .escapes import Escapes
 from .events import CgroupEvents
 from .limits import KernelLimits
+from .making import CgroupMaker
 from .pausing import CgroupPauses
 from .placing import CgroupPlacing
 from .stopping import CgroupStops
@@ -48,11 +49,12 @@ class CgroupContainment(RunContainment):
         self._controllers = Controllers(base, complain)
         self._controllers.prepare()
         self._control = CgroupControl(base)
-        self._cgroups = RunCgroups(base, self._controllers, parts.reactor)
+        self._cgroups = RunCgroups(base, parts.reactor)
+        self._maker = CgroupMaker(self._cgroups, self._controllers, parts.reactor)
         self._events = CgroupEvents(self._cgroups, parts.reactor, parts.complaints, self._learn)
         self.limits = KernelLimits(self._cgroups, self._controllers, parts.complaints)
         self._escapes = Escapes(parts, self._cgroups)
-        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self.limits)
+        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self._maker, self.limits)
         self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)
         self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
         self._placing = CgroupPlacing(parts.runs, self._cgroups, parts.orphans)
@@ -65,14 +67,14 @@ class CgroupContainment(RunContainment):
             return self._enter(run)
 
     def _enter(self, run: LaunchedRun) -> Door:
-        group = self._cgroups.of(run) or self._cgroups.make(run)
+        group = self._cgroups.of(run) or self._maker.make(run)
         try:
             return self._open(run, group)
         except OSError as error:  # another process removed the cgroup, because it was empty
             if error.errno not in procfs.GONE:
                 raise
-            self._cgroups.forget(run)
-            return self._open(run, self._cgroups.make(run))
+            self._maker.forget(run)
+            return self._open(run, self._maker.make(run))
 
     def _open(self, run: LaunchedRun, group: RunCgroup) -> Door:
         if group.bounds != run.bounds:
@@ -83,11 +85,11 @@ class CgroupContainment(RunContainment):
         return Door(os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC), tag)
 
     def leave(self, run: LaunchedRun) -> None:
-        self.adopted.own(run)
-        self._cgroups.remove(run)
+        self.adopted.leave(run)
+        self._maker.remove(run)
 
     def close(self) -> None:
-        self._cgroups.close()
+        self._maker.close()
 
     def _learn(self, run: LaunchedRun, group: RunCgroup, events: bytes) -> None:
         if b"frozen 1" in events:

@@ -17,7 +17,11 @@ class CgroupControl:
     def write(self, group: RunCgroup, name: str, content: bytes) -> None:
         """Write a control file, if the cgroup is not gone. Raises `OSError`."""
         self._step_out()
-        _write(f"{group.directory}/{name}", content)
+        try:
+            cgroupfs.write(f"{group.directory}/{name}", content)
+        except OSError as error:
+            if error.errno not in procfs.GONE:
+                raise
 
     def _step_out(self) -> None:
         """Go back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
@@ -31,13 +35,9 @@ class CgroupControl:
 def thaw_all(group: RunCgroup) -> None:
     """Thaw a run's cgroup and those below it, which may have been paused by themselves. Raises `OSError`."""
     for directory in cgroupfs.nested(group.directory):
-        _write(f"{directory}/cgroup.freeze", b"0")
+        try:
+            cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
+        except OSError as error:
+            if error.errno not in procfs.GONE:
+                raise
     group.halted = False
-
-
-def _write(path: str, content: bytes) -> None:
-    try:
-        cgroupfs.write(path, content)
-    except OSError as error:
-        if error.errno not in procfs.GONE:
-            raise

@@ -4,7 +4,7 @@ A cgroup has the files of a controller if its parent has it in `cgroup.subtree_c
 (cgroups(7)). `pids` is enabled for every run, because every tree has such a limit. The others are enabled down the path to a
 run that has such a limit, because they cost time at each page and each task switch of the processes below.
 
-A cgroup that enables controllers cannot hold processes (EBUSY). With `pids` and `cpu` alone that is *not* refused: the cgroup
+A cgroup that enables controllers cannot have processes (EBUSY). With `pids` and `cpu` alone that is *not* refused: the cgroup
 becomes a thread root, and nothing can be attached below it any more (EOPNOTSUPP). So the processes in PARENT, the daemon first
 of all, move into the leaf PARENT/supervisor before anything is enabled. In systemd 254 and later, `DelegateSubgroup=` of the
 unit names that leaf, and systemd itself puts the daemon there.
@@ -96,20 +96,20 @@ class Controllers:
         if os.path.exists(self._base):
             return
         if self._vacated:
-            undo(self._parent, settle=True)
+            undo(self._parent, move_back=True)
         elif not _others(self._parent):
             _disable(self._parent, set(KINDS) - self._before)
 
 
-def undo(parent: str, *, settle: bool = False) -> None:
-    """Disable the controllers of `parent`, if a daemon has vacated it and no instance is left in it. With `settle` the processes
+def undo(parent: str, *, move_back: bool = False) -> None:
+    """Disable the controllers of `parent`, if a daemon has vacated it and no instance is left in it. With `move_back` the processes
     in the leaf move back; without it, a leaf that is in use stays."""
     leaf = f"{parent}/{SUPERVISOR}"
     with suppress(OSError):
         if not os.path.isdir(leaf) or _others(parent):
             return
         _disable(parent, set(KINDS))
-        if settle:
+        if move_back:
             _move(leaf, parent)
         os.rmdir(leaf)
 
@@ -141,7 +141,7 @@ def _disable(directory: str, kinds: set[str]) -> None:
 def _vacate(parent: str) -> bool:
     """Move the processes in `parent` into the leaf; return whether that was necessary. Raises `OSError` if they are not ours to
     move."""
-    if not os.path.exists(f"{parent}/cgroup.type"):  # the root of the hierarchy may hold processes and enable controllers
+    if not os.path.exists(f"{parent}/cgroup.type"):  # the root of the hierarchy may have processes and enable controllers
         return False
     sitting = set(cgroupfs.pids(parent))
     if not sitting:

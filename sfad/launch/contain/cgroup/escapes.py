@@ -1,4 +1,4 @@
-"""Processes that have left their run's cgroup and are still ours: a main process, whose pidfd we hold, or an orphan, our child.
+"""Processes that have left their run's cgroup and are still ours: a main process, whose pidfd is open, or an orphan, our child.
 
 Processes below one of these come to us as orphans when it has ended.
 """
@@ -13,6 +13,7 @@ from ....host.descriptors import lifted
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
+from ...watch.reactor import wait_ended
 from ..interface import LauncherParts
 from .cgroups import RunCgroups
 
@@ -81,7 +82,7 @@ class Escapes:
         """Signal the escaped processes with the last signal of the stop, until there are none."""
         signalled: set[tuple[int, int]] = set()
         while run.emptying and (left := self._signal_new(run, signalled)):
-            await self._reactor.wait_ended(left[:_PIDFDS_AT_ONCE], KILL_EVERY)
+            await wait_ended(self._reactor, left[:_PIDFDS_AT_ONCE], KILL_EVERY)
         self._stopping.discard(run)
         self._owed.report_if_empty(run)
 
@@ -92,8 +93,8 @@ class Escapes:
         with lifted():
             while True:
                 found = [pid for pid, _ in self.of(run)]
-                fresh = [pid for pid in found if (pid, run.number) not in signalled]
+                fresh = [pid for pid in found if (pid, run.stop_signal) not in signalled]
                 if not fresh or monotonic() > until:
                     return found
-                self._signal(run, fresh, run.number, signal.SIGCONT)
-                signalled.update((pid, run.number) for pid in found)
+                self._signal(run, fresh, run.stop_signal, signal.SIGCONT)
+                signalled.update((pid, run.stop_signal) for pid in found)

@@ -6,7 +6,7 @@ from ...launched_runs import LaunchedRuns
 from ...launcher import Unplaceable
 from ...pidfd import cgroup_id
 from ...watch.reaper import Orphans
-from ..placing import printable_path, run_by_cookie, run_by_lineage, still_there, unmarked
+from ..placing import printable_path, run_by_ancestors, run_by_cookie, still_there, unmarked
 from .cgroups import RunCgroups
 
 
@@ -27,7 +27,7 @@ class CgroupPlacing:
         path = procfs.cgroup(pid) if pid > 0 else None
         run_id, ours = (self._at(path), False) if path is not None else (None, False)
         if run_id is None and path is not None:
-            run_id, ours = run_by_lineage(pid, self._run_of)
+            run_id, ours = run_by_ancestors(pid, self._run_of)
             run_id = run_id or run_by_cookie(pid, self._runs)
         if path is None or not still_there(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")

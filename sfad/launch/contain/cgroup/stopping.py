@@ -40,16 +40,16 @@ class CgroupStops(RunStops):
         group.frozen = trio.Event()
         self._control.write(group, "cgroup.freeze", b"1")
         group.halted = True
-        self._reactor.task(self._stop, run, group, number, run.ladder)
+        self._reactor.task(self._stop, run, group, number, run.stop_count)
 
-    async def _stop(self, run: LaunchedRun, group: RunCgroup, number: int, ladder: int) -> None:
+    async def _stop(self, run: LaunchedRun, group: RunCgroup, number: int, stop: int) -> None:
         with trio.move_on_after(_FROZEN_WITHIN):
             await group.frozen.wait()
-        await self._reactor.retry(self._signal_all, run, number, ladder)
-        await self._reactor.retry(self._let_go, run, group, ladder)
+        await self._reactor.retry(self._signal_all, run, number, stop)
+        await self._reactor.retry(self._let_go, run, group, stop)
 
-    async def _signal_all(self, run: LaunchedRun, number: int, ladder: int) -> None:
-        if not run.in_stop(ladder):
+    async def _signal_all(self, run: LaunchedRun, number: int, stop: int) -> None:
+        if not run.in_stop(stop):
             return
         with lifted():
             members = [pid for pid, _ in self._cgroups.members(run)]
@@ -58,8 +58,8 @@ class CgroupStops(RunStops):
                     os.kill(pid, number)  # no frozen process can end, so no pid was used again
             signal_mains(run, number, but=members)
 
-    async def _let_go(self, run: LaunchedRun, group: RunCgroup, ladder: int) -> None:
-        if run.in_stop(ladder):
+    async def _let_go(self, run: LaunchedRun, group: RunCgroup, stop: int) -> None:
+        if run.in_stop(stop):
             with lifted():
                 thaw_all(group)
                 self._escapes.stop_soon(run)
@@ -69,13 +69,13 @@ class CgroupStops(RunStops):
         if group:
             self._control.write(group, "cgroup.kill", b"1")
             self._events.watch(run, group)
-            self._reactor.task(self._kill_again, run, group, run.ladder)
+            self._reactor.task(self._kill_again, run, group, run.stop_count)
         self._escapes.stop_soon(run)
 
-    async def _kill_again(self, run: LaunchedRun, group: RunCgroup, ladder: int) -> None:
+    async def _kill_again(self, run: LaunchedRun, group: RunCgroup, stop: int) -> None:
         while True:
             await trio.sleep(KILL_EVERY)
-            if not run.in_stop(ladder):
+            if not run.in_stop(stop):
                 return
             signal_mains(run, SIGKILL)
             with lifted():

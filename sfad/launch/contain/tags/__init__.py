@@ -6,5 +6,4 @@
 `census`       the processes of runs
 `placing`      the run of a process
 `adopted`      processes of adopted runs, which are not below the daemon
-`signals`      signals to exactly the process that was seen
 """

@@ -36,9 +36,9 @@ class AdoptedTags(AdoptedRuns):
 
     def is_of(self, run: LaunchedRun, pid: int) -> bool:
         process = procfs.stat(pid)
-        number = self._runs.tag_of(run)
-        numbers = {number: run.id} if number is not None else {}
-        return process is not None and run_by_marks(with_marks(process), None, {run.cookie: run.id}, numbers) == run.id
+        tag = self._runs.tag_of(run)
+        tags = {tag: run.id} if tag is not None else {}
+        return process is not None and run_by_marks(with_marks(process), None, {run.cookie: run.id}, tags) == run.id
 
     def finish(self, run: LaunchedRun) -> bool:
         if run.main is not None:
@@ -61,8 +61,8 @@ class AdoptedTags(AdoptedRuns):
     def run_of(self, one: MarkedProcess, inherited: RunId | None) -> RunId | None:
         """Return the run of a process that is not below this one, by its parent's run and its marks."""
         if inherited:
-            tagged = self._runs.tags.get(one.number) if one.number is not None else None
+            tagged = self._runs.tags.get(one.tag) if one.tag is not None else None
             return tagged if tagged is not None and self._runs.within(tagged, inherited) else inherited
         cookies = {self._runs[run_id].cookie: run_id for run_id in self._elsewhere}
-        numbers = {number: run_id for number, run_id in self._runs.tags.items() if run_id in self._elsewhere}
-        return run_by_marks(one, inherited, cookies, numbers)
+        tags = {tag: run_id for tag, run_id in self._runs.tags.items() if run_id in self._elsewhere}
+        return run_by_marks(one, inherited, cookies, tags)

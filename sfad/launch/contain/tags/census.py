@@ -51,7 +51,7 @@ class Census:
         A child that forked and ended between the listing and the look at it has left its children to us: they are in
         the next listing. So only a listing without a new child says that there is none. If each of some listings has a
         new child, which may be of the run, something is alive, and the daemon's other tasks need their turn: looking until
-        one was caught alive took eleven seconds and 32 000 zombies, with twenty lineages that forked without pause on two
+        one was caught alive took eleven seconds and 32 000 zombies, with twenty processes that forked without pause on two
         cores.
         """
         seen: set[int] = set()
@@ -68,7 +68,7 @@ class Census:
         return [pid for pid, run_id in placed if run_id in runs or run_id is None] or self._live_elsewhere(runs)
 
     def _live_elsewhere(self, runs: set[RunId]) -> list[int]:
-        """Return processes of these runs that are not below us. A lineage that forks and exits without pause cannot escape this
+        """Return processes of these runs that are not below us. A process that forks and exits without pause cannot escape this
         below us; elsewhere it may."""
         for _ in range(2 if self._adopted.concerns(runs) else 0):
             found = [process.pid for process, run_id in self._adopted.processes() if run_id in runs]

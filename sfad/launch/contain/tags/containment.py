@@ -49,7 +49,6 @@ class TagsContainment(RunContainment):
     def leave(self, run: LaunchedRun) -> None:
         self.adopted.forget(run)
         self.pauses.forget(run)
-        self.stops.forget(run)
 
     def populated(self, run: LaunchedRun) -> bool:
         return self._census.populated(run_ids([run]))

@@ -6,10 +6,10 @@ import trio
 
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
+from ...pidfd import send
 from ...procfs import Stat
 from ..interface import LauncherParts, RunPauses
 from .census import Census
-from .signals import send
 
 _KEEP_EVERY = 1.0
 """Seconds between two looks whether paused runs stand still."""
@@ -24,6 +24,7 @@ class TagsPauses(RunPauses):
         self._owed = parts.owed
         self._census = census
         self._paused: set[LaunchedRun] = set()
+        self.forget = self._paused.discard  # for each run that ends
         self._keeping = False
         """Whether `_keep_still` runs."""
 
@@ -35,7 +36,7 @@ class TagsPauses(RunPauses):
         pause = _FIRST_LOOK
         while run.freezing and (awake := [one for one, _ in self._census.take(run_ids([run])) if not _stands(one)]):
             for process in awake:  # also one that was stopped before: another process may have continued it
-                send(process, (signal.SIGSTOP,))
+                send(process, signal.SIGSTOP)
             await trio.sleep(pause)
             pause = min(2 * pause, _LAST_LOOKS)
         self._owed.report_frozen(run)
@@ -49,22 +50,19 @@ class TagsPauses(RunPauses):
             await trio.sleep(_KEEP_EVERY)
             for process, _ in self._census.take(run_ids(self._paused)):
                 if not _stands(process):
-                    send(process, (signal.SIGSTOP,))
+                    send(process, signal.SIGSTOP)
         self._keeping = False
 
     def thaw(self, run: LaunchedRun) -> None:
         self._paused.discard(run)
-        still_paused = {below.id for below in run.subtree() if self._paused.intersection(below.chain())}
+        still_paused = {below.id for below in run.subtree() if self._paused.intersection(below.upwards())}
         for process, run_id in self._census.take(run_ids([run])):
             if run_id not in still_paused:
-                send(process, (signal.SIGCONT,))
+                send(process, signal.SIGCONT)
 
     def end(self, run: LaunchedRun) -> None:
         """Let no process of the run and its descendants stand still, because they are stopped."""
         self._paused.difference_update(run.subtree())
-
-    def forget(self, run: LaunchedRun) -> None:
-        self._paused.discard(run)
 
 
 def _stands(process: Stat) -> bool:

@@ -13,7 +13,7 @@ from ...launcher import Unplaceable
 from ...procfs import Stat
 from ...watch.reaper import Orphans
 from .. import mark_scan
-from ..placing import descends, run_by_cookie, still_there, unmarked, with_steady_lineage
+from ..placing import descends, run_by_cookie, still_there, unmarked, with_steady_ancestors
 from .adopted import AdoptedTags
 
 
@@ -33,7 +33,7 @@ class TagsPlacing:
         process by cookie. Raises `Unplaceable`, `OSError`."""
         if pid <= 0:
             raise Unplaceable("the process is in another pid namespace")
-        run_id, ours = with_steady_lineage(pid, self._by_descent)
+        run_id, ours = with_steady_ancestors(pid, self._by_descent)
         run_id = run_id or run_by_cookie(pid, self._runs)
         if procfs.stat(pid) is None or not still_there(pidfd):
             raise Unplaceable(f"process {pid} ended before it could be placed")

@@ -11,12 +11,13 @@ import trio
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
+from ...pidfd import send
+from ...watch.reactor import wait_ended
 from ...watch.reaper import reap_orphan
 from ..interface import LauncherParts, RunStops
 from .census import Census
 from .pausing import TagsPauses
 from .placing import TagsPlacing
-from .signals import send
 
 _SIGNAL_SLICE = 0.01
 """Seconds of signalling before the daemon's other tasks get their turn."""
@@ -24,7 +25,7 @@ _MIN_SCANS = 2
 """Scans of a SIGTERM at least: the second finds what was forked during the first."""
 _PURSUED_FOR = 0.1
 """Seconds after which a SIGTERM is not followed further: processes that fork faster are left to the SIGKILL after the grace.
-Nothing is reaped meanwhile: ten scans of twenty lineages that forked without pause left 32 000 zombies, and the machine no pid."""
+Nothing is reaped meanwhile: ten scans of twenty processes that forked without pause left 32 000 zombies, and the machine no pid."""
 _PIDFDS_AT_ONCE = 32
 """Pidfds waited on at a time; the next are looked for when these are gone."""
 _KILL_EVERY = 0.5
@@ -55,16 +56,16 @@ class TagsStops(RunStops):
         self._pauses.end(run)
         if not self._terminating:
             self._reactor.soon(self._signal_all)  # one scan for all that are stopped at the same time
-        self._terminating[run] = (number, run.ladder)
+        self._terminating[run] = (number, run.stop_count)
 
     def _signal_all(self) -> None:
-        asked = {run: number for run, (number, ladder) in self._terminating.items() if run.in_stop(ladder)}
+        asked = {run: number for run, (number, stop) in self._terminating.items() if run.in_stop(stop)}
         for number in set(asked.values()):
             runs = run_ids(run for run in asked if asked[run] == number)
             signalled: set[tuple[int, int]] = set()
             until = monotonic() + _PURSUED_FOR
             for scans in count(1):
-                fresh = self._signal_new(runs, (number, signal.SIGCONT), signalled)
+                fresh = self._signal_new(runs, signalled, number, signal.SIGCONT)
                 if not fresh or (scans >= _MIN_SCANS and monotonic() > until):
                     break
         self._terminating = {}
@@ -72,7 +73,7 @@ class TagsStops(RunStops):
             self._drain_soon(run)
 
     def kill(self, run: LaunchedRun) -> None:
-        self._killing[run] = run.ladder
+        self._killing[run] = run.stop_count
         if not self._kills:
             self._kills = True
             self._reactor.task(self._kill_all)
@@ -82,7 +83,7 @@ class TagsStops(RunStops):
     async def _kill_all(self) -> None:
         while True:
             # also before the first look: the run may have ended by then, and be in its next attempt
-            self._killing = {run: ladder for run, ladder in self._killing.items() if run.in_stop(ladder)}
+            self._killing = {run: stop for run, stop in self._killing.items() if run.in_stop(stop)}
             if not self._killing:
                 break
             self._kill_now = trio.Event()
@@ -99,14 +100,14 @@ class TagsStops(RunStops):
         signalled: set[tuple[int, int]] = set()
         while monotonic() < until:
             fresh = self._kill_children(runs, signalled)
-            if not fresh and not self._signal_new(runs, (signal.SIGKILL,), signalled):
+            if not fresh and not self._signal_new(runs, signalled, signal.SIGKILL):
                 return False
         return True
 
     def _kill_children(self, runs: set[RunId], signalled: set[tuple[int, int]]) -> bool:
         """Kill the direct children that are not in `signalled` yet; return whether there were any.
 
-        Against lineages that fork and exit this is the race to win: each of their processes is our child as soon as the one
+        Against processes that fork and exit this is the race to win: each of their processes is our child as soon as the one
         before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
         fresh = False
         for pid in procfs.children():
@@ -119,11 +120,11 @@ class TagsStops(RunStops):
                 reap_orphan(pid)
         return fresh
 
-    def _signal_new(self, runs: set[RunId], numbers: tuple[int, ...], signalled: set[tuple[int, int]]) -> bool:
+    def _signal_new(self, runs: set[RunId], signalled: set[tuple[int, int]], *numbers: int) -> bool:
         """Signal the processes that are not in `signalled` yet; return whether there were any."""
         fresh = [process for process, _ in self._census.take(runs) if (process.pid, process.started) not in signalled]
         for process in fresh:
-            send(process, numbers)
+            send(process, *numbers)
             signalled.add((process.pid, process.started))
         return bool(fresh)
 
@@ -139,18 +140,13 @@ class TagsStops(RunStops):
             while run.emptying:
                 children = self._census.live_children(run_ids([run]))
                 if children:
-                    await self._reactor.wait_ended(children[:_PIDFDS_AT_ONCE], _KILL_EVERY)
+                    await wait_ended(self._reactor, children[:_PIDFDS_AT_ONCE], _KILL_EVERY)
                 else:
                     self._owed.report_if_empty(run)
-                    await trio.sleep(
-                        _KILL_EVERY if _awaits_reaping(run) else _LOOK_EVERY
-                    )  # a main that has ended is reaped meanwhile
+                    # a main process that has ended is reaped meanwhile
+                    await trio.sleep(_KILL_EVERY if _awaits_reaping(run) else _LOOK_EVERY)
         finally:
             self._draining.discard(run)
-
-    def forget(self, run: LaunchedRun) -> None:
-        self._killing.pop(run, None)
-        self._terminating.pop(run, None)
 
 
 def _awaits_reaping(run: LaunchedRun) -> bool:

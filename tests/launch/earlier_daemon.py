@@ -1,6 +1,6 @@
 """A daemon that launches the runs of a plan and prints what remains of them. Tests kill it.
 
-`python -m tests.launch.first KIND INSTANCE PLAN`; the plan is a `Plan` as JSON.
+`python -m tests.launch.earlier_daemon KIND INSTANCE PLAN`; the plan is a `Plan` as JSON.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str
     Skips the test where there is no such containment. Its parent, which adopts the runs then, reaps at once: pid 1 may take
     seconds.
     """
-    command = [sys.executable, "-m", "tests.launch.first", kind, instance, json.dumps(asdict(plan))]
+    command = [sys.executable, "-m", "tests.launch.earlier_daemon", kind, instance, json.dumps(asdict(plan))]
     near, far = os.pipe()
     try:
         subprocess.run(command, stdout=far, cwd=Path(__file__).parents[2], check=True, timeout=PATIENCE)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sfad.meters import PROGRAMS, AgentProgram, named
-from sfad.meters.speech import MAX_EVENT, SLICE, Cursor, TextReader, answer
+from sfad.meters.text import MAX_EVENT, READ_SIZE, Cursor, TextReader, answer
 from tests.meters.recordings import STREAMS
 
 
@@ -180,7 +180,7 @@ def test_long_lines() -> None:
     huge = Stream().write(b'{"type": "user", "text": "' + b"x" * MAX_EVENT + b'"}\n' + lines(result("Done.")), ended=True)
     assert (huge.text, len(huge.notes)) == (b"Done.\n", 1)
     assert "left out" in huge.notes[0]
-    text = b"{" + b"x" * (MAX_EVENT + SLICE) + b"\nnext\n"
+    text = b"{" + b"x" * (MAX_EVENT + READ_SIZE) + b"\nnext\n"
     assert Stream().write(text, ended=True).text == text
 
 

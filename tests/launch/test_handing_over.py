@@ -16,13 +16,13 @@ import pytest
 
 from sfad.core.events import LaunchFailed, LaunchSucceeded, MainExited
 from sfad.launch.launcher import Adopted
-from tests.launch.again import EXPECTED
+from tests.launch.reexecuted import EXPECTED
 from tests.launch.rig import PATIENCE, Rig
 
 
 def spoken(kind: str) -> dict[str, dict[str, Any]]:
     """Return what the second daemon printed, by run."""
-    command = [sys.executable, "-m", "tests.launch.again", kind, secrets.token_hex(6)]
+    command = [sys.executable, "-m", "tests.launch.reexecuted", kind, secrets.token_hex(6)]
     done = subprocess.run(command, capture_output=True, cwd=Path(__file__).parents[2], timeout=2 * PATIENCE, check=False)
     if b"no cgroup containment here" in done.stderr:
         pytest.skip("no cgroup containment here")

@@ -4,17 +4,19 @@ import os
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
-from ..meters.base import Meter, Reading
-from ..output.files import SUFFIXES, OutputStore, Suffix
+from ..meters.reading import Meter, Reading
+from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
-from .stream import MeterPosition, StdoutMeter
+from .stdout_file import MeterPosition
+from .stdout_meter import StdoutMeter
 
-SAVED = 1
-"""The version of what `saved` returns. Raise it when a field is added, removed or changes its meaning."""
+FORMAT_VERSION = 1
+"""The version of what `position` returns. Raise it when a field is added, removed or changes its meaning."""
 
 NewMeter = Callable[[bytes | None], Meter]
 """Makes a meter for each attempt, or from a dump one that continues. Raises `ValueError` for a dump that does not fit."""
@@ -32,34 +34,24 @@ _TO_BYTES = msgspec.msgpack.Encoder()
 _FROM_BYTES = msgspec.msgpack.Decoder(_SavedTail)
 
 
+@dataclass(slots=True, eq=False)
 class TailedRun:
     """Nothing raises `OSError`. `seen(readings)`, `lost(message)`, `trouble(message)`: see `Tail`; `moved()`: its stdout is no
     longer where it was."""
 
-    def __init__(
-        self,
-        run: RunId,
-        store: OutputStore,
-        *,
-        limit: int | None,
-        seen: Callable[[tuple[Reading, ...]], None],
-        lost: Callable[[str], None],
-        trouble: Callable[[str], None],
-        moved: Callable[[], None],
-    ) -> None:
-        self.run = run
-        self.limit = limit
-        self.stdout: StdoutMeter | None = None
-        self._store = store
-        self._seen = seen
-        self._lost = lost
-        self._trouble = trouble
-        self._moved = moved
-        self._inodes: dict[Suffix, int] = {}
-        self._taken: set[Suffix] = set()
-        """Files that have been told to be no longer where they were."""
-        self._closed = False
-        self._errors: set[int | None] = set()
+    run: RunId
+    files: OutputFiles
+    limit: int | None
+    seen: Callable[[tuple[Reading, ...]], None]
+    lost: Callable[[str], None]
+    trouble: Callable[[str], None]
+    moved: Callable[[], None]
+    stdout: StdoutMeter | None = None
+    _inodes: dict[Suffix, int] = field(default_factory=dict)
+    _taken: set[Suffix] = field(default_factory=set)
+    """Files that have been told to be no longer where they were."""
+    _closed: bool = False
+    _errors: set[int | None] = field(default_factory=set)
 
     def set_limit(self, limit: int | None) -> None:
         self.limit = limit
@@ -69,16 +61,16 @@ class TailedRun:
         if saved is not None:
             with suppress(ValueError):
                 found = _FROM_BYTES.decode(saved)
-                if found.version == SAVED:
-                    self.stdout = StdoutMeter(self._open, new_meter, self._seen, self._lost, found.position)
+                if found.version == FORMAT_VERSION:
+                    self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost, found.position)
                     self._inodes = found.inodes
                     return self.stdout.readings
-        self.stdout = StdoutMeter(self._open, new_meter, self._seen, self._lost)
+        self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost)
         return None
 
-    def saved(self) -> bytes | None:
+    def position(self) -> bytes | None:
         position = self._guarded(StdoutMeter.position)
-        return _TO_BYTES.encode(_SavedTail(SAVED, self._inodes, position)) if position is not None else None
+        return _TO_BYTES.encode(_SavedTail(FORMAT_VERSION, self._inodes, position)) if position is not None else None
 
     def files_may_be_new(self) -> None:
         """Take the files that are now there for the run's, even if they are moved later."""
@@ -107,7 +99,7 @@ class TailedRun:
     def status(self, suffix: Suffix) -> os.stat_result | None:
         """Return the status of the file that the run was given. If it was moved, tell so once and return `None`."""
         try:
-            status = self._store.status(self.run, suffix)
+            status = self.files.status(self.run, suffix)
         except OSError as error:
             self.failed(error, "its output cannot be bounded")
             return None
@@ -121,13 +113,13 @@ class TailedRun:
     def failed(self, error: OSError, what: str) -> None:
         if error.errno not in self._errors:
             self._errors.add(error.errno)
-            self._trouble(f"run {self.run}: {what}: {error}")
+            self.trouble(f"run {self.run}: {what}: {error}")
 
     def _open(self) -> int:
         """Raises `FileNotFoundError` also if another file is in its place, which may be another user's."""
         if self.status(".out") is None:
             raise FileNotFoundError
-        descriptor = self._store.open_for_meter(self.run)
+        descriptor = self.files.open_for_meter(self.run)
         if os.fstat(descriptor).st_ino != self._inodes[".out"]:
             os.close(descriptor)
             raise FileNotFoundError
@@ -142,21 +134,21 @@ class TailedRun:
             self.failed(error, "its output cannot be read for metering")
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._close_meter()
-            self._trouble(f"run {self.run} is no longer metered: internal error:\n{traceback.format_exc()}")
+            self.trouble(f"run {self.run} is no longer metered: internal error:\n{traceback.format_exc()}")
         return None
 
     def _close_meter(self) -> None:
         if self.stdout is not None:
-            self.stdout.close()
+            self.stdout.file.close()
             self.stdout = None
 
     def _tell_taken(self, suffix: Suffix) -> None:
         stdout = self.stdout if suffix == ".out" else None
         if stdout is not None:
-            self._moved()
-        unread = stdout is not None and not stdout.holds  # else the meter continues with the file that it has open
+            self.moved()
+        unread = stdout is not None and not stdout.file.is_open  # else the meter continues with the file that it has open
         if not self._closed and suffix not in self._taken and (unread or self.limit is not None):
             self._taken.add(suffix)
             name = "stdout" if suffix == ".out" else "stderr"
             what = "not metered and not bounded" if unread else "not bounded"
-            self._lost(f"the file of its {name} was taken away: it is {what} any more")
+            self.lost(f"the file of its {name} was taken away: it is {what} any more")

@@ -9,7 +9,7 @@ from ..core.ids import number_or_zero
 from ..protocol.types import RunId
 from .files import SUFFIXES
 
-STEP = 256
+BATCH = 256
 
 Ends = Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
 """Returns when runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
@@ -23,8 +23,8 @@ def remove_old(directory: Path, cutoff: float, *, ends: Ends, live: Collection[R
     `OSError` when all files have been tried."""
     names = [entry.name for entry in os.scandir(directory) if _run(entry.name) is not None]
     count, failed = 0, []
-    for start in range(0, len(names), STEP):
-        batch = [name for name in names[start : start + STEP] if _run(name) not in live]
+    for start in range(0, len(names), BATCH):
+        batch = [name for name in names[start : start + BATCH] if _run(name) not in live]
         known = ends([run for name in batch if (run := _run(name)) is not None])
         for name in batch:
             try:
@@ -49,7 +49,7 @@ def remove(directory: Path, runs: Collection[RunId], *, dry: bool, between: Call
             pass  # the run kept no output, or it was removed before
         except OSError as error:
             failed.append(error)
-        if position % STEP == STEP - 1:
+        if position % BATCH == BATCH - 1:
             between()
     if failed:
         raise failed[0]

@@ -1,7 +1,7 @@
-"""What a meter reads (`Reading`), what an agent says to its user (`Speech`), and the interface of a meter."""
+"""What a meter reads, and the interface of a meter."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from ..protocol.kinds import COUNTS
 from ..protocol.types import ApiTrouble, Tokens
@@ -46,7 +46,7 @@ class Reading:
     trouble: ApiTrouble | None = None
     """The calls of the model that have failed since its last answer."""
     skipped_lines: int = 0
-    """Lines longer than `MAX_LINE` that may have held usage, and were not read."""
+    """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
 
     @property
     def blank(self) -> bool:
@@ -59,45 +59,6 @@ class Reading:
         """The tokens whose cost the agent has not told. The attempt has cost `cost_usd` plus their price, as far as these are
         known."""
         return self.models if self.cost_usd is None else self.uncovered
-
-
-class WholeText(NamedTuple):
-    """A whole part of a message to the user."""
-
-    text: str
-
-
-class TextDelta(NamedTuple):
-    """More of the part that is being written."""
-
-    text: str
-
-
-class TextBreak(NamedTuple):
-    """The next delta begins another part."""
-
-
-class FinalText(NamedTuple):
-    """The final answer, which may have been printed as a part before."""
-
-    text: str
-
-
-class AgentFailure(NamedTuple):
-    """The agent says that it failed."""
-
-    words: str
-
-
-class ToolCall(NamedTuple):
-    """The agent calls a tool."""
-
-    name: Any
-    about: Any = None
-    """The arguments: an object, or the command."""
-
-
-Speech = WholeText | TextDelta | TextBreak | FinalText | AgentFailure | ToolCall
 
 
 class Meter(Protocol):

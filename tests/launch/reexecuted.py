@@ -1,6 +1,6 @@
 """A daemon that re-executes itself with runs alive, and then prints what it finds and what is reported, as JSON lines.
 
-`python -m tests.launch.again KIND INSTANCE`; the second time also with what remains of the runs.
+`python -m tests.launch.reexecuted KIND INSTANCE`; the second time also with what remains of the runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import structs
 
 from sfad.core.events import Event, LaunchFailed, MainExited
 from sfad.launch import procfs
-from tests.launch.first import decode, encode
+from tests.launch.earlier_daemon import decode, encode
 from tests.launch.rig import PATIENCE, Rig
 
 TICK = "trap 'exit 7' TERM; while :; do sleep 0.02; done"
@@ -59,7 +59,7 @@ async def first(kind: str, instance: str) -> None:
             rig.launcher.take_back()
         assert not any(map(os.get_inheritable, descriptors()))
         remains = encode(rig.launcher.hand_over())
-        command = [sys.executable, "-m", "tests.launch.again", kind, instance, remains]
+        command = [sys.executable, "-m", "tests.launch.reexecuted", kind, instance, remains]
         os.execve(sys.executable, command, dict(os.environ))
 
 

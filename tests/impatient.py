@@ -1,0 +1,19 @@
+"""`sfad` with shorter time-outs. A re-execution makes it `sfad`.
+
+It looks ten times a second, not every five seconds, whether its files are where they were. It waits one second, not ten, for the
+rest of a frame, and for a client that lost its connection.
+"""
+
+from sfad.loop import storage
+
+storage.LOOK = 0.1  # before sfad.server imports it
+
+from sfad.__main__ import main  # noqa: E402
+from sfad.core import stop_requests  # noqa: E402
+from sfad.server import clients  # noqa: E402
+
+stop_requests.RECONNECT = 1.0
+clients.FRAME_TIME = 1.0
+
+if __name__ == "__main__":
+    main()
