@@ -8,7 +8,7 @@ from ..protocol.types import Tokens
 from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
 from .estimate import InputEstimates
-from .gate import CallAdmitted, CallAsked, CallEnded, Gate
+from .gate import AdmittedCall, AskedCall, CallEnded, Gate
 
 MAX_PIECE = 16 << 20
 """Bytes that one piece of a reply may decode to. Pieces have at most 64 KiB before that."""
@@ -21,8 +21,8 @@ class CallRecord:
         self,
         gate: Gate,
         estimates: InputEstimates,
-        asked: CallAsked,
-        admitted: CallAdmitted,
+        asked: AskedCall,
+        admitted: AdmittedCall,
         api: Api,
         call: ModelCall,
         size: int,

@@ -14,7 +14,7 @@ from .call_record import CallRecord
 from .callers import Caller
 from .coding import Coding, UnreadableBodyError
 from .estimate import InputEstimates, text_size
-from .gate import CallAsked, CallRefusedError, Gate, Placed
+from .gate import AskedCall, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .memory import Memory, NoMemoryError, Space
 from .upstreams import Route, Upstream, downward, route_of, upward
@@ -51,8 +51,9 @@ def new_client() -> httpx2.AsyncClient:
     """Return what makes the requests of all calls. It has no timeouts: how long a model may think is the provider's and the agent's
     business.
 
-    HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up. The provider would go on, bill
-    it, and use up the window of the connection that other calls share."""
+    HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up
+    (https://github.com/encode/httpcore/issues/943). The provider would go on, bill it, and use up the window of the connection
+    that other calls share."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
     return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
 
@@ -125,7 +126,7 @@ class Exchange:
             await self._pass(upstream, route, raw, self._headers, None)
             return
         size = text_size(plain)
-        asked = CallAsked(
+        asked = AskedCall(
             run=placed.run,
             upstream=upstream.name,
             model=call.model,
