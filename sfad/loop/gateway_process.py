@@ -146,11 +146,14 @@ class GatewayProcess:
                 how = await self._ended(pid)
             except OSError as error:
                 how = f"it cannot be started: {error}"
-            if self._changed.is_set():
+            if not self._wanted():
                 continue
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
             self._log.warning(f"the gateway ended ({how}); it is started again in {pause:g} s")
             await trio.sleep(pause)
+
+    def _wanted(self) -> bool:
+        return self._enabled
 
     def end(self) -> None:
         """Have the gateway end once its calls have ended. Its address stays reserved."""
