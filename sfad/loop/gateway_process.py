@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -44,8 +44,19 @@ class GatewayRecord(msgspec.Struct):
 
 
 class GatewayProcess:
-    def __init__(self, config: GatewayConfig, launcher: Launcher, log: Log, *, sock: str, state_dir: str) -> None:
-        """Adopt the gateway of an earlier daemon, or bind the address of a new one. Nothing is done unless it is enabled."""
+    def __init__(
+        self,
+        config: GatewayConfig,
+        launcher: Launcher,
+        log: Log,
+        started: Callable[[], None],
+        *,
+        sock: str,
+        state_dir: str,
+    ) -> None:
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one. Nothing is done unless it is enabled. `started`
+        is called when a new one was started."""
+        self._started = started
         self._launcher = launcher
         self._log = log
         self._daemon = sock
@@ -135,11 +146,14 @@ class GatewayProcess:
                 how = await self._ended(pid)
             except OSError as error:
                 how = f"it cannot be started: {error}"
-            if self._changed.is_set():
+            if not self._wanted():
                 continue
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
             self._log.warning(f"the gateway ended ({how}); it is started again in {pause:g} s")
             await trio.sleep(pause)
+
+    def _wanted(self) -> bool:
+        return self._enabled
 
     def end(self) -> None:
         """Have the gateway end once its calls have ended. Its address stays reserved."""
@@ -186,6 +200,7 @@ class GatewayProcess:
         self._record.pid, self._record.started = pid, found.started if found is not None else 0
         self._write()
         self._log.info("gateway", pid=pid, port=self._record.port)
+        self._started()
         return pid
 
     async def _ended(self, pid: int) -> str:
