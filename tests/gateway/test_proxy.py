@@ -537,7 +537,7 @@ async def test_an_address_that_leads_nowhere(target: str) -> None:
     provider = Provider(saying())
     async with house(provider) as the:
         answer = await the.ask(post(target, CALL))
-        assert answer.status == 404
+        assert (answer.status, answer.reason) == (404, b"Not Found")
         assert b"up" in answer.body
         assert not the.gate.placed
         assert not provider.requests
