@@ -600,6 +600,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     enforcement: dict[str, str] = {}
     budgets: list[BudgetState] = []
     linger_command: str | None = None
+    gateway: str | None = None
+    """Its address; `None` if it is not enabled."""
+    gateway_pid: int | None = None
+    """`None` also while it is being started again."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):
