@@ -5,7 +5,7 @@ that is worth a call. If only other calls' reservations are in its way, it waits
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ..protocol.types import Action, ErrorCode, LimitKind, Status
@@ -86,6 +86,14 @@ class Calls:
         run, _ = found
         self._spending.add_use(run, ev.used, settled=ev.name)
         self._limits.enforce(run, ev.at)
+
+    def gateway_started(self, ev: e.GatewayStarted) -> None:
+        for run in self._ctx.tree:
+            lost = {name: each for name, each in run.account.reservations.items() if each.source == "gateway"}
+            for name, reservation in lost.items():
+                self._spending.add_use(run, replace(reservation.use, partial=True), settled=name)
+            if lost:
+                self._limits.enforce(run, ev.at)
 
     def look(self, at: float) -> None:
         """Decide again about the calls that wait, because there may be more room now."""

@@ -133,6 +133,8 @@ class Machine:
                 self._calls.withdrawn(event)
             case e.CallSettled():
                 self._calls.settled(event)
+            case e.GatewayStarted():
+                self._calls.gateway_started(event)
             case e.Committed():
                 self._admission.committed(event)
             case e.CommitFailed():

@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -44,8 +44,19 @@ class GatewayRecord(msgspec.Struct):
 
 
 class GatewayProcess:
-    def __init__(self, config: GatewayConfig, launcher: Launcher, log: Log, *, sock: str, state_dir: str) -> None:
-        """Adopt the gateway of an earlier daemon, or bind the address of a new one. Nothing is done unless it is enabled."""
+    def __init__(
+        self,
+        config: GatewayConfig,
+        launcher: Launcher,
+        log: Log,
+        started: Callable[[], None],
+        *,
+        sock: str,
+        state_dir: str,
+    ) -> None:
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one. Nothing is done unless it is enabled. `started`
+        is called when a new one was started."""
+        self._started = started
         self._launcher = launcher
         self._log = log
         self._daemon = sock
@@ -186,6 +197,7 @@ class GatewayProcess:
         self._record.pid, self._record.started = pid, found.started if found is not None else 0
         self._write()
         self._log.info("gateway", pid=pid, port=self._record.port)
+        self._started()
         return pid
 
     async def _ended(self, pid: int) -> str:

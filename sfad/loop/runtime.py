@@ -75,7 +75,10 @@ class Runtime:
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
-        self.gateway = GatewayProcess(config.gateway, self.launcher, self.log, sock=self.socket, state_dir=self.state_dir)
+        self.gateway = GatewayProcess(
+            config.gateway, self.launcher, self.log, lambda: self.feed(e.GatewayStarted(trio.current_time())),
+            sock=self.socket, state_dir=self.state_dir,
+        )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.reporting = Reporting(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
