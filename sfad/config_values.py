@@ -22,6 +22,7 @@ TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
+VARIABLE = {"unit": "variable"}
 
 _PARSERS: dict[str, Callable[[Any], float]] = {
     "duration": units.parse_duration,
@@ -31,6 +32,7 @@ _PARSERS: dict[str, Callable[[Any], float]] = {
 
 _WORDS = {
     "path": "an absolute path",
+    "variable": "the name of an environment variable",
     "url": 'a URL that begins with http:// or https:// and does not end with "/"',
     "command": "a list of texts: the program and its arguments, one text each",
     "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',
@@ -110,7 +112,7 @@ def _unit(kind: Any) -> str:
 
 
 def _may_be_off(kind: Any) -> bool:
-    return NoneType in _parts(kind) and _unit(kind) not in {"path", "text"}
+    return NoneType in _parts(kind) and _unit(kind) != "text"
 
 
 def _parts(kind: Any) -> Iterator[Any]:
