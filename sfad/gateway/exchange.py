@@ -54,7 +54,9 @@ def new_client() -> httpx2.AsyncClient:
     HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up
     (https://github.com/encode/httpcore/issues/943). The provider would go on, bill it, and use up the window of the connection
     that other calls share."""
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
+    limits = httpx2.Limits(
+        max_connections=None, max_keepalive_connections=100, keepalive_expiry=50.0
+    )  # load balancers often have 60
     return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
 
 

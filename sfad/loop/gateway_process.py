@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import trio
 
+from ..agents import RUN_TOKEN
 from ..config import GatewayConfig
 from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
-from ..protocol.known import BASE_URLS
 from ..protocol.types import RunId
 
 LISTENER = 3
@@ -106,15 +106,13 @@ class GatewayProcess:
 
     # ---- what runs are told
 
-    def variables(self, run: RunId) -> Iterator[tuple[str, str]]:
-        """Yield the variables that lead a run's calls here."""
+    def address(self, token: str | None = None) -> str | None:
+        """Return where a run finds its upstreams, each at a path of its name; `None` while the gateway is not enabled. `token`: that
+        of the run, unless the address is only shown."""
         if self._record is None or not self._enabled:
-            return
+            return None
         url = f"http://127.0.0.1:{self._record.port}"
-        if self._launcher.containment == "tags":
-            url += f"/run/{self._token(run)}"
-        for variable, upstream in BASE_URLS.items():
-            yield variable, f"{url}/{upstream}"
+        return f"{url}/run/{token or RUN_TOKEN}" if self._launcher.containment == "tags" else url
 
     def is_own(self, url: str) -> bool:
         """Return whether an address is the gateway's: a run has inherited it."""
@@ -123,10 +121,13 @@ class GatewayProcess:
     def run_of(self, token: str) -> RunId | None:
         """Return the run that a token names."""
         run = token.partition(".")[0]
-        return run if self._record is not None and secrets.compare_digest(self._token(run).encode(), token.encode()) else None
+        known = self.token(run)
+        return run if known is not None and secrets.compare_digest(known.encode(), token.encode()) else None
 
-    def _token(self, run: RunId) -> str:
-        assert self._record is not None
+    def token(self, run: RunId) -> str | None:
+        """Return what names a run in an address; `None` where its cgroup tells."""
+        if self._record is None or self._launcher.containment == "cgroup":
+            return None
         return f"{run}.{blake2b(run.encode(), key=bytes.fromhex(self._record.secret), digest_size=16).hexdigest()}"
 
     # ---- the process
@@ -146,11 +147,14 @@ class GatewayProcess:
                 how = await self._ended(pid)
             except OSError as error:
                 how = f"it cannot be started: {error}"
-            if self._changed.is_set():
+            if not self._wanted():
                 continue
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
             self._log.warning(f"the gateway ended ({how}); it is started again in {pause:g} s")
             await trio.sleep(pause)
+
+    def _wanted(self) -> bool:
+        return self._enabled
 
     def end(self) -> None:
         """Have the gateway end once its calls have ended. Its address stays reserved."""
