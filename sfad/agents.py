@@ -57,7 +57,7 @@ _OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
 """Options by which the caller chooses the session; Claude Code then refuses `--session-id`."""
 
 
-RUN_TOKEN = "RUN-TOKEN"
+ANY_RUN = "ANY-RUN"
 """Stands for the run in the gateway's address until it is launched, where runs have no cgroup."""
 
 
@@ -121,7 +121,7 @@ def argv_of(spawn: Spawn, attempt: int, token: str | None = None) -> list[bytes]
     """Return the command of an attempt. `token`: what names the run in the gateway's address, if that has one."""
     argv = spawn.argv
     if token is not None:
-        argv = [word.replace(RUN_TOKEN.encode(), token.encode()) for word in argv]
+        argv = [word.replace(ANY_RUN.encode(), token.encode()) for word in argv]
     if spawn.session is None or attempt <= 1:
         return argv
     first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()

@@ -137,8 +137,11 @@ class Calls:
         """Return whether the call has waited for others to be settled for as long as it may."""
         if call.until is None:
             call.until = at + self._ctx.policy.call_wait
-            self._ctx.arm(run, Timer.CALLS, call.until)
-        return call.until <= at
+        if call.until <= at:
+            return True
+        others = [each.until for each in self.waiting.values() if each.asked.run == run.id and each.until is not None]
+        self._ctx.arm(run, Timer.CALLS, min([call.until, *(until for until in others if until > at)]))
+        return False
 
     def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
         takes = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from ..agents import RUN_TOKEN
+from ..agents import ANY_RUN
 from ..config import GatewayConfig
 from ..host.private_files import create
 from ..launch import procfs
@@ -107,12 +107,12 @@ class GatewayProcess:
     # ---- what runs are told
 
     def address(self, token: str | None = None) -> str | None:
-        """Return where a run finds its upstreams, each at a path of its name; `None` while the gateway is not enabled. `token`: that
-        of the run, unless the address is only shown."""
+        """Return where a run finds its upstreams, each at a path of its name; `None` while the gateway is not enabled. `token`:
+        the run's, unless the address is only shown."""
         if self._record is None or not self._enabled:
             return None
         url = f"http://127.0.0.1:{self._record.port}"
-        return f"{url}/run/{token or RUN_TOKEN}" if self._launcher.containment == "tags" else url
+        return f"{url}/run/{token or ANY_RUN}" if self._launcher.containment == "tags" else url
 
     def is_own(self, url: str) -> bool:
         """Return whether an address is the gateway's: a run has inherited it."""

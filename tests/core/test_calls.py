@@ -92,6 +92,24 @@ def test_a_call_that_has_waited_long_enough_is_refused() -> None:
     assert answer.refusal.limit_kind == "cost"
 
 
+def test_each_waiting_call_has_its_own_time() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.32:refuse")
+    t.admitted(t.call(a))
+    first = t.call(a)
+    (t >> first).skip()
+    t.later(20)
+    second = t.call(a)
+    t >> second
+    t << f"arm {a} calls +40"
+    t.later(40)
+    t >> t.fired(a, Timer.CALLS)
+    assert first.token in t.answers
+    assert second.token not in t.answers
+    assert f"arm {a} calls +20" in t._left
+    t.skip()
+
+
 def test_terminate_ends_the_run_and_answers_at_once() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.05")
