@@ -32,15 +32,17 @@ async def _serve(daemon: str) -> None:
         shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, InputEstimates(), Memory())
         proxy = Proxy(shared, trouble=_complain)
         gc.freeze()
-        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.serve)
                 nursery.start_soon(_end_alone, link, proxy, nursery.cancel_scope)
                 await link.ready.wait()
                 accepting = trio.CancelScope()
                 nursery.start_soon(_accept, proxy, listener, nursery, accepting)
-                async for _ in signals:
-                    break
+                async for number in signals:
+                    if number == signal.SIGTERM:
+                        break
+                    link.learn_settings()
                 accepting.cancel()
                 await proxy.idle()
                 with trio.move_on_after(LAST_SETTLEMENTS):

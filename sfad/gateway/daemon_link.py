@@ -97,6 +97,10 @@ class DaemonLink:
             if isinstance(each.request, m.EndCall):
                 await each.answered.wait()
 
+    def learn_settings(self) -> None:
+        """Ask the daemon again where calls go, because its config has changed."""
+        self._send(_Open(m.ServeGateway(id=self._number())))
+
     # ---- requests
 
     async def _ask(self, wanted: type[R], make: Callable[[int], m.Request], *, withdraw: bool = False) -> R:

@@ -79,6 +79,9 @@ class GatewayProcess:
         if config.enabled and self._record is None:
             self._open()
         self._changed.set()
+        if config.enabled and (pid := self.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGHUP)
 
     def _open(self) -> None:
         found = self._read()
