@@ -241,13 +241,14 @@ class Exchange:
             gone: ClientGoneError | None = None
             with trio.CancelScope() as reading:
                 async for piece in response.aiter_raw():
-                    if record is not None:
-                        record.piece(piece)
                     try:
                         await self._http.piece(piece)
                     except ClientGoneError as error:  # raised here, it would leave generators of httpx2 to the garbage collector
                         gone = error
                         reading.cancel()
+                    finally:  # after it has gone on to the agent, which waits for it
+                        if record is not None:
+                            record.piece(piece)
             if gone is not None:
                 raise gone
             if record is not None:

@@ -56,6 +56,8 @@ class Live:
     """The model that was named last, or the one with most tokens in the stream."""
     sessions: tuple[Reading, ...] = ()
     """What the session files of its earlier attempts told."""
+    uses_gateway: bool = False
+    """Its latest attempt was told where the gateway is."""
     meter_silent: bool = False
     """The meter that was asked for has recognised nothing."""
     saved: RunInfo | None = None
