@@ -92,6 +92,10 @@ class Live:
     def row_is(self, info: RunInfo) -> None:
         self.saved = info
 
+    def goes_through_gateway(self, *, used: bool) -> None:
+        """Note whether its latest attempt was told where the gateway is."""
+        self.uses_gateway, self.unused = used, None
+
     def unused_are(self, limits: list[LimitState]) -> None:
         """Note how the limits are shown of which nothing is known to be used."""
         self.unused = limits
