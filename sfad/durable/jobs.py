@@ -16,10 +16,9 @@ from ..core.ids import run_id
 from ..host.clock import wall_clock
 from ..host.private_files import make_directory
 from ..host.reserve import DiskReserve
-from ..ledger import Ledger, LedgerError, back_up
-from ..ledger.backup import BACKUP, Backup, DamagedCopy
+from ..ledger import Ledger, back_up
+from ..ledger.backup import BACKUP, Backup
 from ..ledger.database import open_reader
-from ..ledger.opening import mark_damaged
 from ..ledger.reader import Reader
 from ..ledger.retention import Pruner
 from ..output import OutputFiles
@@ -50,10 +49,6 @@ class MaintenanceJobs:
     def keep_room(self) -> None:
         """Keep some room of the disk for a start when it is full."""
         DiskReserve(self.ledger.file.directory).fill()
-
-    def check(self) -> None:
-        if self.ledger.file.check_due and (found := self.ledger.file.check_rest()) is not None:
-            raise LedgerError(f"the ledger is damaged ({found}); the next start sets it aside, and begins a new one")
 
     def delete_output(self, age: float | None) -> None:
         if age is None:
@@ -87,11 +82,7 @@ class MaintenanceJobs:
     def back_up(self) -> None:
         target = self.ledger.file.directory / BACKUP
         make_directory(target.parent)
-        try:
-            backup = back_up(self.ledger.file.directory, target, replace=True, between=_copy_pause)
-        except DamagedCopy as error:
-            mark_damaged(self.ledger.file.directory, str(error))
-            raise
+        backup = back_up(self.ledger.file.directory, target, replace=True, between=_copy_pause)
         trio.from_thread.run_sync(self._backed_up, backup)
 
     def _backed_up(self, backup: Backup) -> None:

@@ -15,7 +15,6 @@ from ..core.ids import run_number
 from ..protocol.types import Event, RunId, RunInfo
 from .backup import PutBack
 from .opened import OpenedLedger
-from .opening import mark_damaged
 from .reader import Reader
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, state_op
 from .transactions import Transactions
@@ -179,8 +178,6 @@ class Ledger:
     # ---- what became of writes
 
     def _report(self, report: Report) -> None:
-        if isinstance(report, WriteResult) and report.damaged:
-            mark_damaged(self.file.directory, report.error or "")
         # when trio is over, no task waits for a report; `close` returns how many operations stayed unwritten
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._told, report)
