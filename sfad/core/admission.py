@@ -49,8 +49,6 @@ class Admission:
         for rate in self._rates.values():
             rate.limit = self._ctx.policy.spawns_per_hour
 
-    # ---- requests
-
     def spawn_requested(self, ev: e.SpawnRequested) -> None:
         caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
         try:
@@ -133,8 +131,6 @@ class Admission:
         for above in run.ancestors:
             self._ctx.changed(above)
 
-    # ---- the ledger's answer
-
     def committed(self, ev: e.Committed) -> None:
         """Launch runs whose admission the ledger holds."""
         for name in ev.runs:
@@ -172,8 +168,6 @@ class Admission:
         self._changed_above(run)
         if run.parent is None:
             self._rate(run.user).give_back(run.birth.created_at)
-
-    # ---- slots
 
     def launch_waiting(self) -> None:
         """Launch the trees that wait for a slot, as far as there are any."""

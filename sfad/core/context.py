@@ -58,8 +58,6 @@ class Context:
     def drain(self) -> None:
         self.draining = True
 
-    # ---- the outcome
-
     def changed(self, run: Run) -> None:
         """Have the run's snapshot saved before any command of the present event is applied."""
         self._outcome.changed[run.id] = run
@@ -94,8 +92,6 @@ class Context:
         )
         self.do(c.Publish(event, lineage))
 
-    # ---- the tree
-
     def end(self, run: Run) -> None:
         self.tree.remove(run)
         if run.parent is None:
@@ -105,8 +101,6 @@ class Context:
     def take_ended(self) -> list[Run]:
         ended, self.ended = self.ended, []
         return ended
-
-    # ---- requests
 
     def permissions(self, peer: Peer) -> Permissions:
         """Return what the run that the peer is in may do; everything, outside any run."""

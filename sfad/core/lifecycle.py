@@ -33,8 +33,6 @@ class Lifecycle:
             self._ctx.reply(run.admit_token, c.Admitted(run))
             run.admit_token = None
 
-    # ---- its clock
-
     def start_clock(self, run: Run, at: float) -> None:
         """Count the run's time from now on, up to the next event or action that it calls for."""
         run.clock.start(at)
@@ -53,8 +51,6 @@ class Lifecycle:
     def halt_clock(self, run: Run, at: float) -> None:
         run.clock.halt(at)
         self._ctx.disarm(run, Timer.DEADLINE)
-
-    # ---- what holds it
 
     def unpause(self, run: Run) -> None:
         """Forget that the run is frozen itself. What thaws it is the caller's command."""
@@ -84,8 +80,6 @@ class Lifecycle:
             for timer in (Timer.GRACE, Timer.KILL, Timer.SURVEY):
                 self._ctx.disarm(run, timer)
             run.ladder = None
-
-    # ---- its end
 
     def decide_end(self, run: Run, at: float, ending: Ending) -> None:
         """Decide how the run ends. It is `stopping` until none of its processes is alive."""

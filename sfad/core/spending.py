@@ -37,8 +37,6 @@ class Spending:
         for run in runs:
             add_below((above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use())
 
-    # ---- use
-
     def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
@@ -102,8 +100,6 @@ class Spending:
             for above in run.ancestors:
                 self._ctx.changed(above)
 
-    # ---- reservations
-
     def reserve(self, run: Run, reservation: OpenReservation) -> str:
         """Reserve an amount for the run; return the reservation's name."""
         self._last_reservation += 1
@@ -127,8 +123,6 @@ class Spending:
             budget.refused = True
             self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
         return budget
-
-    # ---- budgets
 
     def take_used_up(self) -> set[tuple[str, str]]:
         """Return `used_up` of all budgets, and note that they were looked at."""

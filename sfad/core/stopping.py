@@ -141,8 +141,6 @@ class Stopping:
         ladder.interrupted = frozenset(there)
         return bool(there) and at < ladder.polite_ends_at
 
-    # ---- time
-
     def polite_due(self, run: Run) -> None:
         if run.ladder is not None and run.ladder.rung is Rung.INTERRUPTED:
             self.signal_all(run)

@@ -116,9 +116,6 @@ def _note(runs: int, wanted: float | None, suggested: float | None) -> str:
     return "" if wanted == suggested else f"{wanted:g} would be outside the range"
 
 
-# ---- rows
-
-
 def _query(type_: str | None, name: str | None, rows: int) -> tuple[str, list[Any]]:
     # the + hides the index of statuses: this walks the table, or the index of names, from the newest run back
     ended = ", ".join(f"'{status.value}'" for status in sorted(ENDED))

@@ -135,9 +135,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# ---- putting the ledger back
-
-
 Identities = tuple[tuple[int, int] | None, ...]
 """Device and inode of the database, its log and the log's index; `None` for a missing file."""
 

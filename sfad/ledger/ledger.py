@@ -75,8 +75,6 @@ class Ledger:
         for report in untold:
             self._told(report)
 
-    # ---- writes
-
     def admit(self, info: RunInfo, extra: RunExtra) -> None:
         """Queue a run's row. The listener is told whether it was committed or failed."""
         self._put(insert_op("admit", info, extra, self._boot))
@@ -136,8 +134,6 @@ class Ledger:
         self._waking = False
         self._writer.wake()
 
-    # ---- the writer's thread
-
     async def flush(self) -> bool:
         """Return once everything queued before has been tried: true if all of it is in the file."""
         outcome: list[bool] = []
@@ -174,8 +170,6 @@ class Ledger:
         # the reader first: the last connection to close checkpoints, and a read-only one cannot
         self.records.close()
         return self._writer.close(timeout)
-
-    # ---- what became of writes
 
     def _report(self, report: Report) -> None:
         # when trio is over, no task waits for a report; `close` returns how many operations stayed unwritten

@@ -65,9 +65,6 @@ def _read_newest(connection: sqlite3.Connection) -> None:
             raise corrupt(f"its highest {key} is not a number") from error
 
 
-# ---- opening
-
-
 _LOG_KEPT = 16 * 1024 * 1024
 """Bytes of the log that stay allocated after a checkpoint. A burst may need more, but does not keep it."""
 

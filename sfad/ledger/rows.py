@@ -147,9 +147,6 @@ def _stamp(moment: datetime | None) -> float | None:
     return None if moment is None else moment.timestamp()
 
 
-# ---- rows to runs
-
-
 def _moment(stamp: float) -> datetime:
     return datetime.fromtimestamp(stamp, UTC)
 
@@ -192,9 +189,6 @@ def event_of(row: Sequence[Any]) -> Event:
     *known, body = row
     fields = dict(zip(EVENT_COLUMNS, known, strict=False))
     return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
-
-
-# ---- run ids as numbers, by which rows are found
 
 
 _HIGHEST = 2**63 - 1

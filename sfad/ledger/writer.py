@@ -182,8 +182,6 @@ class Writer:
         self._thread.join(timeout)
         return len(self._backlog) + len(self._inbox)
 
-    # ---- in the thread
-
     def _run(self) -> None:
         if self._transactions.unmoved >= CHECKPOINT_ROWS:
             self._checkpoint()  # before the first write, which then begins the log again: this daemon may be killed soon, too

@@ -128,8 +128,6 @@ class Saver:
             if info is not None:
                 self.subscribers.ended(info)
 
-    # ---- what the ledger reports
-
     def committed(self, runs: Iterable[RunId]) -> None:
         """These admissions are on record."""
         self.feed(e.Committed(trio.current_time(), tuple(runs)))

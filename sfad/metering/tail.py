@@ -145,8 +145,6 @@ class Tail:
         self._behind.clear()
         self._away.clear()
 
-    # ---- which runs have written
-
     def _growth(self) -> Inotify | None:
         try:
             self.files.make_again()

@@ -48,8 +48,6 @@ class RunCatalogue:
         self._records = records
         self._forgotten = forgotten
 
-    # ---- what happens to runs
-
     def add(self, live: Live) -> None:
         """A run was admitted or adopted."""
         self.live[live.run.id] = live
@@ -103,8 +101,6 @@ class RunCatalogue:
         if ended.key is not None:
             self._keys.pop(ended.key, None)
 
-    # ---- one run
-
     def info(self, run: RunId) -> RunInfo | None:
         """Return a run by its whole id."""
         live = self.live.get(run)
@@ -136,8 +132,6 @@ class RunCatalogue:
         """Return the run that was admitted for an earlier request with this key."""
         run = self._keys.get(key)
         return run if run is not None and self.info(run) is not None else None
-
-    # ---- several runs
 
     def find(self, prefix: str, within: RunId | None = None) -> list[RunId]:
         """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some ten at most. `within`: only this

@@ -63,8 +63,6 @@ class Live:
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
 
-    # ---- what happens to it
-
     def look_at_the_clock(self, now: datetime) -> None:
         """Note for people when it started or ended."""
         if self.run.started_at is not None and self.started_at is None:
@@ -104,8 +102,6 @@ class Live:
         if self.stdin is not None:
             self.stdin.close()
             self.stdin = None
-
-    # ---- what follows from it
 
     @property
     def key(self) -> SpawnKey | None:

@@ -74,8 +74,6 @@ class Call:
     def peer(self) -> Peer:
         return self.connection.peer
 
-    # ---- checks
-
     def permit(self, verb: str, lineage: list[RunId] | None = None) -> None:
         """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
         refused = self.runtime.machine.refuse(self.peer, verb, lineage)
@@ -96,8 +94,6 @@ class Call:
         refusal = shares.refusal(self.connection.groups, more)
         if refusal is not None:
             raise unavailable(refusal)
-
-    # ---- answers
 
     def reply(self, reply: m.Reply, descriptors: Sequence[int] = ()) -> None:
         """Send the one reply to the request. `descriptors` are closed."""
@@ -188,8 +184,6 @@ def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRef
     cost = run.account.reservations[reservation].cost if reservation is not None else None
     return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
 
-
-# ---- the registry
 
 SAME = "the verb that the request's tag names"
 
