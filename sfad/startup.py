@@ -177,7 +177,7 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
     try:
-        for note in rebuild(budgets, ledger, spool):
+        for note in rebuild(budgets, ledger, spool.charges, sound=spool.earlier.sound):
             log.error(note)
     except sqlite3.Error as error:
         log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")

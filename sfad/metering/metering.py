@@ -17,11 +17,11 @@ from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputFiles
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
-from .levels import KernelLevels
 from .metered_run import Feed, MeteredRun
 from .notices import Publish
 from .price_list import PriceList
 from .reports import ReportPricing
+from .sampling import KernelLevels
 from .session import Session
 from .sessions import Sessions
 from .tail import Tail
