@@ -99,7 +99,6 @@ class Daemon:
     _reexecuting: bool = False
 
     async def run(self, adoption: Adoption, unwritten: Rows, handed: Handover | None, children: ChildSignals) -> None:
-        """Serve clients until the daemon is drained."""
         runtime, server, log = self.runtime, self.server, self.log
         if handed is not None:
             runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)

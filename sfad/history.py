@@ -32,8 +32,6 @@ UNKNOWN = "no daemon is running, so this is its last known state"
 
 
 class PastRuns:
-    """The runs that a ledger holds."""
-
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
@@ -63,8 +61,6 @@ class PastRuns:
 
 
 class History:
-    """Answers requests that only read."""
-
     def __init__(self, state: Path, connection: sqlite3.Connection) -> None:
         self._state = state
         self._connection = connection

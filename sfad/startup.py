@@ -38,8 +38,6 @@ from .spool import StoreError
 
 @dataclass(frozen=True, slots=True)
 class DaemonHome:
-    """Where a daemon lives."""
-
     socket: Path
     state_dir: Path
     config_files: tuple[list[Path], bool]
@@ -185,7 +183,6 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
 
 
 def close_all(descriptors: dict[str, int]) -> None:
-    """Close descriptors, and forget them."""
     while descriptors:
         os.close(descriptors.popitem()[1])
 

@@ -22,7 +22,6 @@ class Peer:
     owner: bool = True
     """Whether the peer has the operator's uid, or is root. Inside a run it may still act on its own subtree only."""
     run: RunId | None = None
-    """The run the peer's process is in."""
     unplaced: str = ""
     """Why the daemon could not find out which run the peer is in. Such a peer may do nothing: it could be inside any run."""
 

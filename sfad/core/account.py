@@ -147,9 +147,7 @@ class Account:
     ) -> None:
         self.sources = dict(sources)
         self.reservations = dict(reservations)
-        """By name."""
         self.reserved = dict(reserved)
-        """The sum of the reservations."""
         self.below = dict(below)
         """What its descendants have used and reserved, ended ones included."""
         self.ended = dict(ended)

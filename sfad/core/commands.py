@@ -100,8 +100,6 @@ class Arm(WithId, frozen=True):
 
 
 class Disarm(WithId, frozen=True):
-    """Forget a timer, if there is one."""
-
     timer: Timer
 
 
@@ -110,7 +108,6 @@ class Publish(Struct, frozen=True):
 
     event: types.Event
     lineage: tuple[RunId, ...]
-    """The event's run and its ancestors, root first."""
 
 
 class ReportEnd(WithRun, frozen=True):
@@ -118,8 +115,6 @@ class ReportEnd(WithRun, frozen=True):
 
 
 class AnswerRequest(Struct, frozen=True):
-    """Answer the request that `token` names."""
-
     token: Token
     answer: Answer
 
@@ -144,8 +139,6 @@ class SpawnRefused(Struct, frozen=True):
 
 
 class StopDone(Struct, frozen=True):
-    """What a stop achieved."""
-
     stopped: tuple[RunId, ...]
     survivors: tuple[Survivor, ...]
     elapsed_s: float
@@ -163,8 +156,6 @@ class ReserveAnswer(WithRun, frozen=True):
 
 
 class ErrorAnswer(Struct, frozen=True):
-    """The request cannot be done."""
-
     code: ErrorCode
     message: str
 
@@ -179,10 +170,7 @@ Command = ToLauncher | ToLedger | ToLoop
 
 
 class Outcome(Struct, frozen=True):
-    """What one event calls for."""
-
     commands: list[Command] = []
-    """In the order in which they are to be applied."""
     changed: dict[RunId, Run] = {}
     """Runs whose snapshots are saved before any command is applied. They hold the decision, so that a daemon that takes over
     carries it out, whichever commands this one had applied."""

@@ -67,12 +67,10 @@ class Context:
         self._outcome.used[run.id] = run
 
     def save(self, run: Run) -> None:
-        """Have the run's snapshot and row saved."""
         self.changed(run)
         self.do(c.Save(run))
 
     def arm(self, run: Run, timer: Timer, at: float) -> None:
-        """Set a timer of the run, or set it again."""
         self.do(c.Arm(run.id, timer, at))
 
     def disarm(self, run: Run, timer: Timer) -> None:

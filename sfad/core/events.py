@@ -124,8 +124,6 @@ class UseSeen(OfRun, frozen=True):
 
 
 class ToolsCalled(OfRun, frozen=True):
-    """The agent called these tools."""
-
     tools: tuple[str, ...]
 
 
@@ -243,8 +241,6 @@ class Surveyed(OfRun, frozen=True):
 
 
 class TimerFired(OfRun, frozen=True):
-    """A timer that was armed has come due."""
-
     timer: Timer
 
 

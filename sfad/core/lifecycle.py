@@ -94,7 +94,6 @@ class Lifecycle:
         self._ctx.changed(run)
 
     def cancel_below(self, run: Run, at: float) -> None:
-        """Decide that every descendant ends with the run."""
         reason = Reason(kind=ReasonKind.ANCESTOR, message=f"its ancestor {run.id} ('{run.name}') ended or was stopped", by=run.id)
         for each in run.subtree()[1:]:
             self.unpause(each)

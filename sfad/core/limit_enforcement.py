@@ -123,13 +123,11 @@ class LimitEnforcement:
     def publish(
         self, what: EventType, run: Run, active: ActiveLimit, message: str, severity: Severity = "low", **facts: Unpack[Facts]
     ) -> None:
-        """Publish what becomes of a limit of the run."""
         kind, threshold = active.limit.kind, active.limit.threshold
         about = Facts(scope=KINDS[kind].scope, action=active.action, limit_kind=kind, threshold=threshold)
         self._ctx.publish(what, run, message, severity, **(about | facts))
 
     def clock_due(self, run: Run, at: float) -> None:
-        """Take what the run's time calls for."""
         if run.status is Status.STARTING and not run.standing_still:
             self._stopping.stop_for(run, _not_executed(run), at)
             return

@@ -35,7 +35,6 @@ class Pausing:
             self.pause(run, ev.at, suspended=ev.suspended)
 
     def pause(self, run: Run, at: float, why: str = "", *, suspended: bool = False, no_money: Reason | None = None) -> None:
-        """Freeze a run and everything below it, and halt their clocks."""
         run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money)
         for each in run.subtree():
             if each.status is Status.RUNNING:

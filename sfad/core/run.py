@@ -240,7 +240,6 @@ class Run(State):
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
         self.lineage_ids: tuple[RunId, ...] = (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
-        """Of `lineage`."""
         self.children: dict[RunId, Run] = {}
 
     @property
@@ -249,7 +248,6 @@ class Run(State):
 
     @property
     def lineage(self) -> list[Run]:
-        """Its ancestors, root first, and the run itself."""
         return [*self.ancestors, self]
 
     @property

@@ -112,7 +112,6 @@ class Spending:
         return name
 
     def reservation(self, name: str) -> tuple[Run, OpenReservation] | None:
-        """Return an open reservation by its name, and its run."""
         run = self._ctx.tree.get(name.rpartition("-")[0])
         return (run, run.account.reservations[name]) if run is not None and name in run.account.reservations else None
 

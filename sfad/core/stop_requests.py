@@ -68,7 +68,6 @@ class StopRequests:
                 self._tell(each, ev.at, [s for s in ev.survivors if s.run_id in below])
 
     def tell_ended(self, ended: Iterable[Run], at: float) -> None:
-        """Tell those who waited for runs that have ended."""
         for run in ended:
             self._tell(run, at)
 

@@ -34,7 +34,6 @@ from .pidfds import name_of_main
 from .snapshots import RunSnapshot
 
 Rows = list[tuple[RunInfo, RunExtra]]
-"""Rows of the ledger."""
 
 NOTHING_HANDED = HandedRun(None, [], None)
 
@@ -45,7 +44,6 @@ class AdoptedRun:
 
     live: Live
     meter: bytes | None
-    """Where its meter was."""
     exited: e.MainExited | None
     """How its main process ended while no daemon was there, if the kernel tells."""
 

@@ -36,31 +36,23 @@ class Origin(Struct, frozen=True, array_like=True):
     nonce: str
     created_at: datetime
     program: str | None
-    """The agent program whose events its stdout has."""
     caller: RunId | None
-    """The run that asked for it."""
 
 
 class Progress(Struct, frozen=True, array_like=True):
-    """What changes."""
-
     state: State
     started_at: datetime | None
     ended_at: datetime | None
     main: SavedMain | None
     attempted_at: datetime | None = None
     sessions: tuple[Reading, ...] = ()
-    """What the session files of earlier attempts told."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """A run as it was when it was last saved."""
-
     origin: Origin
     progress: Progress
     meter: bytes | None
-    """Where its meter was."""
 
     @classmethod
     def decoded(cls, origin: bytes, progress: bytes, meter: bytes | None) -> Self:

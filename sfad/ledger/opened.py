@@ -26,7 +26,6 @@ _LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
 class LedgerFile:
     directory: Path
     backup: Backup | None
-    """The newest one."""
 
     def backed_up(self, backup: Backup) -> None:
         self.backup = backup

@@ -204,7 +204,6 @@ class Term:
     driving: str | None = None
     """Its SQL where its index drives the query."""
     source: str = "runs"
-    """The tables of that query."""
     bounded: bool = False
     """The guard bounds how many rows match, so the query walks all of them."""
 

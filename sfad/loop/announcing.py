@@ -14,8 +14,6 @@ RESERVED = 1000
 
 
 class Announcer:
-    """Tells clients, the ledger and the log what happens."""
-
     def __init__(self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers) -> None:
         self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
         self._catalogue = catalogue

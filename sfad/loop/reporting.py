@@ -60,7 +60,6 @@ class Reporting:
                 self.feed(event)
 
     def arm(self, run: RunId, timer: Timer, at: float) -> None:
-        """Set a timer of a run, or set it again."""
         self.timers.arm((run, timer), at, lambda: self._fired(e.TimerFired(trio.current_time(), run, timer)))
 
     def _ended(self, run: Run, event: End) -> None:
@@ -85,7 +84,6 @@ class Reporting:
             pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + LAST_LOOK_WAIT)
 
     def report_all(self) -> None:
-        """Report every pending end now."""
         for pending in list(self._pending.values()):
             self._report_tree(pending)
 

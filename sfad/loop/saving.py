@@ -29,8 +29,6 @@ SAVE_USE = 1.0
 
 @dataclass(slots=True)
 class Saver:
-    """Keeps the journal and the ledger in step with the core."""
-
     resources: Resources
     catalogue: RunCatalogue
     subscribers: Subscribers
@@ -83,7 +81,6 @@ class Saver:
         self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
 
     def save(self, run: Run) -> None:
-        """Bring the run's row up to date."""
         live = self.catalogue.live[run.id]
         info = info_of(live, trio.current_time())
         live.row_is(info)
@@ -91,7 +88,6 @@ class Saver:
         self.resources.ledger.record(info, live.extra)
 
     def refuse(self, live: Live) -> None:
-        """Record a run that was refused."""
         info = info_of(live, live.run.birth.created_at)
         self.resources.spool.numbers.skip_run(live.run.birth.number)
         self.resources.ledger.refuse(info, live.extra)
@@ -129,11 +125,9 @@ class Saver:
                 self.subscribers.ended(info)
 
     def committed(self, runs: Iterable[RunId]) -> None:
-        """These admissions are on record."""
         self.feed(e.Committed(trio.current_time(), tuple(runs)))
 
     def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
-        """These admissions could not be recorded."""
         runs = list(runs)
         self.resources.spool.numbers.skip_run(max(map(run_number, runs)))
         self.resources.log.error(f"an admission could not be recorded: {error}", runs=runs)

@@ -23,11 +23,8 @@ RECENT = 1000
 
 @dataclass(frozen=True, slots=True)
 class RecentRun:
-    """A run that ended a short while ago."""
-
     info: RunInfo
     lineage_ids: tuple[RunId, ...]
-    """Ids from the root to the run."""
     kept: bool
     """Whether its output went to files."""
     key: SpawnKey | None = None
@@ -55,7 +52,6 @@ class RunCatalogue:
             self._keys[live.key] = live.run.id
 
     def end(self, live: Live, info: RunInfo) -> None:
-        """A live run has ended."""
         del self.live[info.id]
         self._unrecorded[info.id] = info
         self._keep(RecentRun(info, live.lineage_ids, live.kept, live.key))
@@ -102,7 +98,6 @@ class RunCatalogue:
             self._keys.pop(ended.key, None)
 
     def info(self, run: RunId) -> RunInfo | None:
-        """Return a run by its whole id."""
         live = self.live.get(run)
         if live is not None:
             return info_of(live, trio.current_time())
@@ -155,7 +150,6 @@ class RunCatalogue:
         }
 
     def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
-        """Return the newest ended run of this name."""
         page = Page(List(id=0, name=name, rows=1), within=within)
         return max(self._ended(page).runs, key=lambda info: info.id, default=None)
 

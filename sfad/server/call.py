@@ -40,16 +40,12 @@ AnswerAboutRun = Callable[["Call", OfRun, RunInfo], None]
 
 
 class NamesRun(Protocol):
-    """A request about one run."""
-
     id: int
     run: str
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the answers to all requests share."""
-
     runtime: Runtime
     bounds: ClientBounds
     connections: Sized
@@ -119,7 +115,6 @@ class Call:
         self.runtime.requests.ask(self, lambda token, now: event(now, token, self.peer, *args, **kwargs))
 
     def __call__(self, answer: c.Answer) -> None:
-        """Reply with the core's answer."""
         match answer:
             case c.Admitted(run) | c.Changed(run):
                 self.reply(m.RunReply(id=self.id, run=self._known(run.id)))
