@@ -84,8 +84,7 @@ class Reservation:
     """What a call to a model may use. It counts against the run, its ancestors, its user and its teams until it is settled.
 
     As a context manager it warns if the block ends without `settle` or `cancel`. If the block raises, the call may have been made
-    and billed, so the reserved amount stays charged in full. Call `cancel` in an `except` if you know that it was not.
-    """
+    and billed, so the reserved amount stays charged in full. Call `cancel` in an `except` if you know that it was not."""
 
     def __init__(self, sfad: Sfad, reserved: m.Reserved, name: str) -> None:
         self.id = name
@@ -143,8 +142,7 @@ class Sfad:
 
     `run` is the run to report for (default: the run that this process is in). `socket` is the daemon's socket (default: the
     places that `sfactl` tries). `timeout` is in seconds, for one reply; `None` waits without end. A daemon that went away is waited
-    for at most 10 s.
-    """
+    for at most 10 s."""
 
     def __init__(self, *, run: str | None = None, socket: str | None = None, timeout: float | None = PATIENCE) -> None:
         self._run = run

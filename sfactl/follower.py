@@ -57,8 +57,7 @@ class Follower:
     """Copy a growing file to a descriptor of this process, from an offset.
 
     `note` receives a message if the file shrank (the run truncated its own output; reading begins again at 0), and if bytes were
-    freed before they were read (the output limit keeps the newest). Freed bytes are a hole, which is not copied.
-    """
+    freed before they were read (the output limit keeps the newest). Freed bytes are a hole, which is not copied."""
 
     def __init__(self, source: int, target: int, note: Callable[[str], None], offset: int = 0) -> None:
         self.source = source

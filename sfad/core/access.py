@@ -67,8 +67,7 @@ def refuse_verb(peer: Peer, verb: str, permissions: Permissions) -> str | None:
 def refuse_target(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str | None:
     """Return why the peer may not use `verb` on the run at the end of `lineage` (ids, root first), or `None`.
 
-    A peer inside a run may use verbs on this run and its descendants only, whatever its uid.
-    """
+    A peer inside a run may use verbs on this run and its descendants only, whatever its uid."""
     if peer.run is None or peer.run in lineage:
         return None
     return f"run {peer.run} may not use '{verb}' on run {lineage[-1]}: it is not in the subtree of {peer.run}"

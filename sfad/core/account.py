@@ -131,8 +131,7 @@ _BY_THEMSELVES = (*COUNTS, "planning_cost", "execution_cost")
 class Account:
     """What is known of one run's use.
 
-    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`).
-    """
+    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`)."""
 
     __slots__ = ("below", "ended", "levels", "reservations", "reserved", "sources")
 

@@ -62,8 +62,7 @@ class Terminate(WithId, frozen=True):
     """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on report `Emptied`.
 
     It reaches launches in flight, which `Emptied` must not overtake, and it thaws the run and every child run that was
-    frozen on its own: a signal is pending until then. It does not thaw ancestors.
-    """
+    frozen on its own: a signal is pending until then. It does not thaw ancestors."""
 
     signal: int
 

@@ -25,8 +25,7 @@ CPUs; or not at all."""
 class Bounds:
     """What the kernel shall limit a run and its descendants to, where it can; `None` is no bound.
 
-    A limit that only warns does not belong here. Where the kernel cannot, `sfad.metering.sampling` watches `memory` and `pids`.
-    """
+    A limit that only warns does not belong here. Where the kernel cannot, `sfad.metering.sampling` watches `memory` and `pids`."""
 
     memory: int | None = None
     """Bytes. If the run needs more, the kernel ends one of its processes."""

@@ -45,8 +45,7 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     """Kill everything that runs of this instance left, and remove its cgroups. Blocks, for at most 20 s.
 
     The runs in `spare` are left alone: their cgroups, the processes that carry their cookies, and the descendants of these; but
-    not the runs below them that are not in `spare`. `home` is the directory of a live daemon, which keeps its controllers.
-    """
+    not the runs below them that are not in `spare`. `home` is the directory of a live daemon, which keeps its controllers."""
     pids: set[int] = set()
     left: set[int] = set()
     kept: set[int] = set()

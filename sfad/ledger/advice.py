@@ -63,8 +63,7 @@ def learn(
 ) -> list[Advice]:
     """Return advice from the newest `rows` ended runs of the ledger in `directory`: of one type, of one name, of both, or of all.
 
-    Blocks while it walks the table. Raises `LedgerError` if the file cannot be read.
-    """
+    Blocks while it walks the table. Raises `LedgerError` if the file cannot be read."""
     try:
         with closing(open_reader(directory)) as connection:
             found = connection.execute(*_query(type, name, rows)).fetchall()

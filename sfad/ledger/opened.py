@@ -48,8 +48,7 @@ class OpenedLedger:
         `floor_number`: no run gets this number or a lower one, whatever the file says. It is the highest number of an output
         file, so that a new ledger does not give an id again. `busy_timeout`: seconds that a transaction waits for another
         program's lock. `lock_wait`: seconds that opening waits for it. `handed_over`: this process flushed the file before it
-        re-executed itself, so there is nothing to check.
-        """
+        re-executed itself, so there is nothing to check."""
         self.notes: list[str] = []
         """What opening had to do, a line each, for the log and an event."""
         self.boot = current_boot()

@@ -43,8 +43,7 @@ class FrameDecoder:
     """Cuts a byte stream into frame bodies.
 
     The announced length is checked before anything of the body is kept, so a peer can make this side hold at most
-    `limit` bytes and one header. After `FrameTooLarge` the stream is out of step: close it.
-    """
+    `limit` bytes and one header. After `FrameTooLarge` the stream is out of step: close it."""
 
     __slots__ = ("_buffer", "_limit")
 

@@ -58,8 +58,7 @@ def client_sockets(env: Mapping[str, str], uid: int, flag: str | None = None, *,
 def daemon_socket(env: Mapping[str, str], uid: int, flag: str | None = None, *, exists: Exists = Path.is_dir) -> Path:
     """The socket a daemon serves: `flag`, SFAD_SOCKET, the system's for root without a login session, else the user's.
 
-    SFA_SOCKET is not asked: it names the daemon that a run belongs to, and a daemon started inside a run is not that one.
-    """
+    SFA_SOCKET is not asked: it names the daemon that a run belongs to, and a daemon started inside a run is not that one."""
     chosen = flag or env.get("SFAD_SOCKET")
     if chosen:
         return Path(chosen).absolute()

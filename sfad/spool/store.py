@@ -54,8 +54,7 @@ class Store:
     """Values by key in one file of mode 0600, changed in atomic batches. The caller makes sure that there is one writer.
 
     A batch whose `write` has returned survives the death of the process at any instruction. It may not survive that of the
-    machine: nothing is synced, because the values describe processes, which die with the machine.
-    """
+    machine: nothing is synced, because the values describe processes, which die with the machine."""
 
     def __init__(self, path: Path, lost: Callable[[], str | None] = lambda: None) -> None:
         """Read the file, or make it. Raises `StoreError` for a file of another version, and `OSError` if it cannot be read.

@@ -27,8 +27,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 def remove_tree(directory: str) -> None:
     """Remove a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives there, or new ones appear).
 
-    It goes by descriptors and `..`, one level at a time: an agent can nest cgroups deeper than a path or a recursion reaches.
-    """
+    It goes by descriptors and `..`, one level at a time: an agent can nest cgroups deeper than a path or a recursion reaches."""
     try:
         os.rmdir(directory)
     except FileNotFoundError:

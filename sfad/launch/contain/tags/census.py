@@ -52,8 +52,7 @@ class Census:
         the next listing. So only a listing without a new child says that there is none. If each of some listings has a
         new child, which may be of the run, something is alive, and the daemon's other tasks need their turn: looking until
         one was caught alive took eleven seconds and 32 000 zombies, with twenty processes that forked without pause on two
-        cores.
-        """
+        cores."""
         seen: set[int] = set()
         for _ in range(_LISTINGS):
             self._orphans.reap()
