@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from . import config as configuration
-from .durable.adoption import Adoption, Rows, adopt
+from .durable.adoption import Adoption, EarlierRuns, Rows
 from .durable.budgets import rebuild
 from .durable.directory import Spool
 from .durable.earlier import EarlierSpool
@@ -119,7 +119,7 @@ def open_state(
         stack.callback(launcher.close)
         keep_back()  # after the launcher has seen the limit that runs are to have
         try:
-            adoption = adopt(spool, opened, launcher, handed, stored)
+            adoption = EarlierRuns(spool, opened, launcher, handed, stored).adoption()
         except OSError as error:
             raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
         for note in adoption.notes:

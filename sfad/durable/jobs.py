@@ -7,6 +7,7 @@ from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -136,11 +137,9 @@ class MaintenanceJobs:
         return future.result()
 
 
-def _pause() -> None:
+def _pause(seconds: float = _PAUSE) -> None:
     trio.from_thread.check_cancelled()
-    time.sleep(_PAUSE)
+    time.sleep(seconds)
 
 
-def _copy_pause() -> None:
-    trio.from_thread.check_cancelled()
-    time.sleep(_COPY_PAUSE)
+_copy_pause = partial(_pause, _COPY_PAUSE)
