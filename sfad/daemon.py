@@ -83,8 +83,6 @@ async def serve(
 
 @dataclass(slots=True)
 class Daemon:
-    """One daemon on one state directory, when everything is open."""
-
     home: DaemonHome
     runtime: Runtime
     server: Server

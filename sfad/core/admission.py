@@ -21,8 +21,6 @@ REFUSALS_WRITTEN = 10
 
 
 class _Refusals:
-    """Recent refusals of one caller by one rule."""
-
     def __init__(self) -> None:
         self.window = SlidingWindow(REFUSALS_WRITTEN, 60.0)
         self.last: RunId = ""

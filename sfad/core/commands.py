@@ -148,8 +148,6 @@ class Changed(WithRun, frozen=True):
 
 
 class ReserveAnswer(WithRun, frozen=True):
-    """The name of a reservation, or why there is none."""
-
     name: str | None
     refusal: LimitRefusal | None = None
 

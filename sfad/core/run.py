@@ -73,7 +73,6 @@ class ProcessExit:
 
     @property
     def unknown(self) -> bool:
-        """Whether the kernel did not tell how it ended."""
         return self.code is None and self.signal is None
 
     @property
@@ -136,8 +135,6 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What is fixed when a run is admitted."""
-
     id: RunId
     number: int
     name: str
@@ -208,7 +205,6 @@ class State:
 
     @property
     def held_by(self) -> ActiveLimit | None:
-        """The limit whose breach holds it."""
         return self.limits[self.breach.kind] if self.breach is not None else None
 
     @property
@@ -257,7 +253,6 @@ class Run(State):
 
     @property
     def shown_reason(self) -> Reason | None:
-        """Why it ended, is being stopped, or is paused."""
         if self.ending is not None and self.ending.reason is not None:
             return self.ending.reason
         reason = self.breach.reason if self.breach is not None else self.root.no_money

@@ -101,7 +101,6 @@ class Spending:
                 self._ctx.changed(above)
 
     def reserve(self, run: Run, reservation: OpenReservation) -> str:
-        """Reserve an amount for the run; return the reservation's name."""
         self._last_reservation += 1
         name = f"{run.id}-{self._last_reservation}"
         before = run.account.own_tree_use()

@@ -44,7 +44,6 @@ class Stopping:
             self._hasten(run, at, signal=signal, grace=seconds)
 
     def stop_for(self, run: Run, reason: Reason, at: float) -> None:
-        """Stop a run for a limit or a budget."""
         status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
         self.stop(run, at, Ending(status, reason))
 

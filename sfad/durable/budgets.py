@@ -68,7 +68,6 @@ class BudgetKeeper:
         self.look()
 
     def record(self, scope: str, name: str, nanos: int) -> None:
-        """Write a charge to the ledger, in the present period."""
         self.ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
 
     def save(self, scope: str, name: str) -> None:

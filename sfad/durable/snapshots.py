@@ -27,8 +27,6 @@ encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
 
 
 class Origin(Struct, frozen=True, array_like=True):
-    """What is fixed when a run is admitted."""
-
     birth: Birth
     spawn: Spawn
     """Without command and environment, which `SavedSpawns` has until the run's last start. Of the environment only what says where

@@ -220,10 +220,8 @@ def numbers_of(prefix: str) -> tuple[int, int] | None:
     return (low, min(high, _HIGHEST)) if low <= _HIGHEST else None
 
 
-# ---- SQL. Many rows share one statement, because each statement releases the interpreter lock and takes it again, which costs
-# up to a switch interval (5 ms) while the trio thread is busy.
-
-
+# Many rows share one statement, because each statement releases the interpreter lock and takes it again, which costs up to a
+# switch interval (5 ms) while the trio thread is busy.
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
 

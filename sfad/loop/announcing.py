@@ -39,7 +39,6 @@ class Announcer:
         self._recorded(Event(type=what, message=message, severity=severity))
 
     def close(self) -> None:
-        """Give back the numbers that were not used."""
         self._numbers.reserve_events(self._ledger.last_event)
 
     def _recorded(self, event: Event) -> Event:

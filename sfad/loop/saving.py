@@ -65,7 +65,6 @@ class Saver:
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:
-        """Save an admission, with the runs that it has changed."""
         run = live.run.id
         # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
         refused = self.storage.look() or (self.resources.ledger.trouble if self.resources.ledger.backlog else None)

@@ -14,7 +14,6 @@
 `tailed_run`      the output files of one run, and its meter
 `stdout_meter`    the meters of one run: one for each attempt, fed with its stdout
 `stdout_file`     reads the file of a run's stdout, whatever happens to it
-`draining`        reads what runs have written when one of them has ended
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads
 `session`         reads the session files of one attempt

@@ -61,8 +61,6 @@ class Reading:
 
 
 class Meter(Protocol):
-    """Reads the stdout of one attempt."""
-
     reading: Reading
 
     def feed(self, data: bytes | memoryview) -> None:

@@ -57,7 +57,6 @@ class RunCatalogue:
         self._keep(RecentRun(info, live.lineage_ids, live.kept, live.key))
 
     def refuse(self, live: Live, info: RunInfo) -> None:
-        """A run was refused, so it was never live."""
         self._keep(RecentRun(info, live.lineage_ids, kept=False))
 
     def recorded(self, run: RunId) -> RunInfo | None:
