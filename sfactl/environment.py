@@ -39,7 +39,10 @@ def claim(environ: Mapping[str, str] = os.environ) -> Claim:
     it for others."""
     chain, own = _text("SFA_CALL_CHAIN", environ), _text("SFA_NAME", environ)
     names = [name for name in [*chain.split(","), own] if name]
-    return Claim(names=names, depth=max(_depth(environ), len(names)))
+    depth = environ.get("SFA_DEPTH", "")
+    # An invalid depth must not count as 0: the guard fails closed.
+    own_depth = whole("SFA_DEPTH", depth, 0, MOST_WHOLE) + 1 if depth.strip() else 0
+    return Claim(names=names, depth=max(own_depth, len(names)))
 
 
 def _text(name: str, environ: Mapping[str, str]) -> str:
@@ -51,12 +54,6 @@ def _text(name: str, environ: Mapping[str, str]) -> str:
     return value
 
 
-def _depth(environ: Mapping[str, str]) -> int:
-    text = environ.get("SFA_DEPTH", "")
-    # An invalid depth must not count as 0: the guard fails closed.
-    return whole("SFA_DEPTH", text, 0, MOST_WHOLE) + 1 if text.strip() else 0
-
-
 def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the evidence that this process is inside a run, or `None`. No daemon is started inside a run."""
     for name in INSIDE:
@@ -64,9 +61,10 @@ def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
             return f"{name} is set"
     if _RUN_CGROUP.search(_own_cgroup()):
         return "its cgroup belongs to a run"
-    if _tagged():
-        return "it has the tag of a run (RLIMIT_MSGQUEUE)"
-    return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    return "it has the tag of a run (RLIMIT_MSGQUEUE)" if soft != hard else None
 
 
 def _own_cgroup() -> str:
@@ -75,10 +73,3 @@ def _own_cgroup() -> str:
             return next((line[3:].strip() for line in file if line.startswith("0::")), "")
     except OSError:
         return ""
-
-
-def _tagged() -> bool:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
-    return soft != hard

@@ -46,12 +46,9 @@ def once(found: Iterable[Limit]) -> list[Limit]:
     for limit in found:
         other = by_kind.setdefault(limit.kind, limit)
         if other is not limit:
-            raise UsageError(f"the limit '{limit.kind}' is given twice, by {_either(other, limit)}: leave one out")
+            by = other.source if other.source == limit.source else f"{other.source} and by {limit.source}"
+            raise UsageError(f"the limit '{limit.kind}' is given twice, by {by}: leave one out")
     return list(by_kind.values())
-
-
-def _either(one: Limit, other: Limit) -> str:
-    return one.source if one.source == other.source else f"{one.source} and by {other.source}"
 
 
 def _contents(text: str) -> str | bytes:

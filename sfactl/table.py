@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .output import plain
 from .output import width as columns_of
@@ -55,9 +55,8 @@ def drawn(header: Sequence[str], rows: Iterable[Sequence[str]], least_first: Seq
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], status: int) -> str:
-    paint: Callable[[str], str] = by_status
     padded = [
-        (paint(cell) if i == status else cell) + " " * (room - columns_of(cell))
+        (by_status(cell) if i == status else cell) + " " * (room - columns_of(cell))
         for i, (cell, room) in enumerate(zip(cells, widths, strict=True))
     ]
     return "  ".join(padded).rstrip()

@@ -114,16 +114,13 @@ class Terminal:
         if self._to_user and 1 in ready:
             self._to_user = self._to_user[os.write(1, self._to_user[:4096]) :]
         if ready.get(0, 0) & (select.POLLIN | select.POLLHUP) and self._input_open:
-            self._read_user()
+            self._to_run = os.read(0, 4096)
+            self._input_open = bool(self._to_run)
         at_master = ready.get(self.master, 0)
         if at_master & select.POLLOUT and self._to_run:
             self._to_run = self._to_run[os.write(self.master, self._to_run[:4096]) :]
         if at_master & (select.POLLIN | select.POLLHUP) and not self._to_user:
             self._read_run()
-
-    def _read_user(self) -> None:
-        self._to_run = os.read(0, 4096)
-        self._input_open = bool(self._to_run)
 
     def _read_run(self) -> None:
         try:

@@ -82,12 +82,8 @@ def _register(
     command.__annotations__ = {key: p.annotation for key, p in signature.parameters.items()}
     details = (verbs.load(verbs.ALIASES.get(name, name)).__doc__ or "").partition("\n\n")[2] if parameters else ""
     usage = "[OPTIONS] -- COMMAND... | [OPTIONS]" if any(p.target == "agent" for p in parameters) else "[OPTIONS]"
-    text = f"{summary}.\n\n{_paragraphs(details)}"
-    app.command(name, help=text, short_help=summary, options_metavar=usage, epilog=epilog)(command)
-
-
-def _paragraphs(text: str) -> str:
-    return "\n\n".join("\b\n" + part if part.startswith(" ") else part for part in text.split("\n\n"))
+    paragraphs = ("\b\n" + part if part.startswith(" ") else part for part in (f"{summary}.", *details.split("\n\n")))
+    app.command(name, help="\n\n".join(paragraphs), short_help=summary, options_metavar=usage, epilog=epilog)(command)
 
 
 def _parameter(declared: Parameter) -> inspect.Parameter:

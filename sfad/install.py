@@ -202,13 +202,10 @@ class Installer:
             )
 
     def _rendered(self) -> dict[str, str]:
-        words, version = program(), self._version()
+        found = self._steps.output("systemctl", "--version").split()
+        words, version = program(), int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
         self._warn_of_owner(words[0])
         return {name: render(text, words, version) for name, text in templates(user=self._user).items()}
-
-    def _version(self) -> int:
-        found = self._steps.output("systemctl", "--version").split()
-        return int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
 
     def _warn_of_owner(self, file: str) -> None:
         if self._user:

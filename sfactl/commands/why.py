@@ -64,7 +64,8 @@ def _sentence(run: RunInfo, now: datetime) -> str:
         return f"{who} was {run.status.value}: {_message(run.reason)}"
     if run.status is Status.PAUSED:
         return f"{who} is paused: {_waiting(run, now)}"
-    return f"{who} is {run.status.value}{_stopping(run)}; {_bounds(run, now)}"
+    why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else ""
+    return f"{who} is {run.status.value}{why}; {_bounds(run, now)}"
 
 
 def _message(reason: Reason | None) -> str:
@@ -101,10 +102,6 @@ def _numbers(run: RunInfo) -> str:
         return ""  # the clock was read a moment after the limit
     over = "that would have been " if reason.refused else ""
     return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
-
-
-def _stopping(run: RunInfo) -> str:
-    return f": {_message(run.reason)}{_numbers(run)}" if run.reason else ""
 
 
 def _waiting(run: RunInfo, now: datetime) -> str:

@@ -76,7 +76,7 @@ def user_sockets(env: Mapping[str, str], uid: int, *, exists: Exists = Path.is_d
         found.append(runtime / "sfad" / SOCKET)
     if exists(login := Path(f"/run/user/{uid}")):
         found.append(login / "sfad" / SOCKET)
-    if uid == 0 or _has_home(env):
+    if uid == 0 or any(env.get(name) for name in ("SFAD_STATE_DIR", "XDG_STATE_HOME", "HOME")):
         found.append(state_dir(env, uid) / SOCKET)
     if not found:
         raise ValueError("no place for a socket: XDG_RUNTIME_DIR, HOME and SFAD_STATE_DIR are all unset")
@@ -86,10 +86,6 @@ def user_sockets(env: Mapping[str, str], uid: int, *, exists: Exists = Path.is_d
 def _runtime_dir(env: Mapping[str, str]) -> Path | None:
     value = env.get("XDG_RUNTIME_DIR", "")
     return Path(value) if os.path.isabs(value) else None
-
-
-def _has_home(env: Mapping[str, str]) -> bool:
-    return any(env.get(name) for name in ("SFAD_STATE_DIR", "XDG_STATE_HOME", "HOME"))
 
 
 @contextmanager

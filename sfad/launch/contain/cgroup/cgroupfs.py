@@ -94,17 +94,12 @@ def read(path: str, *, whole: bool = False) -> bytes:
     """Return the content of a control file; `b""` if the cgroup is gone. Raises `OSError` if it is there and cannot be read."""
     content = procfs.read(path, whole=whole)
     if content is None:
-        _refuse_hidden(path)
+        # it may be unreadable for another reason than that its cgroup is gone: access is denied, or something is mounted over it
+        for name, error in ((path, errno.EACCES), (os.path.dirname(path), errno.ESTALE)):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.stat(name)
+                raise OSError(error, os.strerror(error), path)
     return content or b""
-
-
-def _refuse_hidden(path: str) -> None:
-    """Raise `OSError` if a control file cannot be read for another reason than that its cgroup is gone: access may be denied, or
-    something may be mounted over the cgroup."""
-    for name, error in ((path, errno.EACCES), (os.path.dirname(path), errno.ESTALE)):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            os.stat(name)
-            raise OSError(error, os.strerror(error), path)
 
 
 def pids(directory: str) -> Iterator[int]:
