@@ -11,7 +11,6 @@ from .options import NotPlain, before_command, read
 
 
 def main() -> None:
-    """Run the command line, and exit."""
     _own_standard_descriptors()
     sys.exit(_guarded(sys.argv[1:]))
 

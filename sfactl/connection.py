@@ -189,7 +189,6 @@ class Client:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._socket.fileno() < 0
 
     def fileno(self) -> int:

@@ -61,10 +61,7 @@ def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
             return f"{name} is set"
     if _RUN_CGROUP.search(_own_cgroup()):
         return "its cgroup belongs to a run"
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
-    return "it has the tag of a run (RLIMIT_MSGQUEUE)" if soft != hard else None
+    return "it has the tag of a run (RLIMIT_MSGQUEUE)" if _tagged() else None
 
 
 def _own_cgroup() -> str:
@@ -73,3 +70,10 @@ def _own_cgroup() -> str:
             return next((line[3:].strip() for line in file if line.startswith("0::")), "")
     except OSError:
         return ""
+
+
+def _tagged() -> bool:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    return soft != hard

@@ -135,7 +135,6 @@ def of_refusal(refusal: Refusal) -> int:
 
 
 def of_error(code: ErrorCode) -> int:
-    """Return the exit code for the daemon's `Error`."""
     return _BY_ERROR.get(code.value, ExitCode.LOST)
 
 

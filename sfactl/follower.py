@@ -70,7 +70,6 @@ class Follower:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether bytes are read and not yet written."""
         return bool(self._pending)
 
     def fill(self) -> bool:

@@ -39,7 +39,6 @@ class LineForm:
 
     @property
     def plain(self) -> bool:
-        """Whether bytes can be copied unchanged."""
         return not (self._prefix or self._stamped or self._json)
 
     def __call__(self, line: bytes, seen: float | None) -> bytes:
@@ -75,7 +74,6 @@ class LineFollower(Follower):
         self._partial = b""
 
     def flush(self) -> None:
-        """Write each complete line."""
         *complete, self._partial = (self._partial + self.take()).split(b"\n")
         position = self.offset - len(self._partial) - sum(len(line) + 1 for line in complete)
         shown = []

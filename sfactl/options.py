@@ -22,14 +22,11 @@ class Option(NamedTuple):
     """The placeholder for the value in the help; empty for a flag."""
     many: bool = False
     """May be given more than once; the parameter is a list."""
-    hidden: bool = False
     complete: str = ""
     """The words that a shell completes: a key of `shell_completion.CANDIDATES`; empty for none, or files."""
 
 
 class Argument(NamedTuple):
-    """A positional argument."""
-
     target: str
     metavar: str
     help: str

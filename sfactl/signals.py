@@ -44,7 +44,6 @@ class SignalPipe:
         os.close(self._write_end)
 
     def taken(self) -> Sequence[int]:
-        """Return the signals since the last call, in order."""
         try:
             return os.read(self.descriptor, 64)
         except BlockingIOError:

@@ -37,7 +37,6 @@ def coloured(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def by_status(cell: str) -> str:
-    """Colour a cell that begins with a status."""
     status = cell.partition(" ")[0].removesuffix("?")
     colour = _RED if status.startswith("rejected_") else _COLOURS.get(status)
     return f"\033[{colour}m{cell}\033[0m" if colour else cell

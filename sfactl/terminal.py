@@ -62,7 +62,6 @@ class Terminal:
         self.raw = True
 
     def leave_raw(self) -> None:
-        """Restore our terminal's settings."""
         if self.raw:
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
             self.raw = False

@@ -91,7 +91,7 @@ def _parameter(declared: Parameter) -> inspect.Parameter:
     kind: Any = bool if is_flag else list[str] if declared.many else str | None
     completion: Any = {"autocompletion": _completer(declared.complete)} if declared.complete else {}
     info: Any = (
-        typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, hidden=declared.hidden, **completion)
+        typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, **completion)
         if isinstance(declared, Option)
         else typer.Argument(help=declared.help, metavar=declared.metavar, **completion)
     )

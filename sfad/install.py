@@ -159,12 +159,10 @@ class Installer:
 
     @property
     def _directory(self) -> Path:
+        if not self._user:
+            return Path("/etc/systemd/system")
         try:
-            return (
-                xdg(self._steps.environ, "XDG_CONFIG_HOME", ".config") / "systemd/user"
-                if self._user
-                else Path("/etc/systemd/system")
-            )
+            return xdg(self._steps.environ, "XDG_CONFIG_HOME", ".config") / "systemd/user"
         except ValueError as error:
             raise InstallError(str(error)) from None
 

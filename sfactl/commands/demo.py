@@ -138,8 +138,6 @@ def _await_ready(readable: int, directory: Path) -> None:
 
 
 class Stage:
-    """The four scenes."""
-
     def __init__(self, directory: Path, surroundings: Mapping[str, str]) -> None:
         self._directory = directory
         self._surroundings = surroundings

@@ -32,7 +32,6 @@ def _show(run: RunInfo, json: bool) -> None:
 
 
 def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a run, as name and text; leave out what is unknown."""
     yield "id", run.id
     yield "name", f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})"
     yield "status", output.outcome(run)

@@ -143,7 +143,6 @@ class Found(Generic[T]):
         self.partial |= usage.partial or bool(usage.unpriced_tokens)
 
     def in_order(self) -> list[T]:
-        """Return the runs, oldest first."""
         return [self.runs[run] for run in sorted(self.runs)]
 
 
@@ -190,7 +189,6 @@ class Column(NamedTuple):
     """Whether it is left out if it is empty for each run."""
 
     def shown(self, *, live: bool, labels: bool, wide: bool) -> bool:
-        """Whether the options ask for this column."""
         return not self.needs or wide or {"live": live, "labels": labels}.get(self.needs, False)
 
 
@@ -226,7 +224,6 @@ LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "END
 
 
 def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = False, room: int | None = None) -> str:
-    """Return the table, at most `room` columns wide if that is given."""
     rows = found.in_order()
     if sum_:
         rows.append([_sums(found).get(column.name, "") for column in columns])

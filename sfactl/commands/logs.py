@@ -62,8 +62,6 @@ Start = Callable[[int], int]
 
 
 class View(NamedTuple):
-    """How to show output."""
-
     following: bool
     stdout: bool
     stderr: bool

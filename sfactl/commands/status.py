@@ -23,7 +23,6 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
 
 
 def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
-    """Yield what the daemon says about itself, as name and text."""
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
     yield "state", status.state_dir

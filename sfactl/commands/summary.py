@@ -60,7 +60,6 @@ def _by(text: str) -> By:
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:
-    """Yield each part of the report as its lines."""
     yield list(_head(found))
     if not found.runs:
         return

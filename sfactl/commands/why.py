@@ -34,7 +34,6 @@ def _show(run: RunInfo, json: bool) -> None:
 
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
-    """Return the sentence that answers `why` for a run."""
     used = output.at_least(run.usage)
     return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + (f"; it used {used}" if used else "")
 
@@ -105,7 +104,6 @@ def _numbers(run: RunInfo) -> str:
 
 
 def _waiting(run: RunInfo, now: datetime) -> str:
-    """Return what a paused run waits for."""
     if run.reason is not None and run.reason.kind == "budget":
         return (
             f"{_message(run.reason)}. It continues when the budget is renewed, or raised in [budgets] of the config "

@@ -36,5 +36,4 @@ def cookie(pid: int, instance: str) -> bytes | None:
 
 
 def cookie_run(value: bytes) -> RunId:
-    """Return the run that a cookie names."""
     return value.split(b":")[1].decode("ascii", "replace")

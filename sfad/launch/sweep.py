@@ -33,8 +33,6 @@ _SWEPT: RunId = "swept"
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep did."""
-
     pids: tuple[int, ...] = ()
     """Processes that were found."""
     left: tuple[int, ...] = ()

@@ -106,12 +106,10 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def connect_path(sock: socket.socket, path: Path) -> None:
-    """`sock.connect(path)` for a path of any length. Raises `OSError`."""
     with short_path(path) as address:
         sock.connect(address)
 
 
 def bind_path(sock: socket.socket, path: Path) -> None:
-    """`sock.bind(path)` for a path of any length. Raises `OSError`."""
     with short_path(path) as address:
         sock.bind(address)

@@ -16,8 +16,6 @@ _REMOVE_TRIES, _REMOVE_EVERY = 100, 0.02
 
 
 class CgroupMaker:
-    """Makes, adopts and removes."""
-
     def __init__(self, cgroups: RunCgroups, controllers: Controllers, reactor: Reactor) -> None:
         self._base = cgroups.base.directory
         self._cgroups = cgroups
