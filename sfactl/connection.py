@@ -208,7 +208,7 @@ class Client:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         try:
-            return bool(poll.poll(0)) and self._socket.recv(1, socket.MSG_PEEK) == b""
+            return bool(poll.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
         except ConnectionResetError:
             return True
 

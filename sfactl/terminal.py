@@ -75,16 +75,13 @@ class Terminal:
     def program_stopped(self) -> bool:
         """Return whether the run's main program has stopped since the last call. A job of a shell does not count, because the shell
         takes the terminal back from it."""
-        stopped = self._stopped()
-        since, self._was_stopped = stopped and not self._was_stopped, stopped
-        return since
-
-    def _stopped(self) -> bool:
         try:
             leader = struct.unpack("i", fcntl.ioctl(self.master, TIOCGSID, b"\0" * 4))[0]
-            return os.tcgetpgrp(self.master) == leader and _state(leader) == "T"
+            stopped = os.tcgetpgrp(self.master) == leader and _state(leader) == "T"
         except OSError:  # it has ended, so the terminal has no session
-            return False
+            stopped = False
+        since, self._was_stopped = stopped and not self._was_stopped, stopped
+        return since
 
     def proceed(self) -> None:
         """Continue the program in the run's foreground. It must draw its screen again even if it did not stop itself, and the

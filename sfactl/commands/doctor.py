@@ -7,7 +7,7 @@ Exit codes: 0; 1 if something is BAD.
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 
@@ -52,7 +52,7 @@ class Finding(Struct, frozen=True):
 def main(*, socket: str | None = None, json: bool = False) -> int:
     status, reachable = _daemon(socket)
     asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger))
-    findings = [reachable, *chain.from_iterable(asked), *(f for check in CHECKS for f in check())]
+    findings = [reachable, *chain.from_iterable(asked), *(f for check in (_kernel, _limits, _disk, _clock) for f in check())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
     else:
@@ -86,16 +86,13 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
         "untrusted": "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be trusted",
         "sandbox": "let the sandbox connect to Unix sockets",
     }
-    if error.kind in ABSENT and (pid := _holder()):
+    pid = None
+    with suppress(ValueError):
+        pid = probe.holder(state_dir(os.environ, os.getuid()))
+    if error.kind in ABSENT and pid:
         return "bad", f"{error.message}, though pid {pid} holds the state directory", f"look at its log, or end it: kill {pid}"
     verdict = "warn" if error.kind == "missing" else "bad"
     return verdict, error.message, fixes.get(error.kind, "look at the daemon's log")
-
-
-def _holder() -> int | None:
-    with suppress(ValueError):
-        return probe.holder(state_dir(os.environ, os.getuid()))
-    return None
 
 
 def _ledger(status: DaemonStatus | None) -> Iterator[Finding]:
@@ -182,6 +179,3 @@ def _clock() -> Iterator[Finding]:
         yield Finding("clock", "warn", "it is not synchronised", "timedatectl set-ntp true")
     else:
         yield Finding("clock", "ok", "plausible")
-
-
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_kernel, _limits, _disk, _clock)

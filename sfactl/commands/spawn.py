@@ -17,7 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import Status
 
 from .. import connection, environment, exits, output, spawn_options
 from ..connection import ABSENT, Client, Unreachable
@@ -94,14 +94,11 @@ def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
     if isinstance(reply, m.Refused):
         raise output.refusal(reply, as_json=as_json)
     assert isinstance(reply, m.RunReply)  # `ask` raises for an error, and a Spawn has no other reply
+    run = reply.run
     if as_json:
-        output.print_json(reply.run)
+        output.print_json(run)
     else:
-        print(reply.run.id)
-    return _started(reply.run, message)
-
-
-def _started(run: RunInfo, message: m.Spawn) -> int:
+        print(run.id)
     if run.status is Status.QUEUED and not message.quiet:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
     if words := spawn_options.unenforceable(run, message):

@@ -209,8 +209,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     estimate from the streamed text."""
 
 
-_SMALL = ("three", "four", "five", "six", "seven", "eight", "nine")
-_TIMES = ("no times", "once", "twice", *(f"{number} times" for number in _SMALL))
+_TIMES = ("no times", "once", "twice", *(f"{number} times" for number in "three four five six seven eight nine".split()))
 
 
 class ApiTrouble(Struct, frozen=True, kw_only=True):
