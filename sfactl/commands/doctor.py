@@ -86,13 +86,16 @@ def _unreachable(error: Unreachable) -> tuple[str, str, str]:
         "untrusted": "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be trusted",
         "sandbox": "let the sandbox connect to Unix sockets",
     }
-    pid = None
-    with suppress(ValueError):
-        pid = probe.holder(state_dir(os.environ, os.getuid()))
-    if error.kind in ABSENT and pid:
+    if error.kind in ABSENT and (pid := _holder()):
         return "bad", f"{error.message}, though pid {pid} holds the state directory", f"look at its log, or end it: kill {pid}"
     verdict = "warn" if error.kind == "missing" else "bad"
     return verdict, error.message, fixes.get(error.kind, "look at the daemon's log")
+
+
+def _holder() -> int | None:
+    with suppress(ValueError):
+        return probe.holder(state_dir(os.environ, os.getuid()))
+    return None
 
 
 def _ledger(status: DaemonStatus | None) -> Iterator[Finding]:

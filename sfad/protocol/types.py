@@ -209,7 +209,8 @@ class Usage(Struct, frozen=True, kw_only=True):
     estimate from the streamed text."""
 
 
-_TIMES = ("no times", "once", "twice", *(f"{number} times" for number in "three four five six seven eight nine".split()))
+_SMALL = ("three", "four", "five", "six", "seven", "eight", "nine")
+_TIMES = ("no times", "once", "twice", *(f"{number} times" for number in _SMALL))
 
 
 class ApiTrouble(Struct, frozen=True, kw_only=True):
