@@ -37,9 +37,7 @@ __all__ = ["DaemonUnreachable", "LimitReached", "NotInARun", "RequestFailed", "R
 
 PATIENCE = 60.0
 """Seconds to wait for a reply. The daemon usually needs milliseconds: it decides in memory and commits to its ledger."""
-
 NO_RUN = "this process is not in a run of the daemon; name one, as in Sfad(run='a1')"
-
 R = TypeVar("R", bound=m.Reply)
 
 

@@ -31,22 +31,16 @@ from .trust import distrusted
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2 s."""
-
 CHUNK = 256 * 1024
 """Maximum bytes of one read from the socket."""
-
 MAX_UNCLAIMED = 65_536
 """Replies and events that may arrive before the expected reply. A daemon sends far fewer."""
-
 RECONNECT = 10.0
 """Seconds to wait for a daemon that restarts (docs/protocol.md)."""
-
 AGAIN = 0.1
 """Seconds between attempts to connect. The kernel does not tell when a process begins to listen at a socket."""
-
 ABSENT = frozenset({"missing", "refused"})
 """Kinds of `Unreachable` that mean no daemon is running. With the others, this process may not or cannot speak to it."""
-
 R = TypeVar("R", bound=m.Reply)
 Q = TypeVar("Q", bound=m.Request)
 

@@ -19,7 +19,6 @@ from .exits import Quit
 
 PATIENCE = 1.0
 """Seconds to wait for the daemon's answer."""
-
 SHOWN = [kind for kind in KINDS if kind.value in Profile._fields]
 """The kinds that the help shows: those that a profile sets."""
 

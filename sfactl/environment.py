@@ -12,9 +12,7 @@ from .options import whole
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
 """Variables that the daemon sets, only for runs."""
-
 _RUN_CGROUP = re.compile(r"(?:^|/)sfad-[0-9a-f]{12}(?:/|$)")
-
 FALSE = frozenset({"", "0", "false", "no", "off"})
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .terminal import Terminal
 
 HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP)
-
 Form = Literal["raw", "text", "auto"]
 """The form of `Logs`."""
 

@@ -11,7 +11,6 @@ from .follower import Follower
 
 LONGEST = 1 << 20
 """Maximum bytes of a line that waits for its end; a longer line is shown in pieces."""
-
 OLD = "sfactl: the time of lines marked ≤ is that of the last write to their file; when each was written is not recorded"
 
 

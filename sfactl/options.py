@@ -36,7 +36,6 @@ class Argument(NamedTuple):
 
 
 Parameter = Option | Argument
-
 SOCKET = Option(("--socket",), "socket", "The daemon's socket (default: SFA_SOCKET, SFAD_SOCKET, the user's, the system's)", "PATH")
 JSON = Option(("--json",), "json", "Print JSON on stdout; notes stay on stderr")
 COMMON: tuple[Parameter, ...] = (SOCKET, JSON)
@@ -52,7 +51,6 @@ LABEL = Option(
 )
 USER = Option(("--user",), "user", "Only this user's runs", "USER", complete="user")
 RUN = Argument("run", "RUN", "Id, name, or unique prefix of an id", complete="run")
-
 Values = dict[str, Any]
 
 

@@ -16,7 +16,6 @@ from .exits import Quit
 
 PATIENCE = 0.5
 """Seconds to wait for the daemon."""
-
 Candidate = tuple[str, str]
 """A word, and the description that the shell shows."""
 

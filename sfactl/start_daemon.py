@@ -22,9 +22,7 @@ from .exits import ExitCode, Quit
 
 READY_TIMEOUT = 15.0
 """Seconds until the daemon must listen. To recover a thousand runs takes about 2."""
-
 LOG = "sfad.log"
-
 PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 

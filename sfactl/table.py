@@ -9,10 +9,8 @@ from .output import width as columns_of
 
 COMMAND = 12
 """Terminal columns that the last cell keeps; to keep them, other columns are left out."""
-
 NAME = 16
 """Terminal columns that a name keeps if the terminal is still too narrow."""
-
 _GREEN, _RED, _YELLOW, _CYAN = "32", "31", "33", "36"
 
 _COLOURS = {

@@ -16,14 +16,11 @@ import tty
 from contextlib import suppress
 
 CHUNK = 64 * 1024
-
 STATE = 0.25
 """Seconds between checks whether the program has stopped itself. The kernel tells only its parent: the daemon, and after a crash
 of the daemon no process of sfad."""
-
 TIOCGSID = 0x5429
 """ioctl_tty(2): the session of a terminal."""
-
 LAST_WORDS = 0.5
 """Seconds without output after which an ended run's terminal is closed, although an escaped process still has it open."""
 

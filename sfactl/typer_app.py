@@ -11,12 +11,9 @@ from . import exits, verbs
 from .options import SOCKET, Argument, Option, Parameter
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-
 EPILOG = "Exit codes:\n\n\b\n" + exits.table()
-
 _UsageError: Any = typer.BadParameter.__base__
 """The base of all errors in a command line. typer exports only its subclass."""
-
 Run = Callable[[str, dict[str, Any]], int]
 """The function that runs a verb, given its name and its values, and returns the exit code."""
 

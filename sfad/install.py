@@ -24,23 +24,16 @@ from .protocol.paths import SYSTEM_STATE, state_dir, xdg
 
 STARTED = ("sfad.socket", "sfad.service")
 """The units that are enabled and started, in this order: systemd does not start the socket of a service that is active."""
-
 PLACEHOLDER = "/usr/bin/env sfad"
-
 NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
-
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
 """The unit of a daemon that a client started (`sfactl.start_daemon`)."""
-
 COMMAND_TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
-
 MANAGER_TIMEOUT = 10.0
 """Seconds that a user's systemd may take to start when lingering is enabled."""
-
 _PAST = {"write": "wrote", "run": "ran", "end": "ended", "remove": "removed"}
-
 _SPECIAL = set("\"'\\$;\n\t ")
 """Characters of a path that mean something else in ExecStart=."""
 

@@ -27,7 +27,6 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 PATIENCE = 10.0
 """Seconds that one step may take before the demo gives up."""
-
 CALL = '"$DEMO_PYTHON" -m sfactl'
 
 SCRIPTS = {

@@ -26,10 +26,8 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 LOW_DISK = 1 << 30
 """Bytes: sixteen runs that fill their 64 MiB of output."""
-
 LOW_FILES = 1024
 """Descriptors: the daemon needs a few for each run, so a few hundred runs exhaust fewer."""
-
 LOW_PROCESSES = 2048
 """The pids limit of two trees."""
 

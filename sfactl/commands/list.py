@@ -42,10 +42,8 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 LAST = 50
 """Maximum ended runs without a filter."""
-
 PAGE = 250
 """Ended runs in one request, about 10 ms of the daemon's time."""
-
 T = TypeVar("T")
 
 

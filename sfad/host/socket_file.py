@@ -20,12 +20,9 @@ from ..protocol.paths import bind_path, connect_path
 BACKLOG = 1024
 """Connections that wait for accept(2). Beyond this number, connect(2) of a client waits. The kernel caps it at
 net.core.somaxconn."""
-
 LOCK_TRIES, _LOCK_PAUSE = 25, 0.02
-
 _MAX_STEPS = 40 * 256
 """The most components of a path: the kernel follows 40 links, and a path has at most 4096 bytes."""
-
 _OVERFLOW_UID = 65534
 """The uid that the kernel shows for a user who is not in the user namespace (default of /proc/sys/kernel/overflowuid)."""
 

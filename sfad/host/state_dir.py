@@ -22,7 +22,6 @@ from pathlib import Path
 from .socket_file import AlreadyRunning, PathError
 
 LOCK = "lock"
-
 _POSIX_LOCK = re.compile(rb"^\d+: POSIX +ADVISORY +WRITE (\d+) \S+ (\d+) (\d+)$", re.MULTILINE)
 """A line of /proc/locks: pid, first and last byte. The kernel lists only processes of this pid namespace, which are those that a
 daemon could adopt or kill."""

@@ -11,17 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOCKET = "sfad.sock"
-
 LEDGER = "ledger.db"
-
 SYSTEM_SOCKET = Path("/run/sfad") / SOCKET
 SYSTEM_STATE = Path("/var/lib/sfad")
-
 SUN_PATH = 107
 """Bytes of a path in a socket address: `sun_path` of unix(7), less the closing zero."""
-
 _MAX_NAME = SUN_PATH - len("/proc/self/fd/") - 11
-
 Exists = Callable[[Path], bool]
 
 

@@ -13,10 +13,8 @@ from .location import below
 MAX_DEPTH, MAX_DESCENDANTS = 32, 1024
 """Levels, and cgroups, that the processes of one run may make below their own. Container runtimes and systemd need less than ten
 levels. An agent with the daemon's uid can raise both, so nothing here relies on them."""
-
 _MAX_PATH = 4096 - 64
 """Bytes of a path that a walk follows: PATH_MAX, less the name of a control file."""
-
 _REMOVED_WITHIN = 10.0
 """Seconds after which a removal gives up: another process may make cgroups as fast as they are removed."""
 _CHILDLESS = 2
