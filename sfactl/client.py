@@ -37,9 +37,7 @@ __all__ = ["DaemonUnreachable", "LimitReached", "NotInARun", "RequestFailed", "R
 
 PATIENCE = 60.0
 """Seconds to wait for a reply. The daemon usually needs milliseconds: it decides in memory and commits to its ledger."""
-
 NO_RUN = "this process is not in a run of the daemon; name one, as in Sfad(run='a1')"
-
 R = TypeVar("R", bound=m.Reply)
 
 
@@ -206,7 +204,7 @@ class Sfad:
             cost_usd=cost_usd,
             role=role,
         )
-        if _is_empty(request):
+        if request == m.Report(id=0, run=self._run, model=model, role=role):
             raise ValueError("a report needs at least one of: turns, messages, input_tokens, output_tokens, cost_usd")
         return self._ask(request, m.RunReply).run
 
@@ -304,11 +302,3 @@ class Sfad:
         """Close the connection, but remember that there was one."""
         if self._client is not None:
             self._client.close()
-
-
-def _is_empty(report: m.Report) -> bool:
-    amounts = (
-        *(report.turns, report.messages, report.cost_usd),
-        *(report.input_tokens, report.output_tokens, report.cached_tokens, report.cache_write_tokens),
-    )
-    return all(amount is None for amount in amounts)

@@ -11,14 +11,11 @@ from collections.abc import Callable, Sequence
 from sfad.protocol.messages import TextPart
 
 IN_MODIFY = 0x2
-
 PIPE_CHUNK = 4096
 """PIPE_BUF (pipe(7)): what poll's POLLOUT promises can be written to a pipe without blocking. A write that blocks
 would delay the first Ctrl-C while the reader is slow."""
-
 FILE_CHUNK = 1024 * 1024
 """Bytes read at a time if the target is a regular file, where a write cannot block for long."""
-
 RETRY = 0.2
 """Seconds between looks at the files without inotify (fs.inotify.max_user_instances is 128 for each user)."""
 
@@ -69,7 +66,6 @@ class Follower:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether bytes are read and not yet written."""
         return bool(self._pending)
 
     def fill(self) -> bool:

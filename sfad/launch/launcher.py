@@ -15,7 +15,6 @@ Emit = Callable[[Event], None]
 """How a launcher reports: called in trio's thread, never from within a call to the launcher."""
 Complain = Callable[[str], object]
 """How a launcher tells the log what it could not do yet and is trying again."""
-
 Enforcement = Literal["kernel", "watching", "nothing"]
 """How limits of runs are enforced: exactly, by the kernel; as best effort, by looking at them now and then or by binding them to
 CPUs; or not at all."""

@@ -40,7 +40,6 @@ def _ask(pidfd: int, mask: int) -> tuple[int, ...]:
 
 
 def ended(pidfd: int) -> bool:
-    """Return whether the process has ended, reaped or not."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

@@ -36,7 +36,9 @@ class Census:
         self._placing.forget_strays(table)
         families: dict[int, list[Stat]] = defaultdict(list)
         for process in table.values():
-            families[_parent(process, table)].append(process)
+            above = table.get(process.parent)
+            # an orphan below us is left to us, if its parent has ended meanwhile
+            families[process.parent if process.parent == 0 or (above and above.alive) else os.getpid()].append(process)
         pending: list[tuple[int, RunId | None]] = [(os.getpid(), None)]
         while pending:
             parent, inherited = pending.pop()
@@ -78,9 +80,3 @@ class Census:
     def populated(self, runs: set[RunId]) -> bool:
         """Return whether anything but unreaped main processes is alive in these runs."""
         return any(pid not in self._orphans.owned for pid in self.live_children(runs))
-
-
-def _parent(process: Stat, table: dict[int, Stat]) -> int:
-    """Return its parent; if that has ended meanwhile, us: an orphan below us is left to us."""
-    above = table.get(process.parent)
-    return process.parent if process.parent == 0 or (above and above.alive) else os.getpid()
