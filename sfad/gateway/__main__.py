@@ -6,12 +6,11 @@ import signal
 import socket
 import sys
 
-import httpx2
 import trio
 
 from .daemon_link import ALONE_MAX, DaemonLink
 from .estimate import InputEstimates
-from .exchange import Memory, Shared
+from .exchange import Memory, Shared, new_client
 from .proxy import Proxy
 
 LISTENER = 3
@@ -28,21 +27,21 @@ def main() -> None:
 async def _serve(daemon: str) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon)
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
-    # no timeouts: how long a model may think is the provider's and the agent's business
-    async with httpx2.AsyncClient(http2=True, timeout=None, limits=limits) as client:
+    async with new_client() as client:
         shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, InputEstimates(), Memory())
         proxy = Proxy(shared, trouble=_complain)
         gc.freeze()
-        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.serve)
                 nursery.start_soon(_end_alone, link, proxy, nursery.cancel_scope)
                 await link.ready.wait()
                 accepting = trio.CancelScope()
                 nursery.start_soon(_accept, proxy, listener, nursery, accepting)
-                async for _ in signals:
-                    break
+                async for number in signals:
+                    if number == signal.SIGTERM:
+                        break
+                    link.ask_settings()
                 accepting.cancel()
                 await proxy.idle()
                 with trio.move_on_after(LAST_SETTLEMENTS):

@@ -91,6 +91,10 @@ class DaemonLink:
         )  # fmt: skip
         self._send(_Open(request))
 
+    def ask_settings(self) -> None:
+        """Ask where calls go, because the daemon has read its config again."""
+        self._send(_Open(m.ServeGateway(id=self._number())))
+
     async def settled(self) -> None:
         """Return when the daemon knows of each call that has ended."""
         for each in list(self._open.values()):
