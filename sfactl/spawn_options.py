@@ -91,6 +91,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--quiet", "-q"), "quiet", "No progress lines; the reason of a failure is still shown (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Show each event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
+    Option(("--no-gateway",), "no_gateway", "Leave the gateway out: the daemon only sees what the run's events tell"),
     Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
     Option(("--priority",), "priority", "A higher priority leaves the queue first (default: 0)", "N"),
     Option(("--grace",), "grace", "Time between the stop signal and SIGKILL, at most 60s (default: 5s)", "TIME"),
@@ -150,6 +151,7 @@ class SpawnOptions(NamedTuple):
     quiet: bool = False
     verbose: bool = False
     no_log: bool = False
+    no_gateway: bool = False
     no_queue: bool = False
     priority: str | None = None
     grace: str | None = None
@@ -220,6 +222,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         grace=seconds("--grace", wanted.grace),
         detach=wanted.detach,
         leaf=wanted.leaf,
+        gateway=not wanted.no_gateway,
         queue=not wanted.no_queue,
         priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
         log=log,

@@ -19,6 +19,7 @@ A package imports only packages above it:
 `output`    the files that runs write their output to
 `observe`   the log
 `runs`      what is known of runs
+`gateway`   a process of its own between agents and the API of a model
 `metering`  what runs use: output, session files, prices, samples
 `durable`   what outlives a daemon: journal, adoption, handover, budgets, maintenance
 `loop`      the trio shell: events go in, commands are applied

@@ -1,9 +1,9 @@
 """Registered agents: a name, and how to start the program behind it (docs/agents.md).
 
 Placeholders in a command: `{task}`, `{model}`, `{provider}` and `{instructions}` come from the request; `{session}` is a new UUID
-for each attempt. Each stays within its argument: no shell splits it. `{options}` stands for all arguments that the caller gave
-beside the task; a command without it gets them at its end. An argument whose placeholder has no value is left out, and so is the
-option before it: without a model, `--model {model}` is nothing.
+for each attempt, and `{gateway}` the gateway's address where the run uses it. Each stays within its argument: no shell splits it.
+`{options}` stands for all arguments that the caller gave beside the task; a command without it gets them at its end. An argument
+whose placeholder has no value is left out, and so is the option before it: without a model, `--model {model}` is nothing.
 """
 
 import os
@@ -20,7 +20,7 @@ from .protocol.limits import parse_limit
 from .protocol.messages import AgentInfo, Setting, Spawn
 from .protocol.types import Limit
 
-_PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session)\}")
+_PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session|gateway)\}")
 _OPTIONS = "{options}"
 
 KNOWN_PROGRAMS: dict[str, Agent] = {
@@ -31,7 +31,11 @@ KNOWN_PROGRAMS: dict[str, Agent] = {
             "--session-id", "{session}", _OPTIONS, "--", "{task}",
         ),
     ),
-    "codex": Agent(description="Codex", command=("codex", "exec", "--json", _OPTIONS, "--", "{task}")),
+    # Codex does not follow OPENAI_BASE_URL (0.169)
+    "codex": Agent(
+        description="Codex",
+        command=("codex", "exec", "--json", "-c", 'openai_base_url="{gateway}/openai"', _OPTIONS, "--", "{task}"),
+    ),
     # yargs takes a text that begins with - for an option unless it is attached to one
     "gemini": Agent(description="Gemini CLI", command=("gemini", "--output-format", "stream-json", _OPTIONS, "--prompt={task}")),
     "opencode": Agent(description="opencode", command=("opencode", "run", "--format", "json", _OPTIONS, "--", "{task}")),
@@ -51,6 +55,10 @@ _INTRODUCES_TASK = {
 
 _OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
 """Options by which the caller chooses the session; Claude Code then refuses `--session-id`."""
+
+
+ANY_RUN = "ANY-RUN"
+"""Stands for the run in the gateway's address until it is launched, where runs have no cgroup."""
 
 
 class AgentError(Exception):
@@ -77,16 +85,16 @@ def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, 
     return dict(sorted(found.items()))
 
 
-def resolve(request: Spawn, agents: Mapping[str, Registered]) -> Spawn:
+def resolve(request: Spawn, agents: Mapping[str, Registered], gateway: str | None = None) -> Spawn:
     """Return the spawn of a command that a spawn of an agent stands for. What the request says takes precedence over the agent's
-    entry. `agent` stays set if its name is the run's identity. Raises `AgentError`."""
+    entry. `agent` stays set if its name is the run's identity. `gateway`: its address, if the run uses it. Raises `AgentError`."""
     entry = agents.get(request.agent or "")
     if entry is None:
         raise AgentError(_unknown(request, agents))
     agent = entry.agent
     options, task = _sorted_out(entry, request)
     session = str(uuid.uuid4()) if "{session}" in agent.command and not _OWN_SESSION.intersection(options) else None
-    given = {**request.placeholders, "session": session, "task": task}
+    given = {**request.placeholders, "session": session, "task": task, "gateway": gateway}
     kept = request.log and request.stdio == "files"
     own = entry.source != BUILT_IN
     return msgspec.structs.replace(
@@ -109,11 +117,15 @@ def session_of(first: str, attempt: int) -> str:
     return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))
 
 
-def argv_of(spawn: Spawn, attempt: int) -> list[bytes]:
+def argv_of(spawn: Spawn, attempt: int, token: str | None = None) -> list[bytes]:
+    """Return the command of an attempt. `token`: what names the run in the gateway's address, if that has one."""
+    argv = spawn.argv
+    if token is not None:
+        argv = [word.replace(ANY_RUN.encode(), token.encode()) for word in argv]
     if spawn.session is None or attempt <= 1:
-        return spawn.argv
+        return argv
     first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()
-    return [fresh if word == first else word for word in spawn.argv]
+    return [fresh if word == first else word for word in argv]
 
 
 def _unknown(request: Spawn, agents: Mapping[str, Registered]) -> str:
@@ -172,7 +184,7 @@ def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[s
             argv += options
         elif all(name in values for name in wanted):
             argv.append(os.fsencode(_PLACEHOLDER.sub(lambda found: values[found[1]], word)))
-        elif word == f"{{{wanted[0]}}}" and before.startswith("-"):
+        elif before.startswith("-") and not word.startswith("-"):
             argv.pop()
     return argv if _OPTIONS in command else [*argv, *options]
 

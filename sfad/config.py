@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from .config_values import COMMAND, COUNT, DURATION, LIMITS, PATH, SIZE, TEXT, URL, allowed, converted
+from .config_values import COMMAND, COUNT, DURATION, LIMITS, PATH, PATTERNS, SIZE, TEXT, URL, allowed, converted
 from .core.limits import check_range
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
@@ -161,6 +161,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     """Tokens: a call is not lowered further to fit into a limit."""
     wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 60.0
     ungated: bool = False
+    models: Annotated[tuple[str, ...], Meta(extra=PATTERNS)] = ()
+    """Patterns of models that may be called; all, where there is none."""
     upstreams: dict[str, UpstreamConfig] = msgspec.field(
         default_factory=lambda: {
             "anthropic": UpstreamConfig(url="https://api.anthropic.com", api="anthropic"),

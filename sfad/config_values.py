@@ -22,6 +22,7 @@ TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
+PATTERNS = {"unit": "patterns"}
 
 _PARSERS: dict[str, Callable[[Any], float]] = {
     "duration": units.parse_duration,
@@ -31,6 +32,7 @@ _PARSERS: dict[str, Callable[[Any], float]] = {
 
 _WORDS = {
     "path": "an absolute path",
+    "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
     "url": 'a URL that begins with http:// or https:// and does not end with "/"',
     "command": "a list of texts: the program and its arguments, one text each",
     "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',

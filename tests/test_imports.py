@@ -33,16 +33,16 @@ LAYERS = [
     {"sfad.protocol"},
     {"sfad.core"},
     {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe", "sfad.spool"},
-    {"sfad.runs"},
+    {"sfad.runs", "sfad.gateway"},
     {"sfad.metering", "sfad.durable"},
     {"sfad.loop"},
     {"sfad.server"},
     {"sfad.daemon", "sfad.startup", "sfad.reloading", "sfad.reexec", "sfad.serving", "sfad.history", "sfad.app", "sfad.__main__"},
 ]
-"""`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← runs ← {metering, durable} ← loop ←
+"""`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← {runs, gateway} ← {metering, durable} ← loop ←
 server ← __main__`. Other modules (config, faults, host) are leaves: any layer of the shell may use them, and they may use none."""
 
-HEAVY = ("trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio")
+HEAVY = ("trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11", "brotli", "backports")
 
 
 def modules(package: str) -> list[Path]:
@@ -185,6 +185,10 @@ def loaded_by(statement: str) -> set[str]:
 def test_the_core_loads_no_shell() -> None:
     statement = "import " + ", ".join(name_of(path) for path in modules("sfad/core"))
     assert not loaded_by(statement) & {*HEAVY, "typer", "socket", "subprocess", "sqlite3"}
+
+
+def test_the_daemon_loads_nothing_of_the_gateways() -> None:
+    assert not loaded_by("import sfad.daemon, sfad.serving, sfad.app") & {"httpx2", "h11", "brotli", "backports", "genai_prices"}
 
 
 def test_the_protocol_loads_little() -> None:

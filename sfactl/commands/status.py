@@ -37,6 +37,9 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.enforcement:
         who = (f"{kind} by {by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)
+    if status.gateway is not None:
+        process = f"pid {status.gateway_pid}" if status.gateway_pid is not None else "it has ended and is being started again"
+        yield "gateway", f"{status.gateway}, {process}"
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     for budget in status.budgets:

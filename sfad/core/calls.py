@@ -5,7 +5,7 @@ that is worth a call. If only other calls' reservations are in its way, it waits
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from ..protocol.types import Action, ErrorCode, LimitKind, Status
@@ -87,6 +87,14 @@ class Calls:
         self._spending.add_use(run, ev.used, settled=ev.name)
         self._limits.enforce(run, ev.at)
 
+    def gateway_started(self, ev: e.GatewayStarted) -> None:
+        for run in self._ctx.tree:
+            lost = {name: each for name, each in run.account.reservations.items() if each.source == "gateway"}
+            for name, reservation in lost.items():
+                self._spending.add_use(run, replace(reservation.use, partial=True), settled=name)
+            if lost:
+                self._limits.enforce(run, ev.at)
+
     def look(self, at: float) -> None:
         """Decide again about the calls that wait, because there may be more room now."""
         for token, call in list(self.waiting.items()):
@@ -129,8 +137,11 @@ class Calls:
         """Return whether the call has waited for others to be settled for as long as it may."""
         if call.until is None:
             call.until = at + self._ctx.policy.call_wait
-            self._ctx.arm(run, Timer.CALLS, call.until)
-        return call.until <= at
+        if call.until <= at:
+            return True
+        others = [each.until for each in self.waiting.values() if each.asked.run == run.id and each.until is not None]
+        self._ctx.arm(run, Timer.CALLS, min([call.until, *(until for until in others if until > at)]))
+        return False
 
     def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
         takes = {

@@ -148,6 +148,10 @@ class CallSettled(At, frozen=True):
     used: Use
 
 
+class GatewayStarted(At, frozen=True):
+    """A gateway was started. What an earlier one had under way, and did not settle, counts in full."""
+
+
 class UseSeen(OfRun, frozen=True):
     """What a run has used in all its attempts, as a source tells it now."""
 
@@ -301,7 +305,7 @@ OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
-OfGateway = CallAsked | CallWithdrawn | CallSettled
+OfGateway = CallAsked | CallWithdrawn | CallSettled | GatewayStarted
 OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | RunsAdopted
 
 Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon

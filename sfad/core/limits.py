@@ -226,12 +226,13 @@ def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[
             continue
         used = account.used(kind)
         if used is not None:
-            yield from crossings(active, used, nearing)
+            # a call that is under way was lowered to fit: it may take all that is left, and uses little of it
+            yield from crossings(active, used, nearing, near=used - account.under_way.get(kind, 0))
 
 
-def crossings(active: ActiveLimit, used: float, nearing: float) -> Iterator[Crossing]:
-    """Yield whether this limit was crossed since the last call."""
-    if not active.near and active.nears(used, nearing):
+def crossings(active: ActiveLimit, used: float, nearing: float, *, near: float | None = None) -> Iterator[Crossing]:
+    """Yield whether this limit was crossed since the last call. `near`: what counts for its nearing, where that is less."""
+    if not active.near and active.nears(used if near is None or active.above(used) else near, nearing):
         active.near = True
         yield Crossing(active, used, exceeded=False)
     if not active.over and active.above(used):

@@ -93,7 +93,7 @@ class Machine:
         outcome = self._ctx.begin()
         self._route(event)
         self._follow_up_if_due(event)
-        if self._calls.waiting:
+        if self._calls.waiting and not isinstance(event, e.CallAsked):
             self._calls.look(event.at)
             self._follow_up_if_due(event)
         return outcome
@@ -133,6 +133,8 @@ class Machine:
                 self._calls.withdrawn(event)
             case e.CallSettled():
                 self._calls.settled(event)
+            case e.GatewayStarted():
+                self._calls.gateway_started(event)
             case e.Committed():
                 self._admission.committed(event)
             case e.CommitFailed():

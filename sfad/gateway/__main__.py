@@ -10,7 +10,8 @@ import trio
 
 from .daemon_link import ALONE_MAX, DaemonLink
 from .estimate import InputEstimates
-from .exchange import Memory, Shared, new_client
+from .exchange import Shared, new_client
+from .memory import Memory
 from .proxy import Proxy
 
 LISTENER = 3

@@ -9,7 +9,7 @@ import trio
 from ..protocol import messages as m
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from .callers import Caller
-from .gate import CallAdmitted, CallAsked, CallEnded, CallRefusedError, Placed
+from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed
 from .upstreams import Upstream
 
 RETRY, RETRY_MAX = 0.02, 1.0
@@ -69,7 +69,7 @@ class DaemonLink:
         )
         return Placed(placed.run, placed.upstreams)
 
-    async def admit(self, asked: CallAsked) -> CallAdmitted:
+    async def admit(self, asked: AskedCall) -> AdmittedCall:
         answer = await self._ask(
             m.CallAdmitted,
             lambda number: m.AdmitCall(
@@ -80,7 +80,7 @@ class DaemonLink:
         )  # fmt: skip
         if answer.reservation is None:
             raise CallRefusedError(answer.refused or "the daemon refuses the call")
-        return CallAdmitted(answer.reservation, answer.max_output)
+        return AdmittedCall(answer.reservation, answer.max_output)
 
     def ended(self, call: CallEnded) -> None:
         number = self._number()

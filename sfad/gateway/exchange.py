@@ -1,30 +1,26 @@
 """One request of an agent: whose it is, whether its tree can pay for it, and the reply as it comes."""
 
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
-from urllib.parse import unquote
 
 import h11
 import httpx2
 import trio
 
-from ..protocol.types import Tokens
 from .apis import Api, ModelCall, Paid, most_output
+from .call_record import CallRecord
 from .callers import Caller
 from .coding import Coding, UnreadableBodyError
 from .estimate import InputEstimates, text_size
-from .gate import CallAdmitted, CallAsked, CallEnded, CallRefusedError, Gate, Placed
+from .gate import AskedCall, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
-from .upstreams import Upstream, downward, upward
+from .memory import Memory, NoMemoryError, Space
+from .upstreams import Route, Upstream, downward, route_of, upward
 
 MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
-MAX_BODIES = 512 << 20
-"""Bytes of the bodies of all calls together."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to say goodbye to an upstream."""
 T = TypeVar("T")
@@ -37,34 +33,6 @@ class _AnsweredError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class Memory:
-    """The bodies that are held in memory."""
-
-    def __init__(self) -> None:
-        self.held = 0
-
-    @contextmanager
-    def space(self) -> Iterator["Space"]:
-        """Give room for the bodies of one request."""
-        space = Space(self)
-        try:
-            yield space
-        finally:
-            self.held -= space.size
-
-
-class Space:
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self.size = 0
-
-    def grow(self, more: int) -> None:
-        if self._memory.held + more > MAX_BODIES:
-            raise _AnsweredError(503, f"the gateway holds {MAX_BODIES >> 20} MiB of requests already; try again")
-        self._memory.held += more
-        self.size += more
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +51,13 @@ def new_client() -> httpx2.AsyncClient:
     """Return what makes the requests of all calls. It has no timeouts: how long a model may think is the provider's and the agent's
     business.
 
-    HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up. The provider would go on, bill
-    it, and use up the window of the connection that other calls share."""
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=60.0)
+    HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up
+    (https://github.com/encode/httpcore/issues/943). The provider would go on, bill it, and use up the window of the connection
+    that other calls share."""
+    limits = httpx2.Limits(
+        max_connections=None, max_keepalive_connections=100, keepalive_expiry=50.0
+    )  # load balancers often have 60
     return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where the path of a request leads: `/run/TOKEN/UPSTREAM/REST`, the first two only where runs have no cgroup."""
-
-    token: str | None
-    upstream: str
-    rest: str
-    query: str
-
-    @property
-    def path(self) -> str:
-        """As the provider reads it."""
-        return unquote(self.rest)
-
-
-def route_of(target: str) -> Route | None:
-    """Return where a request goes, or `None` if it leads to no upstream."""
-    path, _, query = target.partition("?")
-    if "#" in target or not {".", ".."}.isdisjoint(unquote(path).split("/")):
-        return None  # the provider would see another path than the one that was judged here
-    parts = path.split("/", 4)
-    if len(parts) == 5 and parts[1] == "run":
-        return Route(parts[2], unquote(parts[3]), f"/{parts[4]}", query)
-    parts = path.split("/", 2)
-    return Route(None, unquote(parts[1]), f"/{parts[2]}", query) if len(parts) == 3 else None
 
 
 class Exchange:
@@ -145,6 +89,8 @@ class Exchange:
             await self._say(answer.status, str(answer), api)
         except CallRefusedError as refusal:
             await self._say(400, str(refusal), api)
+        except NoMemoryError as full:
+            await self._say(503, str(full), api)
 
     async def _place(self, route: Route) -> Placed:
         try:
@@ -163,7 +109,7 @@ class Exchange:
             raw = await self._body(space)
             await self._forward_whole(placed, upstream, api, route, raw, space)
 
-    async def _body(self, space: "Space") -> bytes:
+    async def _body(self, space: Space) -> bytes:
         pieces, size = [], 0
         while piece := await self._http.body():
             size += len(piece)
@@ -182,7 +128,7 @@ class Exchange:
             await self._pass(upstream, route, raw, self._headers, None)
             return
         size = text_size(plain)
-        asked = CallAsked(
+        asked = AskedCall(
             run=placed.run,
             upstream=upstream.name,
             model=call.model,
@@ -193,7 +139,7 @@ class Exchange:
             choices=call.choices,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))
-        record = CallRecord(self._shared, asked, admitted, api, call, size)
+        record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size)
         try:
             sent, headers = raw, self._headers
             changed = self._changed(api, plain, admitted.max_output)
@@ -264,7 +210,7 @@ class Exchange:
         route: Route,
         body: bytes,
         headers: list[tuple[bytes, bytes]],
-        record: "CallRecord | None",
+        record: CallRecord | None,
     ) -> None:
         try:
             key = upstream.key()
@@ -278,7 +224,7 @@ class Exchange:
         )
         await self._while_there(partial(self._relay, upstream, request, record))
 
-    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: "CallRecord | None") -> None:
+    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: CallRecord | None) -> None:
         if record is not None:
             record.sent = True
         try:
@@ -313,85 +259,3 @@ class Exchange:
         finally:
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await response.aclose()
-
-
-class CallRecord:
-    """What is known of a call, until it is told to the daemon."""
-
-    def __init__(self, shared: Shared, asked: CallAsked, admitted: CallAdmitted, api: Api, call: ModelCall, size: int) -> None:
-        self._shared = shared
-        self._asked = asked
-        self._admitted = admitted
-        self._api = api
-        self._call = call
-        self._size = size
-        self._reply = api.reply(streamed=call.streams)
-        self._began = time.monotonic()
-        self._first_byte: float | None = None
-        self._status: int | None = None
-        self._coding: Coding | None = None
-        self._unreadable = False
-        self.error: str | None = None
-        self.sent = False
-        """The provider may have the request."""
-        self.whole = False
-
-    def begun(self, response: httpx2.Response) -> None:
-        self._status = response.status_code
-        self._first_byte = time.monotonic() - self._began
-        kind = response.headers.get("content-type", "")
-        if kind:  # servers that cannot stream answer in one piece, and Gemini streams one JSON array if it is not asked for events
-            self._reply = self._api.reply(streamed="text/event-stream" in kind.lower())
-        try:
-            self._coding = Coding(response.headers.get("content-encoding", ""))
-        except UnreadableBodyError as error:
-            self._stop_reading(error)
-
-    def piece(self, data: bytes) -> None:
-        if self._coding is None:
-            return
-        try:
-            self._reply.feed(self._coding.feed(data, MAX_BODY))
-        except UnreadableBodyError as error:
-            self._stop_reading(error)
-
-    def _stop_reading(self, error: UnreadableBodyError) -> None:
-        self._coding, self._unreadable, self.error = None, True, f"the reply cannot be read: {error}"
-
-    def broken(self, error: BaseException) -> None:
-        self.error = self.error or str(error) or type(error).__name__
-
-    def close(self) -> None:
-        """Tell the daemon."""
-        if self.whole:
-            self._reply.end()
-        tokens, partial = self._used()
-        if tokens is not None and not partial:
-            self._shared.estimates.learn(self._asked.run, self._call, self._size, tokens)
-        self._shared.gate.ended(
-            CallEnded(
-                run=self._asked.run,
-                model=self._asked.model,
-                reservation=self._admitted.reservation,
-                status=self._status,
-                tokens=tokens,
-                partial=partial,
-                tools=tuple(self._reply.tools),
-                first_byte_s=self._first_byte,
-                seconds=time.monotonic() - self._began,
-                error=self.error,
-            )
-        )
-
-    def _used(self) -> tuple[Tokens | None, bool]:
-        """Return the tokens to charge, `None` for those that were reserved, and whether more may have been used."""
-        reply = self._reply
-        if not self.sent or (self._status is not None and not 200 <= self._status < 300):
-            return Tokens(), False  # providers do not bill a call that they answered with an error
-        if self._unreadable or reply.unknown:
-            return None, True
-        if reply.told and reply.tokens is not None:
-            return reply.tokens, False
-        known = reply.tokens or Tokens(input=self._asked.input_tokens)
-        output = max(known.output, reply.estimated_output)
-        return Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write), True

@@ -22,7 +22,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class CallAsked:
+class AskedCall:
     """A call before it is made."""
 
     run: str
@@ -38,7 +38,7 @@ class CallAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class CallAdmitted:
+class AdmittedCall:
     reservation: str
     max_output: int | None = None
     """What the call's maximum must be lowered to; `None` if it stays."""
@@ -69,7 +69,7 @@ class Gate(Protocol):
     async def place(self, caller: Caller | None, token: str | None) -> Placed:
         """Return the run of a caller. Raises `CallRefusedError`."""
 
-    async def admit(self, asked: CallAsked) -> CallAdmitted:
+    async def admit(self, asked: AskedCall) -> AdmittedCall:
         """Wait until the call may be made. Raises `CallRefusedError`. If the caller hangs up, this is cancelled."""
 
     def ended(self, call: CallEnded) -> None:

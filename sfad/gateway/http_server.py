@@ -1,6 +1,7 @@
 """One client's connection: requests in, replies out (HTTP/1.1, by h11)."""
 
 from collections.abc import Sequence
+from http import HTTPStatus
 
 import h11
 import trio
@@ -77,7 +78,7 @@ class HttpServer:
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a reply of the gateway's own, before or after the request's body has come."""
         waits = self._http.they_are_waiting_for_100_continue
-        await self.head(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self.head(status, [*headers, (b"content-length", b"%d" % len(body))], HTTPStatus(status).phrase.encode())
         if not self._asked_for_head:
             await self.piece(body)
         await self.end()

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote_plus
+from urllib.parse import unquote, unquote_plus
 
 from .apis import APIS, Api
 
@@ -56,6 +56,33 @@ class Upstream:
         if keyed:
             query = "&".join(pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]) not in _IN_QUERY)
         return f"{self.url}{rest}{'?' if query else ''}{query}"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the path of a request leads: `/run/TOKEN/UPSTREAM/REST`, the first two only where runs have no cgroup."""
+
+    token: str | None
+    upstream: str
+    rest: str
+    query: str
+
+    @property
+    def path(self) -> str:
+        """As the provider reads it."""
+        return unquote(self.rest)
+
+
+def route_of(target: str) -> Route | None:
+    """Return where a request goes, or `None` if it leads to no upstream."""
+    path, _, query = target.partition("?")
+    if "#" in target or not {".", ".."}.isdisjoint(unquote(path).split("/")):
+        return None  # the provider would see another path than the one that was judged here
+    parts = path.split("/", 4)
+    if len(parts) == 5 and parts[1] == "run":
+        return Route(parts[2], unquote(parts[3]), f"/{parts[4]}", query)
+    parts = path.split("/", 2)
+    return Route(None, unquote(parts[1]), f"/{parts[2]}", query) if len(parts) == 3 else None
 
 
 def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, bytes]]:

@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import trio
 
+from ..agents import ANY_RUN
 from ..config import GatewayConfig
 from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
-from ..protocol.known import BASE_URLS
 from ..protocol.types import RunId
 
 LISTENER = 3
@@ -45,12 +45,19 @@ class GatewayRecord(msgspec.Struct):
 
 class GatewayProcess:
     def __init__(
-        self, config: GatewayConfig, launcher: Launcher, log: Log, *, sock: str, state_dir: str, lost: Callable[[], None]
+        self,
+        config: GatewayConfig,
+        launcher: Launcher,
+        log: Log,
+        started: Callable[[], None],
+        *,
+        sock: str,
+        state_dir: str,
     ) -> None:
-        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `lost` is called before each
-        start of a process: calls that were under way have ended, and nothing more will be told of them."""
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `started` is called when a new
+        one was started."""
+        self._started = started
         self._launcher = launcher
-        self._lost = lost
         self._log = log
         self._daemon = sock
         self._path = Path(state_dir, RECORD)
@@ -99,15 +106,13 @@ class GatewayProcess:
 
     # ---- what runs are told
 
-    def variables(self, run: RunId) -> Iterator[tuple[str, str]]:
-        """Yield the variables that lead a run's calls here."""
+    def address(self, token: str | None = None) -> str | None:
+        """Return where a run finds its upstreams, each at a path of its name; `None` while the gateway is not enabled. `token`:
+        the run's, unless the address is only shown."""
         if self._record is None or not self._enabled:
-            return
+            return None
         url = f"http://127.0.0.1:{self._record.port}"
-        if self._launcher.containment == "tags":
-            url += f"/run/{self._token(run)}"
-        for variable, upstream in BASE_URLS.items():
-            yield variable, f"{url}/{upstream}"
+        return f"{url}/run/{token or ANY_RUN}" if self._launcher.containment == "tags" else url
 
     def is_own(self, url: str) -> bool:
         """Return whether an address is the gateway's: a run has inherited it."""
@@ -116,10 +121,13 @@ class GatewayProcess:
     def run_of(self, token: str) -> RunId | None:
         """Return the run that a token names."""
         run = token.partition(".")[0]
-        return run if self._record is not None and secrets.compare_digest(self._token(run).encode(), token.encode()) else None
+        known = self.token(run)
+        return run if known is not None and secrets.compare_digest(known.encode(), token.encode()) else None
 
-    def _token(self, run: RunId) -> str:
-        assert self._record is not None
+    def token(self, run: RunId) -> str | None:
+        """Return what names a run in an address; `None` where its cgroup tells."""
+        if self._record is None or self._launcher.containment == "cgroup":
+            return None
         return f"{run}.{blake2b(run.encode(), key=bytes.fromhex(self._record.secret), digest_size=16).hexdigest()}"
 
     # ---- the process
@@ -138,11 +146,14 @@ class GatewayProcess:
                 how = await self._ended(pid)
             except OSError as error:
                 how = f"it cannot be started: {error}"
-            if not self._enabled:
+            if not self._wanted():
                 continue
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
             self._log.warning(f"the gateway ended ({how}); it is started again in {pause:g} s")
             await trio.sleep(pause)
+
+    def _wanted(self) -> bool:
+        return self._enabled
 
     def _signal(self, number: int) -> None:
         if (pid := self.pid) is not None:
@@ -172,7 +183,6 @@ class GatewayProcess:
             self._bind(record)
         assert self._listener is not None
         assert self._record is not None
-        self._lost()
         env = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
         pid = os.posix_spawn(
             sys.executable,
@@ -188,6 +198,7 @@ class GatewayProcess:
         self._record.pid, self._record.started = pid, found.started if found is not None else 0
         self._write()
         self._log.info("gateway", pid=pid, port=self._record.port)
+        self._started()
         return pid
 
     async def _ended(self, pid: int) -> str:

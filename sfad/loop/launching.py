@@ -104,12 +104,12 @@ class Launching:
         stdin, stdout, stderr = self._stdio(live, opened)
         left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
         deadline = wall_clock().timestamp() + min(left)
+        token = self.gateway.token(run.id)
+        gateway = self.gateway.address(token) if spawn.gateway else None
         return LaunchSpec(
-            argv=argv_of(spawn, run.attempt),
+            argv=argv_of(spawn, run.attempt, token),
             cwd=spawn.cwd,
-            env=run_environment(
-                run, spawn, socket=self.resources.socket, deadline=deadline, gateway=list(self.gateway.variables(run.id))
-            ),
+            env=run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, gateway=gateway),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,

@@ -21,6 +21,9 @@ from ..protocol.types import RunId
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
 """Seconds that a re-execution waits at most for pending ends. An end that is reported sooner stays without a price."""
 
+CALLS_WAIT = 2.0
+"""Seconds that an end waits for what its calls of a model have used. The gateway tells when it sees that its caller is gone."""
+
 End = e.MainExited | e.Emptied
 
 
@@ -46,6 +49,7 @@ class Reporting:
     feed: Callable[[e.Event], None]
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
+    _settled: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
     _none_pending: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
     def reported(self, event: e.Event) -> None:
@@ -67,7 +71,7 @@ class Reporting:
         """Report that a run or its main process has ended, now or later."""
         root = run.root.id
         if root not in self._pending:
-            if not self.metering.may_wait(run):
+            if not self.metering.may_wait(run) and not _calls(run):
                 self._report(event)
                 return
             self._pending[root] = _PendingTree(trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT))
@@ -83,6 +87,15 @@ class Reporting:
         else:
             pending.events.append(event)
             pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + LAST_LOOK_WAIT)
+
+    def call_settled(self) -> None:
+        """Note that a call of a model was settled."""
+        self._settled.unpark_all()
+
+    async def _calls_settled(self, run: Run) -> None:
+        with trio.move_on_after(CALLS_WAIT):
+            while _calls(run):
+                await self._settled.park()
 
     def report_all(self) -> None:
         """Report every pending end now."""
@@ -103,6 +116,8 @@ class Reporting:
                 run = self.tree.get(first.run)
                 if run is not None:
                     await self.metering.learn_use(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
+                    if isinstance(first, e.Emptied) or (isinstance(first, e.MainExited) and first.empty):
+                        await self._calls_settled(run)
                 if pending.events:  # else `report_all` was called in the meantime
                     self._report(pending.events.popleft())
         self._report_tree(pending)
@@ -121,3 +136,8 @@ class Reporting:
             if isinstance(event, e.MainExited):
                 self.pidfds.forget(run)
         self.feed(event)
+
+
+def _calls(run: Run) -> bool:
+    """Return whether calls of a model are under way in the run or below it."""
+    return any(each.account.under_way for each in run.subtree())

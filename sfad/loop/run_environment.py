@@ -1,8 +1,9 @@
 """The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..core.run import Run
+from ..protocol.known import BASE_URLS
 from ..protocol.messages import Spawn
 
 _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=")
@@ -15,13 +16,11 @@ _OWN = (
 )  # fmt: skip
 
 
-def run_environment(
-    run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: Sequence[tuple[str, str]] = ()
-) -> list[bytes]:
-    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `gateway` are variables that lead to the gateway. The daemon
+def run_environment(run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: str | None = None) -> list[bytes]:
+    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `gateway` is the address of the gateway. The daemon
     does not trust these variables itself."""
-    told = [*_told(run, spawn, socket, deadline), *gateway]
-    own = _OWN + tuple(f"{key}=".encode() for key, _ in gateway)
+    told = [*_told(run, spawn, socket, deadline), *_leading_to(gateway)]
+    own = _OWN + tuple(f"{key}=".encode() for key, _ in _leading_to(gateway))
     kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(own)]
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
 
@@ -49,3 +48,10 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
         ("SFA_QUIET", "1" if spawn.quiet else ""),
     ]
     return told + [(key, value) for key, value in optional if value]
+
+
+def _leading_to(gateway: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the variables in which programs find where their model is."""
+    if gateway is not None:
+        for variable, upstream in BASE_URLS.items():
+            yield variable, f"{gateway}/{upstream}"

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -77,8 +76,9 @@ class Runtime:
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
-            config.gateway, self.launcher, self.log, sock=self.socket, state_dir=self.state_dir, lost=self._charge_lost_calls
-        )
+            config.gateway, self.launcher, self.log, lambda: self.feed(e.GatewayStarted(trio.current_time())),
+            sock=self.socket, state_dir=self.state_dir,
+        )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.reporting = Reporting(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
@@ -137,13 +137,6 @@ class Runtime:
         if waiting := [change.key for change in changed if change.waits]:
             self.log.warning("these take effect at the next start", keys=waiting)
         return loaded, changed
-
-    def _charge_lost_calls(self) -> None:
-        """Count in full what is reserved for calls whose end the gateway could not tell any more."""
-        for run in list(self.machine.tree):
-            for name, reservation in list(run.account.reservations.items()):
-                if reservation.source == "gateway":
-                    self.feed(e.CallSettled(trio.current_time(), name, replace(reservation.use, partial=True)))
 
     def _follow_config(self) -> None:
         self._budgets.know(self.config.budgets)

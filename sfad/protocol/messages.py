@@ -104,6 +104,8 @@ class Spawn(Request, tag="spawn"):
     priority: int = 0
     log: bool = True
     quiet: bool = False
+    gateway: bool = True
+    """Send its calls of a model through the gateway, where that is enabled."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
@@ -598,6 +600,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     enforcement: dict[str, str] = {}
     budgets: list[BudgetState] = []
     linger_command: str | None = None
+    gateway: str | None = None
+    """Its address; `None` if it is not enabled."""
+    gateway_pid: int | None = None
+    """`None` also while it is being started again."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):

@@ -92,6 +92,24 @@ def test_a_call_that_has_waited_long_enough_is_refused() -> None:
     assert answer.refusal.limit_kind == "cost"
 
 
+def test_each_waiting_call_has_its_own_time() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.32:refuse")
+    t.admitted(t.call(a))
+    first = t.call(a)
+    (t >> first).skip()
+    t.later(20)
+    second = t.call(a)
+    t >> second
+    t << f"arm {a} calls +40"
+    t.later(40)
+    t >> t.fired(a, Timer.CALLS)
+    assert first.token in t.answers
+    assert second.token not in t.answers
+    assert f"arm {a} calls +20" in t._left
+    t.skip()
+
+
 def test_terminate_ends_the_run_and_answers_at_once() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.05")
@@ -258,3 +276,16 @@ def test_calls_never_cost_more_than_a_limit(steps: list[tuple[str, int, int, flo
             (t >> t.called(name, cost=cost / 1e9, input_tokens=given_, output_tokens=int(most * share))).skip()
         committed = bill + sum(given_ * 3000 + most * 15_000 for _, given_, most in under_way)
         assert committed <= threshold
+
+
+def test_what_an_earlier_gateway_did_not_settle_is_charged_in_full() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5")
+    name, _ = t.admitted(t.call(a))
+    (t >> e.GatewayStarted(t.at)).skip()
+    account = t.run(a).account
+    assert not account.reservations
+    assert account.used(LimitKind.COST) == 303_000_000
+    assert account.sources["gateway"].partial
+    (t >> t.called(name, cost=0.1)).skip()
+    assert account.used(LimitKind.COST) == 303_000_000, "it is not charged twice"

@@ -12,8 +12,9 @@ import trio
 
 from sfad.gateway.callers import Caller
 from sfad.gateway.estimate import InputEstimates
-from sfad.gateway.exchange import Memory, Shared, new_client
-from sfad.gateway.gate import CallAdmitted, CallAsked, CallEnded, CallRefusedError, Placed
+from sfad.gateway.exchange import Shared, new_client
+from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed
+from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import Proxy
 from sfad.gateway.upstreams import Upstream
 
@@ -109,7 +110,7 @@ class ScriptedGate:
     hold: trio.Event | None = None
     upstreams: dict[str, str] = field(default_factory=dict)
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
-    asked: list[CallAsked] = field(default_factory=list)
+    asked: list[AskedCall] = field(default_factory=list)
     told: list[CallEnded] = field(default_factory=list)
     withdrawn: int = 0
 
@@ -120,7 +121,7 @@ class ScriptedGate:
             raise CallRefusedError(self.unplaced)
         return Placed("run", self.upstreams)
 
-    async def admit(self, asked: CallAsked) -> CallAdmitted:
+    async def admit(self, asked: AskedCall) -> AdmittedCall:
         self.asked.append(asked)
         try:
             await trio.lowlevel.checkpoint()
@@ -131,7 +132,7 @@ class ScriptedGate:
             raise
         if self.refuses is not None:
             raise CallRefusedError(self.refuses)
-        return CallAdmitted(f"reservation {len(self.asked)}", self.max_output)
+        return AdmittedCall(f"reservation {len(self.asked)}", self.max_output)
 
     def ended(self, call: CallEnded) -> None:
         self.told.append(call)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from sfad.gateway import exchange, http_server
+from sfad.gateway import exchange, http_server, memory
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.types import Tokens
 from tests.gateway.scripted import (
@@ -434,7 +434,7 @@ async def test_a_body_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "MAX_BODIES", 100_000)
+    monkeypatch.setattr(memory, "MAX_BODIES", 100_000)
     gate = ScriptedGate(hold=trio.Event())
     async with house(Provider(saying(reply(WHOLE, JSON))), gate=gate) as the:
         big = json.dumps(ASKED | {"padding": "x" * 90_000}).encode()
@@ -492,6 +492,30 @@ async def test_a_connection_that_the_provider_has_closed_is_not_used_again() -> 
         assert provider.connections == 5
 
 
+@pytest.mark.parametrize("raw", [reply(WHOLE, JSON), CHUNKS + chunk(WHOLE) + b"0\r\n\r\n"])
+async def test_a_client_of_http_1_0(raw: bytes) -> None:
+    async with house(Provider(saying(raw))) as the, await the.connect() as stream:
+        request = post(MESSAGES, CALL).replace(b"HTTP/1.1", b"HTTP/1.0")
+        await stream.send_all(request)
+        data = b""
+        while more := await stream.receive_some(1 << 16):
+            data += more
+        assert data.endswith(b"\r\n\r\n" + WHOLE)
+
+
+async def test_a_fault_in_one_exchange_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True)) as the, await the.connect() as other:
+        await other.send_all(post(MESSAGES, CALL)[:-1])
+        with monkeypatch.context() as broken:
+            broken.setattr(the.gate, "admit", None)
+            assert (await the.ask(post(MESSAGES, CALL))).broken
+        assert len(the.trouble) == 1
+        assert the.trouble[0].startswith("internal error in a connection: TypeError: ")
+        await other.send_all(CALL[-1:])
+        assert (await read_answer(other, b"POST / HTTP/1.1")).body == WHOLE
+        await until(lambda: the.shared.memory.held == 0)
+
+
 # ---- what the gateway answers itself
 
 
@@ -513,7 +537,7 @@ async def test_an_address_that_leads_nowhere(target: str) -> None:
     provider = Provider(saying())
     async with house(provider) as the:
         answer = await the.ask(post(target, CALL))
-        assert answer.status == 404
+        assert (answer.status, answer.reason) == (404, b"Not Found")
         assert b"up" in answer.body
         assert not the.gate.placed
         assert not provider.requests

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.gateway.upstreams import BUILT_IN, Upstream, downward, upward
+from sfad.gateway.upstreams import BUILT_IN, Route, Upstream, downward, route_of, upward
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,29 @@ def test_headers_about_one_connection_go_no_further() -> None:
     ]
     assert upward(headers, None, "anthropic") == [(b"X-Three", b"3")]
     assert downward(headers) == [(b"Host", b"x"), (b"X-Three", b"3"), (b"Content-Length", b"5")]
+
+
+@pytest.mark.parametrize(
+    ("target", "route"),
+    [
+        ("/anthropic/v1/messages", Route(None, "anthropic", "/v1/messages", "")),
+        ("/anthropic/v1/messages?beta=true&x=/../", Route(None, "anthropic", "/v1/messages", "beta=true&x=/../")),
+        ("/openai/", Route(None, "openai", "/", "")),
+        ("/my%20own/x%2Fy", Route(None, "my own", "/x%2Fy", "")),
+        ("/run/abc/gemini/v1beta/models/x:y", Route("abc", "gemini", "/v1beta/models/x:y", "")),
+        ("/run/abc/gemini", Route(None, "run", "/abc/gemini", "")),
+        ("//v1", Route(None, "", "/v1", "")),
+        ("/anthropic", None),
+        ("/", None),
+        ("", None),
+        ("*", None),
+        ("/up/a/../b", None),
+        ("/up/a/%2E%2e/b", None),
+        ("/up/./b", None),
+        ("/up/b%2f..%2fc", None),
+        ("/up/v1/messages#/v1/models", None),
+        ("/up/a?b#c", None),
+    ],
+)
+def test_where_a_path_leads(target: str, route: Route | None) -> None:
+    assert route_of(target) == route

@@ -1,5 +1,7 @@
 """`admit_call`: ask whether a call of a model may be made, and reserve what it may cost."""
 
+from fnmatch import fnmatchcase
+
 from ...core import events as e
 from ...protocol.messages import AdmitCall
 from ...protocol.types import ErrorCode
@@ -12,6 +14,11 @@ def admit_call(call: Call, request: AdmitCall) -> None:
     runtime = call.runtime
     if request.run not in runtime.catalogue.live:
         call.fail(ErrorCode.WRONG_STATE, f"run {request.run} has ended")
+        return
+    models = runtime.config.gateway.models
+    if models and not any(fnmatchcase(request.model, pattern) for pattern in models):
+        allowed = ", ".join(models)
+        call.fail(ErrorCode.NOT_PERMITTED, f"the model '{request.model}' is not one of gateway.models: {allowed}")
         return
     least = request.max_output if request.fixed else min(runtime.config.gateway.min_output, request.max_output)
 

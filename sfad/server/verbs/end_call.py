@@ -17,6 +17,7 @@ def end_call(call: Call, request: EndCall) -> None:
         if found is not None:
             use = runtime.metering.reports.use_of_call(request, found[1])
             runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use))
+            runtime.reporting.call_settled()
         call.reply(Done(id=request.id))
 
     once_priced(call, request.run, request.model if request.tokens is not None else None, count)

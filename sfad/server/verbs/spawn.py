@@ -20,7 +20,7 @@ def spawn(call: Call, request: Spawn) -> None:
     descriptors = _claim(call, request)
     try:
         if request.agent is not None:
-            request = resolve(request, call.runtime.agents)
+            request = resolve(request, call.runtime.agents, call.runtime.gateway.address() if request.gateway else None)
         _check(request)
         if request.watch:
             demand_watch(call)

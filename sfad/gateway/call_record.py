@@ -1,0 +1,107 @@
+"""What a call has used, read from its reply while that passes."""
+
+import time
+
+import httpx2
+
+from ..protocol.types import Tokens
+from .apis import Api, ModelCall
+from .coding import Coding, UnreadableBodyError
+from .estimate import InputEstimates
+from .gate import AdmittedCall, AskedCall, CallEnded, Gate
+
+MAX_PIECE = 16 << 20
+"""Bytes that one piece of a reply may decode to. Pieces have at most 64 KiB before that."""
+
+
+class CallRecord:
+    """What is known of a call, until it is told to the daemon."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        estimates: InputEstimates,
+        asked: AskedCall,
+        admitted: AdmittedCall,
+        api: Api,
+        call: ModelCall,
+        size: int,
+    ) -> None:
+        """`size`: of the call's body, as estimates take it."""
+        self._gate = gate
+        self._estimates = estimates
+        self._asked = asked
+        self._admitted = admitted
+        self._api = api
+        self._call = call
+        self._size = size
+        self._reply = api.reply(streamed=call.streams)
+        self._began = time.monotonic()
+        self._first_byte: float | None = None
+        self._status: int | None = None
+        self._coding: Coding | None = None
+        self._unreadable = False
+        self.error: str | None = None
+        self.sent = False
+        """The provider may have the request."""
+        self.whole = False
+
+    def begun(self, response: httpx2.Response) -> None:
+        self._status = response.status_code
+        self._first_byte = time.monotonic() - self._began
+        kind = response.headers.get("content-type", "")
+        if kind:  # servers that cannot stream answer in one piece, and Gemini streams one JSON array if it is not asked for events
+            self._reply = self._api.reply(streamed="text/event-stream" in kind.lower())
+        try:
+            self._coding = Coding(response.headers.get("content-encoding", ""))
+        except UnreadableBodyError as error:
+            self._stop_reading(error)
+
+    def piece(self, data: bytes) -> None:
+        if self._coding is None:
+            return
+        try:
+            self._reply.feed(self._coding.feed(data, MAX_PIECE))
+        except UnreadableBodyError as error:
+            self._stop_reading(error)
+
+    def _stop_reading(self, error: UnreadableBodyError) -> None:
+        self._coding, self._unreadable, self.error = None, True, f"the reply cannot be read: {error}"
+
+    def broken(self, error: BaseException) -> None:
+        self.error = self.error or str(error) or type(error).__name__
+
+    def close(self) -> None:
+        """Tell the daemon."""
+        if self.whole:
+            self._reply.end()
+        tokens, partial = self._used()
+        if tokens is not None and not partial:
+            self._estimates.learn(self._asked.run, self._call, self._size, tokens)
+        self._gate.ended(
+            CallEnded(
+                run=self._asked.run,
+                model=self._asked.model,
+                reservation=self._admitted.reservation,
+                status=self._status,
+                tokens=tokens,
+                partial=partial,
+                tools=tuple(self._reply.tools),
+                first_byte_s=self._first_byte,
+                seconds=time.monotonic() - self._began,
+                error=self.error,
+            )
+        )
+
+    def _used(self) -> tuple[Tokens | None, bool]:
+        """Return the tokens to charge, `None` for those that were reserved, and whether more may have been used."""
+        reply = self._reply
+        if not self.sent or (self._status is not None and not 200 <= self._status < 300):
+            return Tokens(), False  # providers do not bill a call that they answered with an error
+        if self._unreadable or reply.unknown:
+            return None, True
+        if reply.told and reply.tokens is not None:
+            return reply.tokens, False
+        known = reply.tokens or Tokens(input=self._asked.input_tokens)
+        output = max(known.output, reply.estimated_output)
+        return Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write), True
