@@ -19,7 +19,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from .config_values import COMMAND, COUNT, DURATION, LIMITS, PATH, PATTERNS, SIZE, TEXT, URL, allowed, converted
+from .config_values import (
+    COMMAND,
+    COUNT,
+    DURATION,
+    LIMITS,
+    PATH,
+    PATTERNS,
+    SIZE,
+    TEXT,
+    URL,
+    VARIABLE,
+    allowed,
+    converted,
+)  # fmt: skip
 from .core.limits import check_range
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
@@ -150,7 +163,7 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     url: Annotated[str, Meta(pattern=r"^https?://[^/?#]+[^?#]*[^/?#]$", max_length=1000, extra=URL)]
     """What the provider's own base URL variable would hold."""
     api: Literal["anthropic", "openai-responses", "openai-chat", "gemini"]
-    key_env: Annotated[str, Meta(max_length=NAME_MAX, extra=TEXT)] | None = None
+    key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)] | None = None
     """The daemon's variable that holds the key. Without a key, here or in `key_file`, callers use their own."""
     key_file: Annotated[str, Meta(extra=PATH)] | None = None
 

@@ -23,6 +23,7 @@ COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
 PATTERNS = {"unit": "patterns"}
+VARIABLE = {"unit": "variable"}
 
 _PARSERS: dict[str, Callable[[Any], float]] = {
     "duration": units.parse_duration,
@@ -33,6 +34,7 @@ _PARSERS: dict[str, Callable[[Any], float]] = {
 _WORDS = {
     "path": "an absolute path",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
+    "variable": "the name of an environment variable",
     "url": 'a URL that begins with http:// or https:// and does not end with "/"',
     "command": "a list of texts: the program and its arguments, one text each",
     "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',
@@ -112,7 +114,7 @@ def _unit(kind: Any) -> str:
 
 
 def _may_be_off(kind: Any) -> bool:
-    return NoneType in _parts(kind) and _unit(kind) not in {"path", "text"}
+    return NoneType in _parts(kind) and _unit(kind) != "text"
 
 
 def _parts(kind: Any) -> Iterator[Any]:

@@ -42,7 +42,7 @@ async def _serve(daemon: str) -> None:
                 async for number in signals:
                     if number == signal.SIGTERM:
                         break
-                    link.ask_settings()
+                    link.learn_settings()
                 accepting.cancel()
                 await proxy.idle()
                 with trio.move_on_after(LAST_SETTLEMENTS):

@@ -91,15 +91,15 @@ class DaemonLink:
         )  # fmt: skip
         self._send(_Open(request))
 
-    def ask_settings(self) -> None:
-        """Ask where calls go, because the daemon has read its config again."""
-        self._send(_Open(m.ServeGateway(id=self._number())))
-
     async def settled(self) -> None:
         """Return when the daemon knows of each call that has ended."""
         for each in list(self._open.values()):
             if isinstance(each.request, m.EndCall):
                 await each.answered.wait()
+
+    def learn_settings(self) -> None:
+        """Ask the daemon again where calls go, because its config has changed."""
+        self._send(_Open(m.ServeGateway(id=self._number())))
 
     # ---- requests
 

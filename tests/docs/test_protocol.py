@@ -34,7 +34,8 @@ from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
 PAGE = text_of("protocol.md")
 NESTED = (
     t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.Survivor,
-    t.ApiTrouble, Advice, Summary, Group, Breach, Failed, Costly, t.Event, m.Setting, m.AgentInfo, m.Change, m.Failure,
+    t.ApiTrouble, t.Tokens, Advice, Summary, Group, Breach, Failed, Costly, t.Event, m.Setting, m.AgentInfo, m.Change, m.Failure,
+    m.UpstreamInfo,
 )  # fmt: skip
 
 Struct = type[msgspec.Struct]
@@ -50,7 +51,8 @@ def part(title: str) -> dict[str, str]:
     return sections(chapter(title))
 
 
-REQUESTS, SHARED, TYPES = part("Requests"), part("Shared replies"), part("Types")
+REQUESTS = part("Requests") | part("The gateway's messages")
+SHARED, TYPES = part("Shared replies"), part("Types")
 
 
 def tag(struct: Struct) -> str:
@@ -67,7 +69,7 @@ def type_of(hint: Any) -> str:
     """Return a field's type as the page writes it."""
     if get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(type_of(each) for each in get_args(hint) if each is not msgspec.UnsetType)
-    if get_origin(hint) is list:
+    if get_origin(hint) in (list, tuple):
         return f"array of {type_of(get_args(hint)[0])}"
     if get_origin(hint) is dict:
         key, value = (f"({part})" if " or " in part else part for part in map(type_of, get_args(hint)))

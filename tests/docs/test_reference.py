@@ -10,7 +10,7 @@ import pytest
 
 from sfactl.exits import ExitCode
 from sfad import __version__
-from sfad.config import Agent, ConfigError, Price, ProgramConfig, TeamBudget, UserBudget, load
+from sfad.config import Agent, ConfigError, Price, ProgramConfig, TeamBudget, UpstreamConfig, UserBudget, load
 from sfad.reloading import AT_START
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
 
@@ -65,7 +65,10 @@ def test_every_value_that_is_shown_is_allowed(tmp_path: Path, block: str) -> Non
 
 
 def test_every_key_below_a_name() -> None:
-    entries = {"prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget, "agents": Agent}
+    entries = {
+        "prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget, "upstreams": UpstreamConfig,
+        "agents": Agent,
+    }  # fmt: skip
     shown = {shown.key for shown in keys(NAMED)}
     tables = {key.rpartition(".")[0] for key in shown}
     kinds = {table: next(kind for name, kind in entries.items() if f"{name}." in f"{table}.") for table in tables}
