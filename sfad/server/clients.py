@@ -46,8 +46,6 @@ class ClientTable:
         self._bounds = bounds
         self._identify = identify
 
-    # ---- new connections
-
     def admit(self, sock: socket.socket) -> None:
         """Take a connection, or say why not. A client that never says hello counts as well, so it is identified first."""
         peer = self._identified(sock)
@@ -87,8 +85,6 @@ class ClientTable:
 
     def _groups(self, peer: Peer) -> PeerGroups:
         return PeerGroups.of(peer, self._runtime.catalogue.root(peer.run) if peer.run is not None else None)
-
-    # ---- bounds
 
     def give_time(self, connection: Connection) -> None:
         """Drop the client unless its handshake, or the rest of its frame, comes in time."""
@@ -133,8 +129,6 @@ class ClientTable:
 
     def _members(self, group: ShareGroup) -> list[Connection]:
         return [connection for connection in self.by_fd.values() if group in connection.groups.all]
-
-    # ---- the end of a connection
 
     def _drop_slow(self, connection: Connection, why: str) -> None:
         peer = connection.peer
