@@ -170,6 +170,15 @@ class Call:
         self.runtime.background.answer(work, done, failed, EXPECTED)
 
 
+def withdraw_calls(runtime: Runtime, connection: Connection, number: int | None = None) -> None:
+    """Forget the calls of a model that wait for an answer on the gateway's connection: one of them, or all."""
+    for token, askers in runtime.requests.askers().items():
+        for asker in list(askers):
+            if isinstance(asker, Call) and asker.connection is connection and number in {None, asker.id}:
+                asker.end()
+                runtime.requests.withdraw(asker, token)
+
+
 def _told(error: Exception) -> tuple[ErrorCode, str]:
     if isinstance(error, RequestError):
         return error.code, str(error)

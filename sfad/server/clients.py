@@ -18,6 +18,7 @@ from ..host.descriptors import close_soon
 from ..loop.runtime import Runtime
 from ..protocol.messages import Error, pack_message
 from ..protocol.types import ErrorCode
+from .call import withdraw_calls
 from .connection import MAX_UNSENT, Connection
 from .shares import ClientBounds, PeerGroups, ShareGroup
 
@@ -151,6 +152,8 @@ class ClientTable:
         with suppress(OSError):  # the kernel has dropped a socket that was reset
             self._epoll.unregister(connection.fd)
         del self.by_fd[connection.fd]
+        if connection.peer.gateway:
+            withdraw_calls(self._runtime, connection)
         connection.close()
         self._bounds.count(connection.groups, connection.count())
         self._runtime.feed(ClientGone(trio.current_time(), connection.number))
