@@ -2,10 +2,10 @@
 
 A pure core decides; a thin trio shell does.
 
-    client ─ frames ─▶ server ─ event ─▶ ┌──────────────┐ ─ Admit/Save/Publish ─▶ journal, then ledger
+    client ─ frames ─▶ server ─ event ─▶ ┌──────────────┐ ─ Admit/Record/Publish ─▶ journal, then ledger
                                          │     core     │ ─ Launch/Terminate/Kill/Freeze ─▶ launch
     launch ─ LaunchSucceeded/MainExited ▶│  one machine │ ─ Arm/Disarm ─▶ timers
-    timers ─ TimerFired ───────────────▶ │   (no I/O)   │ ─ Reply ─▶ server ─▶ client
+    timers ─ TimerFired ───────────────▶ │   (no I/O)   │ ─ AnswerRequest ─▶ server ─▶ client
                                          └──────────────┘
 
 A package imports only packages above it:
@@ -31,7 +31,7 @@ A package imports only packages above it:
 `reexec`    a daemon becomes the installed program in place
 `__main__`  the command `sfad`
 `serving`   serving without a parser of command lines
-`app`       the command line of `sfad`
+`cli`       the command line of `sfad`
 `history`   answers from the ledger alone, where no daemon is running
 `install`   systemd units of this installation
 

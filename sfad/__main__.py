@@ -7,7 +7,7 @@ import gc
 import sys
 from typing import Any
 
-from .host.reserve import raise_priority
+from .host.headroom import raise_priority
 
 gc.disable()  # until start-up is done and its objects are frozen: collections take a sixth of a start
 
@@ -28,7 +28,7 @@ def main() -> None:
 
         serve(**options)
         return
-    from .app import app
+    from .cli import app
 
     app(prog_name="sfad")
 

@@ -85,7 +85,7 @@ def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, 
     return dict(sorted(found.items()))
 
 
-def resolve(request: Spawn, agents: Mapping[str, Registered], gateway: str | None = None) -> Spawn:
+def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | None = None) -> Spawn:
     """Return the spawn of a command that a spawn of an agent stands for. What the request says takes precedence over the agent's
     entry. `agent` stays set if its name is the run's identity. `gateway`: its address, if the run uses it. Raises `AgentError`."""
     entry = agents.get(request.agent or "")

@@ -16,7 +16,7 @@ from .core.events import DrainRequested
 from .durable.adoption import Adoption, Rows
 from .durable.handover import Handover
 from .host import logout, systemd
-from .host.reserve import raise_priority
+from .host.headroom import raise_priority
 from .host.socket_file import bind_socket
 from .host.state_dir import StateLock
 from .host.tasks import keep_serving

@@ -27,7 +27,7 @@ except ValueError as _error:
     sys.exit(2)
 
 
-def effect(what: str) -> None:
+def crash_point(what: str) -> None:
     """Mark that the effect `what` is about to happen, or has just happened."""
     if _left:
         _count(what)

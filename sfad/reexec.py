@@ -18,7 +18,7 @@ import trio
 
 from . import __version__
 from .durable.handover import VARIABLE, Handover, to_memfd
-from .faults import carried, effect
+from .faults import carried, crash_point
 from .host import descriptors
 from .host.state_dir import StateLock
 from .loop.runtime import Runtime
@@ -83,7 +83,7 @@ def _check(command: list[str]) -> subprocess.CompletedProcess[bytes]:
 async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> None:
     """Become the installed program, and do not return. `nofile`: the soft limit of descriptors that this process was started with.
     Raises `OSError`, `Unfit`, and then everything is as it was."""
-    await runtime.reporting.none_pending()
+    await runtime.arrivals.none_pending()
     server.rest(resting=True)
     try:
         await _threads_done(runtime)
@@ -91,7 +91,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             # write something, to learn whether the ledger can be written: the next program does not start if it cannot
             runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} re-executes itself")
             for _ in range(MAX_FLUSHES):
-                runtime.reporting.report_all()
+                runtime.arrivals.feed_all()
                 if not await runtime.ledger.flush():
                     raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble}")
                 if all(live.run.committed for live in runtime.catalogue.live.values()):
@@ -137,7 +137,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
     # nothing awaits from here on: what is handed over must stay as it is on record
     if not runtime.ledger.flush_now():
         raise Unfit(f"the ledger cannot be written: {runtime.ledger.trouble or 'it takes longer than a second'}")
-    effect("hand over")
+    crash_point("hand over")
     handover = Handover(
         listener=server.listener.fileno(),
         inode=server.listener.inode,
@@ -155,7 +155,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
     try:
         memory = to_memfd(handover)
         descriptors = [*handover.descriptors(), memory]
-        effect("handed over")
+        crash_point("handed over")
         _become(descriptors, memory, nofile)
     except Exception:
         runtime.launcher.take_back()

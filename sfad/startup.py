@@ -15,20 +15,20 @@ import trio
 from . import config as configuration
 from .durable.adoption import Adoption, EarlierRuns, Rows
 from .durable.budgets import rebuild
-from .durable.directory import Spool
 from .durable.earlier import EarlierSpool
 from .durable.handover import Handover
-from .faults import effect
+from .durable.spool import Spool
+from .faults import crash_point
 from .host import systemd
 from .host.clock import Timers
 from .host.descriptors import keep_back
-from .host.reserve import DiskReserve
+from .host.headroom import DiskReserve
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .launch.choice import choose_launcher
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, OpenedLedger
-from .loop.resources import Reports, Resources
+from .loop.resources import EarlyEvents, Resources
 from .observe.log import Log
 from .output.files import OutputFiles
 from .protocol.types import RunId
@@ -96,7 +96,7 @@ def open_state(
     and the rows that the ledger could not take. `stored`: pidfds that systemd has kept.
 
     Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
-    state_dir, timers, reports = home.state_dir, Timers(log.internal_error), Reports()
+    state_dir, timers, early_events = home.state_dir, Timers(log.internal_error), EarlyEvents()
     try:
         spool = Spool(state_dir / "spool", timers, log.error, lock.lost)
         stack.callback(spool.close)
@@ -114,7 +114,7 @@ def open_state(
         containment = loaded.config.containment
         launcher = choose_launcher(
             instance=home.instance, mode=containment.mode, cgroup_parent=containment.cgroup_parent,
-            emit=reports.put, clock=trio.current_time, complain=log.warning,
+            emit=early_events.put, clock=trio.current_time, complain=log.warning,
         )  # fmt: skip
         stack.callback(launcher.close)
         keep_back()  # after the launcher has seen the limit that runs are to have
@@ -128,7 +128,7 @@ def open_state(
         opening.pop_all()
     ledger = Ledger(opened, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
-    resources = Resources(log, timers, spool, ledger, output, launcher, reports, str(home.socket), str(state_dir), lock.lost)
+    resources = Resources(log, timers, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost)
     return resources, adoption, unwritten
 
 
@@ -168,9 +168,9 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
     """Bring the ledger in line with what was found. Return the rows that it could not take."""
     unwritten: Rows = []
     try:
-        effect("correct")
+        crash_point("correct")
         ledger.upsert(adoption.rows)
-        effect("corrected")
+        crash_point("corrected")
     except sqlite3.Error as error:
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
@@ -190,7 +190,7 @@ def close_all(descriptors: dict[str, int]) -> None:
 def sweep_others(home: DaemonHome, cgroup_parent: str | None, log: Log, spare: frozenset[RunId], keep: str | None = None) -> None:
     """Kill what carries this daemon's name and belongs to no run of `spare`. `keep`: the cgroup where runs are contained."""
     try:
-        effect("sweep")
+        crash_point("sweep")
         report = sweep(home.instance, cgroup_parent, spare, keep)
     except Exception as error:  # noqa: BLE001 - a daemon that starts serves what it has, and one that dies says why it does
         log.error(

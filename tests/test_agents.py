@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.agents import AgentError, Registered, argv_of, registered, resolve
+from sfad.agents import AgentError, Registered, argv_of, filled_in, registered
 from sfad.config import BUILT_IN, Agent, load
 from sfad.meters import chosen
 from sfad.protocol import known
@@ -41,7 +41,7 @@ def asked(agent: str, *words: str, **fields: object) -> Spawn:
 
 def command(agent: str, *words: str, **fields: object) -> list[str]:
     """Return the command of the agent, with SESSION for its session id."""
-    spawn = resolve(asked(agent, *words, **fields), AGENTS)
+    spawn = filled_in(asked(agent, *words, **fields), AGENTS)
     return ["SESSION" if spawn.session and word == spawn.session.encode() else word.decode() for word in spawn.argv]
 
 
@@ -107,29 +107,29 @@ def test_a_task_after_dashes_is_one_argument_unchanged(task: str) -> None:
 
 def test_a_task_that_is_not_utf_8_is_unchanged() -> None:
     spawn = Spawn(id=1, argv=[b"--", b"\xff"], cwd=b"/", env=[], agent="claude")
-    assert resolve(spawn, AGENTS).argv[-1] == b"\xff"
+    assert filled_in(spawn, AGENTS).argv[-1] == b"\xff"
 
 
 def test_each_attempt_has_a_session_of_its_own() -> None:
-    spawn = resolve(asked("claude", "go"), AGENTS)
+    spawn = filled_in(asked("claude", "go"), AGENTS)
     sessions = [argv_of(spawn, attempt)[7].decode() for attempt in (1, 2, 3, 2)]
     assert sessions[0] == spawn.session
     assert len(set(sessions)) == 3
     assert sessions[1] == sessions[3], "the next daemon knows it, too"
     assert [str(uuid.UUID(session)) for session in sessions] == sessions
-    assert resolve(asked("claude", "go"), AGENTS).session != spawn.session
+    assert filled_in(asked("claude", "go"), AGENTS).session != spawn.session
 
 
 def test_a_built_in_agent_is_not_an_identity_and_prints_what_its_meter_reads() -> None:
     for name in KNOWN:
-        spawn = resolve(asked(name, "go"), KNOWN)
+        spawn = filled_in(asked(name, "go"), KNOWN)
         assert (spawn.agent, spawn.name, KNOWN[name].source) == (None, None, BUILT_IN)
         meter = chosen([word.decode() for word in spawn.argv])
         assert (meter.name if meter else "none") == {"aider": "none"}.get(name, name)
 
 
 def test_what_the_request_says_takes_precedence_over_the_entry() -> None:
-    plain = resolve(asked("reviewer", "look"), AGENTS)
+    plain = filled_in(asked("reviewer", "look"), AGENTS)
     assert (plain.agent, plain.name, plain.run_type, plain.meter) == ("reviewer", "reviewer", "code-reviewer", "claude")
     assert plain.stdin == "pipe"
     assert [(limit.kind, limit.threshold, limit.action, limit.source) for limit in plain.limits] == [
@@ -137,11 +137,11 @@ def test_what_the_request_says_takes_precedence_over_the_entry() -> None:
         ("turns", 20, "warn", "agent reviewer"),
     ]
     cost = Limit(kind=LimitKind.COST, threshold=9.0, source="--limit cost")
-    own = resolve(asked("reviewer", "look", name="r2", run_type="qa", meter="none", limits=[cost], stdin="descriptor"), AGENTS)
+    own = filled_in(asked("reviewer", "look", name="r2", run_type="qa", meter="none", limits=[cost], stdin="descriptor"), AGENTS)
     assert (own.agent, own.name, own.run_type, own.meter, own.stdin) == ("reviewer", "r2", "qa", "none", "descriptor")
     assert [(limit.kind, limit.threshold) for limit in own.limits] == [("cost", 9.0), ("turns", 20)]
-    assert resolve(asked("reviewer", "look", log=False), AGENTS).meter is None, "there is nothing to read"
-    assert resolve(asked("lint"), AGENTS).kind == "skill"
+    assert filled_in(asked("reviewer", "look", log=False), AGENTS).meter is None, "there is nothing to read"
+    assert filled_in(asked("lint"), AGENTS).kind == "skill"
 
 
 def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
     found = registered(loaded.config, loaded.settings)
     assert list(found) == ["a.b", "aider", "claude", "codex", "gemini", "opencode"]
     assert (found["claude"].source, found["a.b"].source, found["codex"].source) == (str(file), str(file), BUILT_IN)
-    spawn = resolve(asked("claude", "go"), found)
+    spawn = filled_in(asked("claude", "go"), found)
     assert (spawn.argv, spawn.agent) == ([b"my-claude", b"go"], "claude")
 
 

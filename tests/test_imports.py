@@ -37,7 +37,7 @@ LAYERS = [
     {"sfad.metering", "sfad.durable"},
     {"sfad.loop"},
     {"sfad.server"},
-    {"sfad.daemon", "sfad.startup", "sfad.reloading", "sfad.reexec", "sfad.serving", "sfad.history", "sfad.app", "sfad.__main__"},
+    {"sfad.daemon", "sfad.startup", "sfad.reloading", "sfad.reexec", "sfad.serving", "sfad.history", "sfad.cli", "sfad.__main__"},
 ]
 """`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← {runs, gateway} ← {metering, durable} ← loop ←
 server ← __main__`. Other modules (config, faults, host) are leaves: any layer of the shell may use them, and they may use none."""
@@ -188,7 +188,7 @@ def test_the_core_loads_no_shell() -> None:
 
 
 def test_the_daemon_loads_nothing_of_the_gateways() -> None:
-    assert not loaded_by("import sfad.daemon, sfad.serving, sfad.app") & {"httpx2", "h11", "brotli", "backports", "genai_prices"}
+    assert not loaded_by("import sfad.daemon, sfad.serving, sfad.cli") & {"httpx2", "h11", "brotli", "backports", "genai_prices"}
 
 
 def test_the_protocol_loads_little() -> None:

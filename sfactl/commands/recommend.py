@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.messages import Recommend, Recommended
-from sfad.protocol.reports import Advice
+from sfad.protocol.statistics import Advice
 from sfad.protocol.types import LimitKind
 from sfad.protocol.units import counted
 

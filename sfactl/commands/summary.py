@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast, get_args
 
 from sfad.protocol import messages as m
-from sfad.protocol.reports import By, Failed, Summary
+from sfad.protocol.statistics import By, Failed, Summary
 from sfad.protocol.units import counted
 
 from .. import output, table

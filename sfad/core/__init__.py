@@ -29,7 +29,7 @@ They work on these values and rules:
 `vocabulary`         names of timers and signals, kinds of reasons, types of events
 `asked`              what a spawn asks for
 `run`                one run: what is saved of it, and its transition table
-`snapshot`           what a daemon finds of an earlier one
+`remembered`         what a daemon finds of an earlier one
 `tree`               the live runs, and the bounds that a lineage shares
 `candidate`          the run that a request describes, its values checked
 `guard`              ordered rules: admit or refuse

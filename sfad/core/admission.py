@@ -131,8 +131,8 @@ class Admission:
 
     def committed(self, ev: e.Committed) -> None:
         """Launch runs whose admission the ledger holds."""
-        for name in ev.runs:
-            run = self._ctx.tree.get(name)
+        for run_id in ev.runs:
+            run = self._ctx.tree.get(run_id)
             if run is None or run.committed:
                 continue
             run.committed = True
@@ -146,8 +146,8 @@ class Admission:
 
     def commit_failed(self, ev: e.CommitFailed) -> None:
         """End runs that could not be recorded. They cost nothing."""
-        for name in ev.runs:
-            run = self._ctx.tree.get(name)
+        for run_id in ev.runs:
+            run = self._ctx.tree.get(run_id)
             if run is None or run.committed:
                 continue
             message = f"run {run.id} was not started, because it could not be recorded: {ev.error}; try again when that is fixed"
@@ -169,8 +169,8 @@ class Admission:
 
     def launch_waiting(self) -> None:
         """Launch the trees that wait for a slot, as far as there are any."""
-        while not self._ctx.draining and (name := self._ctx.slots.next_waiting()) is not None:
-            run = self._ctx.tree.get(name)
+        while not self._ctx.draining and (run_id := self._ctx.slots.next_waiting()) is not None:
+            run = self._ctx.tree.get(run_id)
             if run is not None and run.committed:
                 self._lifecycle.launch(run)
 

@@ -16,8 +16,8 @@ from .context import Context
 from .lifecycle import Lifecycle
 from .limit_holds import LimitHolds
 from .pausing import Pausing
+from .remembered import Remembered
 from .run import Ending, Run
-from .snapshot import Remembered
 from .spending import Spending
 from .stop_requests import GONE, StopRequests
 from .stopping import Stopping
@@ -127,7 +127,7 @@ class Adopting:
         if one.empty:
             self._attempts.containment_empty(run, at)
         elif ladder is None:
-            self._stopping.climb(run, at, grace=0.0)
+            self._stopping.begin_ladder(run, at, grace=0.0)
         elif self._stopping.still_interrupted(ladder, at):
             self._ctx.arm(run, Timer.POLITE, ladder.polite_ends_at)
         elif at < ladder.grace_ends_at:

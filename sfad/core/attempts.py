@@ -44,7 +44,7 @@ class AttemptTracker:
                 self._ctx.do(c.Freeze(frozen[0]))
         elif run.breach is None:
             self._lifecycle.start_clock(run, at)
-        self._ctx.save(run)
+        self._ctx.save_and_record(run)
         self._ctx.publish(EventType.RUN_STARTED, run)
         if run.breach is not None:
             # by itself, even where an ancestor is frozen: that one's resume must not thaw it
@@ -123,8 +123,8 @@ class AttemptTracker:
         self._lifecycle.fail_pauses(run, "exited before it was paused")
         self._lifecycle.halt_clock(run, at)
         self._lifecycle.cancel_below(run, at)
-        self._stopping.climb(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
-        self._ctx.save(run)
+        self._stopping.begin_ladder(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
+        self._ctx.save_and_record(run)
 
     def _cleared(self, run: Run, at: float) -> None:
         self._lifecycle.leave_ladder(run)

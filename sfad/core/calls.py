@@ -44,7 +44,7 @@ class _Room:
     each: int
     """What each token of output takes of it."""
     kind: LimitKind
-    owner: Run | None = None
+    limited: Run | None = None
     """The run whose limit it is."""
     active: ActiveLimit | None = None
     budget: Budget | None = None
@@ -150,11 +150,11 @@ class Calls:
             LimitKind.TOKENS: (ev.input_tokens, ev.choices),
             LimitKind.COST: (ev.input_cost or 0, ev.output_price * ev.choices),
         }
-        for owner in run.lineage:
+        for limited in run.lineage:
             for kind, (fixed, each) in takes.items():
-                active = owner.limits.get(kind)
+                active = limited.limits.get(kind)
                 if active is not None and active.binds:
-                    yield _Room(active.threshold - (owner.account.used(kind) or 0), fixed, each, kind, owner, active)
+                    yield _Room(active.threshold - (limited.account.used(kind) or 0), fixed, each, kind, limited, active)
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets.of(run.user):
                 left = budget.allowed - budget.charged
@@ -178,8 +178,8 @@ class Calls:
         """Return what open reservations hold of a limit or a budget. Only asked for where a call does not fit."""
         if room.budget is not None:
             return self._spending.reserved_of(room.budget)
-        assert room.owner is not None
-        open_ = (each for run in room.owner.subtree() for each in run.account.reservations.values())
+        assert room.limited is not None
+        open_ = (each for run in room.limited.subtree() for each in run.account.reservations.values())
         return sum(each.amounts.get(room.kind, 0) for each in open_)
 
     def _refused(self, run: Run, ev: e.CallAsked, tight: _Room, at: float) -> bool:
@@ -189,11 +189,11 @@ class Calls:
             refusal = over_budget(tight.budget, more)
             self._budgets.run_short(tight.budget, at)
         else:
-            assert tight.owner is not None
+            assert tight.limited is not None
             assert tight.active is not None
-            used = tight.owner.account.used(tight.kind) or 0
-            refusal = over_limit(tight.owner, tight.active, used, more)
-            self._limits.reservation_refused(tight.owner, tight.active, used, more, at, freeze=False)
+            used = tight.limited.account.used(tight.kind) or 0
+            refusal = over_limit(tight.limited, tight.active, used, more)
+            self._limits.reservation_refused(tight.limited, tight.active, used, more, at, freeze=False)
         if _held(run):
             return False
         self._ctx.reply(ev.token, c.CallAnswer(run, None, None, refusal))

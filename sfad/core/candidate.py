@@ -36,7 +36,7 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         max_depth=_bound(
             asked.max_depth, above.birth.max_depth if above else None, policy.max_depth, policy.depth_ceiling, "depth"
         ),
-        # each run has a budget of its own; the guard asks the ancestors' one by one
+        # each run has a bound of its own; the guard asks the ancestors' one by one
         max_descendants=_bound(
             asked.max_descendants,
             above.birth.max_descendants if above else None,

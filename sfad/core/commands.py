@@ -29,7 +29,7 @@ class Admit(WithRun, frozen=True):
     before."""
 
 
-class Save(WithRun, frozen=True):
+class Record(WithRun, frozen=True):
     """Write the run as it is now to the ledger: it was launched, or it reached a terminal status."""
 
 
@@ -109,8 +109,8 @@ class Publish(Struct, frozen=True):
     lineage: tuple[RunId, ...]
 
 
-class ReportEnd(WithRun, frozen=True):
-    """The run is terminal: answer the clients that wait for it. Always after its `Save`."""
+class TellEnd(WithRun, frozen=True):
+    """The run is terminal: answer the clients that wait for it. Always after its `Record`."""
 
 
 class AnswerRequest(Struct, frozen=True):
@@ -122,7 +122,7 @@ class Shutdown(Struct, frozen=True):
     """The daemon was told to end and nothing is alive any more."""
 
 
-class Admitted(WithRun, frozen=True):
+class SpawnDone(WithRun, frozen=True):
     """The run exists: it was launched, could not be launched (then it is `failed`), is queued or was cancelled meanwhile."""
 
 
@@ -166,11 +166,11 @@ class ErrorAnswer(Struct, frozen=True):
     message: str
 
 
-Answer = Admitted | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | ErrorAnswer
+Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToLedger = Admit | Save | RecordRefusal | CountRefusal | Charge | Publish
-ToLoop = Arm | Disarm | Rebound | ReportEnd | AnswerRequest | Shutdown
+ToLedger = Admit | Record | RecordRefusal | CountRefusal | Charge | Publish
+ToLoop = Arm | Disarm | Rebound | TellEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToLedger | ToLoop
 

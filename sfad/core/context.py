@@ -66,9 +66,9 @@ class Context:
         """Have the run's use saved when that is convenient."""
         self._outcome.used[run.id] = run
 
-    def save(self, run: Run) -> None:
+    def save_and_record(self, run: Run) -> None:
         self.changed(run)
-        self.do(c.Save(run))
+        self.do(c.Record(run))
 
     def arm(self, run: Run, timer: Timer, at: float) -> None:
         self.do(c.Arm(run.id, timer, at))
@@ -114,11 +114,11 @@ class Context:
             refused = refuse_target(peer, verb, lineage)
         return refused
 
-    def permitted_run(self, ev: OfPeer, verb: str, name: RunId) -> Run | None:
+    def permitted_run(self, ev: OfPeer, verb: str, run_id: RunId) -> Run | None:
         """Return the live run of this id if the peer may use `verb` on it; else reply why not."""
-        run = self.tree.get(name)
+        run = self.tree.get(run_id)
         if run is None:
-            self.fail(ev.token, ErrorCode.WRONG_STATE, f"run {name} has ended")
+            self.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run_id} has ended")
             return None
         return None if self.denied(ev, verb, [run]) else run
 
@@ -133,7 +133,7 @@ class Context:
         return False
 
 
-def grace_of(run: Run, policy: Policy, asked: float | None = None) -> float:
-    """Return the seconds between signal and SIGKILL: as asked now, as the run asked, or as configured."""
+def grace_of(run: Run, policy: Policy, requested: float | None = None) -> float:
+    """Return the seconds between signal and SIGKILL: as requested now, as the run asked, or as configured."""
     own = run.asked.grace if run.asked.grace is not None else policy.grace
-    return own if asked is None else asked
+    return own if requested is None else requested

@@ -13,8 +13,8 @@ from .account import OpenReservation, Use
 from .asked import Asked
 from .budgets import Budget
 from .policy import Policy
+from .remembered import Remembered, Ticket
 from .run import Token
-from .snapshot import Remembered, Ticket
 from .vocabulary import Timer
 
 
@@ -41,7 +41,7 @@ class OfPeerOnRun(OfPeer, frozen=True):
 
 
 class SpawnRequested(OfPeer, frozen=True):
-    """A peer asked for a run. Answered by `AnswerRequest(Admitted)` or `AnswerRequest(SpawnRefused)`."""
+    """A peer asked for a run. Answered by `AnswerRequest(SpawnDone)` or `AnswerRequest(SpawnRefused)`."""
 
     asked: Asked
 

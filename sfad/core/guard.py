@@ -37,16 +37,18 @@ class Question:
         claim = self.run.asked.claim
         return self.peer.run is not None or bool(claim.names) or claim.depth > 0
 
-    def message(self, why: str, way: str) -> str:
-        """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `way` to start it."""
-        return f"'{self.run.name}' was not started: {why}. {FINISH if self.for_model else way}"
+    def message(self, why: str, remedy: str) -> str:
+        """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `remedy`."""
+        return f"'{self.run.name}' was not started: {why}. {FINISH if self.for_model else remedy}"
 
-    def refuse(self, rule: Rule, detail: str, why: str, way: str, *, limit: int | None = None, value: int | None = None) -> Refusal:
-        """Return the refusal by a rule: `detail` for the ledger, and `why` and `way` as `message` has them."""
-        return Refusal(kind=rule, detail=detail, message=self.message(why, way), limit=limit, value=value)
+    def refuse(
+        self, rule: Rule, detail: str, why: str, remedy: str, *, limit: int | None = None, value: int | None = None
+    ) -> Refusal:
+        """Return the refusal by a rule: `detail` for the ledger, and `why` and `remedy` as `message` has them."""
+        return Refusal(kind=rule, detail=detail, message=self.message(why, remedy), limit=limit, value=value)
 
     def raised(self, key: str) -> str:
-        return f"raise {self.policy.place(key)}, then run: sfactl reload"
+        return f"raise {self.policy.where_set(key)}, then run: sfactl reload"
 
     @property
     def detached(self) -> bool:
@@ -69,20 +71,20 @@ def first_refusal(question: Question) -> Refusal | None:
 
 
 def _enabled(q: Question) -> Refusal | None:
-    way = ""
+    remedy = ""
     if q.draining:
-        detail, way = "the daemon is stopping", "Start it again when the daemon is back: sfactl status"
+        detail, remedy = "the daemon is stopping", "Start it again when the daemon is back: sfactl status"
     elif not q.policy.enabled:
-        detail, way = (
+        detail, remedy = (
             "enabled = false in the daemon's config",
-            f"To allow it, set {q.policy.place('enabled')} to true, then run: sfactl reload",
+            f"To allow it, set {q.policy.where_set('enabled')} to true, then run: sfactl reload",
         )
     elif q.caller is not None and q.caller.status in {Status.STOPPING, Status.RETRYING}:
         # nothing may be born into a tree that is being emptied
         detail = f"run {q.caller.id} ('{q.caller.name}') is being stopped"
     else:
         return None
-    return q.refuse(Rule.ENABLED, detail, f"{detail}. Nothing can be started now", way)
+    return q.refuse(Rule.ENABLED, detail, f"{detail}. Nothing can be started now", remedy)
 
 
 def _permission(q: Question) -> Refusal | None:
@@ -92,8 +94,10 @@ def _permission(q: Question) -> Refusal | None:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:
         return None
-    way = "Start a daemon of your own (sfad serve), or ask root" if not q.peer.owner else "Try again from a shell outside any run"
-    return q.refuse(Rule.PERMISSION, detail, detail, way)
+    remedy = (
+        "Start a daemon of your own (sfad serve), or ask root" if not q.peer.owner else "Try again from a shell outside any run"
+    )
+    return q.refuse(Rule.PERMISSION, detail, detail, remedy)
 
 
 def _loop(q: Question) -> Refusal | None:
@@ -136,7 +140,7 @@ def _depth(q: Question) -> Refusal | None:
     )
 
 
-def _budget(q: Question) -> Refusal | None:
+def _descendants(q: Question) -> Refusal | None:
     full = full_ancestor(q.run.parent)
     if full is None:
         return None
@@ -198,6 +202,6 @@ def _concurrency(q: Question) -> Refusal | None:
 
 
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
-    _enabled, _permission, _loop, _depth, _budget, _money, _rate, _concurrency,
+    _enabled, _permission, _loop, _depth, _descendants, _money, _rate, _concurrency,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""

@@ -30,7 +30,7 @@ class Lifecycle:
     def answer_spawn(self, run: Run) -> None:
         """Tell the client that asked for the run how it stands, unless it was told."""
         if run.admit_token is not None:
-            self._ctx.reply(run.admit_token, c.Admitted(run))
+            self._ctx.reply(run.admit_token, c.SpawnDone(run))
             run.admit_token = None
 
     def start_clock(self, run: Run, at: float) -> None:
@@ -113,13 +113,13 @@ class Lifecycle:
         self._ctx.end(run)
         self._ctx.changed(run)
         if recorded:
-            self._ctx.do(c.Save(run))
+            self._ctx.do(c.Record(run))
             bad = run.status in {Status.FAILED, Status.TIMEOUT, Status.LOST}
             why = run.ending.reason.message if run.ending.reason is not None else ""
             self._ctx.publish(EventType(f"run_{run.status}"), run, why, "medium" if bad else "low")
         if run.attempt:
             self._ctx.do(c.Release(run.id))
-        self._ctx.do(c.ReportEnd(run))
+        self._ctx.do(c.TellEnd(run))
         self.answer_spawn(run)
         self.fail_pauses(run, "ended before it was paused")
 

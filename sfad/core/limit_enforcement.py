@@ -51,11 +51,11 @@ class LimitEnforcement:
 
     def enforce(self, run: Run, at: float) -> None:
         """Compare what the run uses with its own limits and its ancestors'."""
-        for owner in run.lineage:
-            if owner.status is Status.STOPPING:
+        for limited in run.lineage:
+            if limited.status is Status.STOPPING:
                 return  # and everything below it ends with it
-            self._act_on(owner, list(all_crossings(owner.limits, owner.account, self._ctx.policy.nearing)), at)
-            if owner.breach is not None:
+            self._act_on(limited, list(all_crossings(limited.limits, limited.account, self._ctx.policy.nearing)), at)
+            if limited.breach is not None:
                 return  # it stands still with everything below it; `enforce_subtree` looks further when it continues
 
     def enforce_subtree(self, run: Run, at: float) -> None:
@@ -79,7 +79,7 @@ class LimitEnforcement:
     def _act_on(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None, freeze: bool = True) -> None:
         """Publish what was crossed, and take the strongest action. `refused`: so much was refused to a reservation."""
         for crossing in found:
-            self._publish(run, crossing, refused)
+            self._publish_crossing(run, crossing, refused)
         if found:
             self._ctx.changed(run)  # it was published
         breaches = [crossing for crossing in found if crossing.exceeded]
@@ -92,26 +92,26 @@ class LimitEnforcement:
             return
         for crossing in breaches:
             if crossing.active.action is Action.REQUEST_INCREASE:
-                self.publish(EventType.INCREASE_REQUESTED, run, crossing.active, words_of(run, crossing, refused))
+                self.publish_about(EventType.INCREASE_REQUESTED, run, crossing.active, words_of(run, crossing, refused))
         if worst.active.action in WAITING:
             self._holds.hold(run, worst.active, reason_of(run, worst, at, words, refused=refused is not None), at, freeze=freeze)
 
     def reservation_refused(
-        self, owner: Run, active: ActiveLimit, used: float, more: float, at: float, *, freeze: bool = True
+        self, limited: Run, active: ActiveLimit, used: float, more: float, at: float, *, freeze: bool = True
     ) -> None:
         """Answer the breach that a refused reservation would have been. `freeze`: a limit that holds the run freezes it, too."""
         if active.action is not Action.REFUSE:
             # that it comes near is said of what is used, not of what is not
             found = [crossing for crossing in crossings(active, used + more, 1.0) if crossing.exceeded]
-            self._act_on(owner, found, at, refused=more, freeze=freeze)
+            self._act_on(limited, found, at, refused=more, freeze=freeze)
         elif not active.refused:
             active.refused = True
-            self._publish(owner, Crossing(active, used + more, exceeded=True), more)
-            self._ctx.changed(owner)
+            self._publish_crossing(limited, Crossing(active, used + more, exceeded=True), more)
+            self._ctx.changed(limited)
 
-    def _publish(self, run: Run, crossing: Crossing, refused: float | None) -> None:
+    def _publish_crossing(self, run: Run, crossing: Crossing, refused: float | None) -> None:
         exceeded, kind = crossing.exceeded, crossing.active.limit.kind
-        self.publish(
+        self.publish_about(
             EventType.LIMIT_EXCEEDED if exceeded else EventType.LIMIT_NEARING,
             run,
             crossing.active,
@@ -122,7 +122,7 @@ class LimitEnforcement:
             refused=refused is not None and exceeded,
         )
 
-    def publish(
+    def publish_about(
         self, what: EventType, run: Run, active: ActiveLimit, message: str, severity: Severity = "low", **facts: Unpack[Facts]
     ) -> None:
         kind, threshold = active.limit.kind, active.limit.threshold

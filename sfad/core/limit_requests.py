@@ -49,7 +49,7 @@ class LimitRequests:
 
     def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
         if (limit := self._awaiting(run, ev)) is not None:
-            self._limit_enforcement.publish(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
+            self._limit_enforcement.publish_about(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
             self._limit_holds.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
@@ -98,7 +98,7 @@ class LimitRequests:
             each.limit = replace(each.limit, action=Action.WARN)
         if active is not None and asked:
             now = run.limits[active.limit.kind]
-            self._limit_enforcement.publish(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
+            self._limit_enforcement.publish_about(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
         return True
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
@@ -122,7 +122,7 @@ class LimitRequests:
             self._replace(run, limit, ev.peer)
             after, who = run.limits[limit.kind], ev.peer.who
             step = f"{_step(before, after.limit)}, by {who}"
-            self._limit_enforcement.publish(EventType.LIMIT_CHANGED, run, after, step, by=who)
+            self._limit_enforcement.publish_about(EventType.LIMIT_CHANGED, run, after, step, by=who)
         self._ctx.changed(run)
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))

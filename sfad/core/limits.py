@@ -216,7 +216,7 @@ def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
     range_ = f"{asked} is outside its range: {format_amount(limit.kind, spec.least)} {upper}{whole}"
     if most is None or not limit.threshold > most:
         return range_
-    return f"{range_}. To allow more, raise {policy.place(f'limits.{spec.most}')}, then run: sfactl reload"
+    return f"{range_}. To allow more, raise {policy.where_set(f'limits.{spec.most}')}, then run: sfactl reload"
 
 
 def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:

@@ -44,7 +44,7 @@ class Pausing:
             if each.status is Status.RUNNING:
                 each.move(Status.PAUSED)
                 self._lifecycle.halt_clock(each, at)
-                self._ctx.save(each)
+                self._ctx.save_and_record(each)
         self._ctx.changed(run)
         if freeze:
             self._ctx.do(c.Freeze(run.id))
@@ -79,7 +79,7 @@ class Pausing:
             if each.status is Status.PAUSED:
                 each.move(Status.RUNNING)
                 self._lifecycle.start_clock(each, at)
-                self._ctx.save(each)
+                self._ctx.save_and_record(each)
             else:
                 self.await_retry(each, at)
         self._ctx.publish(EventType.RUN_RESUMED, run)

@@ -78,6 +78,6 @@ class Policy:
     file: str = "the config"
     """Where a key that no file sets would be set."""
 
-    def place(self, key: str) -> str:
+    def where_set(self, key: str) -> str:
         """Return the key with the file that sets it or would set it: `limits.max_time in /etc/sfad/sfad.toml`."""
         return f"{key} in {self.files.get(key, self.file)}"

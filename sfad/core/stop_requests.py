@@ -8,8 +8,8 @@ from . import events as e
 from .context import Context
 from .ladder import check_grace
 from .policy import Invalid
+from .remembered import Ticket
 from .run import Run
-from .snapshot import Ticket
 from .stopping import Stopping
 from .vocabulary import EventType, ReasonKind, Timer, signal_name
 
@@ -33,11 +33,11 @@ class StopRequests:
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return
-        names = list(dict.fromkeys(ev.runs))
-        live = [run for name in names if (run := self._ctx.tree.get(name)) is not None]
+        run_ids = list(dict.fromkeys(ev.runs))
+        live = [run for run_id in run_ids if (run := self._ctx.tree.get(run_id)) is not None]
         if self._ctx.denied(ev, "stop", live):
             return
-        ended = [name for name in names if self._ctx.tree.get(name) is None]
+        ended = [run_id for run_id in run_ids if self._ctx.tree.get(run_id) is None]
         if not live:
             self._ctx.reply(ev.token, c.StopDone(tuple(ended), (), 0.0))
             return
@@ -46,7 +46,7 @@ class StopRequests:
         message = f"stopped by {by} ({signal_name(ev.signal)})"
         reason = Reason(kind=ReasonKind.STOP, message=message, by=by, signal=ev.signal)
         for run in live:
-            self._stopping.cancel(run, ev.at, reason, signal=ev.signal, grace=ev.grace)
+            self._stopping.stop_or_hasten(run, ev.at, reason, signal=ev.signal, grace=ev.grace)
 
     def surveyed(self, run: Run, ev: e.Surveyed) -> None:
         """Tell those who wait for the run, or for one below it, what survives."""
@@ -58,7 +58,7 @@ class StopRequests:
             listed = ", ".join(f"{s.pid} ({s.why})" for s in ev.survivors[:8])
             message = f"alive {run.ladder.kill_wait:g} s after SIGKILL: {listed}"
             self._ctx.publish(EventType.ALERT_SURVIVORS, run, message, severity="high")
-        awaited = {name for ticket in self._tickets for name in ticket.pending}
+        awaited = {run_id for ticket in self._tickets for run_id in ticket.pending}
         for each in run.subtree():
             if each is run:
                 self._tell(each, ev.at, ev.survivors)
@@ -93,13 +93,13 @@ class StopRequests:
         message = f"the daemon was stopped ({signal_name(ev.signal)}){because}"
         reason = Reason(kind=ReasonKind.DAEMON, message=message, signal=ev.signal)
         for root in self._ctx.tree.roots():
-            self._stopping.cancel(root, ev.at, reason, grace=grace)
+            self._stopping.stop_or_hasten(root, ev.at, reason, grace=grace)
 
     def client_gone(self, ev: e.ClientGone) -> None:
         message = "its foreground client went away (start it with --keep to let it go on)"
         reason = Reason(kind=ReasonKind.CLIENT, message=message)
         for run in [run for run in self._ctx.tree if run.tied_to == ev.client]:
-            self._stopping.cancel(run, ev.at, reason)
+            self._stopping.stop_or_hasten(run, ev.at, reason)
 
     def client_back(self, run: Run, ev: e.ClientBack) -> None:
         run.tied_to = ev.client
@@ -116,4 +116,4 @@ class StopRequests:
             f"its foreground client did not come back within {RECONNECT:g} s of the daemon's restart "
             "(start it with --keep to let it go on)"
         )
-        self._stopping.cancel(run, at, Reason(kind=ReasonKind.CLIENT, message=message))
+        self._stopping.stop_or_hasten(run, at, Reason(kind=ReasonKind.CLIENT, message=message))

@@ -19,7 +19,7 @@ class Stopping:
     _ctx: Context
     _lifecycle: Lifecycle
 
-    def cancel(self, run: Run, at: float, reason: Reason, *, signal: int = SIGTERM, grace: float | None = None) -> None:
+    def stop_or_hasten(self, run: Run, at: float, reason: Reason, *, signal: int = SIGTERM, grace: float | None = None) -> None:
         """Stop a run because a client, the daemon's end or a lost connection asks for it; sooner, if it is being stopped."""
         if self._ctx.tree.get(run.id) is None:
             return  # an earlier stop of the same event took it with an ancestor
@@ -39,7 +39,7 @@ class Stopping:
             self._lifecycle.finish(run, at)
         elif run.ladder is None:
             # under a frozen ancestor no process can use a grace
-            self.climb(run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen)
+            self.begin_ladder(run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen)
         else:
             self._hasten(run, at, signal=signal, grace=seconds)
 
@@ -47,7 +47,9 @@ class Stopping:
         status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
         self.stop(run, at, Ending(status, reason))
 
-    def climb(self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None) -> None:
+    def begin_ladder(
+        self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None
+    ) -> None:
         """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
         run.ladder = Ladder(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
         polite = min(self._ctx.policy.polite, grace)
@@ -70,13 +72,13 @@ class Stopping:
 
     def _interrupt(self, run: Run, ladder: Ladder, runs: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
         # a second SIGINT makes some programs give up at once
-        before = {name for each in run.subtree() if each.ladder is not None for name in each.ladder.interrupted}
+        before = {run_id for each in run.subtree() if each.ladder is not None for run_id in each.ladder.interrupted}
         ladder.rung, ladder.interrupted, ladder.polite_ends_at = Rung.INTERRUPTED, runs, until
         self._ctx.changed(run)
-        for name in sorted(runs - before):
-            self._ctx.do(c.Interrupt(name))
-        for name in frozen:
-            self._ctx.do(c.Thaw(name))
+        for run_id in sorted(runs - before):
+            self._ctx.do(c.Interrupt(run_id))
+        for run_id in frozen:
+            self._ctx.do(c.Thaw(run_id))
         self._ctx.arm(run, Timer.POLITE, until)
 
     def signal_all(self, run: Run) -> None:
@@ -114,10 +116,10 @@ class Stopping:
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.GRACE, at + grace)
         elif ladder is None and all(at + grace < other.grace_ends_at for _, other in above):
-            self.climb(run, at, signal=signal, grace=grace)
+            self.begin_ladder(run, at, signal=signal, grace=grace)
         else:
             # its own ladder answers; without one, any that it is on
-            overdue = [name for name, other in above if other.overdue and ladder in (None, other)]
+            overdue = [run_id for run_id, other in above if other.overdue and ladder in (None, other)]
             if overdue:
                 self._ctx.do(c.Survey(overdue[-1]))
 
@@ -136,7 +138,7 @@ class Stopping:
         """Return whether main processes that an earlier daemon interrupted have time left. They are not interrupted again."""
         if ladder.rung is not Rung.INTERRUPTED:
             return False
-        there = {name for name in ladder.interrupted if (run := self._ctx.tree.get(name)) is not None and run.pid is not None}
+        there = {run_id for run_id in ladder.interrupted if (run := self._ctx.tree.get(run_id)) is not None and run.pid is not None}
         ladder.interrupted = frozenset(there)
         return bool(there) and at < ladder.polite_ends_at
 

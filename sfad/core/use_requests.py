@@ -16,7 +16,7 @@ from .run import Run
 from .spending import Spending
 
 MAX_RESERVATIONS = 1000
-"""UseRequests that one run may have open, one for each call under way. A thousand are a leak."""
+"""Reservations that one run may have open, one for each call under way. A thousand are a leak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class UseRequests:
             self._limit_enforcement.enforce(run, ev.at)
 
     def _refused(self, run: Run, ev: e.ReserveRequested) -> bool:
-        for owner in run.lineage:
+        for limited in run.lineage:
             for kind, more in ev.reservation.amounts.items():
-                active = owner.limits.get(kind)
-                used = owner.account.used(kind) or 0
+                active = limited.limits.get(kind)
+                used = limited.account.used(kind) or 0
                 if active is not None and active.binds and active.above(used + more):
-                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_limit(owner, active, used, more)))
-                    self._limit_enforcement.reservation_refused(owner, active, used, more, ev.at)
+                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_limit(limited, active, used, more)))
+                    self._limit_enforcement.reservation_refused(limited, active, used, more, ev.at)
                     return True
         cost = ev.reservation.cost or 0
         budget = self._spending.refusing_budget(run, cost)
@@ -65,30 +65,30 @@ class UseRequests:
             self._ctx.reply(ev.token, c.Changed(run))
 
 
-def over_limit(owner: Run, active: ActiveLimit, used: float, asked: float) -> LimitRefusal:
+def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> LimitRefusal:
     limit = active.limit
-    whose = f"run {owner.id} ('{owner.name}') above its {limit.kind} limit"
+    whose = f"run {limited.id} ('{limited.name}') above its {limit.kind} limit"
     so_far = bare(limit.kind, used, unit=False)
     numbers = f"{so_far} of {bare(limit.kind, active.threshold)} are used or held, set by {limit.source}"
     return LimitRefusal(
         scope=KINDS[limit.kind].scope,
-        whose=owner.id,
+        whose=limited.id,
         limit_kind=limit.kind,
         threshold=limit.threshold,
         used=to_wire(limit.kind, used),
-        asked=to_wire(limit.kind, asked),
-        message=f"not reserved: {amount(limit.kind, asked)} more would take {whose}: {numbers}. Finish with what you have.",
+        asked=to_wire(limit.kind, more),
+        message=f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. Finish with what you have.",
     )
 
 
-def over_budget(budget: Budget, asked: int) -> LimitRefusal:
+def over_budget(budget: Budget, more: int) -> LimitRefusal:
     return LimitRefusal(
         scope=budget.scope,
         whose=budget.name,
         limit_kind=LimitKind.COST,
         threshold=to_usd(budget.allowed),
         used=to_usd(budget.charged),
-        asked=to_usd(asked),
-        message=f"not reserved: {format_usd(to_usd(asked))} USD more is not left in the budget: {budget.sentence}. "
+        asked=to_usd(more),
+        message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: {budget.sentence}. "
         "Finish with what you have.",
     )

@@ -1,6 +1,6 @@
 """What outlives a daemon: how its runs are saved, found again and kept in bounds.
 
-`directory`     the spool as a whole: its parts, opened, put back and closed together
+`spool`         the spool as a whole: its parts, opened, put back and closed together
 `journal`       snapshots of live runs, saved before what they say is done
 `snapshots`     the form of a snapshot in the spool
 `legacy`        the form of version 0.1.0

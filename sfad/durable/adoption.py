@@ -14,9 +14,9 @@ import msgspec
 import trio
 
 from ..core import events as e
+from ..core.remembered import Remembered, rebased
 from ..core.run import Run
-from ..core.snapshot import Remembered, rebased
-from ..faults import effect
+from ..faults import crash_point
 from ..host.clock import wall_clock
 from ..launch.launcher import Adopted, Launcher, Remains
 from ..launch.pidfd import exit_status
@@ -27,10 +27,10 @@ from ..protocol.units import counted
 from ..runs.live import Live, bounds_of
 from ..runs.showing import info_of
 from ..runs.stdin import StdinPipe
-from .directory import Spool
 from .handover import HandedRun, Handover
 from .pidfds import name_of_main
 from .snapshots import RunSnapshot
+from .spool import Spool
 
 Rows = list[tuple[RunInfo, RunExtra]]
 
@@ -102,7 +102,7 @@ class EarlierRuns:
 
     def adoption(self) -> Adoption:
         """Raises `OSError` where the launcher cannot tell what is alive."""
-        effect("recover")
+        crash_point("recover")
         snapshots, broken = self.spool.earlier.snapshots()
         tickets = tuple(self.handed.tickets) if self.handed is not None else ()
         remembered: list[Remembered] = []
@@ -175,7 +175,7 @@ class EarlierRuns:
         if exited is None:  # else the core is told in a moment that it is over
             run.adopt(found.pid)
         self.adopted.append(AdoptedRun(live, saved.meter, exited))
-        effect("adopted")
+        crash_point("adopted")
         begun = self._may_have_begun(live)
         return Remembered(run, empty=found.empty, starting=found.starting, startable=_startable(live), begun=begun)
 

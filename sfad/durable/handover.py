@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.access import Peer
-from ..core.snapshot import Ticket
+from ..core.remembered import Ticket
 from ..launch.launcher import Remains
 from ..protocol.messages import Wait, Watch
 from ..protocol.types import RunId

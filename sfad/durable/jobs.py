@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from ..core.ids import run_id
 from ..host.clock import wall_clock
+from ..host.headroom import DiskReserve
 from ..host.private_files import make_directory
-from ..host.reserve import DiskReserve
 from ..ledger import Ledger, back_up
 from ..ledger.backup import BACKUP, Backup
 from ..ledger.database import open_reader

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import trio
 
-from ..faults import effect
+from ..faults import crash_point
 from ..host.clock import Timers
 from ..spool import Store
 
@@ -35,9 +35,9 @@ class RetryingStore:
 
     def write(self, changes: Changes) -> None:
         """Write all of these, or none. Raises `OSError`."""
-        effect("remember")
+        crash_point("remember")
         self._store.write(self.unwritten | changes)
-        effect("remembered")
+        crash_point("remembered")
         self.unwritten = {}
         self._failing = False
         if self._store.notes:

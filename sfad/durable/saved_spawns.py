@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from ..core.run import Run
-from ..faults import effect
+from ..faults import crash_point
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live
@@ -27,7 +27,7 @@ class SavedSpawns:
         run = live.run
         if run.status is Status.QUEUED or run.asked.attempts > 1:
             self._files.save(run.id, encode(live.spawn))
-            effect("spawn kept")
+            crash_point("spawn kept")
 
     def put_back(self, runs: Iterable[Live]) -> None:
         """Save again what another process has removed. Raises `OSError`."""
@@ -51,7 +51,7 @@ class SavedSpawns:
             self.forget(run.id)
 
     def forget(self, run: RunId) -> None:
-        effect("forget spawn")
+        crash_point("forget spawn")
         try:
             self._files.forget(run)
         except OSError as error:

@@ -5,7 +5,7 @@
 `logout`         whether a logout ends this daemon
 `private_files`  the daemon's own names in directories that its agents can write to
 `probe`          what the kernel and the session offer, for `sfactl doctor`
-`reserve`        room on the disk, and a priority over the runs, that are kept for the daemon
+`headroom`       room on the disk, and a priority over the runs, that are kept for the daemon
 `socket_file`    the listening socket, in a directory where no other user can replace it
 `state_dir`      the state directory and its locks
 `systemd`        the protocol of sd_notify(3) and the file descriptor store

@@ -5,7 +5,7 @@ import os
 import signal
 from dataclasses import replace
 
-from ..faults import effect
+from ..faults import crash_point
 from .contain.cpu_binding import RunCpus
 from .contain.interface import RunContainment
 from .launched_runs import LaunchedRun, MainProcess
@@ -50,7 +50,7 @@ class CommandStarter:
                 pid, report = self._spawn(run, spec, files, far_gate)
             finally:
                 os.close(far_gate)
-            effect("spawned")
+            crash_point("spawned")
             # the pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
             self._let_through(run, self._own(run, pid, report, name, spec.cwd), gate, remember)
         finally:

@@ -155,7 +155,7 @@ class Launcher(Protocol):
         """Return what counts against a limit of kind `memory` or `pids`, as `footprints` does. `exact_from` says for each run from
         which amount on it must be exact: a smaller one may be too high, because the exact one takes longer."""
 
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
         """Return the run that a process is in, from the kernel; `None` if it is in none. Raises `Unplaceable`."""
 
     def run_of_cgroup(self, inode: int) -> RunId | None:

@@ -159,8 +159,8 @@ class LocalLauncher(Launcher):
     def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
         return self._footprints.amounts(kind, exact_from)
 
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        return self._containment.place(pid, pidfd)
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
+        return self._containment.run_of(pid, pidfd)
 
     def run_of_cgroup(self, inode: int) -> RunId | None:
         return self._containment.run_of_cgroup(inode)

@@ -17,7 +17,7 @@ import msgspec
 from ..core.limits import most_of
 from ..core.policy import Policy
 from ..protocol.kinds import COSTS, KINDS
-from ..protocol.reports import Advice
+from ..protocol.statistics import Advice
 from ..protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
 from .database import FILE, LedgerError, open_reader
 from .rows import RUN_COLUMNS, run_info

@@ -15,7 +15,7 @@ import msgspec
 
 from ..core.ids import run_number
 from ..protocol.messages import List, Summarise
-from ..protocol.reports import Breach, By, Costly, Failed, Group, Summary
+from ..protocol.statistics import Breach, By, Costly, Failed, Group, Summary
 from ..protocol.types import Event, Reason, RunId, RunInfo, Status
 from .database import FILE, LedgerError, open_reader
 from .reader import Page, filters

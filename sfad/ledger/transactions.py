@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..faults import effect
+from ..faults import crash_point
 from .backup import PutBack, identities, put_back
 from .database import FILE, log_of, open_reader, size
 from .rows import Op, statements
@@ -42,9 +42,9 @@ class Transactions:
             connection.execute("BEGIN IMMEDIATE")
             for sql, parameters in statements(batch):
                 connection.execute(sql, parameters)
-            effect("commit")
+            crash_point("commit")
             connection.execute("COMMIT")
-            effect("committed")
+            crash_point("committed")
         finally:
             undo(connection)
         self.unmoved += len(batch)

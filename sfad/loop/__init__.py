@@ -1,7 +1,7 @@
 """The trio shell: turns what happens into events, and the core's commands into effects. It decides nothing.
 
 server ─ pending_requests ──────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
-launcher, timers ─ reporting ───▶ │ core_loop │                               ├─▶ launching, launcher
+launcher, timers ─ arrivals ────▶ │ core_loop │                               ├─▶ launching, launcher
 metering ───────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
 
 `runtime`          makes the parts, serves them, and has them follow the config
@@ -10,12 +10,12 @@ metering ───────────────────────�
 `launching`        launches the attempts of runs
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `announcing`       events: numbered, saved, logged, pushed
-`reporting`        what launcher and timers report; ends wait until it is known what their runs have used
+`arrivals`         what launcher and timers tell; ends wait until it is known what their runs have used
 `succession`       runs of an earlier daemon, and what the next one gets
 `storage`          watches over the state directory, the ledger and the disk
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway
 `run_environment`  the environment of a run
-`resources`        what a daemon opens before its loop begins, and what the launcher reports until then
+`resources`        what a daemon opens before its loop begins, and what the launcher tells until then
 """

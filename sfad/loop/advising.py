@@ -12,7 +12,7 @@ from ..core.policy import Policy
 from ..host.tasks import Background, in_thread
 from ..ledger.advice import learn
 from ..ledger.database import LedgerError
-from ..protocol.reports import Advice
+from ..protocol.statistics import Advice
 from ..protocol.types import LimitKind
 
 LEARN_AGAIN = 20

@@ -11,7 +11,7 @@ from ..core import events as e
 from ..core.machine import Machine
 from ..core.run import Run
 from ..durable.budgets import BudgetKeeper
-from ..faults import effect
+from ..faults import crash_point
 from ..host.clock import wall_clock
 from ..host.tasks import Background
 from ..metering.metering import Metering
@@ -20,9 +20,9 @@ from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from .advising import Adviser
 from .announcing import Announcer
+from .arrivals import Arrivals
 from .launching import Launching
 from .pending_requests import PendingRequests
-from .reporting import Reporting
 from .resources import Resources
 from .saving import Saver
 
@@ -70,7 +70,7 @@ class CoreLoop:
     budgets: BudgetKeeper
     saver: Saver
     launching: Launching
-    reporting: Reporting
+    arrivals: Arrivals
     background: Background
     shut_down: Callable[[], None]
 
@@ -87,7 +87,7 @@ class CoreLoop:
         changed = self.saver.save_snapshots(outcome)
         for command in outcome.commands:
             if not isinstance(command, _INTERNAL):
-                effect(type(command).__name__)
+                crash_point(type(command).__name__)
             try:
                 self._apply(command, changed)
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
@@ -98,44 +98,44 @@ class CoreLoop:
         match command:
             case c.Publish(event, lineage):
                 self.announcer.publish(event, lineage)
-            case c.Arm(run, timer, at):
-                self.reporting.arm(run, timer, at)
-            case c.Disarm(run, timer):
-                self.resources.timers.disarm((run, timer))
+            case c.Arm(run_id, timer, at):
+                self.arrivals.arm(run_id, timer, at)
+            case c.Disarm(run_id, timer):
+                self.resources.timers.disarm((run_id, timer))
             case c.AnswerRequest(token, answer):
                 self.requests.answer(token, answer)
-            case c.Save(saved):
-                self.saver.save(saved)
-            case c.Admit(admitted):
-                self._admit(admitted, changed)
-            case c.RecordRefusal(refused):
-                self._refuse(refused)
-            case c.CountRefusal(run):
-                self.resources.ledger.count_refusal(run)
+            case c.Record(run):
+                self.saver.record(run)
+            case c.Admit(run):
+                self._admit(run, changed)
+            case c.RecordRefusal(run):
+                self._refuse(run)
+            case c.CountRefusal(run_id):
+                self.resources.ledger.count_refusal(run_id)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
-            case c.Launch(launched):
-                self.launching.launch(launched)
-            case c.Interrupt(run):
-                launcher.signal_main(run, SIGINT)  # if it has ended by now, the core will hear of that
-            case c.Terminate(run, signal):
-                launcher.terminate(run, signal)
-            case c.Kill(run):
-                launcher.kill(run)
-            case c.Survey(run):
-                launcher.survey(run)
-            case c.Freeze(run):
-                launcher.freeze(run)
-            case c.Thaw(run):
-                launcher.thaw(run)
-            case c.Rebound(bound):
-                self.catalogue.live[bound.id].limits_changed()
-                self.metering.rebound(bound)
-            case c.Release(run):
-                self.metering.forget(run)
-                launcher.release(run)
-            case c.ReportEnd(ended):
-                self._end(ended)
+            case c.Launch(run):
+                self.launching.launch(run)
+            case c.Interrupt(run_id):
+                launcher.signal_main(run_id, SIGINT)  # if it has ended by now, the core will hear of that
+            case c.Terminate(run_id, signal):
+                launcher.terminate(run_id, signal)
+            case c.Kill(run_id):
+                launcher.kill(run_id)
+            case c.Survey(run_id):
+                launcher.survey(run_id)
+            case c.Freeze(run_id):
+                launcher.freeze(run_id)
+            case c.Thaw(run_id):
+                launcher.thaw(run_id)
+            case c.Rebound(run):
+                self.catalogue.live[run.id].limits_changed()
+                self.metering.rebound(run)
+            case c.Release(run_id):
+                self.metering.forget(run_id)
+                launcher.release(run_id)
+            case c.TellEnd(run):
+                self._end(run)
             case c.Shutdown():
                 self.shut_down()
             case _:
@@ -143,19 +143,19 @@ class CoreLoop:
 
     def _admit(self, run: Run, changed: Iterable[Live]) -> None:
         assert run.admit_token is not None
-        pending = self.requests.admitted(run.admit_token)
+        pending = self.requests.take_admitted(run.admit_token)
         live = pending.live(run, self.resources.launcher)
         self.catalogue.add(live)
         if live.stdin is not None:
             self.background.start_soon(live.stdin.serve)
-        pending.admitted(run.id)
+        pending.on_admit(run.id)
         self.adviser.noticed(run.asked.type, run.name)
         self.saver.admit(live, changed)
 
     def _refuse(self, run: Run) -> None:
         assert run.admit_token is not None
         now = wall_clock()
-        self.saver.refuse(Live(run, self.requests.refused(run.admit_token), self.resources.launcher, now, ended_at=now))
+        self.saver.refuse(Live(run, self.requests.spawn_of(run.admit_token), self.resources.launcher, now, ended_at=now))
 
     def _end(self, run: Run) -> None:
         self.adviser.noticed(run.asked.type, run.name)

@@ -14,7 +14,7 @@ from ..agents import argv_of
 from ..core import events as e
 from ..core.run import Run
 from ..core.vocabulary import Timer
-from ..faults import effect
+from ..faults import crash_point
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, Need
 from ..launch.launcher import LaunchSpec, Remains
@@ -78,7 +78,7 @@ class Launching:
                 return
             parent = run.parent.id if run.parent is not None else None
             self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
-            effect("launched")
+            crash_point("launched")
             self.expect(run)
             self.resources.spool.spawns.launched(run)
         finally:
@@ -96,7 +96,7 @@ class Launching:
     def _save_main(self, live: Live, remains: Remains) -> bool:
         live.main_is(remains.pid, remains.started)
         self.resources.spool.journal.save([live])
-        effect("main noted")
+        crash_point("main noted")
         return self.resources.spool.journal.is_saved(live.run.id)
 
     def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:

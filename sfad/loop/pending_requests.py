@@ -23,7 +23,7 @@ from .launching import Feed, demand_descriptors
 from .translate import asked_of, upstreams_of
 
 OnAnswer = Callable[[c.Answer], None]
-Admitted = Callable[[RunId], None]
+OnAdmit = Callable[[RunId], None]
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class PendingSpawn:
 
     spawn: Spawn
     descriptors: list[int]
-    admitted: Admitted
+    on_admit: OnAdmit
     program: AgentProgram | None
     caller: RunId | None
     stdin: StdinPipe | None = None
@@ -74,20 +74,20 @@ class PendingRequests:
         """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
         self.feed(make(self._token(answer), trio.current_time()))
 
-    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: OnAnswer, admitted: Admitted) -> None:
-        """Ask for a run. It takes over `descriptors`, whatever the answer. `admitted` is called before `answer` if it is yes. A
+    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: OnAnswer, on_admit: OnAdmit) -> None:
+        """Ask for a run. It takes over `descriptors`, whatever the answer. `on_admit` is called before `answer` if it is yes. A
         request with the key of an earlier one gets the same answer.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
         known = self.catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
         if known is not None:
             close_soon(descriptors)
-            admitted(known)
+            on_admit(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return
         asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.is_gateway))
         kept = spawn.log and spawn.stdio == "files"
-        pending = PendingSpawn(spawn, descriptors, admitted, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
+        pending = PendingSpawn(spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
         try:
             demand_descriptors(self.descriptors)
             if spawn.stdin == "pipe":
@@ -99,11 +99,11 @@ class PendingRequests:
         self._spawns[token] = pending
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
 
-    def admitted(self, token: int) -> PendingSpawn:
+    def take_admitted(self, token: int) -> PendingSpawn:
         """Return an admitted spawn, once. Its descriptors are the caller's now."""
         return self._spawns.pop(token)
 
-    def refused(self, token: int) -> Spawn:
+    def spawn_of(self, token: int) -> Spawn:
         return self._spawns[token].spawn
 
     def answer(self, token: int, answer: c.Answer) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..core.events import Event
-from ..durable.directory import Spool
+from ..durable.spool import Spool
 from ..host.clock import Timers
 from ..launch.launcher import Launcher
 from ..ledger import Ledger
@@ -12,8 +12,8 @@ from ..observe.log import Log
 from ..output.files import OutputFiles
 
 
-class Reports:
-    """Keeps the launcher's reports until the core knows the runs that they are about, then passes each on at once."""
+class EarlyEvents:
+    """Keeps the launcher's events until the core knows the runs that they are about, then passes each on at once."""
 
     def __init__(self) -> None:
         self._waiting: list[Event] = []
@@ -23,7 +23,7 @@ class Reports:
         self._deliver(event)
 
     def pass_on(self, deliver: Callable[[Event], None]) -> None:
-        """Pass on what was reported until now, and whatever is reported from now on."""
+        """Pass on what was told until now, and whatever is told from now on."""
         self._deliver = deliver
         for event in self._waiting:
             deliver(event)
@@ -40,8 +40,8 @@ class Resources:
     ledger: Ledger
     output: OutputFiles
     launcher: Launcher
-    reports: Reports
-    """What `launcher` reports."""
+    early_events: EarlyEvents
+    """What `launcher` tells."""
     socket: str
     state_dir: str
     state_dir_lost: Callable[[], str | None]

@@ -23,11 +23,11 @@ from ..runs.catalogue import RunCatalogue
 from ..runs.subscribers import Subscribers
 from .advising import Adviser
 from .announcing import Announcer
+from .arrivals import Arrivals
 from .core_loop import CoreLoop, EventQueue
 from .gateway_process import GatewayProcess
 from .launching import Launching
 from .pending_requests import PendingRequests
-from .reporting import Reporting
 from .resources import Resources
 from .saving import Saver
 from .storage import StorageWatch
@@ -81,22 +81,22 @@ class Runtime:
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
-        self.reporting = Reporting(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
+        self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         self.ledger.report_to(self.saver)
         launching = Launching(
-            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.reporting.arm, self.gateway
+            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway
         )
         self.succession = Succession(
-            resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.reporting,
+            resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,
             self.background, self.feed,
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
-            self.saver, launching, self.reporting, self.background, shut_down,
+            self.saver, launching, self.arrivals, self.background, shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)

@@ -11,7 +11,7 @@ from ..core.ids import run_number
 from ..core.run import Run
 from ..durable.budgets import BudgetKeeper
 from ..durable.journal import nowhere
-from ..faults import effect
+from ..faults import crash_point
 from ..host.clock import wall_clock
 from ..metering.metering import Metering
 from ..protocol.types import RunId
@@ -73,13 +73,13 @@ class Saver:
             return
         try:
             self.resources.spool.journal.admit(live, changed)
-            effect("admitted, not on record")
+            crash_point("admitted, not on record")
         except OSError as error:
             self.commit_failed([run], f"the spool: {error}")
             return
         self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
 
-    def save(self, run: Run) -> None:
+    def record(self, run: Run) -> None:
         live = self.catalogue.live[run.id]
         info = info_of(live, trio.current_time())
         live.row_is(info)
@@ -114,7 +114,7 @@ class Saver:
         used, self._used = self._used, set()
         lives = [live for run in used if (live := self.catalogue.live.get(run)) is not None]
         for live in lives:
-            self.save(live.run)
+            self.record(live.run)
         self.resources.spool.journal.save(lives, self.metering.position)
 
     def _tell_ends(self, runs: Iterable[RunId]) -> None:
@@ -136,9 +136,9 @@ class Saver:
         """These ends are on record. Clients are not told before: a daemon killed a moment later would call a run lost that clients
         were told is completed."""
         ended = list(runs)
-        effect("end on record")
+        crash_point("end on record")
         self.resources.spool.ended.recorded(ended)
-        effect("forgotten")
+        crash_point("forgotten")
         self._tell_ends(ended)
 
     def trouble(self, error: str | None, lost: int) -> None:

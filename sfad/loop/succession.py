@@ -19,8 +19,8 @@ from ..metering.metering import Metering
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from .announcing import Announcer
+from .arrivals import Arrivals
 from .launching import Launching
-from .reporting import Reporting
 from .resources import Resources
 
 
@@ -35,7 +35,7 @@ class Succession:
     metering: Metering
     budgets: BudgetKeeper
     launching: Launching
-    reporting: Reporting
+    arrivals: Arrivals
     background: Background
     feed: Callable[[e.Event], None]
     adopted: int = 0
@@ -64,8 +64,8 @@ class Succession:
         self.budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised since
         for one in adoption.runs:
             if one.exited is not None:
-                self.reporting.reported(one.exited)
-        self.resources.reports.pass_on(self.reporting.reported)
+                self.arrivals.arrived(one.exited)
+        self.resources.early_events.pass_on(self.arrivals.arrived)
         if not adoption.event.continued:
             self._tell_of_lost_stdin()
 
@@ -104,7 +104,7 @@ class Succession:
     def hand_over(self) -> dict[RunId, HandedRun]:
         """Save every snapshot, and return what is not in one. Raises `OSError` where that cannot be, and where an earlier save has
         failed."""
-        self.reporting.report_all()  # of what was reaped here, the next program could not learn how it ended
+        self.arrivals.feed_all()  # of what was reaped here, the next program could not learn how it ended
         live_runs = self.catalogue.live
         self.resources.spool.journal.save_all(live_runs.values(), self.metering.position)
         remains = self.resources.launcher.hand_over()

@@ -2,13 +2,13 @@
 
     output files ─▶ tail ─▶ stdout_meter ───▶ ┐
     session files ─▶ session, sessions ──────▶┤
-    reports, reservations ─▶ reports ────────▶┼▶ metered_run ─▶ the core's events
+    reports, reservations ─▶ report_pricing ─▶┼▶ metered_run ─▶ the core's events
     launcher ─▶ sampling ────────────────────▶┘
 
 `metering`        the interface that the loop calls: `Metering`
 `metered_run`     what meters read of one run, told to the core
 `notices`         what people are told of a run whose use is not known in full
-`reports`         what agents report and reserve, with its price
+`report_pricing`  what agents report and reserve, with its price
 `use`             what readings, reports and reservations amount to, with their price
 `tail`            follows the output files of all runs
 `tailed_run`      the output files of one run, and its meter

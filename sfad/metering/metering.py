@@ -20,7 +20,7 @@ from ..runs.live import Live, bounds_of
 from .metered_run import Feed, MeteredRun
 from .notices import Publish
 from .price_list import PriceList
-from .reports import ReportPricing
+from .report_pricing import ReportPricing
 from .sampling import KernelLevels
 from .session import Session
 from .sessions import Sessions
@@ -56,7 +56,7 @@ class Metering:
         self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, "meter_gap"), trouble=trouble)
         self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
         self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
-        self.reports = ReportPricing(self._runs, self._prices)
+        self.report_pricing = ReportPricing(self._runs, self._prices)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from .framing import BadMessage, frame
-from .reports import Advice, By, Summary
+from .statistics import Advice, By, Summary
 from .types import (
     Action,
     Bound,

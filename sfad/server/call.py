@@ -31,11 +31,11 @@ EXPECTED = (RequestError, OSError, sqlite3.Error, LedgerError, CancelledError)
 
 T = TypeVar("T")
 Fields = ParamSpec("Fields")
-Asked = TypeVar("Asked", bound=m.Request)
+RequestT = TypeVar("RequestT", bound=m.Request)
 OfRun = TypeVar("OfRun", bound="NamesRun")
 Function = TypeVar("Function", bound=Callable[..., None])
 
-Answer = Callable[["Call", Asked], None]
+Answer = Callable[["Call", RequestT], None]
 AnswerAboutRun = Callable[["Call", OfRun, RunInfo], None]
 
 
@@ -116,7 +116,7 @@ class Call:
 
     def __call__(self, answer: c.Answer) -> None:
         match answer:
-            case c.Admitted(run) | c.Changed(run):
+            case c.SpawnDone(run) | c.Changed(run):
                 self.reply(m.RunReply(id=self.id, run=self._known(run.id)))
             case c.Known(known):
                 self.reply(m.RunReply(id=self.id, run=self._known(known)))
@@ -209,7 +209,7 @@ REGISTRY: dict[type, Verb] = {}
 """By kind of request. Complete once `sfad.server.verbs` is imported."""
 
 
-def answers(kind: type[Asked], *, permission: str | None = SAME) -> Callable[[Answer[Asked]], Answer[Asked]]:
+def answers(kind: type[RequestT], *, permission: str | None = SAME) -> Callable[[Answer[RequestT]], Answer[RequestT]]:
     """Register the decorated function for requests of this kind."""
     return _register(kind, permission, about_run=False)
 

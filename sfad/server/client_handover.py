@@ -1,4 +1,4 @@
-"""Re-execution: the clients are handed to the program that this process becomes, which adopts them."""
+"""Re-execution: the clients are handed to the program that this process becomes, which takes them over."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class ClientHandover:
     dispatcher: Dispatcher
 
     def hand_over(self) -> Clients:
-        """Return what `adopt` needs in the next program. Raises `OSError`."""
+        """Return what `take_over` needs in the next program. Raises `OSError`."""
         now = trio.current_time()
         for connection in list(self.clients.by_fd.values()):
             if connection.peer.gateway:
@@ -48,11 +48,11 @@ class ClientHandover:
             Call(self.services, connection, request).fail(ErrorCode.UNAVAILABLE, message)
         connection.deferred.clear()
 
-    def adopt(self, handed: Clients, last_token: int) -> None:
-        """Adopt the connections, and expect the core's answers to their requests. Call this before anything is answered."""
+    def take_over(self, handed: Clients, last_token: int) -> None:
+        """Take the connections over, and expect the core's answers to their requests. Call this before anything is answered."""
         numbered: dict[int, Connection] = {}
         for each in handed.connections:
-            numbered[each.number] = connection = self.clients.adopt(each)
+            numbered[each.number] = connection = self.clients.take_over(each)
             if connection.bodies or connection.ended:
                 self.receiver.turns.add(connection)
             if not connection.greeted or (connection.decoder.pending and not connection.bodies):

@@ -60,12 +60,12 @@ class ClientTable:
         self._bounds.count(connection.groups, connection.count())
         self.give_time(connection)
 
-    def adopt(self, handed: Connected) -> Connection:
+    def take_over(self, handed: Connected) -> Connection:
         """Take a connection over from the program that this process was before."""
         sock = socket.socket(fileno=handed.fd)
         sock.setblocking(False)
         connection = self._add(sock, handed.number, handed.peer or self._identified(sock))
-        connection.resume(handed)
+        connection.take_over(handed)
         self._update_epoll(connection)
         self._bounds.count(connection.groups, connection.count())
         return connection
@@ -91,7 +91,7 @@ class ClientTable:
         what = "the rest of a frame" if connection.greeted else "a handshake"
 
         def over() -> None:
-            self.refuse(connection, ErrorCode.BAD_REQUEST, f"{what} did not come within {FRAME_TIME:g} s")
+            self.drop_with_error(connection, ErrorCode.BAD_REQUEST, f"{what} did not come within {FRAME_TIME:g} s")
 
         self._runtime.timers.arm(("connection", connection.number), trio.current_time() + FRAME_TIME, over)
 
@@ -102,7 +102,7 @@ class ClientTable:
             while (size := shares.total(group)) > (share := shares.share(group)):
                 largest = max(self._members(group), key=lambda each: each.counted.input)
                 message = f"{group} left {size} bytes of requests unfinished; at most {share} are held"
-                self.refuse(largest, ErrorCode.UNAVAILABLE, message)
+                self.drop_with_error(largest, ErrorCode.UNAVAILABLE, message)
 
     def watch_output(self, connection: Connection) -> None:
         """Count what the client has not read, drop what is too much, and have the epoll tell when it reads again."""
@@ -135,7 +135,7 @@ class ClientTable:
         self._runtime.log.warning(f"dropped a slow client: {why}", connection=connection.number, user=peer.user, run=peer.run)
         self.drop(connection)
 
-    def refuse(self, connection: Connection, code: ErrorCode, message: str) -> None:
+    def drop_with_error(self, connection: Connection, code: ErrorCode, message: str) -> None:
         """Drop a client that has done wrong, or has too much, and tell it why."""
         connection.send(Error(id=0, code=code, message=message))
         self.drop(connection)

@@ -84,7 +84,7 @@ class Connection:
         self.pending: dict[int, Pending] = {}
 
     def hand_over(self, now: float) -> Connected:
-        """Return what `resume` needs after this process has executed itself again."""
+        """Return what `take_over` needs after this process has executed itself again."""
         return Connected(
             fd=self.fd,
             number=self.number,
@@ -98,7 +98,7 @@ class Connection:
             greeted=self.greeted,
         )
 
-    def resume(self, handed: Connected) -> None:
+    def take_over(self, handed: Connected) -> None:
         """Take over what the earlier process held for this client, except for the requests that wait."""
         self.greeted = handed.greeted and handed.peer is not None
         self._take_in([*handed.bodies, *self.decoder.feed(handed.partial)])

@@ -43,7 +43,7 @@ def run_of(pid: int, launcher: Launcher) -> RunId | None:
 
 def _place(pid: int, pidfd: int | None, launcher: Launcher) -> RunId | None:
     try:
-        return launcher.place(pid, pidfd)
+        return launcher.run_of(pid, pidfd)
     finally:
         if pidfd is not None:
             os.close(pidfd)

@@ -70,14 +70,14 @@ class Receiver:
         try:
             connection.read()
         except ProtocolError as error:
-            self._clients.refuse(connection, ErrorCode.BAD_REQUEST, str(error))
+            self._clients.drop_with_error(connection, ErrorCode.BAD_REQUEST, str(error))
             return
         except DescriptorsLost as lost:
-            self._clients.refuse(connection, ErrorCode.UNAVAILABLE, str(lost))
+            self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, str(lost))
             return
         self._bounds.count(connection.groups, connection.count())
         if connection.sender != connection.maker and (refusal := self._passed_on(connection)) is not None:
-            self._clients.refuse(connection, ErrorCode.NOT_PERMITTED, refusal)
+            self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, refusal)
             return
         if connection.bodies:
             # the rest of a frame is read after these; until then its time does not run
@@ -86,7 +86,7 @@ class Receiver:
         elif connection.decoder.pending and not before:
             self._clients.give_time(connection)
         if len(connection.received) > received and (refusal := self._bounds.refusal(connection.groups)) is not None:
-            self._clients.refuse(connection, ErrorCode.UNAVAILABLE, refusal)
+            self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, refusal)
         self._clients.relieve_input(connection)
         if connection.ended and not connection.bodies:
             self._clients.drop(connection)

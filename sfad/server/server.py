@@ -31,7 +31,7 @@ class Server:
         identify: Callable[[socket.socket], Peer],
         handed: Handover | None = None,
     ) -> None:
-        """`handed`: this process was re-executed. Make the server before anything is answered: it adopts the clients."""
+        """`handed`: this process was re-executed. Make the server before anything is answered: it takes the clients over."""
         self._epoll = select.epoll()
         bounds = ClientBounds(runtime.descriptors)
         self._clients = ClientTable(self._epoll, runtime, bounds, identify, handed.clients.last_number if handed is not None else 0)
@@ -40,7 +40,7 @@ class Server:
         self._receiver = Receiver(runtime, bounds, self._clients, dispatcher)
         self.handover = ClientHandover(services, self._clients, self._receiver, dispatcher)
         if handed is not None:
-            self.handover.adopt(handed.clients, handed.last_token)
+            self.handover.take_over(handed.clients, handed.last_token)
         inode = handed.inode if handed is not None else None
         self.listener = Listener(listener, self._epoll, runtime, self._clients.admit, inode)
         self._awake = trio.Event()

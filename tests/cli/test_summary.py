@@ -9,7 +9,7 @@ import pytest
 
 from sfactl.commands import summary
 from sfad.core.ids import run_id
-from sfad.protocol.reports import Failed, Summary
+from sfad.protocol.statistics import Failed, Summary
 
 from .conftest import World
 

@@ -131,7 +131,7 @@ class Load:
                     self.replies[type(answer).__name__] += 1
                 case c.Release():
                     self.releases += 1
-                case c.ReportEnd(run):
+                case c.TellEnd(run):
                     self.ended[run.status] += 1
 
     def launch(self, run: Run) -> None:

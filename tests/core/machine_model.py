@@ -27,8 +27,8 @@ from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
 from sfad.core.machine import Machine
 from sfad.core.policy import Policy
+from sfad.core.remembered import Remembered, rebased
 from sfad.core.run import TRANSITIONS, Birth, Run, State
-from sfad.core.snapshot import Remembered, rebased
 from sfad.core.vocabulary import Timer
 from sfad.durable.accounts import from_saved
 from sfad.durable.snapshots import encode
@@ -214,7 +214,7 @@ class World:
         self._token = 0
         self._appliers: dict[type, Any] = {
             c.Admit: self._admit,
-            c.Save: self._save,
+            c.Record: self._save,
             c.RecordRefusal: self._record_refusal,
             c.CountRefusal: lambda x: self._has_row(x.run),
             c.Rebound: lambda x: self._alive(x.run.id),
@@ -230,7 +230,7 @@ class World:
             c.Arm: self._arm,
             c.Disarm: self._disarm,
             c.Publish: self._publish,
-            c.ReportEnd: self._ended,
+            c.TellEnd: self._ended,
             c.AnswerRequest: self._reply,
             c.Shutdown: self._shutdown,
         }
@@ -731,7 +731,7 @@ class World:
         top = above[-1]
         return min(depth or top.max_depth, top.max_depth), min(descendants or top.max_descendants, top.max_descendants)
 
-    def _save(self, command: c.Save) -> None:
+    def _save(self, command: c.Record) -> None:
         book = self.books[command.run.id]
         status = command.run.status
         assert not any(old.terminal for old in book.saves), f"{command.run.id} was saved after its end"
@@ -847,13 +847,13 @@ class World:
         purse.charged += command.nanos
         assert purse.charged >= 0
 
-    def _ended(self, command: c.ReportEnd) -> None:
+    def _ended(self, command: c.TellEnd) -> None:
         run = command.run
         book = self.books[run.id]
         assert not book.ended, "ended twice"
         assert run.status.terminal
         assert not run.account.reservations, "ended with an open reservation"
-        assert book.failed_commit or book.saves[-1] is run.status, "Ended comes after its Save"
+        assert book.failed_commit or book.saves[-1] is run.status, "Ended comes after its Record"
         assert run.id not in self.boxes, "ended, but its containment was not released"
         book.ended = True
         self._over.append(run.id)

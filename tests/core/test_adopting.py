@@ -11,8 +11,8 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.ladder import Rung
 from sfad.core.machine import Machine
+from sfad.core.remembered import Remembered, rebased
 from sfad.core.run import Birth, ProcessExit, Run, State
-from sfad.core.snapshot import Remembered, rebased
 from sfad.core.stop_requests import GONE
 from sfad.durable.accounts import from_saved, to_saved
 from sfad.protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, RunId, Status
@@ -349,7 +349,7 @@ def test_a_launch_before_a_re_execution_is_still_reported() -> None:
     t >> t.next_daemon(starting=["a1"], continued=True)
     t.quiet()
     assert t.run("a1").status is Status.STARTING
-    t >> t.launched("a1") << "arm a1 deadline +96" << "reply 1 Admitted a1 running"
+    t >> t.launched("a1") << "arm a1 deadline +96" << "reply 1 SpawnDone a1 running"
     t.quiet()
 
 
@@ -361,7 +361,7 @@ def test_a_run_that_is_launched_below_a_paused_one_is_paused() -> None:
     (t >> t.pause(a)).skip()
     copies = t.copies()
     t >> t.next_daemon(a, starting=["a2"], copies=copies, continued=True) << "freeze a1" << "arm a1 pause_max +86400"
-    t >> t.launched("a2") << "freeze a1" << "reply 2 Admitted a2 paused"
+    t >> t.launched("a2") << "freeze a1" << "reply 2 SpawnDone a2 paused"
     t.quiet()
     # the same, but the daemon died after the launch
     t >> t.next_daemon(a, "a2", copies=copies) << "freeze a1" << "freeze a1" << "arm a1 pause_max +86400"
@@ -385,7 +385,7 @@ def test_a_run_that_was_not_recorded_is_not_launched() -> None:
 def test_a_client_is_told_of_a_failure_across_a_re_execution() -> None:
     t = Life()
     (t >> t.spawn("a")).skip()
-    t >> t.next_daemon(continued=True) << "reply 1 Admitted a1 failed"
+    t >> t.next_daemon(continued=True) << "reply 1 SpawnDone a1 failed"
     t.quiet()
 
 

@@ -21,7 +21,7 @@ def test_nothing_starts_before_the_ledger_has_it() -> None:
     t >> t.committed("a1") << "publish run_accepted a1" << "launch a1"
     t >> t.committed("a1")
     t >> t.launched("a1") << "arm a1 deadline +7.2" << "save a1 running" << "publish run_started a1"
-    t << "reply 1 Admitted a1 running"
+    t << "reply 1 SpawnDone a1 running"
     t.later(3)
     t >> t.exited("a1") << "disarm a1 deadline" << "disarm a1 retry" << "save a1 completed" << "publish run_completed a1"
     t << "release a1" << "ended a1 completed"
@@ -263,7 +263,7 @@ def test_a_run_launched_into_a_frozen_tree_stands_too() -> None:
     (t >> t.spawn("b", inside(a))).skip()
     (t >> t.pause(a)).skip()
     t >> t.committed("a2") << "launch a2"
-    t >> t.launched("a2") << "freeze a1" << "reply 2 Admitted a2 paused"
+    t >> t.launched("a2") << "freeze a1" << "reply 2 SpawnDone a2 paused"
     t.quiet()
     t >> t.resume(a)
     t.skip()

@@ -353,7 +353,7 @@ def test_without_any_time_limit_max_time_terminates() -> None:
     t = Transcript(max_time=100.0, defaults={})
     t >> t.spawn("a") << "admit a1"
     (t >> t.committed("a1")).skip()
-    t >> t.launched("a1") << "arm a1 deadline +100" << "reply 1 Admitted a1 running"
+    t >> t.launched("a1") << "arm a1 deadline +100" << "reply 1 SpawnDone a1 running"
     t.later(100)
     t >> t.fired("a1", "deadline") << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
@@ -515,7 +515,7 @@ def test_a_breach_ends_a_run_that_is_starting() -> None:
     (t >> t.committed("a1")).skip()
     t >> t.used("a1", turns=11) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.launched("a1")
-    t >> t.exited("a1", None, signal=15) << "release a1" << "ended a1 failed" << "reply 1 Admitted a1 failed"
+    t >> t.exited("a1", None, signal=15) << "release a1" << "ended a1 failed" << "reply 1 SpawnDone a1 failed"
     t.quiet()
 
 
@@ -584,7 +584,7 @@ def test_a_run_that_is_held_before_it_is_launched_into_a_frozen_tree_stays_held(
     (t >> t.report("a2", turns=11)).skip()
     (t >> t.pause(a)).skip()
     t >> t.launched("a2") << "freeze a1" << "publish run_started a2" << "freeze a2" << f"arm a2 pause_max +{DAY}"
-    t << "publish run_paused a2" << "reply 2 Admitted a2 paused"
+    t << "publish run_paused a2" << "reply 2 SpawnDone a2 paused"
     (t >> t.resume(a)).skip()
     assert t.run("a2").status is Status.PAUSED
     t >> t.resume("a2", room="turns=20") << "rebound a2" << "thaw a2" << "arm a2 deadline +96" << "publish run_resumed a2"

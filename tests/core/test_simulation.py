@@ -12,8 +12,8 @@ def test_ten_thousand_runs() -> None:
     load.until(RUNS)
     machine = load.machine
     # every request was answered: admitted or refused, and nothing else
-    assert load.replies["Admitted"] + load.replies["SpawnRefused"] == load.asked == RUNS
-    assert machine.admitted == load.replies["Admitted"] == sum(load.ended.values())
+    assert load.replies["SpawnDone"] + load.replies["SpawnRefused"] == load.asked == RUNS
+    assert machine.admitted == load.replies["SpawnDone"] == sum(load.ended.values())
     assert machine.refused == load.replies["SpawnRefused"]
     # it was a day worth simulating
     assert set(load.ended) == {"completed", "failed", "cancelled", "timeout"}

@@ -227,7 +227,7 @@ def test_a_child_that_was_never_launched_goes_with_its_parent() -> None:
     t >> t.spawn("b", inside(a)) << "admit a2"
     t >> t.exited(a, 0, empty=True) << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.committed("a2")  # too late: nothing is launched into a tree that is being emptied
-    t >> t.emptied(a) << "ended a2 cancelled" << "reply 2 Admitted a2 cancelled" << "release a1" << "ended a1 completed"
+    t >> t.emptied(a) << "ended a2 cancelled" << "reply 2 SpawnDone a2 cancelled" << "release a1" << "ended a1 completed"
     t.quiet()
 
 
@@ -236,7 +236,7 @@ def test_stopping_a_child_that_was_never_launched_touches_no_containment() -> No
     a = t.start("a")
     (t >> t.spawn("b", inside(a))).skip()
     (t >> t.stop(a, grace=30)).skip()
-    t >> t.stop("a2", grace=0) << "reply 2 Admitted a2 cancelled" << "reply 4 StopDone a2"
+    t >> t.stop("a2", grace=0) << "reply 2 SpawnDone a2 cancelled" << "reply 4 StopDone a2"
     t.quiet()
 
 
@@ -286,7 +286,7 @@ def test_a_stop_while_starting_waits_for_the_launcher() -> None:
     t >> t.committed("a1") << "launch a1"
     t >> t.stop("a1") << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> e.LaunchFailed(t.at, "a1", 2, "no such file")
-    t >> t.emptied("a1") << "release a1" << "ended a1 cancelled" << "reply 1 Admitted a1 cancelled" << "reply 2 StopDone a1"
+    t >> t.emptied("a1") << "release a1" << "ended a1 cancelled" << "reply 1 SpawnDone a1 cancelled" << "reply 2 StopDone a1"
     t.quiet()
 
 
@@ -294,7 +294,7 @@ def test_a_queued_run_is_stopped_without_touching_anything() -> None:
     t = Transcript(trees=1)
     t.start("a")
     (t >> t.spawn("b")).skip()
-    t >> t.committed("a2") << "reply 2 Admitted a2 queued"
+    t >> t.committed("a2") << "reply 2 SpawnDone a2 queued"
     t >> t.stop("a2") << "reply 3 StopDone a2"
     t.quiet()
     assert t.machine.slots.queued == 0
@@ -303,7 +303,7 @@ def test_a_queued_run_is_stopped_without_touching_anything() -> None:
 def test_cancel_before_commit() -> None:
     t = Transcript(hear=frozenset({"save", "ended"}))
     t >> t.spawn("a") << "admit a1"
-    t >> t.stop("a1") << "save a1 cancelled" << "ended a1 cancelled" << "reply 1 Admitted a1 cancelled" << "reply 2 StopDone a1"
+    t >> t.stop("a1") << "save a1 cancelled" << "ended a1 cancelled" << "reply 1 SpawnDone a1 cancelled" << "reply 2 StopDone a1"
     t >> t.committed("a1")
     t.quiet()
 
@@ -344,8 +344,8 @@ def test_draining_starts_nothing_from_the_queue() -> None:
     a = t.start("a")
     for name in "bc":
         (t >> t.spawn(name)).skip()
-    t >> t.committed("a2") << "reply 2 Admitted a2 queued"
-    t >> e.DrainRequested(t.at) << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 3 Admitted a3 cancelled"
+    t >> t.committed("a2") << "reply 2 SpawnDone a2 queued"
+    t >> e.DrainRequested(t.at) << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 3 SpawnDone a3 cancelled"
     t >> t.committed("a3")
     t >> t.exited(a) << "release a1" << "shutdown"
     t.quiet()
@@ -355,8 +355,8 @@ def test_draining_gives_a_free_slot_to_no_run() -> None:
     t = Transcript(trees=1)
     for name in "ab":
         (t >> t.spawn(name)).skip()
-    t >> t.committed("a2") << "reply 2 Admitted a2 queued"
-    t >> e.DrainRequested(t.at) << "reply 1 Admitted a1 cancelled" << "shutdown"
+    t >> t.committed("a2") << "reply 2 SpawnDone a2 queued"
+    t >> e.DrainRequested(t.at) << "reply 1 SpawnDone a1 cancelled" << "shutdown"
     t.quiet()
 
 
@@ -366,7 +366,7 @@ def test_a_launch_that_fails_is_failed_before_any_retry() -> None:
     (t >> t.committed("a1")).skip()
     run = t.run("a1")
     t >> e.LaunchFailed(t.at, "a1", 2, "cannot execute 'x': No such file") << "release a1" << "ended a1 failed"
-    t << "reply 1 Admitted a1 failed"
+    t << "reply 1 SpawnDone a1 failed"
     t.quiet()
     assert run.shown_reason is not None
     assert (run.shown_reason.kind, run.shown_reason.errno) == ("launch", 2)
@@ -379,8 +379,8 @@ def test_children_of_a_launch_that_failed_end_before_it() -> None:
     (t >> t.committed("a1")).skip()
     t >> t.spawn("b", inside("a1")) << "admit a2"
     t >> e.LaunchFailed(t.at, "a1", 2, "no such file") << "terminate a1 SIGTERM" << "arm a1 grace +5"
-    t >> t.emptied("a1") << "ended a2 cancelled" << "reply 2 Admitted a2 cancelled"
-    t << "release a1" << "ended a1 failed" << "reply 1 Admitted a1 failed"
+    t >> t.emptied("a1") << "ended a2 cancelled" << "reply 2 SpawnDone a2 cancelled"
+    t << "release a1" << "ended a1 failed" << "reply 1 SpawnDone a1 failed"
     t.quiet()
 
 

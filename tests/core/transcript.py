@@ -1,6 +1,6 @@
 """Transcripts: `t >> event` happened, `t << "command"` is what it called for, in order, nothing more and nothing less.
 
-Commands are written as one line each (`show`). What every step does anyway (Save, Publish, Disarm) is left out
+Commands are written as one line each (`show`). What every step does anyway (Record, Publish, Disarm) is left out
 unless a test asks for it; `Ended` too, since it always stands beside the end. That whatever changes is kept is looked at each time.
 """
 
@@ -170,7 +170,7 @@ class Transcript:
                     self.said.append(f"{LIMIT_EVENTS[event.type]} {told}")
             case c.Charge(scope, name, nanos):
                 self.charged[f"{scope} {name}"] = to_usd(to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos)
-            case c.ReportEnd(run):
+            case c.TellEnd(run):
                 self.reasons[run.id] = run.shown_reason
 
     # ---- events by short names
@@ -373,9 +373,9 @@ class Transcript:
         match command:
             case c.Admit(run) | c.Launch(run) | c.RecordRefusal(run):
                 return f"{type(command).__name__.lower()} {run.id}"
-            case c.Save(run):
+            case c.Record(run):
                 return f"save {run.id} {run.status}"
-            case c.ReportEnd(run):
+            case c.TellEnd(run):
                 return f"ended {run.id} {run.status}"
             case c.Terminate(name, signal):
                 return f"terminate {name} {Signals(signal).name}"
@@ -399,7 +399,7 @@ class Transcript:
 
 def _answer(answer: c.Answer) -> str:
     match answer:
-        case c.Admitted(run) | c.Changed(run):
+        case c.SpawnDone(run) | c.Changed(run):
             return f"{type(answer).__name__} {run.id} {run.status}"
         case c.Known(run):
             return f"Known {run}"

@@ -14,7 +14,7 @@ from sfactl import verbs
 from sfactl.__main__ import split
 from sfactl.options import NotPlain, before_command, read
 from sfad.agents import KNOWN_PROGRAMS
-from sfad.app import app
+from sfad.cli import app
 from tests.docs.pages import DOCS, README, blocks, pages, spans
 
 AGENTS = {*KNOWN_PROGRAMS, "reviewer"}

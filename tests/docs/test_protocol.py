@@ -19,7 +19,7 @@ from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
-from sfad.protocol.reports import Advice, Breach, Costly, Failed, Group, Summary
+from sfad.protocol.statistics import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
 from sfad.server import clients, connection, receiving, shares

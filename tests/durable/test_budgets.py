@@ -10,7 +10,7 @@ import pytest
 
 from sfad import config as configuration
 from sfad.durable.budgets import Charged, period, rebuild
-from sfad.durable.directory import Spool
+from sfad.durable.spool import Spool
 from sfad.host.clock import Timers, wall_clock
 from sfad.ledger import OpenedLedger
 

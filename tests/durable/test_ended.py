@@ -9,7 +9,7 @@ import pytest
 
 from sfad.core.ids import run_id
 from sfad.durable import ended
-from sfad.durable.directory import Spool
+from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 
 

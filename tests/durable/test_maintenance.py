@@ -18,7 +18,7 @@ from sfad.config import RetentionConfig
 from sfad.durable import maintenance
 from sfad.durable.jobs import MaintenanceJobs
 from sfad.durable.maintenance import Maintenance
-from sfad.host.reserve import DiskReserve
+from sfad.host.headroom import DiskReserve
 from sfad.ledger import Ledger, OpenedLedger, backup
 from sfad.output import OutputFiles
 from sfad.protocol.types import Event, RunInfo, Status

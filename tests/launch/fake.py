@@ -75,7 +75,7 @@ class FakeLauncher:
     ) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.places: dict[int, RunId | None] = {}
-        """What `place` answers, by pid."""
+        """What `run_of` answers, by pid."""
         self.enforced: dict[str, Enforcement] = {"memory": "watching", "pids": "watching", "cpu": "nothing"}
         """What `enforcement` answers, by kind."""
         self.used: dict[tuple[RunId, str], int] = {}
@@ -183,7 +183,7 @@ class FakeLauncher:
         alive = sum(below.main or below.rest for below in self._below(run))
         return self.used.get((run, kind), alive << 20 if kind == "memory" else alive)
 
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:  # noqa: ARG002 - the protocol's
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:  # noqa: ARG002 - the protocol's
         """Return what `places` says, else that the process is in no run."""
         return self.places.get(pid)
 

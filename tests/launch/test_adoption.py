@@ -74,7 +74,7 @@ async def test_an_adopted_run_continues_and_its_exit_code_is_known(containment: 
         await until(grows(tmp_path / "ticks"), "ticking")
         assert rig.launched("a1").remains() == remains["a1"]
         assert pid is not None
-        assert rig.launcher.place(pid, None) == "a1"
+        assert rig.launcher.run_of(pid, None) == "a1"
         assert (load := rig.launcher.footprints(["a1"]).get("a1"))
         assert load.processes in (1, 2)
         assert rig.launcher.signal_main("a1", signal.SIGTERM)
@@ -259,7 +259,7 @@ async def test_nested_runs(containment: str, instance: str) -> None:
         pids = members(rig, "a1")
         for run, one in found.items():
             assert one.pid is not None
-            assert rig.launcher.place(one.pid, None) == run
+            assert rig.launcher.run_of(one.pid, None) == run
         await rig.freeze("a2")
         rig.launcher.thaw("a2")
         await rig.stop("a3")
@@ -360,7 +360,7 @@ async def test_a_launch_in_flight_does_not_escape(containment: str, instance: st
             assert found.pid is None
         else:
             assert found == Adopted(pid, empty=False)
-            assert rig.launcher.place(pid, None) == "a1"
+            assert rig.launcher.run_of(pid, None) == "a1"
             assert procfs.read(f"/proc/{pid}/comm") == b"sleep\n"
             assert members(rig, "a1") == {pid}
         await rig.stop("a1")
@@ -524,9 +524,9 @@ async def test_a_cgroup_that_was_removed(instance: str) -> None:
         mark = len(rig.events)
         rig.launch("a2", "sleep", "1000", parent="a1")
         pid = (await rig.wait(LaunchSucceeded, "a2", after=mark)).pid
-        assert rig.launcher.place(pid, None) == "a2"
+        assert rig.launcher.run_of(pid, None) == "a2"
         rig.launch("a1", "sleep", "1000")
         pid = (await rig.wait(LaunchSucceeded, "a1", after=mark)).pid
-        assert rig.launcher.place(pid, None) == "a1"
+        assert rig.launcher.run_of(pid, None) == "a1"
         assert len(members(rig, "a1")) == 2
         await rig.stop("a2", "a1")

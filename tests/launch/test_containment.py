@@ -287,12 +287,12 @@ async def test_place(rig: Rig) -> None:
 
     await until(lambda: set(where) <= set(sleepers()), "all asleep")
     for argument, pid in sleepers().items():
-        assert rig.launcher.place(pid, None) == where[argument]
+        assert rig.launcher.run_of(pid, None) == where[argument]
         pidfd = os.pidfd_open(pid)
-        assert rig.launcher.place(pid, pidfd) == where[argument]
+        assert rig.launcher.run_of(pid, pidfd) == where[argument]
         os.close(pidfd)
-    assert rig.launcher.place(os.getpid(), None) is None
-    assert rig.launcher.place(os.getppid(), None) is None
+    assert rig.launcher.run_of(os.getpid(), None) is None
+    assert rig.launcher.run_of(os.getppid(), None) is None
     await rig.stop("a3", "a2", "a1")
 
 
@@ -305,7 +305,7 @@ async def test_cgroups_that_the_agent_made(rig: Rig) -> None:
     os.makedirs(inner)
     cgroupfs.write(f"{inner}/cgroup.procs", str(pid).encode())
     pidfd = os.pidfd_open(pid)
-    assert launcher.place(pid, pidfd) == launcher.place(pid, None) == "a1"
+    assert launcher.run_of(pid, pidfd) == launcher.run_of(pid, None) == "a1"
     os.close(pidfd)
     assert processes(rig, "a1") == 1
     await rig.stop("a1", number=signal.SIGTERM)

@@ -340,11 +340,11 @@ async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: 
     for directory in (outside, inside, outside):
         os.makedirs(directory, exist_ok=True)
         cgroupfs.write(f"{directory}/cgroup.procs", str(pid).encode())
-        assert launcher.place(pid, pidfd) == launcher.place(pid, None) == "a1"
+        assert launcher.run_of(pid, pidfd) == launcher.run_of(pid, None) == "a1"
     os.mkdir(unknown)
     cgroupfs.write(f"{unknown}/cgroup.procs", str(pid).encode())
     with pytest.raises(Exception, match="belongs to no run") as refused:
-        launcher.place(pid, None)
+        launcher.run_of(pid, None)
     assert str(refused.value).encode()
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.close(pidfd)
@@ -355,7 +355,7 @@ async def test_a_process_that_moved_itself_out_is_in_the_run_of_its_parent(rig: 
 
 async def test_the_tag_of_another_run(rig: Rig) -> None:
     """The tag of another run does not count below a known process, and does not save a process from the stop of its run."""
-    launcher, placing = rig.launcher, rig.tags._placing
+    launcher, membership = rig.launcher, rig.tags._membership
     rig.launch("a1", "sleep", "1000")
     await rig.running("a1")
     (number,) = launcher._runs.tags
@@ -363,9 +363,9 @@ async def test_the_tag_of_another_run(rig: Rig) -> None:
     rig.launch("a2", "sh", "-c", script)
     pid = await sleeper("4322")
     assert procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE) == number
-    assert launcher.place(pid, None) == "a2"
+    assert launcher.run_of(pid, None) == "a2"
     launcher.terminate("a2", signal.SIGTERM)  # it scans, and so knows the run of the process when its parents are gone
-    await until(lambda: placing._strays, "scanned")
+    await until(lambda: membership._strays, "scanned")
     await rig.stop("a2")
     assert procfs.stat(pid) is None
     assert not told(rig, MainExited)[1:]

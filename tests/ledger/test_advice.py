@@ -20,7 +20,7 @@ from sfad.ledger import LedgerError
 from sfad.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
 from sfad.ledger.database import FILE
 from sfad.protocol.kinds import KINDS
-from sfad.protocol.reports import Advice
+from sfad.protocol.statistics import Advice
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
 
 from .samples import PLAIN, run, started

@@ -12,10 +12,10 @@ from sfad import config as configuration
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.durable.directory import Spool
+from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.ledger import Ledger, OpenedLedger
-from sfad.loop.resources import Reports, Resources
+from sfad.loop.resources import EarlyEvents, Resources
 from sfad.loop.runtime import Runtime
 from sfad.observe.log import Log
 from sfad.output.files import OutputFiles
@@ -32,15 +32,15 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05))
     (directory / "sfad.toml").write_text(config)
     loaded = configuration.load([directory / "sfad.toml"])
-    log, reports = Log("error", file=directory / "log"), Reports()
+    log, early_events = Log("error", file=directory / "log"), EarlyEvents()
     timers = Timers(log.internal_error)
-    launcher = kind(emit=reports.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
+    launcher = kind(emit=early_events.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
         log, timers, Spool(directory / "spool", timers, print), ledger, OutputFiles(directory / "output"), launcher,
-        reports, "/s", str(directory), lambda: None,
+        early_events, "/s", str(directory), lambda: None,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
-    reports.pass_on(runtime.reporting.reported)
+    early_events.pass_on(runtime.arrivals.arrived)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.serve)
@@ -60,7 +60,7 @@ async def spawned(runtime: Runtime, spawn: Spawn = AGENT) -> str:
     answer = await asked(runtime, spawn)
     if isinstance(answer, c.Known):
         return answer.run
-    assert isinstance(answer, c.Admitted)
+    assert isinstance(answer, c.SpawnDone)
     return answer.run.id
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sfad.protocol import messages as m
 from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder
-from sfad.protocol.reports import Advice, Breach, Costly, Failed, Group, Summary
+from sfad.protocol.statistics import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
     Action,
     Bound,

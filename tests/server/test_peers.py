@@ -121,7 +121,7 @@ def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: E
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(launcher, "place", fail)
+    monkeypatch.setattr(launcher, "run_of", fail)
     monkeypatch.setattr(peers, "_pidfd", lambda _connection: None)
     peer = peers.identify(cast(socket.socket, Answers(os.getpid(), os.geteuid())), launcher)
     assert peer.run is None

@@ -4,6 +4,6 @@
 `cgroup`       containment in cgroup v2
 `tags`         containment by descent and inherited marks, where there is no cgroup
 `mark_scan`    one look at all processes for the marks of runs
-`placing`      which run a process is in, by its ancestors and its cookie
+`membership`   which run a process is in, by its ancestors and its cookie
 `cpu_binding`  binding runs to CPUs, where no controller can throttle them
 """

@@ -119,8 +119,8 @@ class RunContainment(Protocol):
         """Yield live processes of the run that `members` does not find, because they have left its containment."""
         return ()
 
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        """See `Launcher.place`."""
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
+        """See `Launcher.run_of`."""
 
     def run_of_cgroup(self, inode: int) -> RunId | None:  # noqa: ARG002 - for subclasses
         """See `Launcher.run_of_cgroup`."""

@@ -4,7 +4,7 @@ import os
 from time import monotonic
 
 from ...core.events import LaunchFailed, LaunchSucceeded, MainExited
-from ...faults import effect
+from ...faults import crash_point
 from .. import procfs
 from ..emitter import Emitter
 from ..launched_runs import LaunchedRun, MainProcess
@@ -92,7 +92,7 @@ class Mains:
             return
         result = os.waitid(os.P_PIDFD, main.pidfd, os.WEXITED | os.WNOHANG)
         if result is not None:
-            effect("reaped")
+            crash_point("reaped")
             exited = result.si_code == os.CLD_EXITED
             self._ended(run, main, *((result.si_status, None) if exited else (None, result.si_status)))
         elif ended(main.pidfd):

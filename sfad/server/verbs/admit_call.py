@@ -26,7 +26,7 @@ def admit_call(call: Call, request: AdmitCall) -> None:
         if call.connection.closed:  # while the price was looked up
             call.end()
             return
-        cost, price = runtime.metering.reports.price_of_call(request)
+        cost, price = runtime.metering.report_pricing.price_of_call(request)
         runtime.requests.ask(
             call,
             lambda token, now: e.CallAsked(

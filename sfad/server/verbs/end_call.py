@@ -15,9 +15,9 @@ def end_call(call: Call, request: EndCall) -> None:
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None:
-            use = runtime.metering.reports.use_of_call(request, found[1])
+            use = runtime.metering.report_pricing.use_of_call(request, found[1])
             runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use))
-            runtime.reporting.call_settled()
+            runtime.arrivals.call_settled()
         call.reply(Done(id=request.id))
 
     once_priced(call, request.run, request.model if request.tokens is not None else None, count)

@@ -3,7 +3,7 @@
 from ...core.asked import Asked
 from ...core.limits import limits_of
 from ...protocol import messages as m
-from ...protocol.reports import Advice
+from ...protocol.statistics import Advice
 from ..call import Call, answers
 
 

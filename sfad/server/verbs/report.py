@@ -17,7 +17,7 @@ def report(call: Call, request: Report) -> None:
     run = spender(call, request.run)
 
     def count() -> None:
-        use = call.runtime.metering.reports.use_of_report(run, request)
+        use = call.runtime.metering.report_pricing.use_of_report(run, request)
         call.ask(e.ReportRequested, run, use)
 
     # tokens were used whether or not their price can be found now
@@ -47,7 +47,7 @@ def once_priced(
         else:
             unsure(why)
 
-    call.runtime.metering.reports.when_known(run, model, go_on, go_on)
+    call.runtime.metering.report_pricing.when_known(run, model, go_on, go_on)
 
 
 def check_amounts(request: Report | Reserve | Settle) -> None:

@@ -13,7 +13,7 @@ def reserve(call: Call, request: Reserve) -> None:
     run = spender(call, request.run)
 
     def reserve_estimate() -> None:
-        estimate = call.runtime.metering.reports.reservation_of(run, request)
+        estimate = call.runtime.metering.report_pricing.reservation_of(run, request)
         call.ask(e.ReserveRequested, run, estimate)
 
     def unsure(why: str) -> None:

@@ -20,6 +20,6 @@ def settle(call: Call, request: Settle) -> None:
         return
     run, reservation = found[0].id, found[1]
     call.resolve(run)
-    pricing, model = call.runtime.metering.reports, reservation.model if request.cost_usd is None else None
+    pricing, model = call.runtime.metering.report_pricing, reservation.model if request.cost_usd is None else None
     # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
     once_priced(call, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))

@@ -1,6 +1,6 @@
 """`spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal."""
 
-from ...agents import AgentError, resolve
+from ...agents import AgentError, filled_in
 from ...core.access import VERBS
 from ...core.policy import MAX_LABELS
 from ...host.descriptors import close_soon
@@ -20,7 +20,7 @@ def spawn(call: Call, request: Spawn) -> None:
     descriptors = _claim(call, request)
     try:
         if request.agent is not None:
-            request = resolve(request, call.runtime.agents, call.runtime.gateway.address() if request.gateway else None)
+            request = filled_in(request, call.runtime.agents, call.runtime.gateway.address() if request.gateway else None)
         _check(request)
         if request.watch:
             demand_watch(call)
@@ -31,11 +31,11 @@ def spawn(call: Call, request: Spawn) -> None:
         close_soon(descriptors)
         raise
 
-    def admitted(run: RunId) -> None:
+    def on_admit(run: RunId) -> None:
         if request.watch:
             push(call, run)
 
-    call.runtime.requests.spawn(call.peer, request, descriptors, call.connection.number, call, admitted)
+    call.runtime.requests.spawn(call.peer, request, descriptors, call.connection.number, call, on_admit)
 
 
 def _claim(call: Call, request: Spawn) -> list[int]:

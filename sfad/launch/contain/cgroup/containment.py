@@ -22,14 +22,14 @@ from ..interface import Door, LauncherParts, RunContainment
 from . import cgroupfs, location
 from .adopted import AdoptedCgroups
 from .cgroups import RunCgroup, RunCgroups
-from .control import CgroupControl, thaw_all
 from .controllers import Controllers
 from .escapes import Escapes
 from .events import CgroupEvents
+from .freeze_and_kill import CgroupControl, thaw_all
 from .limits import KernelLimits
 from .making import CgroupMaker
+from .membership import CgroupMembership
 from .pausing import CgroupPauses
-from .placing import CgroupPlacing
 from .stopping import CgroupStops
 
 
@@ -57,7 +57,7 @@ class CgroupContainment(RunContainment):
         self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self._maker, self.limits)
         self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)
         self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
-        self._placing = CgroupPlacing(parts.runs, self._cgroups, parts.orphans)
+        self._membership = CgroupMembership(parts.runs, self._cgroups, parts.orphans)
 
     def enter(self, run: LaunchedRun) -> Door:
         try:
@@ -114,8 +114,8 @@ class CgroupContainment(RunContainment):
     def outside(self, run: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         return self._escapes.of(run)
 
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        return self._placing.place(pid, pidfd)
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
+        return self._membership.run_of(pid, pidfd)
 
     def run_of_cgroup(self, inode: int) -> RunId | None:
         return self._cgroups.run_of_cgroup(inode)

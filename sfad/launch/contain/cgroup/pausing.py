@@ -5,9 +5,9 @@ from signal import SIGCONT, SIGSTOP
 from ...launched_runs import LaunchedRun
 from ..interface import LauncherParts, RunPauses
 from .cgroups import RunCgroups
-from .control import CgroupControl
 from .escapes import Escapes
 from .events import CgroupEvents
+from .freeze_and_kill import CgroupControl
 
 
 class CgroupPauses(RunPauses):

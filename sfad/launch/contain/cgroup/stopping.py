@@ -11,9 +11,9 @@ from ...launched_runs import LaunchedRun
 from ...watch.mains import signal_mains
 from ..interface import LauncherParts, RunStops
 from .cgroups import RunCgroup, RunCgroups
-from .control import CgroupControl, thaw_all
 from .escapes import KILL_EVERY, Escapes
 from .events import CgroupEvents
+from .freeze_and_kill import CgroupControl, thaw_all
 
 _FROZEN_WITHIN = 0.1
 """Seconds that a stop waits for the freezer."""

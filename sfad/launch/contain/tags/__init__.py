@@ -4,6 +4,6 @@
 `stopping`     signals every process of a run until nothing is left
 `pausing`      stops and continues every process of a run
 `census`       the processes of runs
-`placing`      the run of a process
+`membership`   the run of a process
 `adopted`      processes of adopted runs, which are not below the daemon
 """

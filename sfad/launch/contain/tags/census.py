@@ -10,7 +10,7 @@ from ... import procfs
 from ...procfs import Stat
 from ...watch.reaper import Orphans
 from .adopted import AdoptedTags
-from .placing import TagsPlacing
+from .membership import TagsMembership
 
 _LISTINGS = 3
 """Listings of our children, before children that come and go without pause are taken for live ones."""
@@ -19,10 +19,10 @@ _LISTINGS = 3
 class Census:
     """Finds the processes of runs. Every method may raise `OSError`."""
 
-    def __init__(self, orphans: Orphans, adopted: AdoptedTags, placing: TagsPlacing) -> None:
+    def __init__(self, orphans: Orphans, adopted: AdoptedTags, membership: TagsMembership) -> None:
         self._orphans = orphans
         self._adopted = adopted
-        self._placing = placing
+        self._membership = membership
 
     def take(self, runs: set[RunId]) -> Iterator[tuple[Stat, RunId]]:
         """Yield what is alive in these runs, from one scan."""
@@ -33,7 +33,7 @@ class Census:
     def _below_us(self) -> Iterator[tuple[Stat, RunId | None]]:
         """Yield our live descendants. A zombie has no children any more."""
         table = procfs.scan()
-        self._placing.forget_strays(table)
+        self._membership.forget_strays(table)
         families: dict[int, list[Stat]] = defaultdict(list)
         for process in table.values():
             above = table.get(process.parent)
@@ -43,7 +43,7 @@ class Census:
         while pending:
             parent, inherited = pending.pop()
             for process in (one for one in families.pop(parent, ()) if one.alive):
-                run_id = self._placing.run_below(process, inherited)
+                run_id = self._membership.run_below(process, inherited)
                 pending.append((process.pid, run_id))
                 yield process, run_id
 
@@ -59,7 +59,7 @@ class Census:
         for _ in range(_LISTINGS):
             self._orphans.reap()
             fresh = [pid for pid in procfs.children() if pid not in seen]
-            placed = [(pid, self._placing.run_of_child(pid)) for pid in fresh]
+            placed = [(pid, self._membership.run_of_child(pid)) for pid in fresh]
             alive = [pid for pid, run_id in placed if run_id in runs and procfs.is_alive(pid)]
             if alive:
                 return alive

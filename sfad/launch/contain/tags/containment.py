@@ -19,8 +19,8 @@ from ...launched_runs import LaunchedRun, run_ids
 from ..interface import Door, LauncherParts, RunContainment, RunLimits
 from .adopted import AdoptedTags
 from .census import Census
+from .membership import TagsMembership
 from .pausing import TagsPauses
-from .placing import TagsPlacing
 from .stopping import TagsStops
 
 
@@ -37,10 +37,10 @@ class TagsContainment(RunContainment):
         self._runs = parts.runs
         self.limits = RunLimits()
         self.adopted = AdoptedTags(parts.runs)
-        self._placing = TagsPlacing(parts.runs, parts.orphans, self.adopted)
-        self._census = Census(parts.orphans, self.adopted, self._placing)
+        self._membership = TagsMembership(parts.runs, parts.orphans, self.adopted)
+        self._census = Census(parts.orphans, self.adopted, self._membership)
         self.pauses = TagsPauses(parts, self._census)
-        self.stops = TagsStops(parts, self._census, self._placing, self.pauses)
+        self.stops = TagsStops(parts, self._census, self._membership, self.pauses)
 
     def enter(self, run: LaunchedRun) -> Door:
         self.adopted.forget(run)  # an earlier attempt's processes are gone, or the run would not start again
@@ -56,5 +56,5 @@ class TagsContainment(RunContainment):
     def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:
         return ((process.pid, run_id) for process, run_id in self._census.take(run_ids(tops)))
 
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:
-        return self._placing.place(pid, pidfd)
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
+        return self._membership.run_of(pid, pidfd)

@@ -16,8 +16,8 @@ from ...watch.reactor import wait_ended
 from ...watch.reaper import reap_orphan
 from ..interface import LauncherParts, RunStops
 from .census import Census
+from .membership import TagsMembership
 from .pausing import TagsPauses
-from .placing import TagsPlacing
 
 _SIGNAL_SLICE = 0.01
 """Seconds of signalling before the daemon's other tasks get their turn."""
@@ -35,12 +35,12 @@ _LOOK_EVERY = 0.002
 
 
 class TagsStops(RunStops):
-    def __init__(self, parts: LauncherParts, census: Census, placing: TagsPlacing, pauses: TagsPauses) -> None:
+    def __init__(self, parts: LauncherParts, census: Census, membership: TagsMembership, pauses: TagsPauses) -> None:
         self._reactor = parts.reactor
         self._orphans = parts.orphans
         self._owed = parts.owed
         self._census = census
-        self._placing = placing
+        self._membership = membership
         self._pauses = pauses
         self._terminating: dict[LaunchedRun, tuple[int, int]] = {}
         """Runs to be signalled: the signal, and the number of the stop that asked for it."""
@@ -111,7 +111,7 @@ class TagsStops(RunStops):
         before it is gone. A look costs microseconds, and the pid of an unreaped child is no other process's."""
         fresh = False
         for pid in procfs.children():
-            if (pid, 0) not in signalled and self._placing.run_of_child(pid) in runs:
+            if (pid, 0) not in signalled and self._membership.run_of_child(pid) in runs:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
                 signalled.add((pid, 0))

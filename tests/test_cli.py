@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sfad import __version__
 from sfad.__main__ import _plain
-from sfad.app import app
+from sfad.cli import app
 
 
 @pytest.mark.parametrize(

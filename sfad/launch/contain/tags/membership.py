@@ -13,11 +13,11 @@ from ...launcher import Unplaceable
 from ...procfs import Stat
 from ...watch.reaper import Orphans
 from .. import mark_scan
-from ..placing import descends, run_by_cookie, still_there, unmarked, with_steady_ancestors
+from ..membership import descends, run_by_cookie, still_there, unmarked, with_steady_ancestors
 from .adopted import AdoptedTags
 
 
-class TagsPlacing:
+class TagsMembership:
     """Finds the run of a process. Every method may raise `OSError`."""
 
     def __init__(self, runs: LaunchedRuns, orphans: Orphans, adopted: AdoptedTags) -> None:
@@ -28,7 +28,7 @@ class TagsPlacing:
         """Processes, by pid and start, that have the tag of a run which they are not in, and the run that they are in. They may
         lose the ancestor that tells it."""
 
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
         """Return the run of a descendant by its nearest ancestor that is known; of an orphan by tag, else by cookie; of any other
         process by cookie. Raises `Unplaceable`, `OSError`."""
         if pid <= 0:

@@ -6,17 +6,17 @@ from ...launched_runs import LaunchedRuns
 from ...launcher import Unplaceable
 from ...pidfd import cgroup_id
 from ...watch.reaper import Orphans
-from ..placing import printable_path, run_by_ancestors, run_by_cookie, still_there, unmarked
+from ..membership import printable_path, run_by_ancestors, run_by_cookie, still_there, unmarked
 from .cgroups import RunCgroups
 
 
-class CgroupPlacing:
+class CgroupMembership:
     def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, orphans: Orphans) -> None:
         self._runs = runs
         self._cgroups = cgroups
         self._orphans = orphans
 
-    def place(self, pid: int, pidfd: int | None) -> RunId | None:
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
         """Return the run whose cgroup the process is in. A process that was moved to another cgroup, by `systemd-run --scope` for
         example, is still in its run: that of its nearest ancestor that is in one, else that whose cookie it carries. Raises
         `Unplaceable`, `OSError`."""

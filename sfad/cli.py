@@ -14,7 +14,7 @@ import typer
 
 from . import __version__, exits, serving
 from . import config as configuration
-from .durable.directory import Spool
+from .durable.spool import Spool
 from .host import systemd
 from .host.clock import Timers
 from .host.socket_file import PathError

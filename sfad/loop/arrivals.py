@@ -1,4 +1,4 @@
-"""What the launcher and the timers report of runs. An end waits until it is known what its run has used."""
+"""What the launcher and the timers tell of runs. An end waits until it is known what its run has used."""
 
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from ..metering.sessions import LAST_LOOK_WAIT
 from ..protocol.types import RunId
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
-"""Seconds that a re-execution waits at most for pending ends. An end that is reported sooner stays without a price."""
+"""Seconds that a re-execution waits at most for pending ends. An end that is fed sooner stays without a price."""
 
 CALLS_WAIT = 2.0
 """Seconds that an end waits for what its calls of a model have used. The gateway tells when it sees that its caller is gone."""
@@ -35,10 +35,10 @@ class _PendingTree:
 
 
 @dataclass(slots=True)
-class Reporting:
-    """Feeds the core with what the launcher and the timers report.
+class Arrivals:
+    """Feeds the core with what the launcher and the timers tell.
 
-    The end of a run waits while the price list is being loaded, or a session file may still grow. The ends of a tree are reported
+    The end of a run waits while the price list is being loaded, or a session file may still grow. The ends of a tree are fed
     in their order."""
 
     tree: Tree
@@ -52,8 +52,8 @@ class Reporting:
     _settled: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
     _none_pending: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
-    def reported(self, event: e.Event) -> None:
-        """Take what the launcher reports. Before the core decides about an end, everything is learnt that the run wrote or used."""
+    def arrived(self, event: e.Event) -> None:
+        """Take what the launcher tells. Before the core decides about an end, everything is learnt that the run wrote or used."""
         match event:
             case e.LaunchSucceeded(run=name) if (run := self.tree.get(name)) is not None:
                 self.pidfds.keep(run, event.pid)
@@ -67,22 +67,22 @@ class Reporting:
         self.timers.arm((run, timer), at, lambda: self._fired(e.TimerFired(trio.current_time(), run, timer)))
 
     def _ended(self, run: Run, event: End) -> None:
-        """Report that a run or its main process has ended, now or later."""
+        """Feed that a run or its main process has ended, now or later."""
         root = run.root.id
         if root not in self._pending:
             if not self.metering.may_wait(run) and not _calls(run):
-                self._report(event)
+                self._feed_now(event)
                 return
             self._pending[root] = _PendingTree(trio.CancelScope(deadline=trio.current_time() + PRICES_WAIT))
-            self.background.start_soon(self._report_later, root)
+            self.background.start_soon(self._feed_later, root)
         self._pending[root].events.append(event)
 
     def _fired(self, event: e.TimerFired) -> None:
-        """Report that a timer has fired. A run with a pending end must not exceed its time."""
+        """Feed that a timer has fired. A run with a pending end must not exceed its time."""
         run = self.tree.get(event.run)
         pending = self._pending.get(run.root.id) if run is not None else None
         if pending is None:
-            self._report(event)
+            self._feed_now(event)
         else:
             pending.events.append(event)
             pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + LAST_LOOK_WAIT)
@@ -96,9 +96,9 @@ class Reporting:
             while _calls(run):
                 await self._settled.park()
 
-    def report_all(self) -> None:
+    def feed_all(self) -> None:
         for pending in list(self._pending.values()):
-            self._report_tree(pending)
+            self._feed_tree(pending)
 
     async def none_pending(self) -> None:
         """Wait until no end is pending, at most `ENDS_WAIT`."""
@@ -106,7 +106,7 @@ class Reporting:
             while self._pending:
                 await self._none_pending.park()
 
-    async def _report_later(self, root: RunId) -> None:
+    async def _feed_later(self, root: RunId) -> None:
         pending = self._pending[root]
         with pending.learning:
             while pending.events:
@@ -116,18 +116,18 @@ class Reporting:
                     await self.metering.learn_use(run, succeeded=isinstance(first, e.MainExited) and first.code == 0)
                     if isinstance(first, e.Emptied) or (isinstance(first, e.MainExited) and first.empty):
                         await self._calls_settled(run)
-                if pending.events:  # else `report_all` was called in the meantime
-                    self._report(pending.events.popleft())
-        self._report_tree(pending)
+                if pending.events:  # else `feed_all` was called in the meantime
+                    self._feed_now(pending.events.popleft())
+        self._feed_tree(pending)
         del self._pending[root]
         if not self._pending:
             self._none_pending.unpark_all()
 
-    def _report_tree(self, pending: _PendingTree) -> None:
+    def _feed_tree(self, pending: _PendingTree) -> None:
         while pending.events:
-            self._report(pending.events.popleft())
+            self._feed_now(pending.events.popleft())
 
-    def _report(self, event: End | e.TimerFired) -> None:
+    def _feed_now(self, event: End | e.TimerFired) -> None:
         run = self.tree.get(event.run)
         if run is not None and not isinstance(event, e.TimerFired):
             self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
