@@ -60,8 +60,15 @@ def new_client() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
 
 
+Places = dict[tuple[Caller | None, str | None], Placed]
+
+
 class Exchange:
-    def __init__(self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None) -> None:
+    def __init__(
+        self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None, placed: Places | None = None
+    ) -> None:
+        """`placed`: what the daemon has said of this connection's callers."""
+        self._placed = {} if placed is None else placed
         self._shared = shared
         self._http = http
         self._request = request
@@ -93,10 +100,13 @@ class Exchange:
             await self._say(503, str(full), api)
 
     async def _place(self, route: Route) -> Placed:
+        key = self._caller, route.token
         try:
-            return await self._shared.gate.place(self._caller, route.token)
+            if key not in self._placed:
+                self._placed[key] = await self._shared.gate.place(*key)
         except CallRefusedError as refusal:
             raise _AnsweredError(403, str(refusal)) from refusal
+        return self._placed[key]
 
     async def _say(self, status: int, message: str, api: Api | None) -> None:
         if self._http.answering:
@@ -241,13 +251,14 @@ class Exchange:
             gone: ClientGoneError | None = None
             with trio.CancelScope() as reading:
                 async for piece in response.aiter_raw():
-                    if record is not None:
-                        record.piece(piece)
                     try:
                         await self._http.piece(piece)
                     except ClientGoneError as error:  # raised here, it would leave generators of httpx2 to the garbage collector
                         gone = error
                         reading.cancel()
+                    finally:  # after it has gone on to the agent, which waits for it
+                        if record is not None:
+                            record.piece(piece)
             if gone is not None:
                 raise gone
             if record is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from .callers import Kernel
-from .exchange import Exchange, Shared
+from .exchange import Exchange, Places, Shared
 from .http_server import ClientGoneError, HttpServer
 
 MAX_CONNECTIONS = 2048
@@ -62,12 +62,13 @@ class Proxy:
 
     async def _exchanges(self, stream: trio.SocketStream) -> None:
         http = HttpServer(stream)
+        placed: Places = {}
         while (request := await http.request()) is not None:
             # its other end may have been handed to another process between two requests, but the socket stays of one cgroup
             caller = self._kernel.caller(stream.socket)
             self.under_way += 1
             try:
-                await Exchange(self._shared, http, request, caller).run()
+                await Exchange(self._shared, http, request, caller, placed).run()
             finally:
                 self.under_way -= 1
                 if not self.under_way:

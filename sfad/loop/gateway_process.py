@@ -109,13 +109,17 @@ class GatewayProcess:
 
     # ---- what runs are told
 
+    @property
+    def url(self) -> str | None:
+        """Where it listens; `None` while it is not enabled."""
+        return f"http://127.0.0.1:{self._record.port}" if self._record is not None and self._enabled else None
+
     def address(self, token: str | None = None) -> str | None:
         """Return where a run finds its upstreams, each at a path of its name; `None` while the gateway is not enabled. `token`:
         the run's, unless the address is only shown."""
-        if self._record is None or not self._enabled:
-            return None
-        url = f"http://127.0.0.1:{self._record.port}"
-        return f"{url}/run/{token or ANY_RUN}" if self._launcher.containment == "tags" else url
+        if self.url is None or self._launcher.containment == "cgroup":
+            return self.url
+        return f"{self.url}/run/{token or ANY_RUN}"
 
     def is_own(self, url: str) -> bool:
         """Return whether an address is the gateway's: a run has inherited it."""

@@ -126,7 +126,7 @@ def _may_be_known(live: Live, kind: LimitKind) -> bool:
     account = live.run.account
     unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
     told = live.program is not None or live.session_files is not None
-    told = (told and not live.meter_silent) or account.metered or live.spawn.meter == BY_REPORT
+    told = (told and not live.meter_silent) or live.uses_gateway or account.metered or live.spawn.meter == BY_REPORT
     return told and not unpriced
 
 

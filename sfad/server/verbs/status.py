@@ -46,7 +46,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
             budgets=[_state(budget, machine.tree) for budget in budgets],
             linger_command=logout.linger_command(),
-            gateway=runtime.gateway.address(),
+            gateway=runtime.gateway.url,
             gateway_pid=runtime.gateway.pid,
         )
     )
