@@ -23,7 +23,6 @@ Connections:
 
 `connection`        the connection to the daemon: handshake, requests, descriptors, reconnecting
 `trust`             whether to trust the process at the other end
-`autostart`         a connection that may start a daemon
 `start_daemon`      starts a daemon, by systemd or by fork
 `history`           a connection that reads the ledger if no daemon is running
 `client`            the public API for authors of agents
@@ -32,7 +31,6 @@ A run in the foreground:
 
 `foreground`        a run that this process stands for: output, signals, exit code
 `progress`          its progress lines on stderr
-`status_file`       its `--status-file`
 `in_flight`         several requests on one connection, repeated after a death of the daemon
 `signals`           what signals do: stop the run, or suspend it with this process
 `terminal`          a pseudo-terminal between the user and an interactive run

@@ -11,7 +11,6 @@ from .options import NotPlain, before_command, read
 
 
 def main() -> None:
-    """Run the command line, and exit."""
     _own_standard_descriptors()
     sys.exit(_guarded(sys.argv[1:]))
 
@@ -20,8 +19,10 @@ def _guarded(arguments: list[str]) -> int:
     try:
         return _dispatch(arguments)
     except Quit as quit_:
-        if quit_.message:
-            print(f"sfactl: {_harmless(quit_.message)}", file=sys.stderr)
+        # the words of a user or an agent must not steer the terminal
+        shown = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in quit_.message)
+        if shown:
+            print(f"sfactl: {shown}", file=sys.stderr)
         return quit_.code
     except UnicodeEncodeError as error:
         # argv, environment and paths of a run travel as bytes; names, ids and labels are text
@@ -35,11 +36,6 @@ def _guarded(arguments: list[str]) -> int:
         _unread()
         print(f"sfactl: {error}", file=sys.stderr)
         return ExitCode.UNAVAILABLE
-
-
-def _harmless(message: str) -> str:
-    """Return a message in which the words of a user or an agent cannot steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in message)
 
 
 def _own_standard_descriptors() -> None:
@@ -67,7 +63,10 @@ def _dispatch(arguments: list[str]) -> int:
         return _by_typer(arguments, split(typed.split()[1:])[1], completing=True)
     before, verb, after = split(arguments)
     if "--version" in before:
-        return _version()
+        from sfad import __version__
+
+        print(f"sfactl {__version__}")
+        return ExitCode.DONE
     if verb is None or before[:1] in (["-h"], ["--help"]):
         return _by_typer(arguments, None)
     module = verbs.load(verb)
@@ -118,13 +117,6 @@ def _by_typer(arguments: Sequence[str], verb: str | None, command: tuple[str, ..
         invoke(arguments, verb, lambda name, values: _call(name, values, command), completing)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.USAGE
-    return ExitCode.DONE
-
-
-def _version() -> int:
-    from sfad import __version__
-
-    print(f"sfactl {__version__}")
     return ExitCode.DONE
 
 

@@ -37,9 +37,7 @@ __all__ = ["DaemonUnreachable", "LimitReached", "NotInARun", "RequestFailed", "R
 
 PATIENCE = 60.0
 """Seconds to wait for a reply. The daemon usually needs milliseconds: it decides in memory and commits to its ledger."""
-
 NO_RUN = "this process is not in a run of the daemon; name one, as in Sfad(run='a1')"
-
 R = TypeVar("R", bound=m.Reply)
 
 
@@ -84,8 +82,7 @@ class Reservation:
     """What a call to a model may use. It counts against the run, its ancestors, its user and its teams until it is settled.
 
     As a context manager it warns if the block ends without `settle` or `cancel`. If the block raises, the call may have been made
-    and billed, so the reserved amount stays charged in full. Call `cancel` in an `except` if you know that it was not.
-    """
+    and billed, so the reserved amount stays charged in full. Call `cancel` in an `except` if you know that it was not."""
 
     def __init__(self, sfad: Sfad, reserved: m.Reserved, name: str) -> None:
         self.id = name
@@ -143,8 +140,7 @@ class Sfad:
 
     `run` is the run to report for (default: the run that this process is in). `socket` is the daemon's socket (default: the
     places that `sfactl` tries). `timeout` is in seconds, for one reply; `None` waits without end. A daemon that went away is waited
-    for at most 10 s.
-    """
+    for at most 10 s."""
 
     def __init__(self, *, run: str | None = None, socket: str | None = None, timeout: float | None = PATIENCE) -> None:
         self._run = run
@@ -208,7 +204,7 @@ class Sfad:
             cost_usd=cost_usd,
             role=role,
         )
-        if _is_empty(request):
+        if request == m.Report(id=0, run=self._run, model=model, role=role):
             raise ValueError("a report needs at least one of: turns, messages, input_tokens, output_tokens, cost_usd")
         return self._ask(request, m.RunReply).run
 
@@ -306,11 +302,3 @@ class Sfad:
         """Close the connection, but remember that there was one."""
         if self._client is not None:
             self._client.close()
-
-
-def _is_empty(report: m.Report) -> bool:
-    amounts = (
-        *(report.turns, report.messages, report.cost_usd),
-        *(report.input_tokens, report.output_tokens, report.cached_tokens, report.cache_write_tokens),
-    )
-    return all(amount is None for amount in amounts)

@@ -31,22 +31,16 @@ from .trust import distrusted
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2 s."""
-
 CHUNK = 256 * 1024
 """Maximum bytes of one read from the socket."""
-
 MAX_UNCLAIMED = 65_536
 """Replies and events that may arrive before the expected reply. A daemon sends far fewer."""
-
 RECONNECT = 10.0
 """Seconds to wait for a daemon that restarts (docs/protocol.md)."""
-
 AGAIN = 0.1
 """Seconds between attempts to connect. The kernel does not tell when a process begins to listen at a socket."""
-
 ABSENT = frozenset({"missing", "refused"})
 """Kinds of `Unreachable` that mean no daemon is running. With the others, this process may not or cannot speak to it."""
-
 R = TypeVar("R", bound=m.Reply)
 Q = TypeVar("Q", bound=m.Request)
 
@@ -135,7 +129,19 @@ class Client:
             raise
 
     def _reach(self, seconds: float) -> socket.socket:
-        return _connected(self.path, seconds)
+        sock = None
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            # not settimeout(): a non-blocking connect() fails at once if the backlog is full, instead of waiting for a place
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+            connect_path(sock, self.path)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+            sock.settimeout(seconds)
+        except (OSError, ValueError) as error:
+            if sock is not None:
+                sock.close()
+            raise explain(self.path, error) if isinstance(error, OSError) else exits.UsageError(str(error)) from error
+        return sock
 
     def __enter__(self) -> Client:
         return self
@@ -177,7 +183,6 @@ class Client:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self._socket.fileno() < 0
 
     def fileno(self) -> int:
@@ -197,7 +202,7 @@ class Client:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         try:
-            return bool(poll.poll(0)) and self._socket.recv(1, socket.MSG_PEEK) == b""
+            return bool(poll.poll(0)) and not self._socket.recv(1, socket.MSG_PEEK)
         except ConnectionResetError:
             return True
 
@@ -217,7 +222,8 @@ class Client:
         if self.closed:
             raise ConnectionLost(self.path)
         try:
-            self._send_all(frame, descriptors)
+            sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else 0
+            self._socket.sendall(memoryview(frame)[sent:])
         except (BrokenPipeError, ConnectionResetError):
             with suppress(exits.Quit):
                 while True:  # until the end of what the daemon sent before it closed the connection
@@ -234,10 +240,6 @@ class Client:
         if words.code is ErrorCode.UNAVAILABLE:
             return DaemonError(words.code, words.message)
         return ConnectionLost(self.path, f"it closed the connection: {words.message}")
-
-    def _send_all(self, frame: bytes, descriptors: Sequence[int]) -> None:
-        sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else 0
-        self._socket.sendall(memoryview(frame)[sent:])
 
     def call(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
         """Send a request and return its reply, of type `expected`. If the connection is lost, connect again, and repeat the request
@@ -371,22 +373,6 @@ def check(reply: m.Reply) -> None:
         raise DaemonError(reply.code, reply.message)
 
 
-def _connected(path: Path, seconds: float) -> socket.socket:
-    sock = None
-    try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # not settimeout(): a non-blocking connect() fails at once if the backlog is full, instead of waiting for a place
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
-        connect_path(sock, path)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
-        sock.settimeout(seconds)
-    except (OSError, ValueError) as error:
-        if sock is not None:
-            sock.close()
-        raise explain(path, error) if isinstance(error, OSError) else exits.UsageError(str(error)) from error
-    return sock
-
-
 def explain(path: Path, error: OSError) -> Unreachable:
     """Return the error for a failed `socket` or `connect`, with what the user can do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
@@ -410,25 +396,17 @@ def explain(path: Path, error: OSError) -> Unreachable:
 def _denied(path: Path, error: OSError) -> Unreachable:
     # The mode of a socket causes EACCES. Seccomp and Landlock cause EPERM, or EACCES although the mode allows access.
     name = errno.errorcode.get(error.errno or 0, "?")
-    try:
-        allowed = os.access(path, os.W_OK) and error.errno == errno.EACCES
-        hidden = False
-    except OSError:
-        allowed, hidden = False, True
-    if error.errno == errno.EPERM or allowed:
+    if error.errno == errno.EPERM or os.access(path, os.W_OK):
         return Unreachable(
             path,
             "sandbox",
             f"this process may not connect ({name}), probably because of its sandbox; the daemon may be running. "
             "Allow Unix sockets in the sandbox, or start runs from outside it",
         )
-    owner = "" if hidden else _owner(path)
-    return Unreachable(path, "denied", f"permission denied ({name}){owner}; use the daemon of your own user")
-
-
-def _owner(path: Path) -> str:
     try:
         status = os.stat(path)
     except OSError:
-        return ": its directory belongs to another user"
-    return f": it belongs to uid {status.st_uid} with mode {status.st_mode & 0o777:04o}"
+        owner = ": its directory belongs to another user"
+    else:
+        owner = f": it belongs to uid {status.st_uid} with mode {status.st_mode & 0o777:04o}"
+    return Unreachable(path, "denied", f"permission denied ({name}){owner}; use the daemon of your own user")

@@ -4,7 +4,6 @@ that a daemon started now would read."""
 import subprocess
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import json
 
@@ -20,7 +19,6 @@ from .exits import Quit
 
 PATIENCE = 1.0
 """Seconds to wait for the daemon's answer."""
-
 SHOWN = [kind for kind in KINDS if kind.value in Profile._fields]
 """The kinds that the help shows: those that a profile sets."""
 
@@ -32,12 +30,16 @@ def paragraph() -> str:
     except Quit as error:
         return f"Default limits: unknown. {error.message}"
     values = {setting.key: setting.value for setting in found}
-    lines = [f"any command            {_amounts(_defaults(values))}"]
+    defaults = {kind: value for kind in SHOWN if (value := values[f"defaults.{DEFAULT_KEYS[kind]}"]) is not None}
+    most = {kind: values[f"limits.{KINDS[kind].most}"] for kind in SHOWN}
+    lines = [f"any command            {_amounts(defaults)}"]
     if values["defaults.program_profile"] != "off":
-        lines.append(f"claude, codex, …       {_amounts(_profile(values))} (profile coding-agent)")
-    lines.append(f"at most                {_amounts(_largest(values))} (limits.max_time, .max_turns, .max_cost)")
+        profile = {kind: min(getattr(PROFILES[CODING_AGENT], kind.value), most[kind]) for kind in SHOWN}
+        lines.append(f"claude, codex, …       {_amounts(profile)} (profile coding-agent)")
+    lines.append(f"at most                {_amounts(most)} (limits.max_time, .max_turns, .max_cost)")
     wanted = {f"defaults.{DEFAULT_KEYS[kind]}" for kind in SHOWN} | {f"limits.{KINDS[kind].most}" for kind in SHOWN}
-    lines += [f"{setting.key:<22} set in {setting.source}" for setting in found if _is_set(setting, wanted)]
+    told = (setting for setting in found if setting.key in wanted and setting.source != "built-in")
+    lines += [f"{setting.key:<22} set in {setting.source}" for setting in told]
     return "\b\nDefault limits:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -53,26 +55,6 @@ def _settings() -> list[Setting]:
     return json.decode(done.stdout, type=list[Setting])
 
 
-def _defaults(values: Mapping[str, Any]) -> dict[LimitKind, float]:
-    found = {kind: values[f"defaults.{DEFAULT_KEYS[kind]}"] for kind in SHOWN}
-    return {kind: value for kind, value in found.items() if value is not None}
-
-
-def _largest(values: Mapping[str, Any]) -> dict[LimitKind, float]:
-    return {kind: values[f"limits.{KINDS[kind].most}"] for kind in SHOWN}
-
-
-def _profile(values: Mapping[str, Any]) -> dict[LimitKind, float]:
-    return {kind: min(getattr(PROFILES[CODING_AGENT], kind.value), most) for kind, most in _largest(values).items()}
-
-
 def _amounts(limits: Mapping[LimitKind, float]) -> str:
-    return ", ".join(_amount(kind, threshold) for kind, threshold in limits.items())
-
-
-def _amount(kind: LimitKind, threshold: float) -> str:
-    return f"{format_amount(kind, threshold)}{' turns' if kind is LimitKind.TURNS else ''}"
-
-
-def _is_set(setting: Setting, wanted: set[str]) -> bool:
-    return setting.key in wanted and setting.source != "built-in"
+    turns = {LimitKind.TURNS: " turns"}
+    return ", ".join(format_amount(kind, threshold) + turns.get(kind, "") for kind, threshold in limits.items())

@@ -12,9 +12,7 @@ from .options import whole
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
 """Variables that the daemon sets, only for runs."""
-
 _RUN_CGROUP = re.compile(r"(?:^|/)sfad-[0-9a-f]{12}(?:/|$)")
-
 FALSE = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -39,7 +37,10 @@ def claim(environ: Mapping[str, str] = os.environ) -> Claim:
     it for others."""
     chain, own = _text("SFA_CALL_CHAIN", environ), _text("SFA_NAME", environ)
     names = [name for name in [*chain.split(","), own] if name]
-    return Claim(names=names, depth=max(_depth(environ), len(names)))
+    depth = environ.get("SFA_DEPTH", "")
+    # An invalid depth must not count as 0: the guard fails closed.
+    own_depth = whole("SFA_DEPTH", depth, 0, MOST_WHOLE) + 1 if depth.strip() else 0
+    return Claim(names=names, depth=max(own_depth, len(names)))
 
 
 def _text(name: str, environ: Mapping[str, str]) -> str:
@@ -51,12 +52,6 @@ def _text(name: str, environ: Mapping[str, str]) -> str:
     return value
 
 
-def _depth(environ: Mapping[str, str]) -> int:
-    text = environ.get("SFA_DEPTH", "")
-    # An invalid depth must not count as 0: the guard fails closed.
-    return whole("SFA_DEPTH", text, 0, MOST_WHOLE) + 1 if text.strip() else 0
-
-
 def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the evidence that this process is inside a run, or `None`. No daemon is started inside a run."""
     for name in INSIDE:
@@ -64,9 +59,7 @@ def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
             return f"{name} is set"
     if _RUN_CGROUP.search(_own_cgroup()):
         return "its cgroup belongs to a run"
-    if _tagged():
-        return "it has the tag of a run (RLIMIT_MSGQUEUE)"
-    return None
+    return "it has the tag of a run (RLIMIT_MSGQUEUE)" if _tagged() else None
 
 
 def _own_cgroup() -> str:

@@ -88,9 +88,7 @@ def of_run(run: RunInfo) -> int:
     status = run.status.value
     if status == "failed":
         return _of_failed(run)
-    if status.startswith("rejected_"):
-        return _of_rejection(status)
-    return _BY_STATUS.get(status, ExitCode.UNAVAILABLE)
+    return _BY_STATUS.get(status, ExitCode.REFUSED if run.status.rejected else ExitCode.UNAVAILABLE)
 
 
 _BY_STATUS = {
@@ -98,6 +96,7 @@ _BY_STATUS = {
     "timeout": ExitCode.TIMEOUT,
     "cancelled": ExitCode.TERMINATED,
     "lost": ExitCode.LOST,
+    "rejected_permission": ExitCode.NOT_PERMITTED,
 }
 
 
@@ -110,15 +109,11 @@ def _of_failed(run: RunInfo) -> int:
     if why == "launch":
         return _of_launch(run)
     if why in ("agent", "result"):
-        return _SAID_FAILED
+        return 1  # the agent reported failure, although it exited with 0 or did not exit by itself
     if run.signal is not None:
         return 128 + run.signal
     # An exit status of 0 with the status `failed` must not read as success to a script.
     return run.exit_code or ExitCode.LOST
-
-
-_SAID_FAILED = 1
-"""For a run whose agent reported failure, although it exited with 0 or did not exit by itself."""
 
 
 def _of_launch(run: RunInfo) -> int:
@@ -134,17 +129,12 @@ _SHORT = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errn
 """Errors that the command does not cause: the machine or the daemon is short of something."""
 
 
-def _of_rejection(status: str) -> int:
-    return ExitCode.NOT_PERMITTED if status == "rejected_permission" else ExitCode.REFUSED
-
-
 def of_refusal(refusal: Refusal) -> int:
     """Return 77 if permission was the rule, else 1."""
-    return _of_rejection(refusal.kind.status.value)
+    return _BY_STATUS.get(refusal.kind.status.value, ExitCode.REFUSED)
 
 
 def of_error(code: ErrorCode) -> int:
-    """Return the exit code for the daemon's `Error`."""
     return _BY_ERROR.get(code.value, ExitCode.LOST)
 
 

@@ -11,14 +11,11 @@ from collections.abc import Callable, Sequence
 from sfad.protocol.messages import TextPart
 
 IN_MODIFY = 0x2
-
 PIPE_CHUNK = 4096
 """PIPE_BUF (pipe(7)): what poll's POLLOUT promises can be written to a pipe without blocking. A write that blocks
 would delay the first Ctrl-C while the reader is slow."""
-
 FILE_CHUNK = 1024 * 1024
 """Bytes read at a time if the target is a regular file, where a write cannot block for long."""
-
 RETRY = 0.2
 """Seconds between looks at the files without inotify (fs.inotify.max_user_instances is 128 for each user)."""
 
@@ -57,8 +54,7 @@ class Follower:
     """Copy a growing file to a descriptor of this process, from an offset.
 
     `note` receives a message if the file shrank (the run truncated its own output; reading begins again at 0), and if bytes were
-    freed before they were read (the output limit keeps the newest). Freed bytes are a hole, which is not copied.
-    """
+    freed before they were read (the output limit keeps the newest). Freed bytes are a hole, which is not copied."""
 
     def __init__(self, source: int, target: int, note: Callable[[str], None], offset: int = 0) -> None:
         self.source = source
@@ -70,7 +66,6 @@ class Follower:
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether bytes are read and not yet written."""
         return bool(self._pending)
 
     def fill(self) -> bool:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import structs
+from msgspec import json, structs
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, RunId, RunInfo
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .terminal import Terminal
 
 HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP)
-
 Form = Literal["raw", "text", "auto"]
 """The form of `Logs`."""
 
@@ -79,10 +79,7 @@ class Foreground:
 
     def _start(self) -> None:
         if self._status_file:
-            # Imported here because few runs have one.
-            from . import status_file
-
-            status_file.clear(self._status_file)
+            _clear_status(self._status_file)
         message, descriptors = _with_descriptors(self._message, self._terminal)
         if self._terminal:
             self._terminal.enter_raw()
@@ -196,9 +193,7 @@ class Foreground:
         assert final is not None  # `carry_out` has waited for it
         self._progress.ended(final, by_user=bool(self._stops.received))
         if self._status_file:
-            from . import status_file
-
-            status_file.write(self._status_file, final)
+            _write_status(self._status_file, final)
         if self._json:
             output.print_json(final)
         return 128 + self._stops.received[0] if self._stops.received else exits.of_run(final)
@@ -286,6 +281,27 @@ def _with_descriptors(message: m.Spawn, terminal: Terminal | None) -> tuple[m.Sp
         # The run gets the descriptor itself, so that this process reads nothing that the run might not read.
         message, descriptors = structs.replace(message, stdin="descriptor"), (0,)
     return structs.replace(message, descriptors=len(descriptors)), descriptors
+
+
+def _clear_status(path: str) -> None:
+    """Check that the `--status-file` can be written, and remove that of an earlier run. Raise `UsageError`."""
+    try:
+        with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
+            os.unlink(file.name)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+    except OSError as error:
+        raise exits.UsageError(f"--status-file {path}: {error.strerror}") from error
+
+
+def _write_status(path: str, run: RunInfo) -> None:
+    """Write the run as JSON, whole or not at all. Raise `Quit`."""
+    try:
+        with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
+            file.write(json.encode(run) + b"\n")
+        os.replace(file.name, path)
+    except OSError as error:
+        raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"--status-file {path}: {error.strerror}") from error
 
 
 def _note(terminal: Terminal | None, text: str) -> None:

@@ -28,7 +28,10 @@ def connect(flag: str | None) -> Client:
         if error.kind not in ABSENT or flag is not None or environment.inside_run() is not None:
             raise
         state = _readable(error)
-        found = _opened(state)
+        try:
+            found = _History(state)
+        except DaemonError as unreadable:
+            raise Quit(ExitCode.UNREACHABLE, f"no daemon is running, and {unreadable.message}") from None
         output.note(f"sfactl: no daemon is running ({error.path}); this is its history, from {state}")
         return found
 
@@ -52,13 +55,6 @@ def _readable(missing: Unreachable) -> Path:
             ExitCode.NOT_PERMITTED, f"{missing.message}. You may not read its history {ledger}, which belongs to uid {owner}"
         )
     return state
-
-
-def _opened(state: Path) -> Client:
-    try:
-        return _History(state)
-    except DaemonError as error:
-        raise Quit(ExitCode.UNREACHABLE, f"no daemon is running, and {error.message}") from None
 
 
 class _History(Client):

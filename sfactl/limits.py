@@ -32,7 +32,14 @@ def of_flags(texts: Iterable[str], source: str = "--limit") -> list[Limit]:
 
 def of_object(text: str) -> list[Limit]:
     """Return the limits of `--limits`: JSON, or the name of a file behind `@`. Raise `UsageError`."""
-    return understood("", written.parse_limits, _contents(text), "--limits")
+    content: str | bytes = text
+    if text.startswith("@"):
+        try:
+            with open(text[1:], "rb") as file:
+                content = file.read()
+        except OSError as error:
+            raise UsageError(f"--limits {text}: {error.strerror}") from None
+    return understood("", written.parse_limits, content, "--limits")
 
 
 def action(text: str) -> Action:
@@ -46,22 +53,9 @@ def once(found: Iterable[Limit]) -> list[Limit]:
     for limit in found:
         other = by_kind.setdefault(limit.kind, limit)
         if other is not limit:
-            raise UsageError(f"the limit '{limit.kind}' is given twice, by {_either(other, limit)}: leave one out")
+            by = other.source if other.source == limit.source else f"{other.source} and by {limit.source}"
+            raise UsageError(f"the limit '{limit.kind}' is given twice, by {by}: leave one out")
     return list(by_kind.values())
-
-
-def _either(one: Limit, other: Limit) -> str:
-    return one.source if one.source == other.source else f"{one.source} and by {other.source}"
-
-
-def _contents(text: str) -> str | bytes:
-    if not text.startswith("@"):
-        return text
-    try:
-        with open(text[1:], "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise UsageError(f"--limits {text}: {error.strerror}") from None
 
 
 def in_force(run: RunInfo) -> str:

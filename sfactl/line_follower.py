@@ -4,12 +4,13 @@ import os
 import time
 from typing import Any, NamedTuple
 
+import msgspec
+
 from . import output
 from .follower import Follower
 
 LONGEST = 1 << 20
 """Maximum bytes of a line that waits for its end; a longer line is shown in pieces."""
-
 OLD = "sfactl: the time of lines marked ≤ is that of the last write to their file; when each was written is not recorded"
 
 
@@ -37,13 +38,12 @@ class LineForm:
 
     @property
     def plain(self) -> bool:
-        """Whether bytes can be copied unchanged."""
         return not (self._prefix or self._stamped or self._json)
 
     def __call__(self, line: bytes, seen: float | None) -> bytes:
         """Return `line`, which has no newline, as it is shown. `seen` is in Unix seconds, `None` for a line from before."""
         if self._json:
-            return output.encoded(self._object(line, seen)) + b"\n"
+            return msgspec.json.encode(self._object(line, seen)) + b"\n"
         stamp = "" if not self._stamped else f"{' ' if seen else '≤'}{_local(seen or self._written)} "
         return f"{self._prefix}{stamp}".encode() + line + b"\n"
 
@@ -73,7 +73,6 @@ class LineFollower(Follower):
         self._partial = b""
 
     def flush(self) -> None:
-        """Write each complete line."""
         *complete, self._partial = (self._partial + self.take()).split(b"\n")
         position = self.offset - len(self._partial) - sum(len(line) + 1 for line in complete)
         shown = []

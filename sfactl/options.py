@@ -22,14 +22,11 @@ class Option(NamedTuple):
     """The placeholder for the value in the help; empty for a flag."""
     many: bool = False
     """May be given more than once; the parameter is a list."""
-    hidden: bool = False
     complete: str = ""
     """The words that a shell completes: a key of `shell_completion.CANDIDATES`; empty for none, or files."""
 
 
 class Argument(NamedTuple):
-    """A positional argument."""
-
     target: str
     metavar: str
     help: str
@@ -39,7 +36,6 @@ class Argument(NamedTuple):
 
 
 Parameter = Option | Argument
-
 SOCKET = Option(("--socket",), "socket", "The daemon's socket (default: SFA_SOCKET, SFAD_SOCKET, the user's, the system's)", "PATH")
 JSON = Option(("--json",), "json", "Print JSON on stdout; notes stay on stderr")
 COMMON: tuple[Parameter, ...] = (SOCKET, JSON)
@@ -55,7 +51,6 @@ LABEL = Option(
 )
 USER = Option(("--user",), "user", "Only this user's runs", "USER", complete="user")
 RUN = Argument("run", "RUN", "Id, name, or unique prefix of an id", complete="run")
-
 Values = dict[str, Any]
 
 

@@ -22,12 +22,7 @@ from . import exits
 
 def print_json(value: Any) -> None:
     """Print one JSON object on one line of stdout. A field of a struct that is unknown is null."""
-    write(encoded(value) + b"\n")
-
-
-def encoded(value: Any) -> bytes:
-    """Return JSON on one line."""
-    return msgspec.json.encode(value)
+    write(msgspec.json.encode(value) + b"\n")
 
 
 def changed(run: RunInfo, json: bool) -> None:
@@ -57,14 +52,9 @@ def content(reply: Struct) -> dict[str, Any]:
 
 def plain(text: str) -> str:
     """Return `text` on one line with visible control characters: a run's name or argv must not steer a terminal."""
-    return "".join(_visible(c) for c in text) if not text.isprintable() else text
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in text)
 
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -79,13 +69,8 @@ def width(text: str) -> int:
     """Return the terminal columns of printable text."""
     if text.isascii():
         return len(text)
-    return sum(_columns(c) for c in text)
-
-
-def _columns(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    wide = (2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text if not unicodedata.combining(c))
+    return sum(wide)
 
 
 def seconds(value: float | None) -> str:

@@ -16,7 +16,6 @@ from .exits import Quit
 
 PATIENCE = 0.5
 """Seconds to wait for the daemon."""
-
 Candidate = tuple[str, str]
 """A word, and the description that the shell shows."""
 
@@ -48,11 +47,6 @@ def _handles(runs: Iterable[RunInfo]) -> Iterator[Candidate]:
         yield run.name, f"{run.id}, {run.status.value}"
 
 
-def _labels(socket: str | None) -> Iterator[Candidate]:
-    for run in _listed(socket):
-        yield from ((f"{key}={value}", "") for key, value in run.labels.items())
-
-
 def _types(socket: str | None) -> Iterator[Candidate]:
     yield from ((word, "profile") for word in PROFILES)
     yield from ((run.type, "") for run in _listed(socket) if run.type is not None and run.type not in PROFILES)
@@ -78,7 +72,7 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "limit": lambda socket: [*((f"{kind}=", "limit") for kind in LimitKind), *_handles(_live(socket))],
     "name": lambda socket: ((run.name, "") for run in _listed(socket)),
     "user": lambda socket: ((run.user, "") for run in _listed(socket)),
-    "label": _labels,
+    "label": lambda socket: ((f"{key}={value}", "") for run in _listed(socket) for key, value in run.labels.items()),
     "type": _types,
     "agent": _agents,
     "status": _fixed(*Status),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sfad.protocol import messages as m
@@ -32,8 +32,8 @@ class SignalPipe:
 
     def __enter__(self) -> SignalPipe:
         signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        for wanted in self._wanted:
-            signal.signal(wanted, _noticed)
+        for wanted in self._wanted:  # the interpreter writes a signal to the pipe only if it has a handler
+            signal.signal(wanted, lambda _number, _frame: None)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -44,16 +44,10 @@ class SignalPipe:
         os.close(self._write_end)
 
     def taken(self) -> Sequence[int]:
-        """Return the signals since the last call, in order."""
         try:
             return os.read(self.descriptor, 64)
         except BlockingIOError:
             return b""
-
-
-def _noticed(_number: int, _frame: FrameType | None) -> None:
-    # The interpreter writes the number to the pipe, but only if a handler exists.
-    return
 
 
 class StopSignals:
@@ -140,15 +134,12 @@ class JobControl:
     def _stand_still(self, run: RunInfo | None, *, group: bool) -> None:
         if self._terminal:
             self._terminal.leave_raw()
-        self._report(run)
-        _stop_self(group=group)
-        if self._regain_terminal() and run is not None:
-            self._requests.ask(m.Resume(id=0, run=run.id, suspended=True), self._continued)
-
-    def _report(self, run: RunInfo | None) -> None:
         self._progress.say("paused until this job continues (fg)")
         if run is not None and (words := output.pause_warning(run)):
             self._progress.say(words)
+        _stop_self(group=group)
+        if self._regain_terminal() and run is not None:
+            self._requests.ask(m.Resume(id=0, run=run.id, suspended=True), self._continued)
 
     def _regain_terminal(self) -> bool:
         """Wait until the terminal is ours again, if the run uses it. Return False if a signal that ends the run came first."""

@@ -13,64 +13,30 @@ from . import environment
 from .exits import ExitCode, Quit, UsageError
 from .options import COMMON, Argument, Option, Parameter, duration, pair, seconds, whole
 
-LATER = (
-    Option(("--on-end",), "on_end", "", "CMD", hidden=True),
-    Option(("--isolate",), "isolate", "", "WHAT", hidden=True),
-    Option(("--nested",), "nested", "", hidden=True),
-)
-"""Options of later releases. They are refused, because to ignore a bound silently is worse than to have none."""
-
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Argument(
-        "agent",
-        "AGENT [WORDS...]",
+    Argument("agent", "AGENT [WORDS...]",
         "A registered agent (sfactl agents); the words are its task, and options of its program",
-        required=False,
-        complete="agent",
-    ),
-    Option(
-        ("--name",),
-        "name",
-        "The agent's name, which the loop rule compares (default: from the command)",
-        "NAME",
-        complete="name",
-    ),
+        required=False, complete="agent"),
+    Option(("--name",), "name", "The agent's name, which the loop rule compares (default: from the command)",
+        "NAME", complete="name"),
     Option(("--kind",), "kind", "agent (default) or skill", "KIND"),
     Option(("--type",), "type", "Kind of work: developer, qa, planner, … have a profile of limits", "TYPE", complete="type"),
-    Option(
-        ("--timeout",),
-        "timeout",
-        "Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else see below)",
-        "TIME",
-    ),
-    Option(
-        ("--limit",),
-        "limit",
+    Option(("--timeout",), "timeout",
+        "Limit of time: 90 (seconds), 90s, 5m, 1h (default: SFA_DEFAULTS_TIMEOUT, else see below)", "TIME"),
+    Option(("--limit",), "limit",
         "A limit, and its action: turns=50, cost=2.50:warn, tokens=200k:pause, memory=2G, …",
-        "KIND=N",
-        many=True,
-        complete="kind of limit",
-    ),
-    Option(
-        ("--on-limit",),
-        "on_limit",
+        "KIND=N", many=True, complete="kind of limit"),
+    Option(("--on-limit",), "on_limit",
         "Action of limits that name none: terminate, pause, warn, refuse, request_increase (default: the profile's)",
-        "ACTION",
-        complete="action",
-    ),
+        "ACTION", complete="action"),
     Option(("--limits",), "limits", "Limits as a JSON object (see `sfactl config schema`), or a file with one", "JSON|@FILE"),
-    Option(
-        ("--meter",),
-        "meter",
+    Option(("--meter",), "meter",
         f"How to read usage from the output: {', '.join(METERS)} (default: by the command)",
-        "METER",
-        complete="meter",
-    ),
+        "METER", complete="meter"),
     Option(("--max-depth",), "max_depth", "Maximum runs in a chain, root included; 0 inherits (default: SFA_MAX_DEPTH)", "N"),
-    Option(
-        ("--max-descendants",), "max_descendants", "Maximum runs below this one; 0 inherits (default: SFA_MAX_DESCENDANTS)", "N"
-    ),
+    Option(("--max-descendants",), "max_descendants",
+        "Maximum runs below this one; 0 inherits (default: SFA_MAX_DESCENDANTS)", "N"),
     Option(("--attempts",), "attempts", "Maximum attempts, including the first (default: 1)", "N"),
     Option(("--retry-delay",), "retry_delay", "Delay before the second attempt; doubles each time (default: 1s)", "TIME"),
     Option(("--cwd",), "cwd", "Working directory (default: current)", "DIR"),
@@ -80,12 +46,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--detach",), "detach", "Start a new root instead of a child, where the config allows it"),
     Option(("--leaf",), "leaf", "The run may not start other runs"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
-    Option(
-        ("--stdio",),
-        "stdio",
+    Option(("--stdio",), "stdio",
         "files (default), or inherit: the run uses this client's stdin, stdout and stderr, and no output is kept",
-        "HOW",
-    ),
+        "HOW"),
     Option(("--text",), "text", "Show the agent's text and final answer instead of its JSON events, if the meter knows them"),
     Option(("--raw",), "raw", "Show the output unchanged (default for a COMMAND, except in a run that has a meter)"),
     Option(("--quiet", "-q"), "quiet", "No progress lines; the reason of a failure is still shown (SFA_QUIET)"),
@@ -99,23 +62,14 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--channel",), "channel", "Origin of the request, shown in events (default: the parent's, else cli)", "NAME"),
     Option(("--allow",), "allow", "A verb that the run may use; all others are then forbidden", "VERB", many=True),
     Option(("--deny",), "deny", "A verb that the run may not use", "VERB", many=True),
-    Option(
-        ("--allow-tool",),
-        "allow_tool",
+    Option(("--allow-tool",), "allow_tool",
         "A tool that the agent may use (SFA_ALLOWED_TOOLS); a call of any other is then a breach",
-        "TOOL",
-        many=True,
-    ),
-    Option(
-        ("--block-tool",),
-        "block_tool",
+        "TOOL", many=True),
+    Option(("--block-tool",), "block_tool",
         "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
-        "TOOL",
-        many=True,
-    ),
+        "TOOL", many=True),
     Option(("--status-file",), "status_file", "File that receives the ended run as JSON", "PATH"),
-    *LATER,
-)
+)  # fmt: skip
 
 
 class SpawnOptions(NamedTuple):
@@ -162,16 +116,10 @@ class SpawnOptions(NamedTuple):
     allow_tool: Sequence[str] = ()
     block_tool: Sequence[str] = ()
     status_file: str | None = None
-    on_end: str | None = None
-    isolate: str | None = None
-    nested: bool = False
 
 
 def check(wanted: SpawnOptions) -> None:
-    """Raise `UsageError` for invalid or contradictory options, and for options of later releases."""
-    for option in LATER:
-        if getattr(wanted, option.target):
-            raise UsageError(f"{option.flags[0]} is not in this release")
+    """Raise `UsageError` for invalid or contradictory options."""
     if wanted.agent is None and not wanted.command:
         raise UsageError("nothing to run: name an agent and its task, as in: claude 'look at HEAD~1', or write -- COMMAND")
     if wanted.kind not in ("agent", "skill"):

@@ -22,9 +22,7 @@ from .exits import ExitCode, Quit
 
 READY_TIMEOUT = 15.0
 """Seconds until the daemon must listen. To recover a thousand runs takes about 2."""
-
 LOG = "sfad.log"
-
 PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 
@@ -43,16 +41,17 @@ def start() -> Client:
             if error.kind not in connection.ABSENT:  # a new daemon would not help, and this client might reach another user's
                 raise
         how = by_systemd() or by_itself(state, place)
-        started = _connect_started(state)
+        try:
+            started = connection.connect(None)
+        except Unreachable as error:
+            raise Quit(
+                ExitCode.UNREACHABLE, f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}"
+            ) from error
     output.note(f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, {started.path})")
-    _warn_of_logout(started)
-    return started
-
-
-def _warn_of_logout(started: Client) -> None:
     status = started.call(DaemonInfo(id=0), DaemonStatus)
     if status.linger_command is not None:
         output.note(f"sfactl: warning: the daemon and its runs end when you log out; to prevent that: {status.linger_command}")
+    return started
 
 
 def _prepared(state: Path) -> Path:
@@ -64,13 +63,6 @@ def _prepared(state: Path) -> Path:
     except OSError as error:
         raise Quit(ExitCode.UNREACHABLE, f"no daemon can be started: {state}: {error.strerror}") from error
     return state
-
-
-def _connect_started(state: Path) -> Client:
-    try:
-        return connection.connect(None)
-    except Unreachable as error:
-        raise Quit(ExitCode.UNREACHABLE, f"a daemon was started but does not answer: {error}\n{_tail(state / LOG, 0)}") from error
 
 
 def by_systemd() -> str | None:

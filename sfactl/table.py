@@ -2,17 +2,15 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .output import plain
 from .output import width as columns_of
 
 COMMAND = 12
 """Terminal columns that the last cell keeps; to keep them, other columns are left out."""
-
 NAME = 16
 """Terminal columns that a name keeps if the terminal is still too narrow."""
-
 _GREEN, _RED, _YELLOW, _CYAN = "32", "31", "33", "36"
 
 _COLOURS = {
@@ -37,7 +35,6 @@ def coloured(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def by_status(cell: str) -> str:
-    """Colour a cell that begins with a status."""
     status = cell.partition(" ")[0].removesuffix("?")
     colour = _RED if status.startswith("rejected_") else _COLOURS.get(status)
     return f"\033[{colour}m{cell}\033[0m" if colour else cell
@@ -55,9 +52,8 @@ def drawn(header: Sequence[str], rows: Iterable[Sequence[str]], least_first: Seq
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], status: int) -> str:
-    paint: Callable[[str], str] = by_status
     padded = [
-        (paint(cell) if i == status else cell) + " " * (room - columns_of(cell))
+        (by_status(cell) if i == status else cell) + " " * (room - columns_of(cell))
         for i, (cell, room) in enumerate(zip(cells, widths, strict=True))
     ]
     return "  ".join(padded).rstrip()

@@ -16,14 +16,11 @@ import tty
 from contextlib import suppress
 
 CHUNK = 64 * 1024
-
 STATE = 0.25
 """Seconds between checks whether the program has stopped itself. The kernel tells only its parent: the daemon, and after a crash
 of the daemon no process of sfad."""
-
 TIOCGSID = 0x5429
 """ioctl_tty(2): the session of a terminal."""
-
 LAST_WORDS = 0.5
 """Seconds without output after which an ended run's terminal is closed, although an escaped process still has it open."""
 
@@ -62,7 +59,6 @@ class Terminal:
         self.raw = True
 
     def leave_raw(self) -> None:
-        """Restore our terminal's settings."""
         if self.raw:
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
             self.raw = False
@@ -76,16 +72,13 @@ class Terminal:
     def program_stopped(self) -> bool:
         """Return whether the run's main program has stopped since the last call. A job of a shell does not count, because the shell
         takes the terminal back from it."""
-        stopped = self._stopped()
-        since, self._was_stopped = stopped and not self._was_stopped, stopped
-        return since
-
-    def _stopped(self) -> bool:
         try:
             leader = struct.unpack("i", fcntl.ioctl(self.master, TIOCGSID, b"\0" * 4))[0]
-            return os.tcgetpgrp(self.master) == leader and _state(leader) == "T"
+            stopped = os.tcgetpgrp(self.master) == leader and _state(leader) == "T"
         except OSError:  # it has ended, so the terminal has no session
-            return False
+            stopped = False
+        since, self._was_stopped = stopped and not self._was_stopped, stopped
+        return since
 
     def proceed(self) -> None:
         """Continue the program in the run's foreground. It must draw its screen again even if it did not stop itself, and the
@@ -114,16 +107,13 @@ class Terminal:
         if self._to_user and 1 in ready:
             self._to_user = self._to_user[os.write(1, self._to_user[:4096]) :]
         if ready.get(0, 0) & (select.POLLIN | select.POLLHUP) and self._input_open:
-            self._read_user()
+            self._to_run = os.read(0, 4096)
+            self._input_open = bool(self._to_run)
         at_master = ready.get(self.master, 0)
         if at_master & select.POLLOUT and self._to_run:
             self._to_run = self._to_run[os.write(self.master, self._to_run[:4096]) :]
         if at_master & (select.POLLIN | select.POLLHUP) and not self._to_user:
             self._read_run()
-
-    def _read_user(self) -> None:
-        self._to_run = os.read(0, 4096)
-        self._input_open = bool(self._to_run)
 
     def _read_run(self) -> None:
         try:

@@ -11,12 +11,9 @@ from . import exits
 
 SERVICE_USER = "SFAD_SERVICE_USER"
 """The name or uid of one more user whose daemon this client trusts."""
-
 _IN_RUN = re.compile(rb"/sfad-[0-9a-f]{12}/")
 """In the path of a run's cgroup."""
-
 _COOKIE = re.compile(rb"(?:^|\0)SFA_COOKIE=")
-
 _UCRED = struct.Struct("=iII")
 
 

@@ -11,12 +11,9 @@ from . import exits, verbs
 from .options import SOCKET, Argument, Option, Parameter
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-
 EPILOG = "Exit codes:\n\n\b\n" + exits.table()
-
 _UsageError: Any = typer.BadParameter.__base__
 """The base of all errors in a command line. typer exports only its subclass."""
-
 Run = Callable[[str, dict[str, Any]], int]
 """The function that runs a verb, given its name and its values, and returns the exit code."""
 
@@ -82,12 +79,8 @@ def _register(
     command.__annotations__ = {key: p.annotation for key, p in signature.parameters.items()}
     details = (verbs.load(verbs.ALIASES.get(name, name)).__doc__ or "").partition("\n\n")[2] if parameters else ""
     usage = "[OPTIONS] -- COMMAND... | [OPTIONS]" if any(p.target == "agent" for p in parameters) else "[OPTIONS]"
-    text = f"{summary}.\n\n{_paragraphs(details)}"
-    app.command(name, help=text, short_help=summary, options_metavar=usage, epilog=epilog)(command)
-
-
-def _paragraphs(text: str) -> str:
-    return "\n\n".join("\b\n" + part if part.startswith(" ") else part for part in text.split("\n\n"))
+    paragraphs = ("\b\n" + part if part.startswith(" ") else part for part in (f"{summary}.", *details.split("\n\n")))
+    app.command(name, help="\n\n".join(paragraphs), short_help=summary, options_metavar=usage, epilog=epilog)(command)
 
 
 def _parameter(declared: Parameter) -> inspect.Parameter:
@@ -95,7 +88,7 @@ def _parameter(declared: Parameter) -> inspect.Parameter:
     kind: Any = bool if is_flag else list[str] if declared.many else str | None
     completion: Any = {"autocompletion": _completer(declared.complete)} if declared.complete else {}
     info: Any = (
-        typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, hidden=declared.hidden, **completion)
+        typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, **completion)
         if isinstance(declared, Option)
         else typer.Argument(help=declared.help, metavar=declared.metavar, **completion)
     )

@@ -20,7 +20,6 @@ _OPTIONS = {
 
 
 def main() -> None:
-    """Entry point of the console script."""
     options = _plain(sys.argv[1:])
     if options is not None:
         # first: the imports take 0.4 s of processor time, which is ten seconds if runs keep all processors busy

@@ -90,7 +90,11 @@ def resolve(request: Spawn, agents: Mapping[str, Registered], gateway: str | Non
     entry. `agent` stays set if its name is the run's identity. `gateway`: its address, if the run uses it. Raises `AgentError`."""
     entry = agents.get(request.agent or "")
     if entry is None:
-        raise AgentError(_unknown(request, agents))
+        command = _shown([os.fsencode(request.agent or ""), *request.argv])
+        raise AgentError(
+            f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. To run a command, write it after '--', "
+            f"as in: sfactl run -- {command}"
+        )
     agent = entry.agent
     options, task = _sorted_out(entry, request)
     session = str(uuid.uuid4()) if "{session}" in agent.command and not _OWN_SESSION.intersection(options) else None
@@ -128,14 +132,6 @@ def argv_of(spawn: Spawn, attempt: int, token: str | None = None) -> list[bytes]
     return [fresh if word == first else word for word in argv]
 
 
-def _unknown(request: Spawn, agents: Mapping[str, Registered]) -> str:
-    command = _shown([os.fsencode(request.agent or ""), *request.argv])
-    return (
-        f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. To run a command, write it after '--', "
-        f"as in: sfactl run -- {command}"
-    )
-
-
 def _shown(words: Sequence[bytes]) -> str:
     text = shlex.join(word.decode(errors="backslashreplace") for word in words if word != b"--")
     return text if len(text) <= 200 else f"{text[:200]} …"
@@ -145,7 +141,8 @@ def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | N
     """Return the words that go to the program unchanged, and the task: the first or the last word, because only the program
     knows which words in between are values of options."""
     words, needed = request.argv, any("{task}" in word for word in entry.agent.command)
-    before, after = _around_dashes(words)
+    at = words.index(b"--") if b"--" in words else len(words)
+    before, after = words[:at], words[at + 1 :]
     if not needed or "task" in request.placeholders:
         return before + after, request.placeholders.get("task")
     if len(after) == 1:
@@ -160,11 +157,6 @@ def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | N
         example = f"sfactl run {entry.name} {_shown([b' '.join([task, *options])])}"
         raise AgentError(f"the task of agent '{entry.name}' is one argument; quote it: {example}{_by_hand(entry, words)}")
     return options, os.fsdecode(task)
-
-
-def _around_dashes(words: list[bytes]) -> tuple[list[bytes], list[bytes]]:
-    at = words.index(b"--") if b"--" in words else len(words)
-    return words[:at], words[at + 1 :]
 
 
 def _without_introduction(entry: Registered, words: list[bytes]) -> list[bytes]:

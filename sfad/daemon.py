@@ -83,8 +83,6 @@ async def serve(
 
 @dataclass(slots=True)
 class Daemon:
-    """One daemon on one state directory, when everything is open."""
-
     home: DaemonHome
     runtime: Runtime
     server: Server
@@ -99,7 +97,6 @@ class Daemon:
     _reexecuting: bool = False
 
     async def run(self, adoption: Adoption, unwritten: Rows, handed: Handover | None, children: ChildSignals) -> None:
-        """Serve clients until the daemon is drained."""
         runtime, server, log = self.runtime, self.server, self.log
         if handed is not None:
             runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)

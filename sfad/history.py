@@ -18,7 +18,7 @@ from . import __version__
 from .ledger.database import LedgerError
 from .ledger.opening import open_past
 from .ledger.reader import Page, Reader
-from .ledger.summary import page_of, summary_of
+from .ledger.summary import Summariser, page_of
 from .ledger.totals import with_totals
 from .output.files import OutputFiles
 from .protocol import messages as m
@@ -32,8 +32,6 @@ UNKNOWN = "no daemon is running, so this is its last known state"
 
 
 class PastRuns:
-    """The runs that a ledger holds."""
-
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
@@ -63,8 +61,6 @@ class PastRuns:
 
 
 class History:
-    """Answers requests that only read."""
-
     def __init__(self, state: Path, connection: sqlite3.Connection) -> None:
         self._state = state
         self._connection = connection
@@ -116,7 +112,7 @@ class History:
         page = page_of(request)
         found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info, ()))
         live = [(info, extra.model) for info, extra in filter(None, found)]
-        return m.Summarised(id=request.id, summary=summary_of(self._connection, page, request.by, live))
+        return m.Summarised(id=request.id, summary=Summariser(self._connection, page, request.by, live).summary())
 
     def _logs(self, request: m.Logs) -> tuple[m.Reply, Sequence[int]]:
         run = self._resolve(request.run).id

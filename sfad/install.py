@@ -24,23 +24,16 @@ from .protocol.paths import SYSTEM_STATE, state_dir, xdg
 
 STARTED = ("sfad.socket", "sfad.service")
 """The units that are enabled and started, in this order: systemd does not start the socket of a service that is active."""
-
 PLACEHOLDER = "/usr/bin/env sfad"
-
 NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
-
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
 """The unit of a daemon that a client started (`sfactl.start_daemon`)."""
-
 COMMAND_TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
-
 MANAGER_TIMEOUT = 10.0
 """Seconds that a user's systemd may take to start when lingering is enabled."""
-
 _PAST = {"write": "wrote", "run": "ran", "end": "ended", "remove": "removed"}
-
 _SPECIAL = set("\"'\\$;\n\t ")
 """Characters of a path that mean something else in ExecStart=."""
 
@@ -159,12 +152,10 @@ class Installer:
 
     @property
     def _directory(self) -> Path:
+        if not self._user:
+            return Path("/etc/systemd/system")
         try:
-            return (
-                xdg(self._steps.environ, "XDG_CONFIG_HOME", ".config") / "systemd/user"
-                if self._user
-                else Path("/etc/systemd/system")
-            )
+            return xdg(self._steps.environ, "XDG_CONFIG_HOME", ".config") / "systemd/user"
         except ValueError as error:
             raise InstallError(str(error)) from None
 
@@ -202,13 +193,10 @@ class Installer:
             )
 
     def _rendered(self) -> dict[str, str]:
-        words, version = program(), self._version()
+        found = self._steps.output("systemctl", "--version").split()
+        words, version = program(), int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
         self._warn_of_owner(words[0])
         return {name: render(text, words, version) for name, text in templates(user=self._user).items()}
-
-    def _version(self) -> int:
-        found = self._steps.output("systemctl", "--version").split()
-        return int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
 
     def _warn_of_owner(self, file: str) -> None:
         if self._user:

@@ -15,8 +15,6 @@ AT_START = ("containment.", "log.")
 
 
 class ConfigFiles:
-    """The config files, and what of them is in force."""
-
     def __init__(self, files: tuple[list[Path], bool], loaded: configuration.Loaded, log: Log) -> None:
         self._files = files
         self._log = log

@@ -21,7 +21,6 @@ from .startup import DaemonHome
 
 
 def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
-    """Serve until told to end."""
     where = place(socket, state_dir, config)
     loaded = load(where.config_files)
     try:

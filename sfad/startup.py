@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from . import config as configuration
-from .durable.adoption import Adoption, Rows, adopt
+from .durable.adoption import Adoption, EarlierRuns, Rows
 from .durable.budgets import rebuild
 from .durable.directory import Spool
 from .durable.earlier import EarlierSpool
@@ -38,8 +38,6 @@ from .spool import StoreError
 
 @dataclass(frozen=True, slots=True)
 class DaemonHome:
-    """Where a daemon lives."""
-
     socket: Path
     state_dir: Path
     config_files: tuple[list[Path], bool]
@@ -121,7 +119,7 @@ def open_state(
         stack.callback(launcher.close)
         keep_back()  # after the launcher has seen the limit that runs are to have
         try:
-            adoption = adopt(spool, opened, launcher, handed, stored)
+            adoption = EarlierRuns(spool, opened, launcher, handed, stored).adoption()
         except OSError as error:
             raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
         for note in adoption.notes:
@@ -177,7 +175,7 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")
         unwritten = adoption.rows
     try:
-        for note in rebuild(budgets, ledger, spool):
+        for note in rebuild(budgets, ledger, spool.charges, sound=spool.earlier.sound):
             log.error(note)
     except sqlite3.Error as error:
         log.error(f"the ledger was not told what budgets were charged: {error}; the spool's figures count")
@@ -185,7 +183,6 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
 
 
 def close_all(descriptors: dict[str, int]) -> None:
-    """Close descriptors, and forget them."""
     while descriptors:
         os.close(descriptors.popitem()[1])
 

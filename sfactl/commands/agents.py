@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from msgspec import structs
 
@@ -34,18 +33,13 @@ def main(*, name: str | None = None, socket: str | None = None, json: bool = Fal
     agents = call(socket, Agents(id=0), AgentList).agents
     chosen = agents if name is None else [_named(name, agents)]
     if json:
-        found = [as_data(agent) for agent in chosen]
+        found = [{**structs.asdict(agent), "program": shutil.which(agent.command[0])} for agent in chosen]
         output.print_json({"agents": found} if name is None else found[0])
     elif name is None:
         print(table.drawn(HEADER, map(_row, agents)))
     else:
         print("\n".join(f"{key + ':':<13}{value}" for key, value in _explained(chosen[0])))
     return ExitCode.DONE
-
-
-def as_data(agent: AgentInfo) -> dict[str, Any]:
-    """Return the agent for `--json`. `program` is the path of its program on the caller's PATH, null if it is not there."""
-    return {**structs.asdict(agent), "program": shutil.which(agent.command[0])}
 
 
 def _named(name: str, agents: Sequence[AgentInfo]) -> AgentInfo:
@@ -66,7 +60,7 @@ def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:
     if agent.description:
         yield "description", output.plain(agent.description)
     yield "command", output.plain(_command(agent))
-    yield "program", _program(agent)
+    yield "program", output.plain(shutil.which(agent.command[0]) or f"{agent.command[0]}: not on your PATH")
     yield "type", output.plain(agent.type or "none; a known agent program has the profile coding-agent")
     yield "meter", "chosen from the command" if agent.meter == "auto" else agent.meter
     yield "limits", output.plain(", ".join(agent.limits) or "those of its type or profile")
@@ -77,7 +71,3 @@ def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:
 def _command(agent: AgentInfo) -> str:
     """Return the command quoted for a shell, except its placeholders."""
     return re.sub(r"'([^' ]*\{[a-z]+\})'", r"\1", shlex.join(agent.command))
-
-
-def _program(agent: AgentInfo) -> str:
-    return output.plain(shutil.which(agent.command[0]) or f"{agent.command[0]}: not on your PATH")

@@ -16,7 +16,6 @@ from ..exits import UsageError
 from ..options import COMMON, Argument, Parameter
 
 SHELLS = ("bash", "zsh", "fish")
-
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, Argument("shell", "SHELL", "bash, zsh or fish", complete="shell"))
 
 

@@ -20,21 +20,17 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 
 def main(*, what: str | None = None, socket: str | None = None, json: bool = False) -> int:
+    if what not in (None, "schema"):
+        raise UsageError(f"unknown argument {what!r}; config takes only: schema")
     if what is not None:
-        return _schema(what)
+        from sfad.protocol.limits import schema
+
+        output.write(schema())
+        return ExitCode.DONE
     found = call(socket, Config(id=0), ConfigReply).settings
     if json:
         output.print_json({"settings": found})
     else:
         rows = ((s.key, msgspec.json.encode(s.value).decode(), s.source) for s in found)
         print(table.drawn(("KEY", "VALUE", "FROM"), rows))
-    return ExitCode.DONE
-
-
-def _schema(what: str) -> int:
-    if what != "schema":
-        raise UsageError(f"unknown argument {what!r}; config takes only: schema")
-    from sfad.protocol.limits import schema
-
-    output.write(schema())
     return ExitCode.DONE

@@ -27,7 +27,6 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 PATIENCE = 10.0
 """Seconds that one step may take before the demo gives up."""
-
 CALL = '"$DEMO_PYTHON" -m sfactl'
 
 SCRIPTS = {
@@ -138,8 +137,6 @@ def _await_ready(readable: int, directory: Path) -> None:
 
 
 class Stage:
-    """The four scenes."""
-
     def __init__(self, directory: Path, surroundings: Mapping[str, str]) -> None:
         self._directory = directory
         self._surroundings = surroundings

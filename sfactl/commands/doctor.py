@@ -7,7 +7,7 @@ Exit codes: 0; 1 if something is BAD.
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 
@@ -26,10 +26,8 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 LOW_DISK = 1 << 30
 """Bytes: sixteen runs that fill their 64 MiB of output."""
-
 LOW_FILES = 1024
 """Descriptors: the daemon needs a few for each run, so a few hundred runs exhaust fewer."""
-
 LOW_PROCESSES = 2048
 """The pids limit of two trees."""
 
@@ -52,7 +50,7 @@ class Finding(Struct, frozen=True):
 def main(*, socket: str | None = None, json: bool = False) -> int:
     status, reachable = _daemon(socket)
     asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger))
-    findings = [reachable, *chain.from_iterable(asked), *(f for check in CHECKS for f in check())]
+    findings = [reachable, *chain.from_iterable(asked), *(f for check in (_kernel, _limits, _disk, _clock) for f in check())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
     else:
@@ -182,6 +180,3 @@ def _clock() -> Iterator[Finding]:
         yield Finding("clock", "warn", "it is not synchronised", "timedatectl set-ntp true")
     else:
         yield Finding("clock", "ok", "plausible")
-
-
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_kernel, _limits, _disk, _clock)

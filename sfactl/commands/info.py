@@ -24,11 +24,14 @@ def _show(run: RunInfo, json: bool) -> None:
         output.print_json(run)
     else:
         print("\n".join(f"{name:<12} {value}" for name, value in facts(run)))
-        _warn(run)
+    if not json and not run.status.terminal and any(state.enforced_by == "nothing" for state in run.limits):
+        output.note(
+            "note: turns, tokens and cost of this run are not known, so their limits are NOT ENFORCEABLE; time is. "
+            "They are known if the agent prints JSON events (--meter NAME) or reports its use (sfactl report, with --meter report)"
+        )
 
 
 def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a run, as name and text; leave out what is unknown."""
     yield "id", run.id
     yield "name", f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})"
     yield "status", output.outcome(run)
@@ -42,7 +45,10 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     yield "command", output.command(run)
     yield "cwd", output.plain(run.cwd)
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
-    yield from _processes(run)
+    if run.pid is not None:
+        yield "pid", str(run.pid)
+    if run.processes is not None:
+        yield "processes", f"{run.processes}, {output.size(run.memory_bytes)}"
     yield "attempts", str(run.attempts)
     for state in run.limits:
         yield "limit", limits.describe(state)
@@ -61,13 +67,6 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "milestone", output.plain(run.milestone)
 
 
-def _processes(run: RunInfo) -> Iterator[tuple[str, str]]:
-    if run.pid is not None:
-        yield "pid", str(run.pid)
-    if run.processes is not None:
-        yield "processes", f"{run.processes}, {output.size(run.memory_bytes)}"
-
-
 def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
     yield "created", f"{output.local(run.created_at)} ({output.age(run.created_at)} ago)"
     for name, moment in (("started", run.started_at), ("ended", run.ended_at), ("deadline", run.deadline)):
@@ -75,11 +74,3 @@ def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
             yield name, output.local(moment)
     if run.usage.elapsed_s is not None:
         yield "ran", output.seconds(run.usage.elapsed_s)
-
-
-def _warn(run: RunInfo) -> None:
-    if not run.status.terminal and any(state.enforced_by == "nothing" for state in run.limits):
-        output.note(
-            "note: turns, tokens and cost of this run are not known, so their limits are NOT ENFORCEABLE; time is. "
-            "They are known if the agent prints JSON events (--meter NAME) or reports its use (sfactl report, with --meter report)"
-        )

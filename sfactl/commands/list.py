@@ -42,10 +42,8 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 LAST = 50
 """Maximum ended runs without a filter."""
-
 PAGE = 250
 """Ended runs in one request, about 10 ms of the daemon's time."""
-
 T = TypeVar("T")
 
 
@@ -77,7 +75,10 @@ def main(
     )
     most = count("--limit-rows", limit_rows)
     columns = [column for column in COLUMNS if column.shown(live=live, labels=labels, wide=wide)]
-    shape: Callable[[RunInfo], Any] = _raw if json else lambda run: [column.cell(run) for column in columns]
+
+    def shape(run: RunInfo) -> Any:
+        return msgspec.Raw(msgspec.json.encode(run)) if json else [column.cell(run) for column in columns]
+
     with connect(socket) as client:
         found = collect(client, wanted, most, shape)
     if json:
@@ -140,7 +141,6 @@ class Found(Generic[T]):
         self.partial |= usage.partial or bool(usage.unpriced_tokens)
 
     def in_order(self) -> list[T]:
-        """Return the runs, oldest first."""
         return [self.runs[run] for run in sorted(self.runs)]
 
 
@@ -148,7 +148,8 @@ def collect(client: Client, wanted: m.List, most: int | None, shape: Callable[[R
     """Request page after page, and return at most `most` ended runs (default: all that match a filter, else the last `LAST`).
     `shape` makes what is kept of a run, because a hundred thousand whole runs would take half a gigabyte."""
     found = Found[T]()
-    stop = most if most is not None else None if _filtered(wanted) else LAST
+    filtered = wanted != m.List(id=0, live=wanted.live)
+    stop = most if most is not None else None if filtered else LAST
     while True:
         # one run more than needed shows whether there are more
         wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
@@ -161,16 +162,6 @@ def collect(client: Client, wanted: m.List, most: int | None, shape: Callable[[R
         if page.next is None:
             return found
         wanted.before = page.next
-
-
-def _filtered(wanted: m.List) -> bool:
-    return bool(wanted.status or wanted.labels) or any(
-        value is not None for value in (wanted.name, wanted.user, wanted.root, wanted.since)
-    )
-
-
-def _raw(run: RunInfo) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(run))
 
 
 def _object(found: Found[msgspec.Raw], *, sum_: bool) -> dict[str, Any]:
@@ -196,7 +187,6 @@ class Column(NamedTuple):
     """Whether it is left out if it is empty for each run."""
 
     def shown(self, *, live: bool, labels: bool, wide: bool) -> bool:
-        """Whether the options ask for this column."""
         return not self.needs or wide or {"live": live, "labels": labels}.get(self.needs, False)
 
 
@@ -232,7 +222,6 @@ LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "END
 
 
 def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = False, room: int | None = None) -> str:
-    """Return the table, at most `room` columns wide if that is given."""
     rows = found.in_order()
     if sum_:
         rows.append([_sums(found).get(column.name, "") for column in columns])

@@ -49,10 +49,8 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 STREAMS = ("stdout", "stderr")
 BLOCK = 64 * 1024
-
 COLOURS = (36, 33, 32, 35, 34)
 """Colours of prefixes, in turn (ECMA-48, SGR). Red is left out: elsewhere it means failure."""
-
 Shown = tuple[m.LogFiles, list[Follower]]
 """A run, and the followers of its output."""
 
@@ -62,8 +60,6 @@ Start = Callable[[int], int]
 
 
 class View(NamedTuple):
-    """How to show output."""
-
     following: bool
     stdout: bool
     stderr: bool

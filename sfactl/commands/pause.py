@@ -9,7 +9,6 @@ Between calls a pause may take any time.
 from typing import Unpack
 
 from sfad.protocol.messages import Pause, RunReply
-from sfad.protocol.types import RunInfo
 
 from .. import output, selection
 from ..connection import connect
@@ -20,11 +19,12 @@ PARAMETERS = selection.PARAMETERS
 
 def main(*, socket: str | None = None, json: bool = False, **chosen: Unpack[SelectionOptions]) -> int:
     pausing = RunSelection("pause", **chosen).checked()
+
+    def pause(run: str) -> None:
+        paused = client.call(Pause(id=0, run=run), RunReply).run
+        output.changed(paused, json)
+        if words := output.pause_warning(paused):
+            output.note(f"sfactl: {words}")
+
     with connect(socket) as client:
-        return pausing.each(client, lambda run: _paused(client.call(Pause(id=0, run=run), RunReply).run, json))
-
-
-def _paused(run: RunInfo, json: bool) -> None:
-    output.changed(run, json)
-    if words := output.pause_warning(run):
-        output.note(f"sfactl: {words}")
+        return pausing.each(client, pause)

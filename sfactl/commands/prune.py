@@ -43,14 +43,10 @@ def main(
     if json:
         output.print_json({**output.content(found), "dry_run": dry_run})
     else:
-        print(_sentence(found, dry_run))
+        ledger = f", {output.size(found.ledger_bytes)} of the ledger's file" if found.ledger_bytes else ""
+        print(
+            f"{'would remove' if dry_run else 'removed'} {counted(found.runs, 'run')} in "
+            f"{counted(found.trees, 'tree')}, {counted(found.events, 'event')}, "
+            f"{counted(found.files, 'output file')} of {output.size(found.output_bytes)}{ledger}"
+        )
     return ExitCode.DONE
-
-
-def _sentence(found: Pruned, dry_run: bool) -> str:
-    ledger = f", {output.size(found.ledger_bytes)} of the ledger's file" if found.ledger_bytes else ""
-    return (
-        f"{'would remove' if dry_run else 'removed'} {counted(found.runs, 'run')} in "
-        f"{counted(found.trees, 'tree')}, {counted(found.events, 'event')}, "
-        f"{counted(found.files, 'output file')} of {output.size(found.output_bytes)}{ledger}"
-    )

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.messages import Recommend, Recommended
 from sfad.protocol.reports import Advice
-from sfad.protocol.types import Limit, LimitKind
+from sfad.protocol.types import LimitKind
 from sfad.protocol.units import counted
 
 from .. import output, table
@@ -48,11 +48,9 @@ def rows(found: Recommended) -> Iterable[tuple[str, ...]]:
     in_force = {limit.kind: limit for limit in found.in_force}
     for kind in LimitKind:
         if kind in advice or kind in in_force:
-            yield (kind.value, *_force(in_force.get(kind)), *_learnt(advice.get(kind)))
-
-
-def _force(limit: Limit | None) -> tuple[str, str]:
-    return ("none", "-") if limit is None else (format_limit(limit).partition(" ")[2], limit.source)
+            limit = in_force.get(kind)
+            force = ("none", "-") if limit is None else (format_limit(limit).partition(" ")[2], limit.source)
+            yield (kind.value, *force, *_learnt(advice.get(kind)))
 
 
 def _learnt(advice: Advice | None) -> tuple[str, ...]:

@@ -13,14 +13,14 @@ Turns, messages, tokens and cost can only be enforced if the agent reports them,
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import Status
 
-from .. import exits, output, spawn_options
-from ..autostart import connect
-from ..connection import Client
+from .. import connection, environment, exits, output, spawn_options
+from ..connection import ABSENT, Client, Unreachable
 
 if TYPE_CHECKING:
     from ..foreground import Form
@@ -36,13 +36,34 @@ def main(**given: Any) -> int:
         return _foreground(wanted)
     _only_for_foreground(wanted)
     message = spawn_options.message(wanted)
-    with connect(wanted.socket) as client:
+    with _connect(wanted.socket) as client:
         return _background(client, message, wanted.json)
+
+
+def _connect(flag: str | None) -> Client:
+    """Connect to the daemon. Start one if none is running, except inside a run, or for a socket that `--socket` names: the user
+    means the daemon that listens there. Raise `Unreachable`, `Quit`."""
+    try:
+        return connection.connect(flag)
+    except Unreachable as error:
+        if error.kind not in ABSENT or flag is not None:
+            raise
+        inside = environment.inside_run()
+        if inside is not None:
+            error.message += f"; no daemon is started inside a run ({inside})"
+            raise
+        if not environment.flag("SFAD_AUTOSTART", {"SFAD_AUTOSTART": "1", **os.environ}):
+            error.message += "; SFAD_AUTOSTART=0 forbids starting one"
+            raise
+    # Imported here because it loads modules that a connection does not need.
+    from ..start_daemon import start
+
+    return start()
 
 
 def _foreground(wanted: spawn_options.SpawnOptions) -> int:
     message = spawn_options.message(wanted)
-    client = connect(wanted.socket)
+    client = _connect(wanted.socket)
     from ..foreground import Foreground
 
     return Foreground(client, message, wanted, _form(wanted, inside=client.welcome.run is not None)).carry_out()
@@ -73,14 +94,11 @@ def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
     if isinstance(reply, m.Refused):
         raise output.refusal(reply, as_json=as_json)
     assert isinstance(reply, m.RunReply)  # `ask` raises for an error, and a Spawn has no other reply
+    run = reply.run
     if as_json:
-        output.print_json(reply.run)
+        output.print_json(run)
     else:
-        print(reply.run.id)
-    return _started(reply.run, message)
-
-
-def _started(run: RunInfo, message: m.Spawn) -> int:
+        print(run.id)
     if run.status is Status.QUEUED and not message.quiet:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
     if words := spawn_options.unenforceable(run, message):

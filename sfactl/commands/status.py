@@ -23,7 +23,6 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
 
 
 def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
-    """Yield what the daemon says about itself, as name and text."""
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
     yield "state", status.state_dir
@@ -31,7 +30,9 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     live = f"{status.live} live" + (f" (adopted {status.adopted})" if status.adopted else "")
     yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
     yield "connections", str(status.connections)
-    yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {_backup(status)}"
+    age = output.age(status.backup_at)
+    backup = "no backup yet" if status.backup_at is None else f"backup {output.size(status.backup_bytes)}, {age} old"
+    yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {backup}"
     if status.ledger_trouble is not None:
         yield "LEDGER", f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}"
     if status.enforcement:
@@ -50,9 +51,3 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {output.local(datetime.fromisoformat(budget.renews))}"
     if status.draining:
         yield "draining", "nothing is started any more"
-
-
-def _backup(status: DaemonStatus) -> str:
-    if status.backup_at is None:
-        return "no backup yet"
-    return f"backup {output.size(status.backup_bytes)}, {output.age(status.backup_at)} old"

@@ -5,7 +5,7 @@ Live runs count with their current state, children count as runs of their own, a
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import cast, get_args
 
 from sfad.protocol import messages as m
 from sfad.protocol.reports import By, Failed, Summary
@@ -53,14 +53,12 @@ def main(
 
 
 def _by(text: str) -> By:
-    for known in get_args(By):
-        if text == known:
-            return known  # type: ignore[no-any-return]
-    raise UsageError(f"--by: unknown key {text!r}; choose from: {', '.join(get_args(By))}")
+    if text not in get_args(By):
+        raise UsageError(f"--by: unknown key {text!r}; choose from: {', '.join(get_args(By))}")
+    return cast(By, text)
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:
-    """Yield each part of the report as its lines."""
     yield list(_head(found))
     if not found.runs:
         return

@@ -54,7 +54,6 @@ def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator
 
 
 def describe(run: RunInfo) -> str:
-    """Return a run on one line."""
     processes = "" if run.processes is None else counted(run.processes, "process", "processes")
     load = f"  {processes}  {output.size(run.memory_bytes)}" if processes else ""
     said = f"  {output.plain(run.milestone)}" if run.milestone else ""

@@ -13,7 +13,7 @@ from sfad.protocol.messages import RunReply, Wait
 from sfad.protocol.types import RunInfo
 
 from .. import exits, output, selection
-from ..connection import Client, Unreachable, connect
+from ..connection import Unreachable, connect
 from ..options import Option, Parameter, duration
 from ..selection import RunSelection, SelectionOptions
 
@@ -29,22 +29,18 @@ def main(*, timeout: str | None = None, socket: str | None = None, json: bool = 
     ended: list[RunInfo] = []
 
     def wait(run: str) -> None:
-        ended.append(_wait(client, run, give_up))
+        left = None if give_up is None else max(give_up - time.monotonic(), 0)
+        try:
+            ended.append(client.call(Wait(id=0, run=run, timeout=left), RunReply).run)
+        except Unreachable as error:
+            if give_up is not None and time.monotonic() >= give_up:
+                raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"{run} may not have ended: {error.message}") from None
+            raise
         _show(ended[-1], json)
 
     with connect(socket) as client:
         failed = waiting.each(client, wait)
     return failed or next((code for code in map(exits.of_run, ended) if code), exits.ExitCode.DONE)
-
-
-def _wait(client: Client, run: str, give_up: float | None) -> RunInfo:
-    left = None if give_up is None else max(give_up - time.monotonic(), 0)
-    try:
-        return client.call(Wait(id=0, run=run, timeout=left), RunReply).run
-    except Unreachable as error:
-        if give_up is not None and time.monotonic() >= give_up:
-            raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"{run} may not have ended: {error.message}") from None
-        raise
 
 
 def _show(run: RunInfo, json: bool) -> None:

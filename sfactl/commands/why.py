@@ -34,7 +34,6 @@ def _show(run: RunInfo, json: bool) -> None:
 
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
-    """Return the sentence that answers `why` for a run."""
     used = output.at_least(run.usage)
     return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + (f"; it used {used}" if used else "")
 
@@ -64,7 +63,8 @@ def _sentence(run: RunInfo, now: datetime) -> str:
         return f"{who} was {run.status.value}: {_message(run.reason)}"
     if run.status is Status.PAUSED:
         return f"{who} is paused: {_waiting(run, now)}"
-    return f"{who} is {run.status.value}{_stopping(run)}; {_bounds(run, now)}"
+    why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else ""
+    return f"{who} is {run.status.value}{why}; {_bounds(run, now)}"
 
 
 def _message(reason: Reason | None) -> str:
@@ -103,12 +103,7 @@ def _numbers(run: RunInfo) -> str:
     return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
 
 
-def _stopping(run: RunInfo) -> str:
-    return f": {_message(run.reason)}{_numbers(run)}" if run.reason else ""
-
-
 def _waiting(run: RunInfo, now: datetime) -> str:
-    """Return what a paused run waits for."""
     if run.reason is not None and run.reason.kind == "budget":
         return (
             f"{_message(run.reason)}. It continues when the budget is renewed, or raised in [budgets] of the config "

@@ -25,7 +25,6 @@ class Peer:
     owner: bool = True
     """Whether the peer has the operator's uid, or is root. Inside a run it may still act on its own subtree only."""
     run: RunId | None = None
-    """The run the peer's process is in."""
     unplaced: str = ""
     """Why the daemon could not find out which run the peer is in. Such a peer may do nothing: it could be inside any run."""
     gateway: bool = False
@@ -77,8 +76,7 @@ def refuse_verb(peer: Peer, verb: str, permissions: Permissions) -> str | None:
 def refuse_target(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str | None:
     """Return why the peer may not use `verb` on the run at the end of `lineage` (ids, root first), or `None`.
 
-    A peer inside a run may use verbs on this run and its descendants only, whatever its uid.
-    """
+    A peer inside a run may use verbs on this run and its descendants only, whatever its uid."""
     if peer.run is None or peer.run in lineage:
         return None
     return f"run {peer.run} may not use '{verb}' on run {lineage[-1]}: it is not in the subtree of {peer.run}"

@@ -138,8 +138,7 @@ _BY_THEMSELVES = (*COUNTS, "planning_cost", "execution_cost")
 class Account:
     """What is known of one run's use.
 
-    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`).
-    """
+    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`)."""
 
     __slots__ = ("below", "ended", "levels", "reservations", "reserved", "sources", "under_way")
 
@@ -154,7 +153,6 @@ class Account:
     ) -> None:
         self.sources = dict(sources)
         self.reservations = dict(reservations)
-        """By name."""
         self.reserved = dict(reserved)
         """The sum of the reservations that the agent asked for."""
         self.under_way: dict[LimitKind, int] = {}

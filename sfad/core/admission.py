@@ -21,8 +21,6 @@ REFUSALS_WRITTEN = 10
 
 
 class _Refusals:
-    """Recent refusals of one caller by one rule."""
-
     def __init__(self) -> None:
         self.window = SlidingWindow(REFUSALS_WRITTEN, 60.0)
         self.last: RunId = ""
@@ -48,8 +46,6 @@ class Admission:
     def reconfigure(self) -> None:
         for rate in self._rates.values():
             rate.limit = self._ctx.policy.spawns_per_hour
-
-    # ---- requests
 
     def spawn_requested(self, ev: e.SpawnRequested) -> None:
         caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
@@ -133,8 +129,6 @@ class Admission:
         for above in run.ancestors:
             self._ctx.changed(above)
 
-    # ---- the ledger's answer
-
     def committed(self, ev: e.Committed) -> None:
         """Launch runs whose admission the ledger holds."""
         for name in ev.runs:
@@ -172,8 +166,6 @@ class Admission:
         self._changed_above(run)
         if run.parent is None:
             self._rate(run.user).give_back(run.birth.created_at)
-
-    # ---- slots
 
     def launch_waiting(self) -> None:
         """Launch the trees that wait for a slot, as far as there are any."""

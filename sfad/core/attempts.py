@@ -24,8 +24,6 @@ class AttemptTracker:
     _stopping: Stopping
     _pausing: Pausing
 
-    # ---- the launch
-
     def launch_succeeded(self, run: Run, ev: e.LaunchSucceeded) -> None:
         run.latest.pid = ev.pid
         if run.status is Status.STARTING:
@@ -61,8 +59,6 @@ class AttemptTracker:
         reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=about)
         # a foreign process may have joined the cgroup and started runs there; no run ends before its descendants
         self.conclude(run, ev.at, Ending(Status.FAILED, reason), empty=True)
-
-    # ---- the end
 
     def main_exited(self, run: Run, ev: e.MainExited) -> None:
         """Take note of how the main process ended, and decide what follows."""
@@ -118,8 +114,6 @@ class AttemptTracker:
             for each in reversed(run.subtree()):
                 self._lifecycle.finish(each, at)
 
-    # ---- another attempt
-
     def _retry(self, run: Run, at: float) -> None:
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
@@ -147,8 +141,6 @@ class AttemptTracker:
     def retry_due(self, run: Run) -> None:
         if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
             self._lifecycle.launch(run)
-
-    # ---- what the agent says
 
     def agent_said(self, run: Run, ev: e.AgentSaid) -> None:
         """Take note of the agent's words; an agent that has printed its final result is expected to exit."""
@@ -219,8 +211,7 @@ def backoff(run: RunId, attempt: int, *, first: float, cap: float) -> float:
     """Return the seconds to wait after the failure of attempt number `attempt` (1 is the first).
 
     They double each time up to `cap`; of that, between half and all is taken, so that runs that failed together do not start
-    together. The jitter is a hash of run and attempt, so that the core stays reproducible.
-    """
+    together. The jitter is a hash of run and attempt, so that the core stays reproducible."""
     ceiling = min(cap, first * 2.0 ** min(attempt - 1, 60))
     digest = hashlib.blake2b(f"{run}:{attempt}".encode(), digest_size=8).digest()
     return ceiling * (0.5 + 0.5 * int.from_bytes(digest, "big") / 2**64)

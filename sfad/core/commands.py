@@ -62,8 +62,7 @@ class Terminate(WithId, frozen=True):
     """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on report `Emptied`.
 
     It reaches launches in flight, which `Emptied` must not overtake, and it thaws the run and every child run that was
-    frozen on its own: a signal is pending until then. It does not thaw ancestors.
-    """
+    frozen on its own: a signal is pending until then. It does not thaw ancestors."""
 
     signal: int
 
@@ -100,8 +99,6 @@ class Arm(WithId, frozen=True):
 
 
 class Disarm(WithId, frozen=True):
-    """Forget a timer, if there is one."""
-
     timer: Timer
 
 
@@ -110,7 +107,6 @@ class Publish(Struct, frozen=True):
 
     event: types.Event
     lineage: tuple[RunId, ...]
-    """The event's run and its ancestors, root first."""
 
 
 class ReportEnd(WithRun, frozen=True):
@@ -118,8 +114,6 @@ class ReportEnd(WithRun, frozen=True):
 
 
 class AnswerRequest(Struct, frozen=True):
-    """Answer the request that `token` names."""
-
     token: Token
     answer: Answer
 
@@ -144,8 +138,6 @@ class SpawnRefused(Struct, frozen=True):
 
 
 class StopDone(Struct, frozen=True):
-    """What a stop achieved."""
-
     stopped: tuple[RunId, ...]
     survivors: tuple[Survivor, ...]
     elapsed_s: float
@@ -156,8 +148,6 @@ class Changed(WithRun, frozen=True):
 
 
 class ReserveAnswer(WithRun, frozen=True):
-    """The name of a reservation, or why there is none."""
-
     name: str | None
     refusal: LimitRefusal | None = None
 
@@ -172,8 +162,6 @@ class CallAnswer(WithRun, frozen=True):
 
 
 class ErrorAnswer(Struct, frozen=True):
-    """The request cannot be done."""
-
     code: ErrorCode
     message: str
 
@@ -188,10 +176,7 @@ Command = ToLauncher | ToLedger | ToLoop
 
 
 class Outcome(Struct, frozen=True):
-    """What one event calls for."""
-
     commands: list[Command] = []
-    """In the order in which they are to be applied."""
     changed: dict[RunId, Run] = {}
     """Runs whose snapshots are saved before any command is applied. They hold the decision, so that a daemon that takes over
     carries it out, whichever commands this one had applied."""

@@ -58,8 +58,6 @@ class Context:
     def drain(self) -> None:
         self.draining = True
 
-    # ---- the outcome
-
     def changed(self, run: Run) -> None:
         """Have the run's snapshot saved before any command of the present event is applied."""
         self._outcome.changed[run.id] = run
@@ -69,12 +67,10 @@ class Context:
         self._outcome.used[run.id] = run
 
     def save(self, run: Run) -> None:
-        """Have the run's snapshot and row saved."""
         self.changed(run)
         self.do(c.Save(run))
 
     def arm(self, run: Run, timer: Timer, at: float) -> None:
-        """Set a timer of the run, or set it again."""
         self.do(c.Arm(run.id, timer, at))
 
     def disarm(self, run: Run, timer: Timer) -> None:
@@ -94,8 +90,6 @@ class Context:
         )
         self.do(c.Publish(event, lineage))
 
-    # ---- the tree
-
     def end(self, run: Run) -> None:
         self.tree.remove(run)
         if run.parent is None:
@@ -105,8 +99,6 @@ class Context:
     def take_ended(self) -> list[Run]:
         ended, self.ended = self.ended, []
         return ended
-
-    # ---- requests
 
     def permissions(self, peer: Peer) -> Permissions:
         """Return what the run that the peer is in may do; everything, outside any run."""

@@ -19,8 +19,6 @@ from .vocabulary import Timer
 
 
 class At(Struct, frozen=True):
-    """Base of all events."""
-
     at: float
 
 
@@ -31,8 +29,6 @@ class OfRun(At, frozen=True):
 
 
 class OfPeer(At, frozen=True):
-    """A peer asked for something."""
-
     token: Token
     peer: Peer
 
@@ -160,8 +156,6 @@ class UseSeen(OfRun, frozen=True):
 
 
 class ToolsCalled(OfRun, frozen=True):
-    """The agent called these tools."""
-
     tools: tuple[str, ...]
 
 
@@ -273,14 +267,10 @@ class Frozen(OfRun, frozen=True):
 
 
 class Surveyed(OfRun, frozen=True):
-    """The answer to `Survey`: what is still alive."""
-
     survivors: tuple[Survivor, ...]
 
 
 class TimerFired(OfRun, frozen=True):
-    """A timer that was armed has come due."""
-
     timer: Timer
 
 

@@ -18,8 +18,6 @@ FINISH = "Do not try again; finish your task with what you already have."
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Everything the guard looks at."""
-
     at: float
     policy: Policy
     draining: bool
@@ -48,7 +46,6 @@ class Question:
         return Refusal(kind=rule, detail=detail, message=self.message(why, way), limit=limit, value=value)
 
     def raised(self, key: str) -> str:
-        """Return how a key of the config is raised."""
         return f"raise {self.policy.place(key)}, then run: sfactl reload"
 
     @property

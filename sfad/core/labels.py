@@ -8,13 +8,9 @@ def values_of(wanted: str | Sequence[str]) -> tuple[str, ...]:
     return (wanted,) if isinstance(wanted, str) else tuple(wanted)
 
 
-def fits(wanted: Mapping[str, str | Sequence[str]], labels: Mapping[str, str]) -> bool:
-    """Return whether `labels` has each key of `wanted`, with one of the values that are wanted for it."""
-    return all(labels.get(key) in values_of(value) for key, value in wanted.items())
-
-
 def means(
     name: str | Sequence[str] | None, wanted: Mapping[str, str | Sequence[str]], run_name: str, labels: Mapping[str, str]
 ) -> bool:
     """Return whether a request for one of these names, and for these labels, means a run with this name and these labels."""
-    return (name is None or run_name in values_of(name)) and fits(wanted, labels)
+    named = name is None or run_name in values_of(name)
+    return named and all(labels.get(key) in values_of(value) for key, value in wanted.items())

@@ -24,8 +24,6 @@ def check_grace(grace: float | None) -> None:
 
 
 class Rung(Word):
-    """How far a ladder has come."""
-
     INTERRUPTED = "asked"
     """Main processes were interrupted; no other process has had a signal."""
     SIGNALLED = "signalled"

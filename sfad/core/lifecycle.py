@@ -33,8 +33,6 @@ class Lifecycle:
             self._ctx.reply(run.admit_token, c.Admitted(run))
             run.admit_token = None
 
-    # ---- its clock
-
     def start_clock(self, run: Run, at: float) -> None:
         """Count the run's time from now on, up to the next event or action that it calls for."""
         run.clock.start(at)
@@ -53,8 +51,6 @@ class Lifecycle:
     def halt_clock(self, run: Run, at: float) -> None:
         run.clock.halt(at)
         self._ctx.disarm(run, Timer.DEADLINE)
-
-    # ---- what holds it
 
     def unpause(self, run: Run) -> None:
         """Forget that the run is frozen itself. What thaws it is the caller's command."""
@@ -85,8 +81,6 @@ class Lifecycle:
                 self._ctx.disarm(run, timer)
             run.ladder = None
 
-    # ---- its end
-
     def decide_end(self, run: Run, at: float, ending: Ending) -> None:
         """Decide how the run ends. It is `stopping` until none of its processes is alive."""
         run.move(Status.STOPPING)
@@ -100,7 +94,6 @@ class Lifecycle:
         self._ctx.changed(run)
 
     def cancel_below(self, run: Run, at: float) -> None:
-        """Decide that every descendant ends with the run."""
         reason = Reason(kind=ReasonKind.ANCESTOR, message=f"its ancestor {run.id} ('{run.name}') ended or was stopped", by=run.id)
         for each in run.subtree()[1:]:
             self.unpause(each)

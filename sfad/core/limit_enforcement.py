@@ -35,8 +35,6 @@ class LimitEnforcement:
     _holds: LimitHolds
     _spending: Spending
 
-    # ---- what was used
-
     def use_seen(self, run: Run, ev: e.UseSeen) -> None:
         if run.account.sources.get(ev.source) != ev.use:
             self._spending.set_use(run, ev.source, ev.use)
@@ -77,8 +75,6 @@ class LimitEnforcement:
             self._lifecycle.start_clock(run, at)
         elif LimitKind.TIME in kinds and run.status is Status.STARTING:
             self._ctx.arm(run, Timer.DEADLINE, at + run.allowed_time - run.clock.counted)
-
-    # ---- breaches
 
     def _act_on(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None, freeze: bool = True) -> None:
         """Publish what was crossed, and take the strongest action. `refused`: so much was refused to a reservation."""
@@ -129,15 +125,11 @@ class LimitEnforcement:
     def publish(
         self, what: EventType, run: Run, active: ActiveLimit, message: str, severity: Severity = "low", **facts: Unpack[Facts]
     ) -> None:
-        """Publish what becomes of a limit of the run."""
         kind, threshold = active.limit.kind, active.limit.threshold
         about = Facts(scope=KINDS[kind].scope, action=active.action, limit_kind=kind, threshold=threshold)
         self._ctx.publish(what, run, message, severity, **(about | facts))
 
-    # ---- time
-
     def clock_due(self, run: Run, at: float) -> None:
-        """Take what the run's time calls for."""
         if run.status is Status.STARTING and not run.standing_still:
             self._stopping.stop_for(run, _not_executed(run), at)
             return

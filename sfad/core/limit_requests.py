@@ -32,8 +32,6 @@ class LimitRequests:
     _limit_holds: LimitHolds
     _limit_enforcement: LimitEnforcement
 
-    # ---- resume, approve, deny
-
     def resume_requested(self, run: Run, ev: e.ResumeRequested) -> None:
         if ev.suspended:
             self._pausing.end_suspension(run, ev.at)
@@ -111,8 +109,6 @@ class LimitRequests:
         if limit.kind is LimitKind.TIME and peer.run is None:
             # it was checked against the range that is configured now, so the range of its admission must not end the run sooner
             run.max_time = self._ctx.policy.max_time
-
-    # ---- limit
 
     def limit_requested(self, run: Run, ev: e.LimitRequested) -> None:
         if not self._may_change(ev, run):

@@ -86,8 +86,6 @@ class Machine:
     def refused(self) -> int:
         return self._admission.refused
 
-    # ---- events
-
     def handle(self, event: e.Event) -> c.Outcome:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
         outcome = self._ctx.begin()

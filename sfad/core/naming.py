@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from ..protocol.known import PROGRAMS
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""What a name may look like."""
 
 _BY_PACKAGE = {package: name for name, program in PROGRAMS.items() for package in program.packages}
 AGENT_PROGRAMS = frozenset({*PROGRAMS, *_BY_PACKAGE})

@@ -27,7 +27,6 @@ class SlidingWindow:
         return len(times)
 
     def full(self, at: float) -> bool:
-        """Return whether once more would be too often."""
         return self.used(at) >= self.limit
 
     def take(self, at: float) -> None:
@@ -72,7 +71,6 @@ class Slots:
         return len(self._waiting)
 
     def free_for(self, user: str) -> bool:
-        """Return whether a tree of this user could be launched now."""
         return self.count < self.total and self.user_count(user) < self.per_user
 
     def take(self, root: RunId, user: str) -> None:
@@ -81,7 +79,6 @@ class Slots:
         self._by_user[user] = self.user_count(user) + 1
 
     def enqueue(self, root: RunId, user: str, priority: int) -> None:
-        """Let the root wait for a slot."""
         self._order += 1
         heapq.heappush(self._queues.setdefault(user, []), (-priority, self._order, root))
         self._waiting[root] = user

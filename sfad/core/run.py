@@ -73,7 +73,6 @@ class ProcessExit:
 
     @property
     def unknown(self) -> bool:
-        """Whether the kernel did not tell how it ended."""
         return self.code is None and self.signal is None
 
     @property
@@ -139,8 +138,6 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """What is fixed when a run is admitted."""
-
     id: RunId
     number: int
     name: str
@@ -211,7 +208,6 @@ class State:
 
     @property
     def held_by(self) -> ActiveLimit | None:
-        """The limit whose breach holds it."""
         return self.limits[self.breach.kind] if self.breach is not None else None
 
     @property
@@ -243,7 +239,6 @@ class Run(State):
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
         self.lineage_ids: tuple[RunId, ...] = (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
-        """Of `lineage`."""
         self.children: dict[RunId, Run] = {}
 
     @property
@@ -252,7 +247,6 @@ class Run(State):
 
     @property
     def lineage(self) -> list[Run]:
-        """Its ancestors, root first, and the run itself."""
         return [*self.ancestors, self]
 
     @property
@@ -262,7 +256,6 @@ class Run(State):
 
     @property
     def shown_reason(self) -> Reason | None:
-        """Why it ended, is being stopped, or is paused."""
         if self.ending is not None and self.ending.reason is not None:
             return self.ending.reason
         reason = self.breach.reason if self.breach is not None else self.root.no_money

@@ -37,8 +37,6 @@ class Spending:
         for run in runs:
             add_below((above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use())
 
-    # ---- use
-
     def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
@@ -105,10 +103,7 @@ class Spending:
             for above in run.ancestors:
                 self._ctx.changed(above)
 
-    # ---- reservations
-
     def reserve(self, run: Run, reservation: OpenReservation) -> str:
-        """Reserve an amount for the run; return the reservation's name."""
         self._last_reservation += 1
         name = f"{run.id}-{self._last_reservation}"
         before = run.account.own_tree_use()
@@ -119,7 +114,6 @@ class Spending:
         return name
 
     def reservation(self, name: str) -> tuple[Run, OpenReservation] | None:
-        """Return an open reservation by its name, and its run."""
         run = self._ctx.tree.get(name.rpartition("-")[0])
         return (run, run.account.reservations[name]) if run is not None and name in run.account.reservations else None
 
@@ -130,8 +124,6 @@ class Spending:
             budget.refused = True
             self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
         return budget
-
-    # ---- budgets
 
     def take_used_up(self) -> set[tuple[str, str]]:
         """Return `used_up` of all budgets, and note that they were looked at."""

@@ -26,8 +26,6 @@ class StopRequests:
         self._stopping = stopping
         self._tickets: list[Ticket] = []
 
-    # ---- requests
-
     def stop_requested(self, ev: e.StopRequested) -> None:
         """Stop runs; the answer comes when nothing of them is alive, or something survived."""
         try:
@@ -70,7 +68,6 @@ class StopRequests:
                 self._tell(each, ev.at, [s for s in ev.survivors if s.run_id in below])
 
     def tell_ended(self, ended: Iterable[Run], at: float) -> None:
-        """Tell those who waited for runs that have ended."""
         for run in ended:
             self._tell(run, at)
 
@@ -97,8 +94,6 @@ class StopRequests:
         reason = Reason(kind=ReasonKind.DAEMON, message=message, signal=ev.signal)
         for root in self._ctx.tree.roots():
             self._stopping.cancel(root, ev.at, reason, grace=grace)
-
-    # ---- clients that runs are tied to
 
     def client_gone(self, ev: e.ClientGone) -> None:
         message = "its foreground client went away (start it with --keep to let it go on)"

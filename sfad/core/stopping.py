@@ -44,7 +44,6 @@ class Stopping:
             self._hasten(run, at, signal=signal, grace=seconds)
 
     def stop_for(self, run: Run, reason: Reason, at: float) -> None:
-        """Stop a run for a limit or a budget."""
         status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
         self.stop(run, at, Ending(status, reason))
 
@@ -140,8 +139,6 @@ class Stopping:
         there = {name for name in ladder.interrupted if (run := self._ctx.tree.get(name)) is not None and run.pid is not None}
         ladder.interrupted = frozenset(there)
         return bool(there) and at < ladder.polite_ends_at
-
-    # ---- time
 
     def polite_due(self, run: Run) -> None:
         if run.ladder is not None and run.ladder.rung is Rung.INTERRUPTED:

@@ -13,7 +13,6 @@ class Timer(Word):
     RESULT = "result"
     """Its agent printed its final result and has not exited."""
     RETRY = "retry"
-    """The next attempt begins."""
     POLITE = "polite"
     """Main processes were interrupted; now every process is signalled."""
     GRACE = "grace"

@@ -8,7 +8,6 @@
 `saved_spawns`  the requests of runs that may start again
 `ended`         how long the spool keeps what it has of ended runs
 `numbers`       numbers of runs and events that the next daemon must not use
-`charges`       what budgets were charged, as it is saved
 `earlier`       what an earlier daemon has saved
 `retrying`      writes to the spool, tried again while the disk has no room
 `adoption`      what an earlier daemon left, and what of it is alive

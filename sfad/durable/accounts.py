@@ -25,7 +25,6 @@ _NOTHING: dict[str, dict[str, Any]] = {key: {} for key in _PARTS}
 
 
 def to_saved(value: Any) -> Any:
-    """Return what to save of an account."""
     if not isinstance(value, Account):
         raise NotImplementedError(f"{type(value)} cannot be saved")
     if not (value.sources or value.reservations or value.below or value.levels):

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 
 import msgspec
 import trio
@@ -34,7 +33,6 @@ from .pidfds import name_of_main
 from .snapshots import RunSnapshot
 
 Rows = list[tuple[RunInfo, RunExtra]]
-"""Rows of the ledger."""
 
 NOTHING_HANDED = HandedRun(None, [], None)
 
@@ -45,7 +43,6 @@ class AdoptedRun:
 
     live: Live
     meter: bytes | None
-    """Where its meter was."""
     exited: e.MainExited | None
     """How its main process ended while no daemon was there, if the kernel tells."""
 
@@ -81,20 +78,11 @@ class Adoption:
         return frozenset(one.run.id for one in self.event.runs)
 
 
-def adopt(
-    spool: Spool,
-    ledger: OpenedLedger,
-    launcher: Launcher,
-    handed: Handover | None,
-    stored: Mapping[str, int] = MappingProxyType({}),
-) -> Adoption:
-    """Find what is left of an earlier daemon's runs, and have the launcher adopt it. `stored` are pidfds of main processes that
-    systemd has kept, by `name_of_main`. Raises `OSError` where the launcher cannot tell what is alive."""
-    return _Adopter(spool, ledger, launcher, handed, stored).adoption()
-
-
 @dataclass
-class _Adopter:
+class EarlierRuns:
+    """Finds what is left of an earlier daemon's runs, and has the launcher adopt it. `stored` are pidfds of main processes that
+    systemd has kept, by `name_of_main`."""
+
     spool: Spool
     ledger: OpenedLedger
     launcher: Launcher
@@ -113,6 +101,7 @@ class _Adopter:
         return self.spool.earlier.same_boot or self.handed is not None
 
     def adoption(self) -> Adoption:
+        """Raises `OSError` where the launcher cannot tell what is alive."""
         effect("recover")
         snapshots, broken = self.spool.earlier.snapshots()
         tickets = tuple(self.handed.tickets) if self.handed is not None else ()

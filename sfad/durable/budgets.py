@@ -5,7 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 
+import msgspec
 import trio
+from msgspec import Struct
 
 from .. import config as configuration
 from ..core import events as e
@@ -14,13 +16,37 @@ from ..core.money import to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
 from ..ledger import Ledger, OpenedLedger
 from ..protocol.units import format_usd
-from .charges import Charged, SavedCharges
-from .directory import Spool
+from .retrying import RetryingStore
 
 LOOK_AGAIN_SOON = 10.0
 """Seconds until the next look, if the ledger could not be read."""
 LOOK_AGAIN = 600.0
 """Seconds at most between two looks at the calendar. Setting the clock must not keep a budget from being renewed."""
+
+
+class Charged(Struct, frozen=True, array_like=True):
+    """What a budget was charged in the period that began then."""
+
+    begins: datetime
+    usd: float
+    partial: bool = False
+
+
+class SavedCharges:
+    """What budgets were charged, as it is saved in the spool: `charge/SCOPE/NAME`."""
+
+    def __init__(self, store: RetryingStore) -> None:
+        self._store = store
+
+    def since(self, begins: datetime, scope: str, name: str) -> Charged:
+        """Return what is saved of the period that began then."""
+        saved = self._store.items.get(f"charge/{scope}/{name}")
+        charged = msgspec.msgpack.decode(saved, type=Charged) if saved is not None else None
+        return charged if charged is not None and charged.begins == begins else Charged(begins, 0.0)
+
+    def save(self, scope: str, name: str, charged: Charged) -> None:
+        """Save it together with the next snapshot: of the run that has used it."""
+        self._store.add_to_next({f"charge/{scope}/{name}": msgspec.msgpack.encode(charged)})
 
 
 @dataclass(slots=True)
@@ -42,7 +68,6 @@ class BudgetKeeper:
         self.look()
 
     def record(self, scope: str, name: str, nanos: int) -> None:
-        """Write a charge to the ledger, in the present period."""
         self.ledger.charge(scope, name, self._periods[scope, name], to_usd(nanos))
 
     def save(self, scope: str, name: str) -> None:
@@ -112,8 +137,9 @@ def _midnight(day: date) -> datetime:
     return datetime(day.year, day.month, day.day).astimezone()
 
 
-def rebuild(config: configuration.BudgetsConfig, ledger: OpenedLedger, spool: Spool) -> list[str]:
-    """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log.
+def rebuild(config: configuration.BudgetsConfig, ledger: OpenedLedger, charges: SavedCharges, *, sound: bool) -> list[str]:
+    """Correct the charges in the ledger, which was written after the spool and may be new. Return lines for the log. `sound`: the
+    spool could be read in full.
 
     If both have lost charges, what is left of a budget is not known. It then counts as exhausted until its period ends or the
     operator raises it. Call this before the ledger is started. Raises `sqlite3.Error`."""
@@ -121,9 +147,9 @@ def rebuild(config: configuration.BudgetsConfig, ledger: OpenedLedger, spool: Sp
     for budget in wanted(config):
         begin, _ = period(wall_clock().astimezone(), budget.period)
         recorded = ledger.records.charged(budget.scope, budget.name, begin)
-        lost = ledger.is_new and not spool.earlier.sound
+        lost = ledger.is_new and not sound
         # the higher one counts: the spool is older if its newest part was damaged, the ledger if a copy was restored
-        charged = max(recorded, spool.charges.since(begin, budget.scope, budget.name).usd, to_usd(budget.allowed) if lost else 0.0)
+        charged = max(recorded, charges.since(begin, budget.scope, budget.name).usd, to_usd(budget.allowed) if lost else 0.0)
         if charged != recorded:
             ledger.set_charged(budget.scope, budget.name, begin, charged)
         if lost:

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..host.clock import Timers
 from ..runs.live import Live
 from ..spool import Store
-from .charges import SavedCharges
+from .budgets import SavedCharges
 from .earlier import BOOT, PLACE, EarlierSpool, this_boot
 from .ended import EndedRuns
 from .journal import RunJournal

@@ -21,7 +21,6 @@ class EarlierSpool:
         self.sound = store.sound
         """Whether everything that was saved can be read. Otherwise something may be lost, such as what a budget was charged."""
         self.found = store.found
-        """Whether there was a spool."""
         self.same_boot = self._items.get(BOOT) == this_boot()
         """Whether it was written since the machine was booted."""
         place = self._items.get(PLACE)

@@ -26,8 +26,6 @@ FORMAT = 1
 
 
 class HandedRun(Struct, frozen=True):
-    """What is handed over of one live run."""
-
     remains: Remains | None
     descriptors: list[int]
     stdin: Stdin | None
@@ -39,7 +37,6 @@ class Connected(Struct, frozen=True):
     peer: Peer | None
     """From release 0.1.0: `None` before the handshake."""
     partial: bytes
-    """The beginning of a frame."""
     bodies: list[bytes]
     received: list[int]
     unsent: list[tuple[bytes, list[int]]]

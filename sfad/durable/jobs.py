@@ -7,6 +7,7 @@ from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -16,10 +17,9 @@ from ..core.ids import run_id
 from ..host.clock import wall_clock
 from ..host.private_files import make_directory
 from ..host.reserve import DiskReserve
-from ..ledger import Ledger, LedgerError, back_up
-from ..ledger.backup import BACKUP, Backup, DamagedCopy
+from ..ledger import Ledger, back_up
+from ..ledger.backup import BACKUP, Backup
 from ..ledger.database import open_reader
-from ..ledger.opening import mark_damaged
 from ..ledger.reader import Reader
 from ..ledger.retention import Pruner
 from ..output import OutputFiles
@@ -50,10 +50,6 @@ class MaintenanceJobs:
     def keep_room(self) -> None:
         """Keep some room of the disk for a start when it is full."""
         DiskReserve(self.ledger.file.directory).fill()
-
-    def check(self) -> None:
-        if self.ledger.file.check_due and (found := self.ledger.file.check_rest()) is not None:
-            raise LedgerError(f"the ledger is damaged ({found}); the next start sets it aside, and begins a new one")
 
     def delete_output(self, age: float | None) -> None:
         if age is None:
@@ -87,11 +83,7 @@ class MaintenanceJobs:
     def back_up(self) -> None:
         target = self.ledger.file.directory / BACKUP
         make_directory(target.parent)
-        try:
-            backup = back_up(self.ledger.file.directory, target, replace=True, between=_copy_pause)
-        except DamagedCopy as error:
-            mark_damaged(self.ledger.file.directory, str(error))
-            raise
+        backup = back_up(self.ledger.file.directory, target, replace=True, between=_copy_pause)
         trio.from_thread.run_sync(self._backed_up, backup)
 
     def _backed_up(self, backup: Backup) -> None:
@@ -145,11 +137,9 @@ class MaintenanceJobs:
         return future.result()
 
 
-def _pause() -> None:
+def _pause(seconds: float = _PAUSE) -> None:
     trio.from_thread.check_cancelled()
-    time.sleep(_PAUSE)
+    time.sleep(seconds)
 
 
-def _copy_pause() -> None:
-    trio.from_thread.check_cancelled()
-    time.sleep(_COPY_PAUSE)
+_copy_pause = partial(_pause, _COPY_PAUSE)

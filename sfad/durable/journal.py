@@ -38,7 +38,6 @@ class RunJournal:
             raise
 
     def save(self, runs: Iterable[Live], position: Position = nowhere) -> None:
-        """Save runs as they are now, and where their meters are."""
         self._store.write_soon(self._changes(runs, position))
 
     def is_saved(self, run: RunId) -> bool:

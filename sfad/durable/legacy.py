@@ -11,8 +11,6 @@ from ..protocol.types import ApiTrouble, LimitKind, Reason, Status
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """What changes of a run."""
-
     status: Status
     limits: Limits
     committed: bool
@@ -48,7 +46,6 @@ class FlatState:
 
     @property
     def state(self) -> State:
-        """The same in parts."""
         attempt = Attempt(self.attempt, self.pid, self.exit, self.said_finished, self.said_failed, self.api_trouble)
         paused = Paused(self.frozen_until, self.suspended, self.out_of_money, self.by_hand)
         return State(

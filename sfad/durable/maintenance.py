@@ -39,7 +39,7 @@ class Maintenance:
 
     async def serve(self) -> None:
         """Do what is due a minute after the start and then every `sweep_every`, until cancelled. That waits for a step that has
-        begun: some milliseconds, or as long as it takes to check a large file."""
+        begun, some milliseconds."""
         await trio.sleep(FIRST_ROUND_AFTER)
         while True:
             await self.look()
@@ -49,7 +49,6 @@ class Maintenance:
         """Do everything that is due. Raises nothing."""
         jobs = self.jobs
         await self._try("ballast", jobs.keep_room)
-        await self._try("check", jobs.check)
         async with self._deleting:
             # output first, because that frees the room that the other jobs need
             await self._try("output", partial(jobs.delete_output, self.settings.output))

@@ -32,7 +32,6 @@ class ReservedNumbers:
 
     @property
     def highest_event(self) -> int:
-        """The highest number that an event may bear."""
         return int(self._store.items.get(_EVENTS, b"0"))
 
     def reserve_events(self, number: int) -> None:

@@ -21,7 +21,6 @@ class RetryingStore:
 
     def __init__(self, store: Store, timers: Timers, trouble: Callable[[str], None]) -> None:
         self.items = store.items
-        """The values in the file."""
         self.unwritten: Changes = {}
         """The next write has these as well."""
         self._store = store
@@ -32,7 +31,6 @@ class RetryingStore:
         self._displaced = False
 
     def add_to_next(self, changes: Changes) -> None:
-        """Write these together with the next change."""
         self.unwritten |= changes
 
     def write(self, changes: Changes) -> None:

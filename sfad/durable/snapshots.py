@@ -27,8 +27,6 @@ encode = msgspec.msgpack.Encoder(enc_hook=to_saved).encode
 
 
 class Origin(Struct, frozen=True, array_like=True):
-    """What is fixed when a run is admitted."""
-
     birth: Birth
     spawn: Spawn
     """Without command and environment, which `SavedSpawns` has until the run's last start. Of the environment only what says where
@@ -36,31 +34,23 @@ class Origin(Struct, frozen=True, array_like=True):
     nonce: str
     created_at: datetime
     program: str | None
-    """The agent program whose events its stdout has."""
     caller: RunId | None
-    """The run that asked for it."""
 
 
 class Progress(Struct, frozen=True, array_like=True):
-    """What changes."""
-
     state: State
     started_at: datetime | None
     ended_at: datetime | None
     main: SavedMain | None
     attempted_at: datetime | None = None
     sessions: tuple[Reading, ...] = ()
-    """What the session files of earlier attempts told."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """A run as it was when it was last saved."""
-
     origin: Origin
     progress: Progress
     meter: bytes | None
-    """Where its meter was."""
 
     @classmethod
     def decoded(cls, origin: bytes, progress: bytes, meter: bytes | None) -> Self:

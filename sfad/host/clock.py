@@ -50,7 +50,9 @@ class Timers:
         if self._heap[0][1] == self._order:
             self._sooner.set()
         if len(self._heap) > 64 + 4 * len(self._armed):
-            self._compact()
+            # disarmed entries stay in the heap: each run of a burst of short ones would leave its deadline there for two minutes
+            self._heap = [entry for entry in self._heap if self._current(entry)]
+            heapq.heapify(self._heap)
 
     def disarm(self, key: Hashable) -> None:
         self._armed.pop(key, None)
@@ -80,8 +82,3 @@ class Timers:
     def _current(self, entry: tuple[float, int, Hashable]) -> bool:
         armed = self._armed.get(entry[2])
         return armed is not None and armed[1] == entry[1]
-
-    def _compact(self) -> None:
-        # disarmed entries stay in the heap: each run of a burst of short ones would leave its deadline there for two minutes
-        self._heap = [entry for entry in self._heap if self._current(entry)]
-        heapq.heapify(self._heap)

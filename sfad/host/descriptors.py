@@ -23,7 +23,6 @@ RESERVE, LEAST_RESERVE = 32, 4
 ledger, the spool and the price list take a few each."""
 KEPT_BACK = 24
 """Descriptors for stopping. A stop needs four at a time: a directory that is listed, a control file, `/proc`, and a pidfd."""
-
 _limits: tuple[int, int] | None = None
 """The soft and the hard limit of this process, while it keeps some back."""
 
@@ -88,7 +87,6 @@ def lifted() -> Iterator[None]:
 
 MAX_CLOSERS = 64
 """Threads at a time. While all of them wait, further descriptors stay open. Ending the run that makes them wait helps."""
-
 _lock = threading.Lock()
 _open: deque[int] = deque()
 _threads = 0

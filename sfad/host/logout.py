@@ -15,7 +15,6 @@ from . import probe
 
 ASK_TIMEOUT = 2.0
 """Seconds that systemd may take to answer. The daemon serves no client meanwhile. Some 10 ms are usual."""
-
 _MANAGER = re.compile(r"/user-(\d+)\.slice/user@\1\.service/")
 _SESSION = re.compile(r"/user-(\d+)\.slice/session-([^/\n]+)\.scope")
 

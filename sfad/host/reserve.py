@@ -62,8 +62,7 @@ def raise_priority() -> None:
 
     Change nothing if the operator has chosen a priority. SCHED_RESET_ON_FORK gives children a nice value of 0. Where the kernel
     shares the processors among sessions first (sched(7): autogroup), the nice value of the session counts; a daemon that leads
-    its session sets that as well.
-    """
+    its session sets that as well."""
     with suppress(OSError):
         if os.sched_getscheduler(0) != os.SCHED_OTHER or os.getpriority(os.PRIO_PROCESS, 0) != 0:
             return

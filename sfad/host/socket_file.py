@@ -3,7 +3,6 @@
 `protocol.paths` says where it is, which clients must know as well. `state_dir` has the state directory.
 """
 
-import contextlib
 import errno
 import fcntl
 import grp
@@ -13,7 +12,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..protocol.paths import bind_path, connect_path
@@ -21,12 +20,9 @@ from ..protocol.paths import bind_path, connect_path
 BACKLOG = 1024
 """Connections that wait for accept(2). Beyond this number, connect(2) of a client waits. The kernel caps it at
 net.core.somaxconn."""
-
 LOCK_TRIES, _LOCK_PAUSE = 25, 0.02
-
 _MAX_STEPS = 40 * 256
 """The most components of a path: the kernel follows 40 links, and a path has at most 4096 bytes."""
-
 _OVERFLOW_UID = 65534
 """The uid that the kernel shows for a user who is not in the user namespace (default of /proc/sys/kernel/overflowuid)."""
 
@@ -57,7 +53,9 @@ def bind_socket(path: Path, *, held: Path | None = None) -> socket.socket:
 @contextmanager
 def _place_for(path: Path, held: Path | None) -> Iterator[None]:
     try:
-        _make_directory(path.parent)
+        missing = [each for each in (path.parent, *path.parent.parents) if not each.exists()]
+        for each in reversed(missing):
+            each.mkdir(mode=0o700, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
         _refuse_shared(path)
         with _directory_lock(path.parent, held):
             _clear_stale(path)
@@ -71,18 +69,12 @@ def unbind_socket(path: Path, *, held: Path | None = None) -> None:
 
     Raises `PathError` if the directory cannot be written."""
     try:
-        with _directory_lock(path.parent, held), contextlib.suppress(PathError):
+        with _directory_lock(path.parent, held), suppress(PathError):
             _clear_stale(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise PathError(f"the socket {path} cannot be removed: {error}") from error
-
-
-def _make_directory(directory: Path) -> None:
-    missing = [each for each in (directory, *directory.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
 
 
 def _refuse_shared(path: Path) -> None:
@@ -207,7 +199,7 @@ def _alive(path: Path) -> bool:
 
 
 def _listen(path: Path) -> socket.socket:
-    with contextlib.ExitStack() as undo:
+    with ExitStack() as undo:
         listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.setblocking(False)
         # bind(2) makes the file with the mode of the socket's own inode, so the mode is never wider. umask(2) would change the

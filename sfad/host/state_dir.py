@@ -22,7 +22,6 @@ from pathlib import Path
 from .socket_file import AlreadyRunning, PathError
 
 LOCK = "lock"
-
 _POSIX_LOCK = re.compile(rb"^\d+: POSIX +ADVISORY +WRITE (\d+) \S+ (\d+) (\d+)$", re.MULTILINE)
 """A line of /proc/locks: pid, first and last byte. The kernel lists only processes of this pid namespace, which are those that a
 daemon could adopt or kill."""
@@ -87,15 +86,11 @@ def prepare_state_dir(path: Path) -> None:
         if found.st_uid != os.geteuid():
             raise PathError(f"the state directory {path} belongs to uid {found.st_uid}; choose another with --state-dir")
         if stat.S_IMODE(found.st_mode) & 0o077:
-            _narrow(path)
+            if not (path / LOCK).exists() and any(path.iterdir()):
+                raise PathError(f"{path} holds files of others and is open to them; give --state-dir a directory of its own")
+            path.chmod(0o700)
     except OSError as error:
         raise PathError(f"the state directory {path} cannot be used: {error.strerror}") from error
-
-
-def _narrow(path: Path) -> None:
-    if not (path / LOCK).exists() and any(path.iterdir()):
-        raise PathError(f"{path} holds files of others and is open to them; give --state-dir a directory of its own")
-    path.chmod(0o700)
 
 
 def lock_state_dir(path: Path, instance: str) -> StateLock:

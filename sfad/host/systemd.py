@@ -82,7 +82,15 @@ class FdStore:
     def __init__(self) -> None:
         """Connect to systemd. Nothing is kept if systemd did not start this process, or does not listen."""
         address = os.environ.get("NOTIFY_SOCKET", "")
-        self._socket = _connected(address) if address else None
+        self._socket: socket.socket | None = None
+        if address:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            sock.setblocking(False)
+            try:
+                sock.connect(_address(address))
+                self._socket = sock
+            except OSError:  # `notify` reports that systemd does not listen there
+                sock.close()
         self._unwanted: deque[str] = deque()
 
     @property
@@ -148,17 +156,6 @@ class FdStore:
             else:
                 found[name] = fd
         return found
-
-
-def _connected(address: str) -> socket.socket | None:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    sock.setblocking(False)
-    try:
-        sock.connect(_address(address))
-    except OSError:  # `notify` reports that systemd does not listen there
-        sock.close()
-        return None
-    return sock
 
 
 _FIRST_PASSED = 3

@@ -9,7 +9,6 @@ import trio
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
 _NO_THREAD = "can't start new thread"
 """CPython's message, in a `RuntimeError` like many others."""
 

@@ -41,32 +41,21 @@ class Adopter:
             self._adopted.rejoin(run)
             if remains.report is None:
                 self._find_main(run, remains)
-            else:
-                self._resume_launch(run, remains, remains.report)
+            elif remains.pid:  # a launch in flight, of a child of ours; one that could not be spawned has only the report
+                again = fcntl.fcntl(remains.report, fcntl.F_DUPFD_CLOEXEC, 0)
+                self._mains.own(run, MainProcess(remains.pid, again, started=remains.started))
             alive = self._adopted.finish(run)
             self._cpus.recall(run)
         except BaseException:
-            self._undo(run)
+            self._mains.disown(run)
+            self._runs.drop(run)
+            self._adopted.forget(run)
             raise
         if remains.report is not None:
-            self._report_failure(run, remains.report)
+            if run.main is None:
+                self._mains.fail_soon(run, reported(os.read(remains.report, REPORT.size)))
+            os.close(remains.report)
         return Adopted(run.main.pid if run.main else None, run.main is None and not alive, remains.report is not None)
-
-    def _undo(self, run: LaunchedRun) -> None:
-        self._mains.disown(run)
-        self._runs.drop(run)
-        self._adopted.forget(run)
-
-    def _resume_launch(self, run: LaunchedRun, remains: Remains, report: int) -> None:
-        """Own the main process of a launch in flight, a child of ours. If it could not be spawned there is only the report."""
-        if remains.pid:
-            again = fcntl.fcntl(report, fcntl.F_DUPFD_CLOEXEC, 0)
-            self._mains.own(run, MainProcess(remains.pid, again, started=remains.started))
-
-    def _report_failure(self, run: LaunchedRun, report: int) -> None:
-        if run.main is None:
-            self._mains.fail_soon(run, reported(os.read(report, REPORT.size)))
-        os.close(report)
 
     def _find_main(self, run: LaunchedRun, remains: Remains) -> None:
         """Own the main process, if it lives or waits to be reaped by us."""

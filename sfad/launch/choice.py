@@ -41,8 +41,7 @@ def choose_launcher(
     `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its cgroups go, by default this
     process's own cgroup; if anything of the instance is alive in cgroups elsewhere, runs stay there. `nofile` is the soft
     RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
-    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible.
-    """
+    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible."""
 
     def launcher(complaints: Complaints, contain: Callable[[LauncherParts], RunContainment]) -> LocalLauncher:
         emitter = Emitter(emit, clock, complaints.failed)

@@ -1,6 +1,6 @@
 """The processes and memory of runs, from one pass over the machine."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from ..protocol.types import RunId
@@ -56,16 +56,13 @@ class Footprints:
 
     def _pids(self, asked: Mapping[RunId, LaunchedRun]) -> dict[RunId, list[int]]:
         found: dict[RunId, list[int]] = {run_id: [] for run_id in asked}
-        for pid, run_id in self._containment.members(*_tops(asked.values())) if asked else ():
+        everyone = set(asked.values())
+        tops = [run for run in asked.values() if not any(above in everyone for above in run.upwards() if above is not run)]
+        for pid, run_id in self._containment.members(*tops) if tops else ():
             for above in self._runs[run_id].upwards():
                 if above.id in found:
                     found[above.id].append(pid)
         return found
-
-
-def _tops(asked: Collection[LaunchedRun]) -> list[LaunchedRun]:
-    everyone = set(asked)
-    return [run for run in asked if not any(above in everyone for above in run.upwards() if above is not run)]
 
 
 def _amount(kind: str, pids: list[int], exact_from: float) -> int:

@@ -74,7 +74,6 @@ class LaunchedRun:
 
     @property
     def nonce(self) -> str:
-        """The random part of the cookie."""
         return self.cookie.rsplit(b":", 1)[1].decode()
 
     def upwards(self) -> Iterator[LaunchedRun]:

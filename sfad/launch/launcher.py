@@ -15,7 +15,6 @@ Emit = Callable[[Event], None]
 """How a launcher reports: called in trio's thread, never from within a call to the launcher."""
 Complain = Callable[[str], object]
 """How a launcher tells the log what it could not do yet and is trying again."""
-
 Enforcement = Literal["kernel", "watching", "nothing"]
 """How limits of runs are enforced: exactly, by the kernel; as best effort, by looking at them now and then or by binding them to
 CPUs; or not at all."""
@@ -25,8 +24,7 @@ CPUs; or not at all."""
 class Bounds:
     """What the kernel shall limit a run and its descendants to, where it can; `None` is no bound.
 
-    A limit that only warns does not belong here. Where the kernel cannot, `sfad.metering.sampling` watches `memory` and `pids`.
-    """
+    A limit that only warns does not belong here. Where the kernel cannot, `sfad.metering.sampling` watches `memory` and `pids`."""
 
     memory: int | None = None
     """Bytes. If the run needs more, the kernel ends one of its processes."""

@@ -53,7 +53,9 @@ class LocalLauncher(Launcher):
         self._orphans = Orphans()
         self._spawner = PosixSpawner(trampoline or best())
         self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
-        self._was_subreaper = _subreaper()
+        was_subreaper = ctypes.c_int()
+        _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_subreaper), 0, 0, 0)
+        self._was_subreaper = was_subreaper.value
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._containment = contain(LauncherParts(self._runs, self._reactor, self._orphans, complaints, self._owed))
         self._mains = Mains(self._reactor, self._orphans, emitter, self._owed)
@@ -219,9 +221,3 @@ class LocalLauncher(Launcher):
         self._containment.close()
         self._reactor.close()
         self._spawner.close()
-
-
-def _subreaper() -> int:
-    answer = ctypes.c_int()
-    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
-    return answer.value

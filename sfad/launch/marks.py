@@ -14,7 +14,6 @@ from . import procfs
 
 COOKIE = b"SFA_COOKIE"
 """The environment variable that names instance, run and a random number."""
-
 CAPACITY = 819_200
 """The kernel's default RLIMIT_MSGQUEUE, bytes (getrlimit(2)). Tags are numbers of its upper half, so that message queues work."""
 
@@ -36,5 +35,4 @@ def cookie(pid: int, instance: str) -> bytes | None:
 
 
 def cookie_run(value: bytes) -> RunId:
-    """Return the run that a cookie names."""
     return value.split(b":")[1].decode("ascii", "replace")

@@ -27,8 +27,7 @@ def cgroup_id(pidfd: int) -> int:
 def exit_status(pidfd: int) -> int | None:
     """Return how a process has ended, as wait(2) told its parent; `None` if it was not reaped, or the kernel cannot tell.
 
-    Linux 6.15 and later tell it, through a pidfd that was opened before the process was reaped.
-    """
+    Linux 6.15 and later tell it, through a pidfd that was opened before the process was reaped."""
     mask, *_, status = _ask(pidfd, _EXIT)
     return status if mask & _EXIT else None
 
@@ -41,7 +40,6 @@ def _ask(pidfd: int, mask: int) -> tuple[int, ...]:
 
 
 def ended(pidfd: int) -> bool:
-    """Return whether the process has ended, reaped or not."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))

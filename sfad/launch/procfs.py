@@ -21,9 +21,6 @@ GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR})
 HIDDEN = frozenset({errno.EACCES, errno.EPERM})
 
 
-_STOP_BIT = 1 << (signal.SIGSTOP - 1)
-
-
 class Stat(NamedTuple):
     """From /proc/PID/stat."""
 
@@ -61,8 +58,9 @@ def threads_stopped(pid: int) -> bool:
 
 def will_stop(pid: int) -> bool:
     """Return whether a SIGSTOP is pending: the kernel delivers it before the process executes another instruction."""
+    stop = 1 << (signal.SIGSTOP - 1)
     masks = (line.split() for line in (read(f"/proc/{pid}/status", whole=True) or b"").splitlines())
-    return any(words[0] in (b"SigPnd:", b"ShdPnd:") and int(words[1], 16) & _STOP_BIT for words in masks if len(words) > 1)
+    return any(words[0] in (b"SigPnd:", b"ShdPnd:") and int(words[1], 16) & stop for words in masks if len(words) > 1)
 
 
 def read(path: str, *, whole: bool = False) -> bytes | None:
@@ -180,9 +178,6 @@ def resident(pid: int) -> int:
     return int(content.split(None, 2)[1]) * _PAGE if content else 0
 
 
-_SHARES = (b"Pss_Anon:", b"Pss_Shmem:")
-
-
 def proportional(pid: int) -> int:
     """Return the bytes of anonymous and shared memory, where each of n processes that share a page has an n-th of it.
 
@@ -191,7 +186,7 @@ def proportional(pid: int) -> int:
     content = read(f"/proc/{pid}/smaps_rollup")
     if not content:
         return resident(pid)
-    lines = (line.split() for line in content.splitlines() if line.startswith(_SHARES))
+    lines = (line.split() for line in content.splitlines() if line.startswith((b"Pss_Anon:", b"Pss_Shmem:")))
     return sum(int(words[1]) for words in lines) * 1024
 
 

@@ -33,8 +33,6 @@ _SWEPT: RunId = "swept"
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What a sweep did."""
-
     pids: tuple[int, ...] = ()
     """Processes that were found."""
     left: tuple[int, ...] = ()
@@ -45,8 +43,7 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     """Kill everything that runs of this instance left, and remove its cgroups. Blocks, for at most 20 s.
 
     The runs in `spare` are left alone: their cgroups, the processes that carry their cookies, and the descendants of these; but
-    not the runs below them that are not in `spare`. `home` is the directory of a live daemon, which keeps its controllers.
-    """
+    not the runs below them that are not in `spare`. `home` is the directory of a live daemon, which keeps its controllers."""
     pids: set[int] = set()
     left: set[int] = set()
     kept: set[int] = set()
@@ -69,8 +66,9 @@ def _removable(top: str, spare: Set[RunId]) -> Iterator[str]:
     entered: set[str] = set()
     for path in paths:
         above = os.path.dirname(path)
+        is_run = number_or_zero(os.path.basename(path)) > 0
         # cgroups that an agent has made in its own are the agent's
-        if path == top or (above in entered and (_is_run(path) or os.path.basename(above) not in spare)):
+        if path == top or (above in entered and (is_run or os.path.basename(above) not in spare)):
             if path in kept:
                 entered.add(path)
             else:
@@ -84,10 +82,6 @@ def _with_those_above(top: str, paths: Iterable[str]) -> set[str]:
             found.add(path)
             path = os.path.dirname(path)
     return found
-
-
-def _is_run(directory: str) -> bool:
-    return number_or_zero(os.path.basename(directory)) > 0
 
 
 def _pids(base: str) -> list[int]:

@@ -63,8 +63,7 @@ def learn(
 ) -> list[Advice]:
     """Return advice from the newest `rows` ended runs of the ledger in `directory`: of one type, of one name, of both, or of all.
 
-    Blocks while it walks the table. Raises `LedgerError` if the file cannot be read.
-    """
+    Blocks while it walks the table. Raises `LedgerError` if the file cannot be read."""
     try:
         with closing(open_reader(directory)) as connection:
             found = connection.execute(*_query(type, name, rows)).fetchall()
@@ -114,9 +113,6 @@ def _note(runs: int, wanted: float | None, suggested: float | None) -> str:
     if wanted is None or suggested is None:
         return f"no advice: usage is known for {runs} successful runs; {MIN_RUNS} are needed"
     return "" if wanted == suggested else f"{wanted:g} would be outside the range"
-
-
-# ---- rows
 
 
 def _query(type_: str | None, name: str | None, rows: int) -> tuple[str, list[Any]]:

@@ -123,11 +123,7 @@ def _verify(partial: Path) -> None:
             raise LedgerError("it is a database of another program")
         found = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise DamagedCopy(f"the copy is damaged, and so the ledger may be: {found}")
-
-
-class DamagedCopy(LedgerError):
-    """The copy is not whole, and so the ledger may not be."""
+        raise LedgerError(f"the copy is damaged, and so the ledger may be: {found}")
 
 
 def sync(path: Path) -> None:
@@ -137,9 +133,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# ---- putting the ledger back
 
 
 Identities = tuple[tuple[int, int] | None, ...]

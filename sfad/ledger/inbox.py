@@ -19,8 +19,6 @@ _Item = TypeVar("_Item")
 
 
 class Inbox(Generic[_Item]):
-    """A queue that many threads put into and one takes from."""
-
     def __init__(self) -> None:
         self._items: deque[_Item] = deque()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()

@@ -15,7 +15,6 @@ from ..core.ids import run_number
 from ..protocol.types import Event, RunId, RunInfo
 from .backup import PutBack
 from .opened import OpenedLedger
-from .opening import mark_damaged
 from .reader import Reader
 from .rows import Op, RunExtra, charge_op, event_op, insert_op, state_op
 from .transactions import Transactions
@@ -76,8 +75,6 @@ class Ledger:
         for report in untold:
             self._told(report)
 
-    # ---- writes
-
     def admit(self, info: RunInfo, extra: RunExtra) -> None:
         """Queue a run's row. The listener is told whether it was committed or failed."""
         self._put(insert_op("admit", info, extra, self._boot))
@@ -137,8 +134,6 @@ class Ledger:
         self._waking = False
         self._writer.wake()
 
-    # ---- the writer's thread
-
     async def flush(self) -> bool:
         """Return once everything queued before has been tried: true if all of it is in the file."""
         outcome: list[bool] = []
@@ -176,11 +171,7 @@ class Ledger:
         self.records.close()
         return self._writer.close(timeout)
 
-    # ---- what became of writes
-
     def _report(self, report: Report) -> None:
-        if isinstance(report, WriteResult) and report.damaged:
-            mark_damaged(self.file.directory, report.error or "")
         # when trio is over, no task waits for a report; `close` returns how many operations stayed unwritten
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._told, report)

@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ..host.probe import current_boot
 from ..protocol.types import RunInfo
 from .backup import Backup, keep_apart, newest_backup
 from .database import LedgerError, open_reader
-from .opening import check, open_writer
+from .opening import open_writer
 from .reader import Reader
 from .records import Records
 from .rows import RunExtra, Statement, charge_op, insert_op, set_charge, upserts
@@ -21,20 +22,10 @@ LOCK_WAIT = 15.0
 _LAST_RUN, _LAST_EVENT = ("runs", "number"), ("events", "seq")
 
 
+@dataclass(slots=True)
 class LedgerFile:
-    """What is known of the ledger's file: whether its check is due, and its newest backup."""
-
-    def __init__(self, directory: Path, backup: Backup | None, *, check_due: bool) -> None:
-        self.directory = directory
-        self.backup = backup
-        self.check_due = check_due
-        """`check_rest` is due: the file is too large to check while every client waits."""
-
-    def check_rest(self) -> str | None:
-        """Run `opening.check`, and return what it found. In a thread."""
-        found = check(self.directory)
-        self.check_due = False
-        return found
+    directory: Path
+    backup: Backup | None
 
     def backed_up(self, backup: Backup) -> None:
         self.backup = backup
@@ -57,8 +48,7 @@ class OpenedLedger:
         `floor_number`: no run gets this number or a lower one, whatever the file says. It is the highest number of an output
         file, so that a new ledger does not give an id again. `busy_timeout`: seconds that a transaction waits for another
         program's lock. `lock_wait`: seconds that opening waits for it. `handed_over`: this process flushed the file before it
-        re-executed itself, so there is nothing to check.
-        """
+        re-executed itself, so there is nothing to check."""
         self.notes: list[str] = []
         """What opening had to do, a line each, for the log and an event."""
         self.boot = current_boot()
@@ -80,7 +70,7 @@ class OpenedLedger:
         except sqlite3.Error as error:
             self.connection.close()
             raise LedgerError(f"the ledger in {directory} cannot be read: {error}; move it away to begin a new one") from error
-        self.file = LedgerFile(directory, backup, check_due=found.unchecked)
+        self.file = LedgerFile(directory, backup)
         self.records = Records(reader)
 
     def _backup(self, directory: Path) -> tuple[Backup | None, int]:

@@ -204,7 +204,6 @@ class Term:
     driving: str | None = None
     """Its SQL where its index drives the query."""
     source: str = "runs"
-    """The tables of that query."""
     bounded: bool = False
     """The guard bounds how many rows match, so the query walks all of them."""
 
@@ -240,7 +239,6 @@ class EndedQuery:
         return sql, [*values, page.below]
 
     def sql(self, page: Page, floor: int) -> Query:
-        """Return the query for the rows from number `floor` on."""
         span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
         driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
         order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"

@@ -88,8 +88,6 @@ class Records:
         queued = self._unwritten.get(run_id)
         return queued.info.parent_id if queued is not None else self._reader.parent(run_id)
 
-    # ---- what is queued
-
     def close(self) -> None:
         self._reader.close()
 

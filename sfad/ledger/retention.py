@@ -17,7 +17,7 @@ import msgspec
 
 from ..core.ids import run_id
 from ..protocol.types import Status
-from .database import FILE, log_of, open_reader, size
+from .database import FILE, open_reader
 from .reader import LIVE
 from .rows import number_of
 
@@ -36,8 +36,6 @@ _FREE_KEPT = 256
 
 _LONGEST_PERIOD = timedelta(days=31)
 """The longest period of a budget. What a budget was charged is kept for at least twice as long."""
-
-_LOG_LARGE = 16 * 1024 * 1024
 
 _TERMINAL = tuple(status.value for status in Status if status.terminal)
 
@@ -102,12 +100,11 @@ class Pruner:
         return Deleted(sum(self._do(_delete_runs(batch)) for batch in _batches(iter(runs))), count)
 
     def compact(self) -> int:
-        """Give pages back if a quarter of the file is free, and return how many. Cut a large log. Raises `sqlite3.Error`."""
+        """Give pages back if a quarter of the file is free, and return how many. Raises `sqlite3.Error`."""
         free = self._surplus()
         before = free
         while free and (left := self._do(_give_back)) < free:
             free = left
-        self._cut_log()
         return before - free
 
     def _surplus(self) -> int:
@@ -128,11 +125,6 @@ class Pruner:
         # in this thread, because of its fsync: a passive checkpoint does not keep the writer from writing
         with closing(sqlite3.connect(self._directory / FILE, isolation_level=None, timeout=0)) as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-
-    def _cut_log(self) -> None:
-        if size(log_of(self._directory / FILE)) > _LOG_LARGE:
-            self.checkpoint()
-            self._errand(_truncate_log)
 
 
 def _batches(rows: Iterator[_OldRun]) -> Iterator[list[_OldRun]]:
@@ -235,17 +227,6 @@ def _give_back(connection: sqlite3.Connection) -> int:
     # execute() would stop after the first page: the statement has a step for each page, and no columns to fetch
     connection.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")
     return max(0, _pragma(connection, "freelist_count") - _FREE_KEPT)
-
-
-def _truncate_log(connection: sqlite3.Connection) -> int:
-    # all of the log is in the database already. While another connection reads, this fails at once, and the next compaction
-    # tries again
-    busy_timeout = _pragma(connection, "busy_timeout")
-    connection.execute("PRAGMA busy_timeout = 0")
-    try:
-        return int(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {busy_timeout}")
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

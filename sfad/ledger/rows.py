@@ -147,9 +147,6 @@ def _stamp(moment: datetime | None) -> float | None:
     return None if moment is None else moment.timestamp()
 
 
-# ---- rows to runs
-
-
 def _moment(stamp: float) -> datetime:
     return datetime.fromtimestamp(stamp, UTC)
 
@@ -194,9 +191,6 @@ def event_of(row: Sequence[Any]) -> Event:
     return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
 
 
-# ---- run ids as numbers, by which rows are found
-
-
 _HIGHEST = 2**63 - 1
 
 _MOST_DIGITS = 13
@@ -226,10 +220,8 @@ def numbers_of(prefix: str) -> tuple[int, int] | None:
     return (low, min(high, _HIGHEST)) if low <= _HIGHEST else None
 
 
-# ---- SQL. Many rows share one statement, because each statement releases the interpreter lock and takes it again, which costs
-# up to a switch interval (5 ms) while the trio thread is busy.
-
-
+# Many rows share one statement, because each statement releases the interpreter lock and takes it again, which costs up to a
+# switch interval (5 ms) while the trio thread is busy.
 Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
 

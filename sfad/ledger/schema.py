@@ -138,8 +138,7 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
     """Bring the file to `VERSION`. Each step is one transaction, so that a crash leaves a whole version.
 
     Drop triggers and indices that another program, such as a database browser, has put on our tables, because they would act or
-    fail in our writes. Return their types and names. Raises as `check_ours` does, and then changes nothing.
-    """
+    fail in our writes. Return their types and names. Raises as `check_ours` does, and then changes nothing."""
     dropped = check_ours(connection)
     for kind, name in dropped:
         quoted = name.replace('"', '""')

@@ -51,17 +51,12 @@ def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summ
     """Return the summary of the runs of a page, which has a `since`, from the ledger in `directory`. Raises `LedgerError`."""
     try:
         with closing(open_reader(directory)) as connection:
-            return summary_of(connection, page, by, unwritten)
+            return Summariser(connection, page, by, unwritten).summary()
     except (sqlite3.Error, msgspec.MsgspecError) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
 
 
-def summary_of(connection: sqlite3.Connection, page: Page, by: By, unwritten: Unwritten) -> Summary:
-    """Return the same from a connection. Raises `sqlite3.Error` and `msgspec.MsgspecError`."""
-    return _Summariser(connection, page, by, unwritten).summary()
-
-
-class _Summariser:
+class Summariser:
     def __init__(self, connection: sqlite3.Connection, page: Page, by: By, unwritten: Unwritten) -> None:
         assert page.query.since is not None
         self._connection = connection
@@ -78,6 +73,7 @@ class _Summariser:
         self._values = [msgspec.json.encode(numbers).decode(), *(value for term in terms for value in term.values)]
 
     def summary(self) -> Summary:
+        """Raises `sqlite3.Error` and `msgspec.MsgspecError`."""
         by_status, use = self._totals()
         return Summary(
             since=datetime.fromtimestamp(self._since, UTC),

@@ -82,7 +82,6 @@ class Transactions:
 
 
 def undo(connection: sqlite3.Connection) -> None:
-    """Roll back what is not committed."""
     if connection.in_transaction:
         # if this fails as well, the next BEGIN raises and comes here again
         with contextlib.suppress(sqlite3.Error):

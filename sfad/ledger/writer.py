@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from .backup import PutBack
-from .database import LedgerError, explained, is_damage, is_full
+from .database import LedgerError, explained, is_full
 from .inbox import Inbox
 from .rows import Op
 from .transactions import CHECKPOINT_ROWS, Transactions, undo
@@ -61,8 +61,6 @@ class WriteResult:
     lost: Sequence[Op] = ()
     """Other operations that will never be written: over the bound, or refused by SQLite because of their content."""
     error: str | None = None
-    damaged: bool = False
-    """The file is damaged, so trying again does not help."""
     backlog: int = 0
     """Operations that wait for the disk."""
 
@@ -184,8 +182,6 @@ class Writer:
         self._thread.join(timeout)
         return len(self._backlog) + len(self._inbox)
 
-    # ---- in the thread
-
     def _run(self) -> None:
         if self._transactions.unmoved >= CHECKPOINT_ROWS:
             self._checkpoint()  # before the first write, which then begins the log again: this daemon may be killed soon, too
@@ -282,7 +278,7 @@ class Writer:
         failed = [op for op in ops if op.kind == "admit"]
         lost = self._backlog.add([op for op in ops if op.kind != "admit"])
         backlog = len(self._backlog)
-        self._report(WriteResult(failed=failed, lost=lost, error=explained(error), damaged=is_damage(error), backlog=backlog))
+        self._report(WriteResult(failed=failed, lost=lost, error=explained(error), backlog=backlog))
 
     def _report_lost(self, lost: list[Op], error: str) -> None:
         if lost:

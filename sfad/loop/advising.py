@@ -26,8 +26,7 @@ class Adviser:
     """Reads the ledger in a thread, so that the loop does not wait for it.
 
     While `limits.adaptive` is on, the core is told what was learnt. An admission does not wait for that, so the first run of a
-    type starts without advice.
-    """
+    type starts without advice."""
 
     def __init__(
         self, directory: Path, background: Background, feed: Callable[[e.Event], None], trouble: Callable[[str], None]

@@ -14,8 +14,6 @@ RESERVED = 1000
 
 
 class Announcer:
-    """Tells clients, the ledger and the log what happens."""
-
     def __init__(self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers) -> None:
         self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
         self._catalogue = catalogue
@@ -41,7 +39,6 @@ class Announcer:
         self._recorded(Event(type=what, message=message, severity=severity))
 
     def close(self) -> None:
-        """Give back the numbers that were not used."""
         self._numbers.reserve_events(self._ledger.last_event)
 
     def _recorded(self, event: Event) -> Event:

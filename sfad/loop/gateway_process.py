@@ -54,8 +54,8 @@ class GatewayProcess:
         sock: str,
         state_dir: str,
     ) -> None:
-        """Adopt the gateway of an earlier daemon, or bind the address of a new one. Nothing is done unless it is enabled. `started`
-        is called when a new one was started."""
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `started` is called when a new
+        one was started."""
         self._started = started
         self._launcher = launcher
         self._log = log
@@ -64,8 +64,15 @@ class GatewayProcess:
         self._record: GatewayRecord | None = None
         self._listener: socket.socket | None = None
         self._changed = trio.Event()
-        self._enabled = False
-        self.reconfigure(config)
+        self._enabled = config.enabled
+        found = self._read()
+        if found is not None and found.pid and procfs.is_alive(found.pid, found.started):
+            self._record = found
+            self._launcher.own(found.pid)
+        elif config.enabled:
+            self._bind(found)
+        if not config.enabled:
+            self._signal(signal.SIGTERM)
 
     @property
     def pid(self) -> int | None:
@@ -74,22 +81,12 @@ class GatewayProcess:
         return record.pid if record is not None and record.pid and procfs.is_alive(record.pid, record.started) else None
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """Start the gateway, or end it, because the config says so now."""
+        """Start the gateway, or end it once its calls have ended, or have it ask for the config, because that was read again."""
         self._enabled = config.enabled
         if config.enabled and self._record is None:
-            self._open()
+            self._bind(self._read())
+        self._signal(signal.SIGHUP if config.enabled else signal.SIGTERM)
         self._changed.set()
-        if config.enabled and (pid := self.pid) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGHUP)
-
-    def _open(self) -> None:
-        found = self._read()
-        if found is not None and found.pid and procfs.is_alive(found.pid, found.started):
-            self._record = found
-            self._launcher.own(found.pid)
-            return
-        self._bind(found)
 
     def _bind(self, found: GatewayRecord | None) -> None:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -144,13 +141,12 @@ class GatewayProcess:
         pause = PAUSE
         while True:
             self._changed = trio.Event()
-            if not self._enabled:
-                self.end()
-                await self._changed.wait()
-                continue
             began = trio.current_time()
             try:
-                pid = self.pid or self._start()
+                pid = self.pid or (self._start() if self._enabled else None)
+                if pid is None:
+                    await self._changed.wait()
+                    continue
                 how = await self._ended(pid)
             except OSError as error:
                 how = f"it cannot be started: {error}"
@@ -163,23 +159,21 @@ class GatewayProcess:
     def _wanted(self) -> bool:
         return self._enabled
 
-    def end(self) -> None:
-        """Have the gateway end once its calls have ended. Its address stays reserved."""
+    def _signal(self, number: int) -> None:
         if (pid := self.pid) is not None:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, number)
 
     async def stop(self) -> None:
         """End the gateway, because the daemon ends."""
         self._enabled = False
         pid = self.pid
-        self.end()
+        self._signal(signal.SIGTERM)
         with trio.move_on_after(LAST_CALLS):
             if pid is not None:
                 await self._ended(pid)
         if (pid := self.pid) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             await self._ended(pid)
 
     def close(self) -> None:
@@ -196,7 +190,7 @@ class GatewayProcess:
         env = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-m", "sfad.gateway", "--daemon", self._daemon],
+            [sys.executable, "-P", "-m", "sfad.gateway", "--daemon", self._daemon],
             env,
             file_actions=[(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
             setsigmask=[],

@@ -113,9 +113,12 @@ class PendingRequests:
         for asker in self._askers.pop(token, ()):
             asker(answer)
 
-    def forget(self, token: int) -> None:
-        """Expect no answer any more: no client waits for it."""
-        self._askers.pop(token, None)
+    def withdraw(self, asker: OnAnswer, token: int) -> None:
+        """Expect no answer to a call of a model, and have the core forget it."""
+        self._askers[token].remove(asker)
+        if not self._askers[token]:
+            del self._askers[token]
+            self.feed(e.CallWithdrawn(trio.current_time(), token))
 
     def askers(self) -> dict[int, list[OnAnswer]]:
         """Return what is called with the core's answers, by token."""

@@ -64,7 +64,6 @@ class Reporting:
                 self.feed(event)
 
     def arm(self, run: RunId, timer: Timer, at: float) -> None:
-        """Set a timer of a run, or set it again."""
         self.timers.arm((run, timer), at, lambda: self._fired(e.TimerFired(trio.current_time(), run, timer)))
 
     def _ended(self, run: Run, event: End) -> None:
@@ -98,7 +97,6 @@ class Reporting:
                 await self._settled.park()
 
     def report_all(self) -> None:
-        """Report every pending end now."""
         for pending in list(self._pending.values()):
             self._report_tree(pending)
 

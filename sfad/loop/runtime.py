@@ -114,7 +114,6 @@ class Runtime:
             task_status.started()
 
     def close(self) -> None:
-        """Close what the loop has opened, and the spool."""
         self.catalogue.close()
         self.metering.close()
         self.announcer.close()
@@ -143,6 +142,5 @@ class Runtime:
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
-        """Forget runs that were deleted from the ledger."""
         self.spool.ended.pruned(runs)
         self.catalogue.forget(runs)

@@ -29,8 +29,6 @@ SAVE_USE = 1.0
 
 @dataclass(slots=True)
 class Saver:
-    """Keeps the journal and the ledger in step with the core."""
-
     resources: Resources
     catalogue: RunCatalogue
     subscribers: Subscribers
@@ -67,7 +65,6 @@ class Saver:
         return []
 
     def admit(self, live: Live, changed: Iterable[Live]) -> None:
-        """Save an admission, with the runs that it has changed."""
         run = live.run.id
         # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
         refused = self.storage.look() or (self.resources.ledger.trouble if self.resources.ledger.backlog else None)
@@ -83,7 +80,6 @@ class Saver:
         self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
 
     def save(self, run: Run) -> None:
-        """Bring the run's row up to date."""
         live = self.catalogue.live[run.id]
         info = info_of(live, trio.current_time())
         live.row_is(info)
@@ -91,7 +87,6 @@ class Saver:
         self.resources.ledger.record(info, live.extra)
 
     def refuse(self, live: Live) -> None:
-        """Record a run that was refused."""
         info = info_of(live, live.run.birth.created_at)
         self.resources.spool.numbers.skip_run(live.run.birth.number)
         self.resources.ledger.refuse(info, live.extra)
@@ -128,14 +123,10 @@ class Saver:
             if info is not None:
                 self.subscribers.ended(info)
 
-    # ---- what the ledger reports
-
     def committed(self, runs: Iterable[RunId]) -> None:
-        """These admissions are on record."""
         self.feed(e.Committed(trio.current_time(), tuple(runs)))
 
     def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
-        """These admissions could not be recorded."""
         runs = list(runs)
         self.resources.spool.numbers.skip_run(max(map(run_number, runs)))
         self.resources.log.error(f"an admission could not be recorded: {error}", runs=runs)

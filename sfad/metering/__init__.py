@@ -3,7 +3,7 @@
     output files ─▶ tail ─▶ stdout_meter ───▶ ┐
     session files ─▶ session, sessions ──────▶┤
     reports, reservations ─▶ reports ────────▶┼▶ metered_run ─▶ the core's events
-    launcher ─▶ sampling, levels ────────────▶┘
+    launcher ─▶ sampling ────────────────────▶┘
 
 `metering`        the interface that the loop calls: `Metering`
 `metered_run`     what meters read of one run, told to the core
@@ -14,13 +14,11 @@
 `tailed_run`      the output files of one run, and its meter
 `stdout_meter`    the meters of one run: one for each attempt, fed with its stdout
 `stdout_file`     reads the file of a run's stdout, whatever happens to it
-`draining`        reads what runs have written when one of them has ended
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads
 `session`         reads the session files of one attempt
 `session_search`  finds session files
-`levels`          memory and processes of runs, told to the core
-`sampling`        looks at memory and processes
+`sampling`        looks at memory and processes, and tells the core
 `price_list`      loads the price library when it is needed
 `pricing`         what tokens cost, from the config and the library genai-prices
 """

@@ -17,11 +17,11 @@ from ..meters import UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputFiles
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
-from .levels import KernelLevels
 from .metered_run import Feed, MeteredRun
 from .notices import Publish
 from .price_list import PriceList
 from .reports import ReportPricing
+from .sampling import KernelLevels
 from .session import Session
 from .sessions import Sessions
 from .tail import Tail
@@ -75,8 +75,6 @@ class Metering:
         """Use other prices for the runs that begin from now on, and another share of limits for all."""
         self._prices.reconfigure(prices)
         self._levels.sampler.set_nearing(nearing)
-
-    # ---- the life of a run
 
     def begin_attempt(self, live: Live) -> None:
         run = live.run.id
@@ -147,8 +145,6 @@ class Metering:
             self._levels.sampler.forget(run)
             del self._runs[run]
 
-    # ---- the life of the daemon
-
     @property
     def waiting(self) -> int:
         return self._sessions.waiting
@@ -156,8 +152,6 @@ class Metering:
     def look_after(self) -> None:
         """Create the directory of all output again if another process has removed or replaced it."""
         self._tail.look_after()
-
-    # ---- how a run begins
 
     def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = False) -> tuple[Reading, ...]:
         run, program = live.run, live.program
@@ -184,8 +178,6 @@ class Metering:
 
     def _has_meter(self, run: RunId) -> bool:
         return run in self._runs and self._runs[run].has_meter
-
-    # ---- what the sources tell
 
     def _tell(self, event: e.Event) -> None:
         if self._learnt is None:

@@ -53,8 +53,7 @@ class PriceLibrary:
         failed.
 
         If the machine is short of something for a moment (descriptors, threads, memory), the next call tries again; if the library
-        is not installed, it does not.
-        """
+        is not installed, it does not."""
         async with self._lock:
             now = None if self.ready else await self._import()
         return now or (self.failure if self.providers is None else None)
@@ -86,8 +85,7 @@ class Prices:
         loaded. Never raises. Fees for requests and searches are not included.
 
         All tokens of some models cost more if the request has much input (mostly above 200 000 tokens). So `tokens` are those of
-        one request; for a sum over several requests, `request_input` is the input of one of them.
-        """
+        one request; for a sum over several requests, `request_input` is the input of one of them."""
         if len(model) > NAME_MAX or not model.isprintable():
             return None
         found = self._match(model, self.library.providers)

@@ -21,7 +21,6 @@ from ..output.files import OutputFiles
 from ..output.inotify import Inotify
 from ..protocol.types import RunId
 from .bounding import OutputBounds
-from .draining import DRAIN_SECONDS, Drains
 from .tailed_run import NewMeter, TailedRun
 
 LOOK_EVERY = 0.03
@@ -32,6 +31,43 @@ BLIND_EVERY = 0.2
 only what is written in this directory."""
 TURN = 0.001
 """Seconds of reading between two looks at the rest of the daemon."""
+DRAIN_SECONDS = 0.05
+"""Seconds of reading when runs have ended, while all else waits: 10 MB of what agents print, or 256 KiB of the densest lines.
+Ends that follow each other without a pause share them."""
+NEWEST = 32 << 10
+"""Bytes at the end of a run's stdout that are read however long it takes, with the whole of their first line, because they contain
+the final result. 6 ms of the densest lines."""
+NEWEST_OF_ALL = 16 * NEWEST
+"""The same for all runs of a drain together. Of 64 that write without pause each gets 8 KiB. That is little, but only one of them
+has ended; each of the others is drained again when it ends."""
+NEWEST_AT_LEAST = 1 << 10
+"""The same for each of a thousand."""
+
+
+class Drains:
+    """Shares the time of ends that follow each other."""
+
+    def __init__(self) -> None:
+        self._drained = 0.0
+        self._spare = DRAIN_SECONDS
+
+    def drain(self, runs: Iterable[TailedRun | None], seconds: float) -> None:
+        """Read these runs as `Tail.drain` says."""
+        now = time.perf_counter()
+        end = now + min(seconds, self._spare + now - self._drained)
+        waiting = []
+        for place, tailed in enumerate(runs):
+            unread = tailed.unread() if tailed is not None else None
+            if tailed is not None and unread is not None and (unread or place == 0):
+                waiting.append((unread, place == 0, tailed))
+        newest = min(NEWEST, max(NEWEST_AT_LEAST, NEWEST_OF_ALL // max(1, len(waiting))))
+        # a run with little to read leaves the rest of its share to the others
+        waiting.sort(key=lambda each: each[0])
+        for left, (_, ended, tailed) in zip(range(len(waiting), 0, -1), waiting, strict=True):
+            now = time.perf_counter()
+            tailed.drain(now + max(0.0, end - now) / left, NEWEST if ended else newest, ended=ended)
+        self._drained = time.perf_counter()
+        self._spare = max(0.0, end - self._drained)
 
 
 @dataclass
@@ -42,8 +78,7 @@ class Tail:
     one is the current attempt's, and its `tools` are those since the last call. The others are the same objects each time, never
     change, and have no tools. The callee may keep them all.
     `lost(run, message)`: some output could not be metered, or can no longer be bounded; few messages a run.
-    `trouble(message)`: something does not work as it should, once for each run and kind of error.
-    """
+    `trouble(message)`: something does not work as it should, once for each run and kind of error."""
 
     files: OutputFiles
     seen: Callable[[RunId, tuple[Reading, ...]], None]
@@ -144,8 +179,6 @@ class Tail:
         self._runs.clear()
         self._behind.clear()
         self._away.clear()
-
-    # ---- which runs have written
 
     def _growth(self) -> Inotify | None:
         try:

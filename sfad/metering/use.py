@@ -20,7 +20,6 @@ Unpriced = dict[str, int]
 
 
 def use_of_readings(readings: Iterable[Reading], prices: Prices) -> tuple[Use, Unpriced]:
-    """Return what all attempts have used."""
     total = NOTHING
     unpriced: Counter[str] = Counter()
     for reading in readings:

@@ -211,8 +211,7 @@ class Totals(msgspec.Struct, array_like=True):
     """Running totals as a process restates them, of one process after another.
 
     The totals of a process only grow. So if they fall, or come from another session, another process has begun to write (as in a
-    script that starts the agent twice), and what the process before it said stays counted.
-    """
+    script that starts the agent twice), and what the process before it said stays counted."""
 
     session: str = ""
     before: dict[str, Tokens] = {}

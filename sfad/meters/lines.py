@@ -89,6 +89,5 @@ class WantedLines:
 def without_surrogates(line: bytes) -> bytes:
     """Return the line without lone surrogates, which msgspec refuses even in fields that it skips.
 
-    JavaScript prints half of an emoji as one. Text that was cut inside a character must not lose the numbers beside it.
-    """
+    JavaScript prints half of an emoji as one. Text that was cut inside a character must not lose the numbers beside it."""
     return _SURROGATE.sub(rb"\\ufffd", line).decode(errors="replace").encode()

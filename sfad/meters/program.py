@@ -33,8 +33,7 @@ def arguments(argv: Sequence[str], program: str) -> list[str] | None:
     """Return the words after the program, or `None` if the command is another program's.
 
     Interpreters and launchers are looked through as for a run's name: `npx -y @openai/codex exec` is a codex. Words after `--` are
-    not options and are left out. A shell's `-c` text is not examined, because what it runs cannot be known.
-    """
+    not options and are left out. A shell's `-c` text is not examined, because what it runs cannot be known."""
     if program_name(argv) != program:
         return None
     at = next((at for at, word in enumerate(argv) if program in word), len(argv))
@@ -90,8 +89,7 @@ class SessionFiles(ABC):
     """How one program keeps its sessions. Pure: nothing here opens a file.
 
     Claude Code, Codex and Gemini CLI save the usage of each call, with the true output tokens, whatever they print: in text mode,
-    in a terminal, and before they are killed.
-    """
+    in a terminal, and before they are killed."""
 
     program: str
     meter: type[SessionMeter[Any]]

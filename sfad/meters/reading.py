@@ -21,8 +21,7 @@ class Reading:
     """What an agent has said since its attempt began. It grows in place while the meter is fed.
 
     A figure is `None` (or `models` is empty) until the agent tells it: an agent that tells its usage at its end has not used 0
-    until then.
-    """
+    until then."""
 
     turns: int | None = None
     messages: int | None = None
@@ -62,8 +61,6 @@ class Reading:
 
 
 class Meter(Protocol):
-    """Reads the stdout of one attempt."""
-
     reading: Reading
 
     def feed(self, data: bytes | memoryview) -> None:

@@ -32,8 +32,7 @@ class Log:
     """Writes lines of `level` and above to `file` (created 0600, appended to), else to `descriptor`.
 
     A line is one write(2), so lines of several processes do not mix. A line that cannot be written is dropped and counted, and
-    the next line has the count as `dropped`. Raises `OSError` if the file cannot be opened.
-    """
+    the next line has the count as `dropped`. Raises `OSError` if the file cannot be opened."""
 
     def __init__(
         self,

@@ -44,8 +44,7 @@ class Replaced(OSError):
 class OutputFiles:
     """The files of all runs in one directory, which is made 0700 if it is missing, unless `make` is false. Raises `OSError`.
 
-    An agent can remove and replace the directory and its files. The daemon makes the directory again, and tells `say`.
-    """
+    An agent can remove and replace the directory and its files. The daemon makes the directory again, and tells `say`."""
 
     def __init__(self, directory: Path, say: Callable[[str], object] = lambda _line: None, *, make: bool = True) -> None:
         self.directory = directory

@@ -41,8 +41,7 @@ def clean(data: bytes) -> str:
     """Return text without terminal sequences, control characters (except newline and tab) and invisible characters.
 
     Bytes that are not UTF-8 become U+FFFD. A carriage return ends a line, so that overwritten progress bars stay readable.
-    `clean(clean(x).encode()) == clean(x)`.
-    """
+    `clean(clean(x).encode()) == clean(x)`."""
     text = _SEQUENCES.sub("", data.decode("utf-8", "replace"))
     return _UNWANTED.sub("", _LINE_ENDS.sub("\n", text))
 

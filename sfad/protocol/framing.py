@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 VERSION = 1
-
 SUPPORTED = (1,)
 """Every version this build speaks. `Hello.versions` and `Welcome.version` negotiate the highest both sides know."""
 
@@ -26,11 +25,9 @@ class BadMessage(ProtocolError):
 
 
 HEADER = 4
-
 MAX_REQUEST = 4 * 1024 * 1024
 """Bytes of one request. A spawn carries argv and environment, and Linux holds those to 6 MiB (3/4 of `_STK_LIM`, execve(2)),
 in practice to 2 MiB with an 8 MiB stack; 4 MiB leaves room and bounds what a stranger can make the daemon buffer."""
-
 MAX_REPLY = 64 * 1024 * 1024
 """Bytes of one reply: a list of 20 000 runs with long command lines."""
 
@@ -43,8 +40,7 @@ class FrameDecoder:
     """Cuts a byte stream into frame bodies.
 
     The announced length is checked before anything of the body is kept, so a peer can make this side hold at most
-    `limit` bytes and one header. After `FrameTooLarge` the stream is out of step: close it.
-    """
+    `limit` bytes and one header. After `FrameTooLarge` the stream is out of step: close it."""
 
     __slots__ = ("_buffer", "_limit")
 

@@ -15,7 +15,6 @@ from .types import Action, Limit, LimitKind, LimitState
 
 ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. A leading `max_` means nothing, `-` is `_`."""
-
 LIMIT_FORM = "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, cost=2.50:warn, tokens=200k:pause, memory=2G"
 
 
@@ -27,13 +26,8 @@ def parse_limit(text: str, source: str = "--limit") -> Limit:
         raise ValueError(f"{source}: {text!r} is not a limit: write {LIMIT_FORM}")
     try:
         kind = parse_kind(word)
-        threshold = parse_amount(kind, amount.strip())
-        return Limit(
-            kind=kind,
-            threshold=threshold,
-            action=parse_action(action) if colon else None,
-            source=f"{source} {kind.value}",
-        )
+        threshold, wanted = parse_amount(kind, amount.strip()), parse_action(action) if colon else None
+        return Limit(kind=kind, threshold=threshold, action=wanted, source=f"{source} {kind.value}")
     except ValueError as error:
         raise ValueError(f"{source} {text}: {error}") from None
 
@@ -97,10 +91,7 @@ _ACTION = Annotated[
 
 LimitsObject = msgspec.defstruct(
     "LimitsObject",
-    [
-        *((name, _type(name, KINDS[kind]), None) for name, kind in _FIELDS.items()),
-        ("timeout_action", _ACTION, None),
-    ],
+    [*((name, _type(name, KINDS[kind]), None) for name, kind in _FIELDS.items()), ("timeout_action", _ACTION, None)],
     namespace={
         "__doc__": "Bounds on what a run may use. What is left out, or null, is as the run's type or the daemon's config has it."
     },

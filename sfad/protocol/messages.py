@@ -39,10 +39,8 @@ from .types import (
 )
 
 T = TypeVar("T")
-
 ALWAYS = sys.maxsize
 """`Request.repeats` of requests that wait for runs: the daemon may be restarted several times meanwhile."""
-
 MAX_DESCRIPTORS = 3
 """Descriptors in one message: stdin, stdout, stderr."""
 

@@ -11,17 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOCKET = "sfad.sock"
-
 LEDGER = "ledger.db"
-
 SYSTEM_SOCKET = Path("/run/sfad") / SOCKET
 SYSTEM_STATE = Path("/var/lib/sfad")
-
 SUN_PATH = 107
 """Bytes of a path in a socket address: `sun_path` of unix(7), less the closing zero."""
-
 _MAX_NAME = SUN_PATH - len("/proc/self/fd/") - 11
-
 Exists = Callable[[Path], bool]
 
 
@@ -58,8 +53,7 @@ def client_sockets(env: Mapping[str, str], uid: int, flag: str | None = None, *,
 def daemon_socket(env: Mapping[str, str], uid: int, flag: str | None = None, *, exists: Exists = Path.is_dir) -> Path:
     """The socket a daemon serves: `flag`, SFAD_SOCKET, the system's for root without a login session, else the user's.
 
-    SFA_SOCKET is not asked: it names the daemon that a run belongs to, and a daemon started inside a run is not that one.
-    """
+    SFA_SOCKET is not asked: it names the daemon that a run belongs to, and a daemon started inside a run is not that one."""
     chosen = flag or env.get("SFAD_SOCKET")
     if chosen:
         return Path(chosen).absolute()
@@ -76,7 +70,7 @@ def user_sockets(env: Mapping[str, str], uid: int, *, exists: Exists = Path.is_d
         found.append(runtime / "sfad" / SOCKET)
     if exists(login := Path(f"/run/user/{uid}")):
         found.append(login / "sfad" / SOCKET)
-    if uid == 0 or _has_home(env):
+    if uid == 0 or any(env.get(name) for name in ("SFAD_STATE_DIR", "XDG_STATE_HOME", "HOME")):
         found.append(state_dir(env, uid) / SOCKET)
     if not found:
         raise ValueError("no place for a socket: XDG_RUNTIME_DIR, HOME and SFAD_STATE_DIR are all unset")
@@ -86,10 +80,6 @@ def user_sockets(env: Mapping[str, str], uid: int, *, exists: Exists = Path.is_d
 def _runtime_dir(env: Mapping[str, str]) -> Path | None:
     value = env.get("XDG_RUNTIME_DIR", "")
     return Path(value) if os.path.isabs(value) else None
-
-
-def _has_home(env: Mapping[str, str]) -> bool:
-    return any(env.get(name) for name in ("SFAD_STATE_DIR", "XDG_STATE_HOME", "HOME"))
 
 
 @contextmanager
@@ -110,12 +100,10 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def connect_path(sock: socket.socket, path: Path) -> None:
-    """`sock.connect(path)` for a path of any length. Raises `OSError`."""
     with short_path(path) as address:
         sock.connect(address)
 
 
 def bind_path(sock: socket.socket, path: Path) -> None:
-    """`sock.bind(path)` for a path of any length. Raises `OSError`."""
     with short_path(path) as address:
         sock.bind(address)

@@ -14,22 +14,17 @@ DURATION_FORMS = "seconds, or a number with ms, s, m, h or d"
 def parse_duration(text: str | float) -> float:
     """Return seconds from `90`, `"90"`, `"90s"`, `"1.5m"`, `"1h"`, `"2d"` or `"250ms"`. Raise `ValueError` for anything else, also
     negative and non-finite numbers."""
-    seconds = _seconds(text) if isinstance(text, int | float) else _parse(text)
+    if isinstance(text, str):
+        found = _DURATION.fullmatch(text.strip())
+        seconds = math.nan if found is None else float(found[1]) * _SECONDS[found[2] or "s"]
+    else:
+        try:
+            seconds = float(text)
+        except OverflowError:
+            seconds = math.inf
     if isinstance(text, bool) or not math.isfinite(seconds) or seconds < 0:
         raise ValueError(f"{text!r} is not a duration: {DURATION_FORMS}")
     return seconds
-
-
-def _seconds(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        return math.inf
-
-
-def _parse(text: str) -> float:
-    found = _DURATION.fullmatch(text.strip())
-    return math.nan if found is None else float(found[1]) * _SECONDS[found[2] or "s"]
 
 
 def format_duration(seconds: float) -> str:

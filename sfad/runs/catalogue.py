@@ -23,11 +23,8 @@ RECENT = 1000
 
 @dataclass(frozen=True, slots=True)
 class RecentRun:
-    """A run that ended a short while ago."""
-
     info: RunInfo
     lineage_ids: tuple[RunId, ...]
-    """Ids from the root to the run."""
     kept: bool
     """Whether its output went to files."""
     key: SpawnKey | None = None
@@ -48,8 +45,6 @@ class RunCatalogue:
         self._records = records
         self._forgotten = forgotten
 
-    # ---- what happens to runs
-
     def add(self, live: Live) -> None:
         """A run was admitted or adopted."""
         self.live[live.run.id] = live
@@ -57,13 +52,11 @@ class RunCatalogue:
             self._keys[live.key] = live.run.id
 
     def end(self, live: Live, info: RunInfo) -> None:
-        """A live run has ended."""
         del self.live[info.id]
         self._unrecorded[info.id] = info
         self._keep(RecentRun(info, live.lineage_ids, live.kept, live.key))
 
     def refuse(self, live: Live, info: RunInfo) -> None:
-        """A run was refused, so it was never live."""
         self._keep(RecentRun(info, live.lineage_ids, kept=False))
 
     def recorded(self, run: RunId) -> RunInfo | None:
@@ -103,10 +96,7 @@ class RunCatalogue:
         if ended.key is not None:
             self._keys.pop(ended.key, None)
 
-    # ---- one run
-
     def info(self, run: RunId) -> RunInfo | None:
-        """Return a run by its whole id."""
         live = self.live.get(run)
         if live is not None:
             return info_of(live, trio.current_time())
@@ -137,8 +127,6 @@ class RunCatalogue:
         run = self._keys.get(key)
         return run if run is not None and self.info(run) is not None else None
 
-    # ---- several runs
-
     def find(self, prefix: str, within: RunId | None = None) -> list[RunId]:
         """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some ten at most. `within`: only this
         run and its descendants."""
@@ -161,7 +149,6 @@ class RunCatalogue:
         }
 
     def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
-        """Return the newest ended run of this name."""
         page = Page(List(id=0, name=name, rows=1), within=within)
         return max(self._ended(page).runs, key=lambda info: info.id, default=None)
 

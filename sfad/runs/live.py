@@ -49,9 +49,7 @@ class Live:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     attempted_at: datetime | None = None
-    """When its latest attempt was launched."""
     main: SavedMain | None = None
-    """The main process of its latest attempt."""
     model: str | None = None
     """The model that was named last, or the one with most tokens in the stream."""
     sessions: tuple[Reading, ...] = ()
@@ -64,8 +62,6 @@ class Live:
     """Its row, as the ledger was given it last."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
-
-    # ---- what happens to it
 
     def look_at_the_clock(self, now: datetime) -> None:
         """Note for people when it started or ended."""
@@ -82,7 +78,6 @@ class Live:
         self.main = SavedMain(self.run.attempt, pid, started)
 
     def uses_model(self, model: str | None) -> None:
-        """Note the model that was named last."""
         self.model = model or self.model
 
     def meter_is(self, *, silent: bool) -> None:
@@ -101,7 +96,6 @@ class Live:
         self.unused = limits
 
     def limits_changed(self) -> None:
-        """Show the limits as they are now."""
         self.unused = None
 
     def close(self) -> None:
@@ -111,11 +105,8 @@ class Live:
             self.stdin.close()
             self.stdin = None
 
-    # ---- what follows from it
-
     @property
     def key(self) -> SpawnKey | None:
-        """The key of its request, if it has one."""
         return (self.run.birth.uid, self.caller, self.spawn.key) if self.spawn.key is not None else None
 
     @property
@@ -129,7 +120,6 @@ class Live:
 
     @property
     def session_files(self) -> SessionFiles | None:
-        """How its program keeps its sessions, if that is known."""
         return None if self.spawn.meter == NO_METER else session_files_of(self.spawn.meter, self.run.asked.argv)
 
     @property
@@ -140,7 +130,6 @@ class Live:
 
     @property
     def extra(self) -> RunExtra:
-        """What its row in the ledger holds beside `RunInfo`."""
         spawn = self.spawn
         mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
         return RunExtra(

@@ -16,7 +16,6 @@ class Stdin(Struct, frozen=True):
     read_end: int
     write_end: int
     pending: list[bytes]
-    """What has not been written to it yet."""
     eof: bool
 
 

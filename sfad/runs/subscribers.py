@@ -13,8 +13,6 @@ T = TypeVar("T")
 
 
 class Subscribers:
-    """Calls back about runs."""
-
     def __init__(self) -> None:
         self._waiters: dict[RunId, set[Waiter]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}
@@ -28,7 +26,6 @@ class Subscribers:
         return _added(self._watchers, run, watcher)
 
     def ended(self, info: RunInfo) -> None:
-        """Tell those that wait for this run."""
         for waiter in list(self._waiters.pop(info.id, ())):
             waiter(info)
 

@@ -6,8 +6,7 @@
 `connection`  one client: frames in, frames out, descriptors both ways
 `peers`       the process at the other end, from the kernel
 `shares`      how much of the daemon each run, tree and user may take
-`receiving`   what clients send: frames, and the requests in them
-`turns`       which client's requests are handled next
+`receiving`   what clients send: frames, and the requests in them, handled in turns
 `dispatch`    a request to the function that answers it, if the peer may use the verb
 `call`        one request while it is being answered; the registry of those functions
 `verbs`       one file a verb

@@ -40,16 +40,12 @@ AnswerAboutRun = Callable[["Call", OfRun, RunInfo], None]
 
 
 class NamesRun(Protocol):
-    """A request about one run."""
-
     id: int
     run: str
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the answers to all requests share."""
-
     runtime: Runtime
     bounds: ClientBounds
     connections: Sized
@@ -74,8 +70,6 @@ class Call:
     def peer(self) -> Peer:
         return self.connection.peer
 
-    # ---- checks
-
     def permit(self, verb: str, lineage: list[RunId] | None = None) -> None:
         """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
         refused = self.runtime.machine.refuse(self.peer, verb, lineage)
@@ -96,8 +90,6 @@ class Call:
         refusal = shares.refusal(self.connection.groups, more)
         if refusal is not None:
             raise unavailable(refusal)
-
-    # ---- answers
 
     def reply(self, reply: m.Reply, descriptors: Sequence[int] = ()) -> None:
         """Send the one reply to the request. `descriptors` are closed."""
@@ -123,7 +115,6 @@ class Call:
         self.runtime.requests.ask(self, lambda token, now: event(now, token, self.peer, *args, **kwargs))
 
     def __call__(self, answer: c.Answer) -> None:
-        """Reply with the core's answer."""
         match answer:
             case c.Admitted(run) | c.Changed(run):
                 self.reply(m.RunReply(id=self.id, run=self._known(run.id)))
@@ -179,6 +170,15 @@ class Call:
         self.runtime.background.answer(work, done, failed, EXPECTED)
 
 
+def withdraw_calls(runtime: Runtime, connection: Connection, number: int | None = None) -> None:
+    """Forget the calls of a model that wait for an answer on the gateway's connection: one of them, or all."""
+    for token, askers in runtime.requests.askers().items():
+        for asker in list(askers):
+            if isinstance(asker, Call) and asker.connection is connection and number in {None, asker.id}:
+                asker.end()
+                runtime.requests.withdraw(asker, token)
+
+
 def _told(error: Exception) -> tuple[ErrorCode, str]:
     if isinstance(error, RequestError):
         return error.code, str(error)
@@ -191,8 +191,6 @@ def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRef
     cost = run.account.reservations[reservation].cost if reservation is not None else None
     return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
 
-
-# ---- the registry
 
 SAME = "the verb that the request's tag names"
 

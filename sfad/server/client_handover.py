@@ -28,9 +28,10 @@ class ClientHandover:
         """Return what `adopt` needs in the next program. Raises `OSError`."""
         now = trio.current_time()
         for connection in list(self.clients.by_fd.values()):
-            self._give_up(connection)
             if connection.peer.gateway:
-                self.clients.drop(connection)  # it connects again, and asks again what the core has forgotten
+                self.clients.drop(connection)  # it connects again, and asks again what is not answered
+            else:
+                self._give_up(connection)
         answers = {
             token: [
                 (asker.connection.number, asker.id) for asker in askers if isinstance(asker, Call) and not asker.connection.closed

@@ -18,6 +18,7 @@ from ..host.descriptors import close_soon
 from ..loop.runtime import Runtime
 from ..protocol.messages import Error, pack_message
 from ..protocol.types import ErrorCode
+from .call import withdraw_calls
 from .connection import MAX_UNSENT, Connection
 from .shares import ClientBounds, PeerGroups, ShareGroup
 
@@ -44,8 +45,6 @@ class ClientTable:
         self._runtime = runtime
         self._bounds = bounds
         self._identify = identify
-
-    # ---- new connections
 
     def admit(self, sock: socket.socket) -> None:
         """Take a connection, or say why not. A client that never says hello counts as well, so it is identified first."""
@@ -86,8 +85,6 @@ class ClientTable:
 
     def _groups(self, peer: Peer) -> PeerGroups:
         return PeerGroups.of(peer, self._runtime.catalogue.root(peer.run) if peer.run is not None else None)
-
-    # ---- bounds
 
     def give_time(self, connection: Connection) -> None:
         """Drop the client unless its handshake, or the rest of its frame, comes in time."""
@@ -133,8 +130,6 @@ class ClientTable:
     def _members(self, group: ShareGroup) -> list[Connection]:
         return [connection for connection in self.by_fd.values() if group in connection.groups.all]
 
-    # ---- the end of a connection
-
     def _drop_slow(self, connection: Connection, why: str) -> None:
         peer = connection.peer
         self._runtime.log.warning(f"dropped a slow client: {why}", connection=connection.number, user=peer.user, run=peer.run)
@@ -157,6 +152,8 @@ class ClientTable:
         with suppress(OSError):  # the kernel has dropped a socket that was reset
             self._epoll.unregister(connection.fd)
         del self.by_fd[connection.fd]
+        if connection.peer.gateway:
+            withdraw_calls(self._runtime, connection)
         connection.close()
         self._bounds.count(connection.groups, connection.count())
         self._runtime.feed(ClientGone(trio.current_time(), connection.number))

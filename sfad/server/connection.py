@@ -42,7 +42,6 @@ class Pending(NamedTuple):
 
     request: Wait | Watch
     forget: Callable[[], None]
-    """Give up waiting."""
     until: float | None = None
     """When the request gives up waiting, on the core's clock."""
 
@@ -83,7 +82,6 @@ class Connection:
         self.deferred: set[int] = set()
         """Ids of requests whose reply comes later, from another thread's work."""
         self.pending: dict[int, Pending] = {}
-        """Requests that wait, by id."""
 
     def hand_over(self, now: float) -> Connected:
         """Return what `resume` needs after this process has executed itself again."""

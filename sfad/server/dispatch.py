@@ -15,14 +15,11 @@ from .connection import Connection
 
 
 class Dispatcher:
-    """Has each request answered, now or later."""
-
     def __init__(self, services: Services) -> None:
         self._services = services
         self._runtime = services.runtime
 
     def greet(self, connection: Connection, request: m.Request) -> None:
-        """Answer the first message."""
         peer = connection.peer
         if not isinstance(request, m.Hello):
             message = "the first message must be 'hello'"

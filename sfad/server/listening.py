@@ -22,8 +22,6 @@ MAX_ACCEPTS = 64
 
 
 class Listener:
-    """Accepts connections on a bound socket, which the epoll reports."""
-
     def __init__(
         self,
         sock: socket.socket,

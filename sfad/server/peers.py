@@ -14,8 +14,7 @@ from ..protocol.types import RunId
 def identify(connection: socket.socket, launcher: Launcher, gateway: int | None = None) -> Peer:
     """Return the peer and the run that it is in. A peer that cannot be placed says why, and is refused everything.
 
-    The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached.
-    """
+    The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached."""
     try:
         pid, uid, _gid = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     except OSError as error:

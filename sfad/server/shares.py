@@ -136,10 +136,7 @@ class Shares:
 
 
 class ClientBounds:
-    """The shares of everything that connections make the daemon keep."""
-
     def __init__(self, descriptors: Descriptors) -> None:
-        """`descriptors`: those of this process."""
         most = min(MAX_CONNECTIONS, descriptors.limit // 2)
         self._process = descriptors
         self._descriptors = Shares("connections and descriptors", most, least=LEAST_CONNECTIONS)
@@ -149,7 +146,6 @@ class ClientBounds:
         self.watches = Shares("open watches", MAX_WATCHES)
 
     def count(self, groups: PeerGroups, more: ClientLoad) -> None:
-        """Count how much more a connection makes the daemon keep."""
         for shares, amount in zip((self._descriptors, self.input, self.output), more, strict=True):
             if amount:
                 shares.add(groups, amount)

@@ -54,8 +54,7 @@ class Store:
     """Values by key in one file of mode 0600, changed in atomic batches. The caller makes sure that there is one writer.
 
     A batch whose `write` has returned survives the death of the process at any instruction. It may not survive that of the
-    machine: nothing is synced, because the values describe processes, which die with the machine.
-    """
+    machine: nothing is synced, because the values describe processes, which die with the machine."""
 
     def __init__(self, path: Path, lost: Callable[[], str | None] = lambda: None) -> None:
         """Read the file, or make it. Raises `StoreError` for a file of another version, and `OSError` if it cannot be read.
@@ -130,8 +129,6 @@ class Store:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    # ---- writing
-
     def _append(self, frame: bytes, end: int) -> None:
         # set before the write: if anything raises in between, as a signal handler may, the frame is blanked before the next
         self._dirty = end
@@ -176,8 +173,6 @@ class Store:
     def _has_room(self, room: int) -> None:
         self._room, self._ask_at = room, room - SPARE
 
-    # ---- rewriting
-
     def _compact(self) -> None:
         bound = max(COMPACT_ABOVE, COMPACT_RATIO * self._current)
         if self._end > bound:
@@ -220,8 +215,6 @@ class Store:
         except OSError:
             return False
         return os.path.samestat(found, os.fstat(self._descriptor))
-
-    # ---- opening
 
     def _open(self) -> None:
         with ExitStack() as undo:
@@ -304,9 +297,6 @@ def _check_head(path: Path, data: memoryview) -> str | None:
     return None
 
 
-# ---- the format
-
-
 def _file_head(version: int = VERSION) -> tuple[bytes, int, int]:
     return _MAGIC, version, crc32(_MAGIC + version.to_bytes(4, "little"))
 
@@ -354,9 +344,6 @@ def _filled(data: memoryview) -> int:
     while end and not (part := bytes(data[max(0, end - STEP) : end]).rstrip(b"\0")):
         end = max(0, end - STEP)
     return max(0, end - STEP) + len(part) if end else 0
-
-
-# ---- the file
 
 
 # a symlink, or a FIFO on which open(2) would wait, may have taken the file's place a moment ago

@@ -128,14 +128,14 @@ def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, monkeypatch
             receive()
         connection.sendall(m.pack_message(NO_ROOM))
 
-    def connected(path: Path, seconds: float) -> socket.socket:
-        sock = connect(path, seconds)
+    def reached(client: Client, seconds: float) -> socket.socket:
+        sock = reach(client, seconds)
         if closed:  # the hello finds nobody: EPIPE
             _wait_for_end(sock)
         return sock
 
-    connect = connection._connected
-    monkeypatch.setattr(connection, "_connected", connected)
+    reach = Client._reach
+    monkeypatch.setattr(Client, "_reach", reached)
     with served(tmp_path, script, greet=False) as path, pytest.raises(DaemonError) as error:
         Client(path)
     assert (error.value.message, error.value.code) == (NO_ROOM.message, ExitCode.UNAVAILABLE)

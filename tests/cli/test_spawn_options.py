@@ -103,7 +103,6 @@ def test_every_meter_is_one_of_the_daemons() -> None:
         ({"limits": '{"max_trns": 5}'}, "max_trns"),
         ({"on_limit": "explode"}, "--on-limit: unknown action 'explode'; choose from: terminate, "),
         ({"meter": "clod"}, "--meter: unknown meter 'clod'; choose from: claude, "),
-        ({"nested": True}, "--nested is not in this release"),
         ({"command": []}, "nothing to run: name an agent"),
         ({"kind": "robot"}, "--kind"),
         ({"stdio": "pipe"}, "--stdio"),

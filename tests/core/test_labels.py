@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from sfad.core.labels import fits
+from sfad.core.labels import means
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from sfad.core.labels import fits
     ],
 )
 def test_either_value_of_each_key(wanted: Mapping[str, str | Sequence[str]], labels: Mapping[str, str], fit: bool) -> None:
-    assert fits(wanted, labels) is fit
+    assert means(None, wanted, "a name", labels) is fit

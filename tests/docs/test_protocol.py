@@ -22,7 +22,7 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
 from sfad.protocol.reports import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
-from sfad.server import clients, connection, receiving, shares, turns
+from sfad.server import clients, connection, receiving, shares
 from sfad.server.results import MAX_RESULT
 from sfad.server.verbs import watch
 from sfad.server.verbs.list import MAX_ROWS
@@ -178,7 +178,7 @@ def test_bounds() -> None:
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
         "watches of one connection": f"{watch.MAX_EACH}",
         "requests of one connection handled in one go": f"{receiving.TURN_REQUESTS}",
-        "requests of one tree, or of one user outside any run, handled in one go": f"{turns.TURN_TIME * 1000:g} ms",
+        "requests of one tree, or of one user outside any run, handled in one go": f"{receiving.TURN_TIME * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
         "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfad import config as configuration
-from sfad.durable.budgets import period, rebuild
-from sfad.durable.charges import Charged
+from sfad.durable.budgets import Charged, period, rebuild
 from sfad.durable.directory import Spool
 from sfad.host.clock import Timers, wall_clock
 from sfad.ledger import OpenedLedger
@@ -54,7 +53,7 @@ def rebuilt(directory: Path, spool: Spool, on_record: float | None) -> tuple[flo
         before.set_charged("user", "ann", begin(), on_record)
         before.close()
     ledger = OpenedLedger(directory / "state")
-    notes = rebuild(config, ledger, spool)
+    notes = rebuild(config, ledger, spool.charges, sound=spool.earlier.sound)
     spool.close()
     charged = ledger.records.charged("user", "ann", begin())
     ledger.close()

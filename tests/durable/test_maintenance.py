@@ -19,7 +19,7 @@ from sfad.durable import maintenance
 from sfad.durable.jobs import MaintenanceJobs
 from sfad.durable.maintenance import Maintenance
 from sfad.host.reserve import DiskReserve
-from sfad.ledger import Ledger, OpenedLedger, backup, opening
+from sfad.ledger import Ledger, OpenedLedger, backup
 from sfad.output import OutputFiles
 from sfad.protocol.types import Event, RunInfo, Status
 from tests.launch.rig import until
@@ -137,27 +137,6 @@ async def test_a_failure_is_told_once_and_again_when_it_returns(tmp_path: Path, 
         monkeypatch.setattr(backup, "LEFT_FREE", 1 << 60)
         await it.maintenance.look()
         assert len([line for line in it.trouble if line.startswith("backup: ")]) == 2
-
-
-async def test_a_large_ledger_is_checked_after_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = OpenedLedger(tmp_path)
-    opened.upsert([(ended(number, 3), PLAIN) for number in range(1, 2000)])
-    opened.close()
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
-        page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
-    content = bytearray((tmp_path / "ledger.db").read_bytes())
-    content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
-    (tmp_path / "ledger.db").write_bytes(content)
-    (tmp_path / "ledger.db-wal").write_bytes(b"x")
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
-    with started(tmp_path) as ledger:
-        it = World(ledger, ledger=None, output=None)
-        await it.maintenance.look()
-        assert [line.partition("damaged")[0] for line in it.trouble] == ["check: the ledger is ", "backup: the copy is "]
-        assert ledger.file.backup is None
-    again = OpenedLedger(tmp_path)
-    again.close()
-    assert again.is_new
 
 
 async def test_jobs_begin_a_minute_after_the_start_and_then_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import Ledger, LedgerError, LedgerTooNew, OpenedLedger, opening, writer
+from sfad.ledger import Ledger, LedgerError, LedgerTooNew, OpenedLedger, writer
 from sfad.ledger.reader import Page
 from sfad.ledger.rows import Op
 from sfad.ledger.writer import Backlog
@@ -300,16 +300,13 @@ async def test_damage_that_only_a_full_check_finds_is_found_after_an_unclean_end
     opened.close()
 
 
-async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_damage_under_an_open_ledger_is_reported_and_set_aside_by_the_next_start(tmp_path: Path) -> None:
     answers = Answers()
     with started(tmp_path) as ledger:
         ledger.admit(run(1), PLAIN)
     file = tmp_path / "ledger.db"
     content = bytearray(file.read_bytes())
     content[2 * 4096 :] = b"\xff" * (len(content) - 2 * 4096)
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)  # as if the file were too large
     with started(tmp_path, answers) as ledger:
         file.write_bytes(content)
         ledger.admit(run(2), PLAIN)

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import LedgerError, OpenedLedger, opening
+from sfad.ledger import LedgerError, OpenedLedger
 from sfad.ledger.database import is_damage
-from sfad.ledger.opening import check
 from sfad.protocol.types import Event, Status
 
 from .samples import PLAIN, WHEN, run, started
@@ -209,19 +208,6 @@ def test_triggers_and_indices_of_another_program_are_dropped(filled: Path) -> No
     assert opened(filled) == (2000, False, [])
 
 
-def test_the_mark_of_a_due_check_follows_no_link(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    precious, mark = killed / "precious", killed / "ledger.unchecked"
-    precious.write_bytes(b"precious")
-    mark.symlink_to(precious)
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
-    assert opened(killed) == (2500, False, [])
-    monkeypatch.undo()
-    mark.unlink(missing_ok=True)
-    mark.mkdir()
-    assert opened(killed) == (2500, False, [])
-    assert precious.read_bytes() == b"precious"
-
-
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
@@ -290,36 +276,11 @@ def test_an_unreadable_page_counts_as_damage() -> None:
         assert is_damage(error) is expected
 
 
-def test_a_large_file_is_checked_later(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
-    for _ in range(2):  # the second end is clean, but the check is still due
-        ledger = OpenedLedger(killed)
-        ledger.close()
-        assert ledger.file.check_due
-    assert check(killed) is None
-    ledger = OpenedLedger(killed)
-    ledger.close()
-    assert not ledger.file.check_due
-
-
-def test_damage_found_by_the_later_check_is_set_aside_by_the_next_start(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
+def test_the_pages_of_a_handed_over_ledger_are_not_read(killed: Path) -> None:
     with closing(sqlite3.connect(killed / FILE)) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
     content = bytearray((killed / FILE).read_bytes())
     content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     (killed / FILE).write_bytes(content)
-    (killed / f"{FILE}-wal").write_bytes(b"x")
-    assert opened(killed)[1] is False
-    assert check(killed) is not None
+    assert opened(killed, handed_over=True)[1] is False
     assert opened(killed)[1] is True
-    assert opened(killed) == (0, False, [])
-
-
-def test_a_handed_over_ledger_is_not_checked(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_check_pages", lambda _: 1 // 0)
-    assert opened(killed, handed_over=True) == (2500, False, [])
-    monkeypatch.setattr(opening, "CHECKED_AT_ONCE", 0)
-    ledger = OpenedLedger(killed, handed_over=True)
-    ledger.close()
-    assert not ledger.file.check_due

@@ -23,9 +23,8 @@ from sfad.core.ids import run_id
 from sfad.host.tasks import in_thread
 from sfad.metering import tail as module
 from sfad.metering.bounding import FREE_AFTER
-from sfad.metering.draining import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL
 from sfad.metering.stdout_file import READ_AT_ONCE
-from sfad.metering.tail import Tail
+from sfad.metering.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Tail
 from sfad.meters.reading import Meter, Reading
 from sfad.output import OutputFiles, holes, inotify
 from sfad.protocol.types import RunId, Tokens

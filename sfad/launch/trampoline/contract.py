@@ -33,12 +33,10 @@ from ..launcher import LaunchError
 ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
 """Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2), and execve(2) of a file that is there (if that
 fails with ENOENT, the interpreter is missing)."""
-
 REPORT = struct.Struct("=qq")
 SHELL = b"/bin/sh"
 ITS_COMMAND, ITS_DIRECTORY = b"its command", b"its directory"
 """How an error names the command and the directory of an adopted run: their names are not saved."""
-
 FD_DOOR, FD_REPORT, FD_GATE, FD_IMAGE, FD_FREE = 3, 4, 5, 6, 7
 
 

@@ -55,8 +55,7 @@ class PosixSpawner:
 
         It executes the first of `files` that is there. `door`, `report` and `gate` are the trampoline's descriptors, and stay
         the caller's; without a door it has nothing to write to. `nofile` and `msgqueue` are its soft limits and `cpus` are its
-        CPUs, where they differ from the daemon's. The caller has refused null bytes, at which the C strings would end.
-        """
+        CPUs, where they differ from the daemon's. The caller has refused null bytes, at which the C strings would end."""
         stdio = [self._null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr)]
         terminal = spec.terminal and os.isatty(stdio[0])
         trampoline = self._interactive if terminal else self._trampoline

@@ -20,7 +20,6 @@ import trio
 from ...host.descriptors import lifted
 
 Call = Callable[[], object]
-
 _CALLS_AT_ONCE = 64
 """Calls before the daemon's other tasks get their turn."""
 _RETRY_AFTER = 0.25

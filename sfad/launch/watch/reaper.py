@@ -36,8 +36,7 @@ class ChildSignals:
     orphan: that was 8 % of what a short run costs (measured).
 
     Make it in the main thread before any other thread is started: threads inherit that the signal is blocked. Processes that the
-    launcher starts do not; other children would have to unblock it.
-    """
+    launcher starts do not; other children would have to unblock it."""
 
     def __init__(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

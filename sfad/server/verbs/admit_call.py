@@ -23,6 +23,9 @@ def admit_call(call: Call, request: AdmitCall) -> None:
     least = request.max_output if request.fixed else min(runtime.config.gateway.min_output, request.max_output)
 
     def ask() -> None:
+        if call.connection.closed:  # while the price was looked up
+            call.end()
+            return
         cost, price = runtime.metering.reports.price_of_call(request)
         runtime.requests.ask(
             call,

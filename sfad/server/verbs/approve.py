@@ -9,5 +9,4 @@ from ..checks import check_limits
 
 @answers_about_run(Approve)
 def approve(call: Call, request: Approve, run: RunInfo) -> None:
-    limits = check_limits(request.limits)
-    call.ask(e.ApproveRequested, run.id, limits)
+    call.ask(e.ApproveRequested, run.id, check_limits(request.limits))

@@ -11,5 +11,4 @@ from ..checks import bad_request, check_limits
 def limit(call: Call, request: ChangeLimits, run: RunInfo) -> None:
     if not request.limits:
         raise bad_request("say which limits: KIND=VALUE")
-    limits = check_limits(request.limits)
-    call.ask(e.LimitRequested, run.id, limits)
+    call.ask(e.LimitRequested, run.id, check_limits(request.limits))

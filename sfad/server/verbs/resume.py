@@ -9,5 +9,4 @@ from ..checks import check_limits
 
 @answers_about_run(Resume)
 def resume(call: Call, request: Resume, run: RunInfo) -> None:
-    limits = check_limits(request.limits)
-    call.ask(e.ResumeRequested, run.id, limits, request.suspended)
+    call.ask(e.ResumeRequested, run.id, check_limits(request.limits), request.suspended)

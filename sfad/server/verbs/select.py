@@ -32,7 +32,6 @@ def check_choice(request: Stop | Select) -> None:
 
 
 def has_filters(request: Stop | Select) -> bool:
-    """Return whether the request chooses among the live runs."""
     return request.everything or request.name is not None or bool(request.labels)
 
 

@@ -18,7 +18,6 @@ def watch(call: Call, _request: Watch, run: RunInfo) -> None:
 
 
 def demand_watch(call: Call) -> None:
-    """Raise `RequestError` if the client may not have another watch."""
     open_here = sum(isinstance(pending.request, Watch) for pending in call.connection.pending.values())
     if open_here >= MAX_EACH:
         raise unavailable(

@@ -10,7 +10,6 @@ from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, LaunchedRuns
 from ...marks import cookie
-from ...procfs import Stat
 from ..interface import AdoptedRuns
 from ..mark_scan import RecentScans, scan_marks
 from . import cgroupfs
@@ -66,7 +65,10 @@ class AdoptedCgroups(AdoptedRuns):
                 group = self._maker.make(run)
                 self._limits.limit(run)
             for process in outside:
-                _move(process, group.leaf)
+                now = procfs.stat(process.pid)
+                if now is not None and now.started == process.started:
+                    with suppress(ProcessLookupError):
+                        cgroupfs.write(f"{group.leaf}/cgroup.procs", b"%d" % process.pid)
 
     def is_of(self, run: LaunchedRun, pid: int) -> bool:
         return self._cgroups.contains(run, pid) or cookie(pid, self._runs.instance) == run.cookie
@@ -77,10 +79,3 @@ class AdoptedCgroups(AdoptedRuns):
 
     def leave(self, run: LaunchedRun) -> None:
         self._elsewhere.discard(run.id)
-
-
-def _move(process: Stat, leaf: str) -> None:
-    now = procfs.stat(process.pid)
-    if now is not None and now.started == process.started:
-        with suppress(ProcessLookupError):
-            cgroupfs.write(f"{leaf}/cgroup.procs", b"%d" % process.pid)

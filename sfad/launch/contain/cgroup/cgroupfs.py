@@ -13,10 +13,8 @@ from .location import below
 MAX_DEPTH, MAX_DESCENDANTS = 32, 1024
 """Levels, and cgroups, that the processes of one run may make below their own. Container runtimes and systemd need less than ten
 levels. An agent with the daemon's uid can raise both, so nothing here relies on them."""
-
 _MAX_PATH = 4096 - 64
 """Bytes of a path that a walk follows: PATH_MAX, less the name of a control file."""
-
 _REMOVED_WITHIN = 10.0
 """Seconds after which a removal gives up: another process may make cgroups as fast as they are removed."""
 _CHILDLESS = 2
@@ -27,8 +25,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 def remove_tree(directory: str) -> None:
     """Remove a cgroup and those in it, deepest first. Raises `OSError` (EBUSY if something lives there, or new ones appear).
 
-    It goes by descriptors and `..`, one level at a time: an agent can nest cgroups deeper than a path or a recursion reaches.
-    """
+    It goes by descriptors and `..`, one level at a time: an agent can nest cgroups deeper than a path or a recursion reaches."""
     try:
         os.rmdir(directory)
     except FileNotFoundError:
@@ -94,17 +91,12 @@ def read(path: str, *, whole: bool = False) -> bytes:
     """Return the content of a control file; `b""` if the cgroup is gone. Raises `OSError` if it is there and cannot be read."""
     content = procfs.read(path, whole=whole)
     if content is None:
-        _refuse_hidden(path)
+        # it may be unreadable for another reason than that its cgroup is gone: access is denied, or something is mounted over it
+        for name, error in ((path, errno.EACCES), (os.path.dirname(path), errno.ESTALE)):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                os.stat(name)
+                raise OSError(error, os.strerror(error), path)
     return content or b""
-
-
-def _refuse_hidden(path: str) -> None:
-    """Raise `OSError` if a control file cannot be read for another reason than that its cgroup is gone: access may be denied, or
-    something may be mounted over the cgroup."""
-    for name, error in ((path, errno.EACCES), (os.path.dirname(path), errno.ESTALE)):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            os.stat(name)
-            raise OSError(error, os.strerror(error), path)
 
 
 def pids(directory: str) -> Iterator[int]:

@@ -54,7 +54,8 @@ class KernelLimits(RunLimits):
         if group is None:
             return None
         if kind == "pids":
-            return _current_pids(group.directory) if "pids" in group.enforced else None
+            content = cgroupfs.read(f"{group.directory}/pids.current") if "pids" in group.enforced else b""
+            return int(content) if content else None
         return _charged_memory(group.directory) if group.metered else None
 
     def breaches(self, run: LaunchedRun) -> frozenset[str]:
@@ -86,12 +87,6 @@ def settings(kind: str, value: float | None) -> list[tuple[str, bytes]]:
     # else a run that is short of memory would fill the machine's swap first
     swap = [("memory.swap.max", b"max" if value is None else b"0")] if kind == "memory" else []
     return [*swap, (f"{kind}.max", limit)]
-
-
-def _current_pids(directory: str) -> int | None:
-    """Return the processes and threads in a cgroup that has the controller, zombies included."""
-    content = cgroupfs.read(f"{directory}/pids.current")
-    return int(content) if content else None
 
 
 def _charged_memory(directory: str) -> int | None:

@@ -64,8 +64,7 @@ class BaseCgroup:
 def locate(instance: str, parent: str | None = None) -> BaseCgroup:
     """Return where the cgroups of this instance go: in `parent`, else in this process's own cgroup. Makes nothing.
 
-    Raises `CgroupImpossible`.
-    """
+    Raises `CgroupImpossible`."""
     found = mounts()
     if not found:
         raise CgroupImpossible("no cgroup2 file system is mounted")
@@ -84,8 +83,7 @@ def bases(instance: str, parent: str | None = None) -> list[str]:
     """Return the instance's directories: where this process would make it, and each one that a process of the machine is in,
     because an earlier daemon may have been started elsewhere.
 
-    It does not walk the cgroups of other programs: any user may have made them thousands of levels deep. Raises `OSError`.
-    """
+    It does not walk the cgroups of other programs: any user may have made them thousands of levels deep. Raises `OSError`."""
     name = f"sfad-{instance}"
     here = [_located(instance, parent), _located(instance)]
     found = [directory for directory in here if directory is not None and os.path.isdir(directory)]

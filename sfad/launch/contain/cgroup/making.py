@@ -16,8 +16,6 @@ _REMOVE_TRIES, _REMOVE_EVERY = 100, 0.02
 
 
 class CgroupMaker:
-    """Makes, adopts and removes."""
-
     def __init__(self, cgroups: RunCgroups, controllers: Controllers, reactor: Reactor) -> None:
         self._base = cgroups.base.directory
         self._cgroups = cgroups
@@ -32,18 +30,15 @@ class CgroupMaker:
             self._restore(run)
         metered = run.bounds.memory is not None and self._controllers.enable("memory", above)
         for path in (directory, f"{directory}/{LEAF}"):
-            self._make_one(path)
+            try:
+                os.mkdir(path)
+            except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
+                cgroupfs.write(f"{path}/cgroup.freeze", b"0")
+            except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
+                cgroupfs.limit_descendants(self._base, None, None)
+                os.mkdir(path)
         cgroupfs.limit_descendants(f"{directory}/{LEAF}")
         return self._cgroups.add(run, RunCgroup(directory, _inode(directory), metered=metered))
-
-    def _make_one(self, path: str) -> None:
-        try:
-            os.mkdir(path)
-        except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
-            cgroupfs.write(f"{path}/cgroup.freeze", b"0")
-        except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-            cgroupfs.limit_descendants(self._base, None, None)
-            os.mkdir(path)
 
     def _restore(self, run: LaunchedRun) -> None:
         """Make what is above a run again: any process that may write there can remove an empty cgroup."""

@@ -19,8 +19,7 @@ _PROBE_WAIT, _PROBE_EVERY = 5.0, 0.1
 def inhabited(instance: str, parent: str | None = None) -> BaseCgroup | None:
     """Return where an earlier daemon of this instance has left something alive, if runs can be contained there now.
 
-    Runs stay there, wherever this process or the configuration would put them.
-    """
+    Runs stay there, wherever this process or the configuration would put them."""
     found = mounts()
     with suppress(OSError):
         for directory in bases(instance, parent):

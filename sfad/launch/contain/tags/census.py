@@ -36,7 +36,9 @@ class Census:
         self._placing.forget_strays(table)
         families: dict[int, list[Stat]] = defaultdict(list)
         for process in table.values():
-            families[_parent(process, table)].append(process)
+            above = table.get(process.parent)
+            # an orphan below us is left to us, if its parent has ended meanwhile
+            families[process.parent if process.parent == 0 or (above and above.alive) else os.getpid()].append(process)
         pending: list[tuple[int, RunId | None]] = [(os.getpid(), None)]
         while pending:
             parent, inherited = pending.pop()
@@ -52,8 +54,7 @@ class Census:
         the next listing. So only a listing without a new child says that there is none. If each of some listings has a
         new child, which may be of the run, something is alive, and the daemon's other tasks need their turn: looking until
         one was caught alive took eleven seconds and 32 000 zombies, with twenty processes that forked without pause on two
-        cores.
-        """
+        cores."""
         seen: set[int] = set()
         for _ in range(_LISTINGS):
             self._orphans.reap()
@@ -79,9 +80,3 @@ class Census:
     def populated(self, runs: set[RunId]) -> bool:
         """Return whether anything but unreaped main processes is alive in these runs."""
         return any(pid not in self._orphans.owned for pid in self.live_children(runs))
-
-
-def _parent(process: Stat, table: dict[int, Stat]) -> int:
-    """Return its parent; if that has ended meanwhile, us: an orphan below us is left to us."""
-    above = table.get(process.parent)
-    return process.parent if process.parent == 0 or (above and above.alive) else os.getpid()

@@ -82,8 +82,8 @@ class TagsPlacing:
 
     def forget_strays(self, table: Mapping[int, Stat]) -> None:
         """Forget those that have ended, as `table` shows, or whose run was released."""
-        self._strays = {key: run_id for key, run_id in self._strays.items() if run_id in self._runs and _is_in(table, *key)}
-
-
-def _is_in(table: Mapping[int, Stat], pid: int, started: int) -> bool:
-    return pid in table and table[pid].started == started
+        self._strays = {
+            (pid, started): run_id
+            for (pid, started), run_id in self._strays.items()
+            if run_id in self._runs and pid in table and table[pid].started == started
+        }

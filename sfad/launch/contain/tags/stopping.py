@@ -143,12 +143,7 @@ class TagsStops(RunStops):
                     await wait_ended(self._reactor, children[:_PIDFDS_AT_ONCE], _KILL_EVERY)
                 else:
                     self._owed.report_if_empty(run)
-                    # a main process that has ended is reaped meanwhile
-                    await trio.sleep(_KILL_EVERY if _awaits_reaping(run) else _LOOK_EVERY)
+                    # a main process that has ended is reaped meanwhile; another process may need seconds, and that is reported
+                    await trio.sleep(_KILL_EVERY if any(not main.ours for main in run.mains) else _LOOK_EVERY)
         finally:
             self._draining.discard(run)
-
-
-def _awaits_reaping(run: LaunchedRun) -> bool:
-    """Return whether another process has to reap a main process: that can take seconds, and is reported."""
-    return any(not main.ours for main in run.mains)
