@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.access import GATEWAY, Peer
 from sfad.core.vocabulary import Timer
 from sfad.protocol.types import Action, LimitKind, Status
 from tests.core.transcript import ANN, Transcript, inside, limits, purse
@@ -290,3 +291,13 @@ def test_what_an_earlier_gateway_did_not_settle_is_charged_in_full() -> None:
     assert account.sources["gateway"].partial
     (t >> t.called(name, cost=0.1)).skip()
     assert account.used(LimitKind.COST) == 303_000_000, "it is not charged twice"
+
+
+def test_only_the_gateway_asks() -> None:
+    t = Transcript()
+    a = t.start("a")
+    gateway = Peer(uid=0, user="root", owner=True, gateway=True)
+    for verb in GATEWAY:
+        assert t.machine.refuse(gateway, verb) is None
+        for peer in (ANN, inside(a), Peer(uid=0, user="root", owner=True)):
+            assert t.machine.refuse(peer, verb) == f"only the daemon's own gateway may '{verb}'"

@@ -30,6 +30,7 @@ from sfad.protocol.types import (
     RunInfo,
     Status,
     Survivor,
+    Tokens,
     Usage,
 )
 
@@ -68,6 +69,10 @@ REQUESTS: list[m.Request] = [
     m.Select(id=24, verb="pause", runs=["a1", "reviewer"], labels={"k": "v", "l": ["w", "x"]}),
     m.Prune(id=25, older_than=60.5, keep=3, dry_run=True),
     m.Settle(id=20, reservation="a1-1", input_tokens=2, output_tokens=3, cached_tokens=1), m.Recommend(id=21, run_type="qa"),
+    m.PlaceCaller(id=27, uid=0, cgroup=2**63),
+    m.AdmitCall(id=28, run="a1", model="m", input_tokens=2, max_output=3, fixed=True, choices=2, caches=True),
+    m.EndCall(id=29, run="a1", reservation="a1-1", model="m", tokens=Tokens(input=2, output=3), status=200,
+              tools=[("Bash", "0f")], first_byte_s=0.5, seconds=1.5, error="e"),
     m.Summarise(id=26, since=1.5, by="label", labels={"a": ["b", "c"], "d": "e"}),
 ]  # fmt: skip
 
@@ -98,6 +103,8 @@ REPLIES: list[m.Reply] = [
         failed=[Failed(run_id="a1", name="a", reason="r")],
         costly=[Costly(run_id="a1", name="a", status=Status.FAILED, cost_usd=0.5, tokens=7, partial=True)])),
     m.Selected(id=15, runs=["a1"], failed=[m.Failure(run="zz", code=ErrorCode.NO_SUCH_RUN, message="m")]),
+    m.GatewaySettings(id=19, upstreams={"a": m.UpstreamInfo(url="https://a", api="anthropic", key_file="/k")}),
+    m.CallerPlaced(id=20, run="a1", upstreams={"a": "https://b"}), m.CallAdmitted(id=21, reservation="a1-1", max_output=9),
     m.Reloaded(id=16, files=["/f"], changed=[m.Change(key="a", old=1, new=None, source="removed", waits=False)]),
     m.Pruned(id=17, trees=1, runs=2, events=3, files=4, output_bytes=5, ledger_bytes=6),
     m.Done(id=11), m.Error(id=12, code=ErrorCode.BAD_REQUEST, message="m"),
