@@ -33,6 +33,7 @@ async def _serve(daemon: str) -> None:
         proxy = Proxy(shared, trouble=_complain)
         gc.freeze()
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.serve)
                 nursery.start_soon(_end_alone, link, proxy, nursery.cancel_scope)

@@ -193,7 +193,7 @@ class GatewayProcess:
             [sys.executable, "-P", "-m", "sfad.gateway", "--daemon", self._daemon],
             env,
             file_actions=[(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
-            setsigmask=[],
+            setsigmask=[signal.SIGHUP],  # until it has a handler: it may be told of a new config at once
             setsigdef=[signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGPIPE],
             setpgroup=0,
         )
