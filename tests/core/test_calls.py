@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.core import commands as c
@@ -245,6 +245,7 @@ def test_time_does_not_run_while_a_call_is_held() -> None:
     assert t.run(a).clock.since is None
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abd"), st.integers(1, 30_000), st.integers(1, 9000), st.floats(0, 1), st.integers(1, 3)),
