@@ -87,7 +87,7 @@ def test_codex_finds_the_gateway_by_its_name(desk: MakeDesk) -> None:
 
 def test_each_program_is_metered_in_a_terminal(desk: MakeDesk, any_cli: Cli) -> None:
     at = desk_of(desk, any_cli, PRICES)
-    with in_a_terminal(at, "run", "--name", "planner", "--", *command(any_cli, "in_terminal")):
+    with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(any_cli, "in_terminal")):
         wait_until(lambda: at.talk(any_cli).answered == 3, "it has made its calls")
         (run,) = at.listed()
         at.sfactl("stop", run["id"])
