@@ -8,6 +8,7 @@ import trio
 
 from ..protocol import messages as m
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
+from ..protocol.types import Tokens
 from .callers import Caller
 from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed
 from .upstreams import Upstream
@@ -41,6 +42,8 @@ class DaemonLink:
         self.ready = trio.Event()
         """The daemon has told where calls go."""
         self._open: dict[int, _Open] = {}
+        self._withdrawn: dict[int, m.AdmitCall] = {}
+        """Whose withdrawal is not answered yet, by the number of the request."""
         self._last = 0
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
 
@@ -76,7 +79,6 @@ class DaemonLink:
                 id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, max_output=asked.max_output,
                 fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
             ),
-            withdraw=True,
         )  # fmt: skip
         if answer.reservation is None:
             raise CallRefusedError(answer.refused or "the daemon refuses the call")
@@ -103,13 +105,14 @@ class DaemonLink:
 
     # ---- requests
 
-    async def _ask(self, wanted: type[R], make: Callable[[int], m.Request], *, withdraw: bool = False) -> R:
+    async def _ask(self, wanted: type[R], make: Callable[[int], m.Request]) -> R:
         open_ = _Open(make(self._number()))
         self._send(open_)
         try:
             await open_.answered.wait()
         except trio.Cancelled:
-            if self._open.pop(open_.request.id, None) is not None and withdraw:
+            if self._open.pop(open_.request.id, None) is not None and isinstance(open_.request, m.AdmitCall):
+                self._withdrawn[open_.request.id] = open_.request
                 self._send(_Open(m.WithdrawCall(id=self._number(), call=open_.request.id)))
             raise
         reply = open_.reply
@@ -141,8 +144,11 @@ class DaemonLink:
         again = dict(self._open)
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
         self.alone_since = None
+        self._withdrawn.clear()  # the daemon has forgotten what it did not answer
         for open_ in again.values():
-            if not isinstance(open_.request, m.WithdrawCall):
+            if isinstance(open_.request, m.WithdrawCall):
+                del self._open[open_.request.id]
+            else:
                 self._to_send.send_nowait(m.pack_message(open_.request))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_all, stream, nursery.cancel_scope)
@@ -172,3 +178,9 @@ class DaemonLink:
         if (open_ := self._open.pop(reply.id, None)) is not None:
             open_.reply = reply
             open_.answered.set()
+            if isinstance(open_.request, m.WithdrawCall):
+                self._withdrawn.pop(open_.request.call, None)
+        elif isinstance(reply, m.CallAdmitted) and reply.reservation is not None and reply.id in self._withdrawn:
+            asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
+            unused = m.EndCall(id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens())
+            self._send(_Open(unused))

@@ -1,0 +1,94 @@
+"""The real programs make each call through the gateway, and a call that it refuses ends them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.clis import CLAUDE, CODEX, OPENCODE, Cli
+from tests.agents.conftest import MakeDesk
+from tests.agents.desk import Desk, in_a_terminal
+from tests.agents.script import Reply, Say, Shell
+from tests.harness import wait_until
+
+MODELS = ("claude-sonnet-4-5", "gpt-6.1-sol", "gemini-2.5-pro")
+GATEWAY = "[gateway]\nenabled = true\n"
+PRICES = "[prices]\n" + "".join(f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS)
+DEAR = "min_output = 100\n[prices]\n" + "".join(f'"{model}" = {{input_mtok = 0, output_mtok = 1000}}\n' for model in MODELS)
+"""A reply is 0.06 to 0.09 USD, and a call is not lowered below 0.10."""
+SCRIPT = (Shell("echo one"), Shell("echo two"), Say("Done."))
+
+
+def desk_of(desk: MakeDesk, cli: Cli, config: str, script: Iterable[Reply] = SCRIPT, *, mode: str = "auto") -> Desk:
+    """Return a desk where the program finds its model by its variable alone, as with no settings of its own."""
+    at = desk(config=GATEWAY + config, mode=mode, **{cli.name: script})
+    if cli is CODEX:
+        settings = Path(at.env["CODEX_HOME"], "config.toml")
+        settings.write_text("check_for_update_on_startup = false\n[analytics]\nenabled = false\n[features]\nplugins = false\n")
+        settings.with_name("auth.json").write_text(
+            '{"auth_mode": "apikey", "OPENAI_API_KEY": "scripted"}'
+        )  # else it asks for it in a terminal
+        at.env["OPENAI_BASE_URL"] = f"{at.model.url}/codex/v1"
+    if cli is OPENCODE:
+        own = json.loads(at.env["OPENCODE_CONFIG_CONTENT"])
+        del own["provider"]
+        at.env["OPENCODE_CONFIG_CONTENT"] = json.dumps(own)
+        at.env["ANTHROPIC_BASE_URL"] = f"{at.model.url}/opencode"
+    return at
+
+
+def command(cli: Cli, form: str) -> list[str]:
+    """Return the command of a program."""
+    model = ["--model", MODELS[0]] if cli is CLAUDE else []
+    if cli is CODEX:
+        base_url = 'exec codex -c openai_base_url="$OPENAI_BASE_URL" "$@"'
+        return ["sh", "-c", base_url, *getattr(cli, form)]
+    return [*getattr(cli, form), *model]
+
+
+def metered(at: Desk) -> dict[str, Any]:
+    """Return what the gateway has seen of the only run."""
+    (run,) = at.listed()
+    usage: dict[str, Any] = at.json("info", run["id"])["usage_by_source"]["gateway"]
+    return usage
+
+
+@pytest.mark.parametrize("form", ["argv", "as_text"])
+def test_each_program_is_metered_by_the_gateway(desk: MakeDesk, any_cli: Cli, containment: str, form: str) -> None:
+    at = desk_of(desk, any_cli, PRICES, mode=containment)
+    done = at.sfactl("run", "--name", "planner", "--", *command(any_cli, form))
+    assert done.returncode == 0, done.stdout + done.stderr
+    usage = metered(at)
+    assert (usage["turns"], usage["partial"]) == (2, False)
+    replies = at.talk(any_cli).answered + at.talk(any_cli).helped
+    assert usage["messages"] == replies
+    assert usage["output_tokens"] == replies * any_cli.price.output
+    assert usage["cost_usd"] > 0
+
+
+def test_each_program_stops_with_the_sentence_of_the_refusal(desk: MakeDesk, any_cli: Cli) -> None:
+    at = desk_of(desk, any_cli, DEAR)
+    done = at.sfactl("run", "--name", "planner", "--limit", "cost=0.15:refuse", "--", *command(any_cli, "as_text"))
+    assert done.returncode != 0, done.stdout + done.stderr
+    assert "above its cost limit" in done.stdout + done.stderr
+    assert at.talk(any_cli).answered == 1
+
+
+def test_codex_finds_the_gateway_by_its_name(desk: MakeDesk) -> None:
+    at = desk_of(desk, CODEX, PRICES)
+    done = at.sfactl("run", *CODEX.by_name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert metered(at)["turns"] == 2
+
+
+def test_each_program_is_metered_in_a_terminal(desk: MakeDesk, any_cli: Cli) -> None:
+    at = desk_of(desk, any_cli, PRICES)
+    with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(any_cli, "in_terminal")):
+        wait_until(lambda: at.talk(any_cli).answered == 3, "it has made its calls")
+        (run,) = at.listed()
+        at.sfactl("stop", run["id"])
+    assert metered(at)["turns"] == 2

@@ -1,0 +1,69 @@
+"""The gateway's connection to a daemon that answers from a script."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import trio
+
+from sfad.gateway.daemon_link import DaemonLink
+from sfad.gateway.gate import AskedCall
+from sfad.protocol import messages as m
+from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
+from sfad.protocol.types import Tokens
+
+ASKED = AskedCall(run="a1", upstream="up", model="m", input_tokens=10, caches=False, max_output=100, fixed=False, choices=1)
+
+
+class ScriptedDaemon:
+    """Takes requests one by one."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._decoder = FrameDecoder(MAX_REQUEST)
+        self._taken: list[m.Request] = []
+
+    async def next(self) -> m.Request:
+        while not self._taken:
+            for body in self._decoder.feed(await self._stream.receive_some(1 << 16)):
+                self._taken.append(m.unpack_request(body))
+        return self._taken.pop(0)
+
+    async def say(self, reply: m.Reply) -> None:
+        await self._stream.send_all(m.pack_message(reply))
+
+
+async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_back(tmp_path: Path) -> None:
+    path = os.fspath(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.bind(path)
+        plain.listen()
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(plain))
+        link = DaemonLink(path)
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(link.serve)
+                async with await listener.accept() as stream:
+                    daemon = ScriptedDaemon(stream)
+                    assert isinstance(await daemon.next(), m.Hello)
+                    assert isinstance(await daemon.next(), m.ServeGateway)
+                    asking = trio.CancelScope()
+
+                    async def ask() -> None:
+                        with asking:
+                            await link.admit(ASKED)
+
+                    nursery.start_soon(ask)
+                    asked = await daemon.next()
+                    asking.cancel()
+                    withdrawn = await daemon.next()
+                    assert isinstance(withdrawn, m.WithdrawCall)
+                    assert withdrawn.call == asked.id
+                    await daemon.say(m.CallAdmitted(id=asked.id, reservation="a1-7"))
+                    await daemon.say(m.Done(id=withdrawn.id))
+                    ended = await daemon.next()
+                    assert isinstance(ended, m.EndCall)
+                    assert (ended.run, ended.reservation, ended.tokens) == ("a1", "a1-7", Tokens())
+                nursery.cancel_scope.cancel()
