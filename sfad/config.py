@@ -160,7 +160,7 @@ class BudgetsConfig(Struct, frozen=True, kw_only=True):
 class UpstreamConfig(Struct, frozen=True, kw_only=True):
     """A provider of models."""
 
-    url: Annotated[str, Meta(pattern=r"^https?://[^/?#]+[^?#]*[^/?#]$", max_length=1000, extra=URL)]
+    url: Annotated[str, Meta(pattern=r"^https?://[^/?#]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)]
     """What the provider's own base URL variable would hold."""
     api: Literal["anthropic", "openai-responses", "openai-chat", "gemini"]
     key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)] | None = None

@@ -130,6 +130,11 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
             "[budgets.teams.r]\nusd = 1\nperiod = 'day'\nmembers = 'ann'",
             "budgets.teams.r.members = 'ann': allowed is a list of names",
         ),
+        (
+            "[gateway.upstreams.a]\nurl = 'https://x/'\napi = 'gemini'",
+            "gateway.upstreams.a.url = 'https://x/': allowed is a URL that begins with http:// or https://",
+        ),
+        ("[gateway.upstreams.a]\nurl = 'https://x'", "gateway.upstreams.a.api is missing"),
         ("[agents.a]", "agents.a.command is missing: allowed is a list of texts: the program and its arguments, one text each"),
         ("[agents.a]\ncommand = []", "agents.a.command = []: allowed is a list of texts: the program"),
         ("[agents.a]\ncommand = 'claude -p'", "agents.a.command = 'claude -p': allowed is a list of texts: the program"),
