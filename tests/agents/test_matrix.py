@@ -99,7 +99,9 @@ def test_the_usage_shown_is_what_the_model_has_counted(desk: MakeDesk, cli: Cli,
             for deed in road.then:
                 do(at, deed, run, pid, gate.open)
             at.sfactl("wait", run)
-        compare(at, cli, at.json("info", run), waited=bool(road.then))
+        # its events come before the tool, but its session file is written some 100 ms late
+        lost = KILL in road.then and road.form != "argv"
+        compare(at, cli, at.json("info", run), waited=bool(road.then) and not lost)
 
 
 def saved(at: Desk, answered: bool, cli: Cli) -> bool:
@@ -125,7 +127,7 @@ def do(at: Desk, deed: str, run: str, pid: int, let_go: Any) -> None:
 
 def compare(at: Desk, cli: Cli, info: dict[str, Any], *, waited: bool) -> None:
     """A call that was broken off has cost what was asked and what was streamed; of that a part may be missing, if that is said.
-    Unless the agent was waited for, the model may have answered a call whose answer it did not read."""
+    Unless the agent was waited for, the model may have answered a call whose answer it has not read or written down."""
     talk, price, usage = at.talk(cli), cli.price, info["usage"]
     if cli is OPENCODE and info["meter"] is None:  # nothing that is read tells of it
         assert (usage["turns"], usage["tokens"], usage["cost_usd"]) == (None, None, None)
