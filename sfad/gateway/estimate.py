@@ -46,7 +46,7 @@ class InputEstimates:
         return 1 + int(size * a_byte) + (known.kept if call.continues else 0)
 
     def learn(self, run: str, call: ModelCall, size: int, used: Tokens) -> None:
-        """Take what a call has had in truth."""
+        """Take how many tokens the input of a call had."""
         if not used.input:
             return
         known = self._known.setdefault((run, call.model), _Known())

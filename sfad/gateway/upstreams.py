@@ -1,19 +1,12 @@
 """Where calls go: the providers' APIs, and what is changed in the head of a request on its way there."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_plus
 
 from .apis import APIS, Api
-
-BUILT_IN: Mapping[str, tuple[str, str]] = {
-    "anthropic": ("https://api.anthropic.com", "anthropic"),
-    "openai": ("https://api.openai.com/v1", "openai-responses"),
-    "gemini": ("https://generativelanguage.googleapis.com", "gemini"),
-}
-"""URL and API by name."""
 
 _HOP_BY_HOP = {
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sfad.gateway.upstreams import BUILT_IN, Route, Upstream, downward, route_of, upward
+from sfad.config import GatewayConfig, UpstreamConfig
+from sfad.gateway.upstreams import Route, Upstream, downward, route_of, upward
 
 
 @pytest.mark.parametrize(
@@ -23,12 +24,11 @@ def test_the_path_decides_between_the_two_formats_of_openai(api: str, path: str,
     assert Upstream("up", "https://x", api).api_of(path).name == name
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_built_in_upstreams(name: str) -> None:
-    url, api = BUILT_IN[name]
-    upstream = Upstream(name, url, api)
+@pytest.mark.parametrize(("name", "built_in"), GatewayConfig().upstreams.items())
+def test_built_in_upstreams(name: str, built_in: UpstreamConfig) -> None:
+    upstream = Upstream(name, built_in.url, built_in.api)
     assert upstream.key() is None
-    assert upstream.target("/x", "", keyed=False) == f"{url}/x"
+    assert upstream.target("/x", "", keyed=False) == f"{built_in.url}/x"
 
 
 @pytest.mark.parametrize(

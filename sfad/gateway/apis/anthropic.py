@@ -59,7 +59,6 @@ class _AnthropicEvent(msgspec.Struct):
 
 class _AnthropicApi(Api):
     name = "anthropic"
-    variable = "ANTHROPIC_BASE_URL"
     free = re.compile(r"/messages/count_tokens$|/models(/[^/]+)?$|/files$")
     ungated = re.compile(r"/messages/batches$|/complete$|/sessions(/|$)")
 

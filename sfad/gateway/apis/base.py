@@ -143,8 +143,6 @@ class Api(ABC):
     """A provider's format."""
 
     name: str
-    variable: str
-    """The environment variable in which programs look for the base URL."""
     free: re.Pattern[str]
     """Paths of requests that cost nothing although they name a model."""
     ungated: re.Pattern[str]

@@ -62,7 +62,6 @@ class _ChatCompletion(msgspec.Struct):
 
 class _ChatApi(Api):
     name = "openai-chat"
-    variable = "OPENAI_BASE_URL"
     free = OPENAI_FREE
     ungated = OPENAI_UNGATED
 

@@ -67,7 +67,6 @@ class _Spelled:
 
 class _GeminiApi(Api):
     name = "gemini"
-    variable = "GOOGLE_GEMINI_BASE_URL"
     free = re.compile(r":(countTokens|computeTokens)$|/files$|/models$")
     ungated = re.compile(r":(batch|async|embed|predict)|/(cachedContents|batches|tunedModels|interactions)(/|$)")
 

@@ -75,7 +75,6 @@ OPENAI_UNGATED = re.compile(
 
 class _ResponsesApi(Api):
     name = "openai-responses"
-    variable = "OPENAI_BASE_URL"
     free = OPENAI_FREE
     ungated = OPENAI_UNGATED
 
