@@ -238,6 +238,9 @@ class ServeGateway(Request, tag="serve_gateway"):
 
     access = "gateway"
 
+    descriptors: int = 0
+    """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
+
 
 class PlaceCaller(Request, tag="place_caller"):
     """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
