@@ -8,6 +8,7 @@ from ..call import Call, answers
 def serve_gateway(call: Call, request: ServeGateway) -> None:
     for listener in call.connection.take(request.descriptors) or []:
         call.runtime.gateway.keep(listener)
+    call.runtime.gateway.serves()
     config = call.runtime.config.gateway
     upstreams = {
         name: UpstreamInfo(url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file)
