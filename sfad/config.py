@@ -272,6 +272,7 @@ def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
         config = _build(Configuration, found, "")
     _check_together(config, found.values)
     _check_agents(config, found)
+    _check_upstreams(config, found)
     settings = [
         Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
         for key, value in _values(config, "")
@@ -431,6 +432,15 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
                 check_range(parse_limit(text), ranges)
         except (ValueError, Invalid) as error:
             raise ConfigError(f"{found.values[f'{key}.limits'][0]}: {key}.limits: {error}") from error
+
+
+def _check_upstreams(config: Configuration, found: _FileValues) -> None:
+    for name, upstream in config.gateway.upstreams.items():
+        if upstream.key_env is not None and upstream.key_file is not None:
+            key = entry_key("gateway.upstreams", name)
+            path, value = found.values[f"{key}.key_file"]
+            other = found.values[f"{key}.key_env"][0]
+            raise _bad_value(path, f"{key}.key_file", value, f'"off" beside key_env ({other}): a key comes from one place')
 
 
 def main() -> None:
