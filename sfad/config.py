@@ -168,6 +168,13 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     key_file: Annotated[str, Meta(extra=PATH)] | None = None
 
 
+class CallsConfig(Struct, frozen=True, kw_only=True):
+    """Bounds on the calls of each run, or of each user."""
+
+    calls_per_minute: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    concurrent_calls: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+
+
 class GatewayConfig(Struct, frozen=True, kw_only=True):
     enabled: bool = False
     min_output: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
@@ -176,6 +183,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ungated: bool = False
     models: Annotated[tuple[str, ...], Meta(extra=PATTERNS)] = ()
     """Patterns of models that may be called; all, where there is none."""
+    per_run: CallsConfig = CallsConfig()
+    per_user: CallsConfig = CallsConfig()
     upstreams: dict[str, UpstreamConfig] = msgspec.field(
         default_factory=lambda: {
             "anthropic": UpstreamConfig(url="https://api.anthropic.com", api="anthropic"),
