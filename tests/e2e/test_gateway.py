@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,14 @@ def config(provider: Provider, *, enabled: bool = True) -> str:
     return CONFIG.format(url=provider.url, enabled=str(enabled).lower())
 
 
-def calling(client: Client, *limits: Limit, url: str | None = None, **plan: Any) -> RunInfo:
-    """Start a run that calls the model. `url`: what its client's environment says."""
-    env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
-    env += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
-    reply = spawn(client, [sys.executable, CALLER, json.dumps(plan)], limits=list(limits), env=env)
+def calling(
+    client: Client, *limits: Limit, url: str | None = None, gateway: bool | None = None, env: Sequence[bytes] = (), **plan: Any
+) -> RunInfo:
+    """Start a run that calls the model. `url`: what its client's environment says, and `env` more of it."""
+    own = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
+    own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
+    words = [sys.executable, CALLER, json.dumps(plan)]
+    reply = spawn(client, words, limits=list(limits), gateway=gateway, env=[*own, *env])
     assert isinstance(reply, m.RunReply), reply
     return reply.run
 
