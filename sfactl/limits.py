@@ -115,7 +115,7 @@ _SCOPES = {"run": "the run's own", "tree": "with its descendants'"}
 _WATCHERS = {
     "clock": "kept by the clock",
     "gateway": "kept by the gateway, before each call",
-    "meter": "kept by meter and reports, once they tell",
+    "meter": "kept by meters and reports",
     "kernel": "kept by the kernel",
     "watching": "kept by watching",
     "nothing": "NOT ENFORCEABLE: nothing tells what is used",

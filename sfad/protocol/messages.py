@@ -528,6 +528,8 @@ class CallAdmitted(Reply, tag="call_admitted"):
     reservation: str | None = None
     max_output: int | None = None
     refused: str | None = None
+    retry_after: float | None = None
+    """With `refused`: seconds after which the call may be asked for again."""
 
 
 class Recommended(Reply, tag="recommended"):

@@ -27,7 +27,7 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
     [
         (
             state(COST, 2.5, Action.WARN, used=0.45, source="--limit cost", scope="tree", enforced_by="meter"),
-            "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; kept by meter and reports, once they tell",
+            "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; kept by meters and reports",
         ),
         (state(LimitKind.TIME, 120, used=30), "time 30s of 2m (25 %) → terminate; from default; the run's own; kept by the clock"),
         (

@@ -169,6 +169,21 @@ def test_parallel_calls_have_together_the_error_of_one_estimate(gated: Daemon, p
     assert provider.usd <= 0.5 + error
 
 
+def test_parallel_calls_and_rates_are_bounded(start: Start, provider: Provider) -> None:
+    bounds = "wait = '1s'\n[gateway.per_run]\nconcurrent_calls = 3\n[gateway.per_user]\ncalls_per_minute = 7\n"
+    daemon = start(config=config(provider).replace("[gateway.up", f"{bounds}[gateway.up"))
+    with daemon.client() as client:
+        run = calling(client, limit("cost", 5), threads=5, output=10, stall=True, on=True)
+        wait_until(lambda: len(results(daemon, run.id)) == 2, "two have waited for long enough")
+        assert [each["status"] for each in results(daemon, run.id)] == [429, 429]
+        assert (provider.stalled, provider.under_way) == (3, 3)
+        provider.released.set()
+        ended(client, run.id)
+        run = calling(client, calls=6, output=10, on=True)
+        ended(client, run.id)
+    assert [each["status"] for each in results(daemon, run.id)] == [200, 200, 200, 200, 429, 429]
+
+
 # ---- crashes
 
 MANY: dict[str, Any] = {"threads": 50, "output": 1000, "stall": True}
