@@ -264,24 +264,25 @@ def test_a_held_call_of_a_killed_gateway_reserves_nothing(gated: Daemon, provide
 
 def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: Start, provider: Provider, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    broken.touch()
     (tmp_path / "sitecustomize.py").write_text(
         f"import os, sys\nif 'sfad.gateway' in sys.orig_argv and os.path.exists({str(broken)!r}):\n    os._exit(3)\n"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     daemon = start(config=config(provider), wrap=("env", f"PYTHONPATH={path}"))
-    wait_until(lambda: "runs cannot reach their model" in daemon.log.read_text(), "it is said")
-    said = daemon.log.read_text()
-    assert said.count('"type":"gateway_ended"') == 3
-    assert "exit code 3" in said
-    with pytest.raises(ConnectionRefusedError):
-        status(gateway(daemon)[1])
     with daemon.client() as client:
-        run = calling(client, output=10)
+        run = calling(client, output=100, stall=True, calls=2, on=True)
+        wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
+        broken.touch()
+        pid, port = gateway(daemon)
+        os.kill(pid, signal.SIGKILL)
         assert ended(client, run.id).status is Status.FAILED
-        assert results(daemon, run.id)[0]["error"] in {"ConnectionRefusedError", "ConnectionResetError"}
+        assert results(daemon, run.id)[1]["error"] in {"ConnectionRefusedError", "ConnectionResetError"}
+        wait_until(lambda: "runs cannot reach their model" in daemon.log.read_text(), "it is said")
+        assert daemon.log.read_text().count('"type":"gateway_ended"') < 5
+        with pytest.raises(ConnectionRefusedError):
+            status(port)
         broken.unlink()
-        wait_until(lambda: answers(gateway(daemon)[1]), "it is back")
+        wait_until(lambda: answers(port), "it is back")
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
 
 
