@@ -105,8 +105,8 @@ class Spawn(Request, tag="spawn"):
     priority: int = 0
     log: bool = True
     quiet: bool = False
-    gateway: bool = True
-    """Send its calls of a model through the gateway, where that is enabled."""
+    gateway: bool | None = None
+    """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
@@ -290,6 +290,9 @@ class ServeGateway(Request, tag="serve_gateway"):
     """The gateway begins, or has lost its connection. Answered by `GatewaySettings`."""
 
     access = "gateway"
+
+    descriptors: int = 0
+    """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
 
 
 class PlaceCaller(Request, tag="place_caller"):
@@ -602,6 +605,8 @@ class CallAdmitted(Reply, tag="call_admitted"):
     reservation: str | None = None
     max_output: int | None = None
     refused: str | None = None
+    retry_after: float | None = None
+    """With `refused`: seconds after which the call may be asked for again."""
 
 
 class Recommended(Reply, tag="recommended"):

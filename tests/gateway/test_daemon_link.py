@@ -41,7 +41,7 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
         plain.bind(path)
         plain.listen()
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(plain))
-        link = DaemonLink(path)
+        link = DaemonLink(path, plain.fileno())
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.serve)
