@@ -1,10 +1,12 @@
 """Calls of a model that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused.
 
 A call that does not fit is answered by the outermost limit, else by the budget, that has too little room for the least output
-that is worth a call. If only other calls' reservations are in its way, it waits for these to be settled.
+that is worth a call. If only other calls' reservations are in its way, it waits for these to be settled; if a bound on rates or
+parallel calls is, it waits for that.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -16,6 +18,7 @@ from . import events as e
 from .account import OpenReservation
 from .budget_enforcement import BudgetEnforcement
 from .budgets import Budget
+from .call_rates import Barrier, CallRates
 from .context import Context
 from .limit_enforcement import LimitEnforcement
 from .limits import ActiveLimit
@@ -36,7 +39,14 @@ class WaitingCall:
     asked: e.CallAsked
     info: CallInfo
     until: float | None = None
-    """When it stops waiting for other calls to be settled; `None` while it is held by a limit or a pause."""
+    """When it stops waiting for other calls; `None` while it is held by a limit or a pause."""
+    rate: Barrier | None = None
+    """The rate that it waits for."""
+
+    @property
+    def due(self) -> float | None:
+        """When it has to be decided again, even if nothing happens."""
+        return self.until if self.rate is None else self.rate.free_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +87,19 @@ class Calls:
         self._spending = spending
         self._limits = limits
         self._budgets = budgets
+        self._rates = CallRates(context)
         self.waiting: dict[Token, WaitingCall] = {}
-        """Calls that are held or that wait for others to be settled, the oldest first."""
+        """Calls that are held or that wait for others, the oldest first."""
+        self._armed: dict[RunId, float] = {}
+        """When the timers of runs whose calls wait fire."""
 
     def asked(self, ev: e.CallAsked) -> None:
         call = WaitingCall(ev, changed(ev.info, number=self._spending.next_number()))
-        if not self._answered(call, ev.at):
+        ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
+        if not self._answered(call, ev.at, ahead):
             if sum(each.asked.run == ev.run for each in self.waiting.values()) < MAX_WAITING:
                 self.waiting[ev.token] = call
+                self._arm()
             else:
                 self._fail(call, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {ev.run} wait already", ev.at)
 
@@ -113,9 +128,28 @@ class Calls:
 
     def look(self, at: float) -> None:
         """Decide again about the calls that wait, because there may be more room now."""
+        ahead = Counter[str]()
         for token, call in list(self.waiting.items()):
-            if self._answered(call, at):
+            if self._answered(call, at, ahead):
                 del self.waiting[token]
+            elif call.rate is not None:
+                ahead[call.rate.key] += 1
+        self._arm()
+
+    def forget(self, ended: Iterable[Run]) -> None:
+        self._rates.forget(ended)
+
+    def _arm(self) -> None:
+        """Have the calls that wait decided again when the first of each run is due."""
+        due: dict[RunId, float] = {}
+        for call in self.waiting.values():
+            if call.due is not None:
+                due[call.asked.run] = min(call.due, due.get(call.asked.run, call.due))
+        for name, at in due.items():
+            run = self._ctx.tree.get(name)
+            if run is not None and self._armed.get(name) != at:
+                self._ctx.arm(run, Timer.CALLS, at)
+        self._armed = due
 
     def waiting_of(self, run: RunId) -> list[CallInfo]:
         """Return the calls of a run that wait, the oldest first."""
@@ -128,8 +162,9 @@ class Calls:
 
     # ---- one call
 
-    def _answered(self, call: WaitingCall, at: float) -> bool:
-        """Answer the call, unless it has to wait."""
+    def _answered(self, call: WaitingCall, at: float, ahead: Counter[str]) -> bool:
+        """Answer the call, unless it has to wait. `ahead`: as `CallRates.barrier` takes it."""
+        call.rate = None
         ev = call.asked
         run = self._ctx.tree.get(ev.run)
         if run is None or run.status is Status.STOPPING:
@@ -150,22 +185,19 @@ class Calls:
             return True
         output = min([float(ev.max_output), *(room.output() for room in rooms)])
         if output >= ev.least_output:
-            self._admit(run, call, int(output), at)
-            return True
+            return self._admitted(run, call, int(output), at, ahead)
         tight = next(room for room in rooms if room.output() < ev.least_output)
-        if tight.output(self._reserved(tight)) >= ev.least_output and not self._has_waited(run, call, at):
+        if tight.output(self._reserved(tight)) >= ev.least_output and not self._has_waited(call, at):
             return False
         return self._refused(run, call, tight, at)
 
-    def _has_waited(self, run: Run, call: WaitingCall, at: float) -> bool:
+    def _has_waited(self, call: WaitingCall, at: float) -> bool:
         """Return whether the call has waited for others to be settled for as long as it may."""
-        if call.until is None:
-            call.until = at + self._ctx.policy.call_wait
-        if call.until <= at:
-            return True
-        others = [each.until for each in self.waiting.values() if each.asked.run == run.id and each.until is not None]
-        self._ctx.arm(run, Timer.CALLS, min([call.until, *(until for until in others if until > at)]))
-        return False
+        call.until = self._until(call, at)
+        return call.until <= at
+
+    def _until(self, call: WaitingCall, at: float) -> float:
+        return at + self._ctx.policy.call_wait if call.until is None else call.until
 
     def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
         takes = {
@@ -183,6 +215,21 @@ class Calls:
             for budget in self._spending.budgets.of(run.user):
                 left = budget.allowed - budget.charged
                 yield _Room(left, *takes[LimitKind.COST], LimitKind.COST, budget=budget)
+
+    def _admitted(self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str]) -> bool:
+        """Admit a call that is affordable, unless it has to wait for its rate or for other calls."""
+        barrier = self._rates.barrier(run, at, ahead)
+        if barrier is None:
+            self._rates.made(run, at)
+            self._admit(run, call, output, at)
+            return True
+        call.until = self._until(call, at)
+        if call.until > at and (barrier.free_at is None or barrier.free_at <= call.until):
+            call.rate = barrier if barrier.free_at is not None else None
+            return False
+        self._ctx.reply(call.asked.token, c.CallPostponed(barrier.message, max(1.0, (barrier.free_at or at) - at)))
+        self._record_refusal(call, barrier.message, at)
+        return True
 
     def _admit(self, run: Run, call: WaitingCall, output: int, at: float) -> None:
         ev, lowered = call.asked, output if output < call.asked.max_output else None

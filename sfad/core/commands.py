@@ -168,12 +168,20 @@ class CallAnswer(WithRun, frozen=True):
     refusal: LimitRefusal | None = None
 
 
+class CallPostponed(Struct, frozen=True):
+    """A call must not be made now, because of a rate or of other calls."""
+
+    message: str
+    retry_after: float
+    """Seconds after which it may be asked for again."""
+
+
 class ErrorAnswer(Struct, frozen=True):
     code: ErrorCode
     message: str
 
 
-Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | ErrorAnswer
+Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | CallPostponed | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish

@@ -108,6 +108,7 @@ class Machine:
         ended = self._ctx.take_ended()
         self._stop_requests.tell_ended(ended, event.at)
         self._admission.forget(ended)
+        self._calls.forget(ended)
         if self._spending.budgets_changed or isinstance(event, e.Reconfigured):
             self._budget_enforcement.enforce(event.at)
         self._admission.launch_waiting()

@@ -81,7 +81,7 @@ class DaemonLink:
             ),
         )  # fmt: skip
         if answer.reservation is None:
-            raise CallRefusedError(answer.refused or "the daemon refuses the call")
+            raise CallRefusedError(answer.refused or "the daemon refuses the call", answer.retry_after)
         return AdmittedCall(answer.reservation, answer.max_output)
 
     def ended(self, call: CallEnded) -> None:

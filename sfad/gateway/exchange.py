@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import TypeVar
 
 import h11
@@ -112,7 +113,7 @@ class Exchange:
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api)
         except CallRefusedError as refusal:
-            await self._say(400, str(refusal), api)
+            await self._say(400 if refusal.retry_after is None else 429, str(refusal), api, refusal.retry_after)
         except NoMemoryError as full:
             await self._say(503, str(full), api)
 
@@ -125,11 +126,15 @@ class Exchange:
             raise _AnsweredError(403, str(refusal)) from refusal
         return self._placed[key]
 
-    async def _say(self, status: int, message: str, api: Api | None) -> None:
+    async def _say(self, status: int, message: str, api: Api | None, retry_after: float | None = None) -> None:
         if self._http.answering:
             raise ClientGoneError(message)
-        body = api.refusal(message) if api is not None else message.encode() + b"\n"
-        await self._http.answer(status, [_JSON if api is not None else (b"content-type", b"text/plain")], body)
+        seconds = None if retry_after is None else ceil(retry_after)
+        body = api.refusal(message, seconds) if api is not None else message.encode() + b"\n"
+        headers = [_JSON if api is not None else (b"content-type", b"text/plain")]
+        if seconds is not None:
+            headers.append((b"retry-after", b"%d" % seconds))
+        await self._http.answer(status, headers, body)
 
     async def _forward(self, placed: Placed, upstream: Upstream, api: Api, route: Route) -> None:
         with self._shared.memory.space() as space:

@@ -11,6 +11,11 @@ from .callers import Caller
 class CallRefusedError(Exception):
     """The daemon refuses a caller or a call; the text says why and what to do."""
 
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        """`retry_after`: seconds after which a call may be asked for again."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:

@@ -102,8 +102,8 @@ class Spawn(Request, tag="spawn"):
     priority: int = 0
     log: bool = True
     quiet: bool = False
-    gateway: bool = True
-    """Send its calls of a model through the gateway, where that is enabled."""
+    gateway: bool | None = None
+    """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
@@ -546,6 +546,8 @@ class CallAdmitted(Reply, tag="call_admitted"):
     reservation: str | None = None
     max_output: int | None = None
     refused: str | None = None
+    retry_after: float | None = None
+    """With `refused`: seconds after which the call may be asked for again."""
 
 
 class Recommended(Reply, tag="recommended"):

@@ -139,8 +139,8 @@ class LimitState(Struct, frozen=True, kw_only=True):
     source: str
     used: float | None = None
     scope: Literal["run", "tree"] = "run"
-    enforced_by: Literal["clock", "meter", "kernel", "watching", "nothing"] = "clock"
-    """`nothing`: the run's use is not known, so the limit is not enforceable."""
+    enforced_by: Literal["clock", "gateway", "meter", "kernel", "watching", "nothing"] = "clock"
+    """`gateway`: before each call; `meter`: after it; `nothing`: the run's use is not known, so the limit is not enforceable."""
     bound_by: RunId | None = None
     bound: float | None = None
 

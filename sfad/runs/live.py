@@ -55,8 +55,6 @@ class Live:
     """The model that was named last, or the one with most tokens in the stream."""
     sessions: tuple[Reading, ...] = ()
     """What the session files of its earlier attempts told."""
-    uses_gateway: bool = False
-    """Its latest attempt was told where the gateway is."""
     meter_silent: bool = False
     """The meter that was asked for has recognised nothing."""
     calls: UnrecordedCalls | None = None
@@ -96,10 +94,6 @@ class Live:
 
     def row_is(self, info: RunInfo) -> None:
         self.saved = info
-
-    def goes_through_gateway(self, *, used: bool) -> None:
-        """Note whether its latest attempt was told where the gateway is."""
-        self.uses_gateway, self.unused = used, None
 
     def unused_are(self, limits: list[LimitState]) -> None:
         """Note how the limits are shown of which nothing is known to be used."""

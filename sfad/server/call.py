@@ -127,6 +127,8 @@ class Call:
             case c.CallAnswer(_, reservation, output, refused):
                 words = refused.message if refused is not None else None
                 self.reply(m.CallAdmitted(id=self.id, reservation=reservation, max_output=output, refused=words))
+            case c.CallPostponed(message, seconds):
+                self.reply(m.CallAdmitted(id=self.id, refused=message, retry_after=seconds))
             case c.StopDone(stopped, survivors, elapsed):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4)))

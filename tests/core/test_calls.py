@@ -100,11 +100,12 @@ def test_each_waiting_call_has_its_own_time() -> None:
     a = t.start("a", limits="cost=0.32:refuse")
     t.admitted(t.call(a))
     first = t.call(a)
-    (t >> first).skip()
+    t >> first
+    t << f"arm {a} calls +60"
     t.later(20)
     second = t.call(a)
     t >> second
-    t << f"arm {a} calls +40"
+    t.quiet()
     t.later(40)
     t >> t.fired(a, Timer.CALLS)
     assert first.token in t.answers

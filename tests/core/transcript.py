@@ -423,5 +423,7 @@ def _answer(answer: c.Answer) -> str:
         case c.CallAnswer(run, reservation, output, refusal):
             lowered = "" if output is None else f" lowered to {output}"
             return f"Called {reservation}{lowered}" if refusal is None else f"NotCalled {refusal.whose} {refusal.limit_kind}"
+        case c.CallPostponed(_, seconds):
+            return f"Postponed {seconds:g}"
         case c.ErrorAnswer(code, _):
             return f"Failed {code}"

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,14 @@ def config(provider: Provider, *, enabled: bool = True) -> str:
     return CONFIG.format(url=provider.url, enabled=str(enabled).lower())
 
 
-def calling(client: Client, *limits: Limit, url: str | None = None, **plan: Any) -> RunInfo:
-    """Start a run that calls the model. `url`: what its client's environment says."""
-    env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
-    env += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
-    reply = spawn(client, [sys.executable, CALLER, json.dumps(plan)], limits=list(limits), env=env)
+def calling(
+    client: Client, *limits: Limit, url: str | None = None, gateway: bool | None = None, env: Sequence[bytes] = (), **plan: Any
+) -> RunInfo:
+    """Start a run that calls the model. `url`: what its client's environment says, and `env` more of it."""
+    own = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
+    own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
+    words = [sys.executable, CALLER, json.dumps(plan)]
+    reply = spawn(client, words, limits=list(limits), gateway=gateway, env=[*own, *env])
     assert isinstance(reply, m.RunReply), reply
     return reply.run
 
@@ -150,6 +153,21 @@ def test_parallel_calls_have_together_the_error_of_one_estimate(gated: Daemon, p
         ended(client, run.id)
     error = max(IN_USD * (bill.input - bill.size / 2.5) for bill in provider.bills)
     assert provider.usd <= 0.5 + error
+
+
+def test_parallel_calls_and_rates_are_bounded(start: Start, provider: Provider) -> None:
+    bounds = "wait = '1s'\n[gateway.per_run]\nconcurrent_calls = 3\n[gateway.per_user]\ncalls_per_minute = 7\n"
+    daemon = start(config=config(provider).replace("[gateway.up", f"{bounds}[gateway.up"))
+    with daemon.client() as client:
+        run = calling(client, limit("cost", 5), threads=5, output=10, stall=True, on=True)
+        wait_until(lambda: len(results(daemon, run.id)) == 2, "two have waited for long enough")
+        assert [each["status"] for each in results(daemon, run.id)] == [429, 429]
+        assert (provider.stalled, provider.under_way) == (3, 3)
+        provider.released.set()
+        ended(client, run.id)
+        run = calling(client, calls=6, output=10, on=True)
+        ended(client, run.id)
+    assert [each["status"] for each in results(daemon, run.id)] == [200, 200, 200, 200, 429, 429]
 
 
 # ---- crashes

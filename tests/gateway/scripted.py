@@ -106,6 +106,7 @@ class ScriptedGate:
 
     max_output: int | None = None
     refuses: str | None = None
+    retry_after: float | None = None
     unplaced: str | None = None
     hold: trio.Event | None = None
     upstreams: dict[str, str] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class ScriptedGate:
             self.withdrawn += 1
             raise
         if self.refuses is not None:
-            raise CallRefusedError(self.refuses)
+            raise CallRefusedError(self.refuses, self.retry_after)
         return AdmittedCall(f"reservation {len(self.asked)}", self.max_output)
 
     def ended(self, call: CallEnded) -> None:

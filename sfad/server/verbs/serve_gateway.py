@@ -6,6 +6,7 @@ from ..call import Call, answers
 
 @answers(ServeGateway)
 def serve_gateway(call: Call, request: ServeGateway) -> None:
+    call.runtime.gateway.serves()
     config = call.runtime.config.gateway
     upstreams = {
         name: UpstreamInfo(url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file)
