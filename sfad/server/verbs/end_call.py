@@ -16,7 +16,7 @@ def end_call(call: Call, request: EndCall) -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None:
             use = runtime.metering.report_pricing.use_of_call(request, found[1])
-            runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use))
+            runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, tuple(request.tools)))
             runtime.arrivals.call_settled()
         call.reply(Done(id=request.id))
 
