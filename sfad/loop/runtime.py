@@ -76,8 +76,9 @@ class Runtime:
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
-            config.gateway, self.launcher, self.log, lambda: self.feed(e.GatewayStarted(trio.current_time())),
-            self._uses_gateway, sock=self.socket, state_dir=self.state_dir,
+            config.gateway, self.launcher, self.log, self.announcer.tell,
+            lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
+            sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)

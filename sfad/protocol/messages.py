@@ -238,6 +238,9 @@ class ServeGateway(Request, tag="serve_gateway"):
 
     access = "gateway"
 
+    descriptors: int = 0
+    """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
+
 
 class PlaceCaller(Request, tag="place_caller"):
     """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
@@ -267,6 +270,8 @@ class AdmitCall(Request, tag="admit_call"):
     choices: int = 1
     caches: bool = False
     """Its input may be written to a cache."""
+    upstream: str = ""
+    streamed: bool = False
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -295,6 +300,25 @@ class EndCall(Request, tag="end_call"):
     """Calls of tools that the model has asked for: name, digest of the arguments."""
     first_byte_s: float | None = None
     seconds: float = 0.0
+    error: str | None = None
+
+
+class UnaskedCall(Request, tag="unasked_call"):
+    """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
+
+    access = "gateway"
+
+    run: str
+    time: float
+    """Unix time of the request."""
+    number: int
+    """Tells it from others of the same time."""
+    upstream: str
+    path: str
+    refused: str | None = None
+    status: int | None = None
+    first_byte_s: float | None = None
+    seconds: float | None = None
     error: str | None = None
 
 

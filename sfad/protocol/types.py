@@ -282,6 +282,46 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in a row."""
 
 
+class CallInfo(Struct, frozen=True, kw_only=True):
+    """A call that the gateway has seen. Tokens and cost are what its run was charged; of a call that was not made, `None`."""
+
+    time: datetime
+    """When the agent asked for it."""
+    run_id: RunId
+    number: int
+    """With `time` and `run_id` it tells the call from all others."""
+    state: Literal["waiting", "under_way", "ended", "refused", "withdrawn"]
+    upstream: str
+    model: str | None
+    """`None` for a request that is no call of a model and costs money all the same; then `path` tells what it is."""
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    output_tokens: int | None = None
+    cost_usd: float | None = None
+    partial: bool = False
+    status: int | None = None
+    """Of HTTP; `None` if no reply came."""
+    clamped_to: int | None = None
+    """Tokens to which its maximum output was lowered."""
+    refused: str | None = None
+    error: str | None = None
+    streamed: bool = False
+    reserved_input: int | None = None
+    """Tokens."""
+    reserved_output: int | None = None
+    tools: int = 0
+    """Calls of tools that the model asked for."""
+    waited_s: float | None = None
+    """Seconds until it was admitted, refused or withdrawn."""
+    first_byte_s: float | None = None
+    """Seconds from its admission, as in `elapsed_s`."""
+    elapsed_s: float | None = None
+    path: str | None = None
+    more: int = 0
+    """So many calls after it were refused or withdrawn in the same minute, and have no row of their own."""
+
+
 class Refusal(Struct, frozen=True, kw_only=True):
     kind: Rule
     detail: str

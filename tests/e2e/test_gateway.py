@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,10 +82,15 @@ def gateway(daemon: Daemon) -> tuple[int, int]:
 
 
 def killed_gateway(daemon: Daemon) -> None:
-    """Kill the gateway with SIGKILL, and wait until another one is there, on the same port."""
+    """Kill the gateway with SIGKILL, and wait until another one is there, on the same port. No connection is refused meanwhile."""
     before, port = gateway(daemon)
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: gateway(daemon)[0] != before, "another gateway is started")
+
+    def another() -> bool:
+        socket.create_connection(("127.0.0.1", port)).close()
+        return gateway(daemon)[0] != before
+
+    wait_until(another, "another gateway is started")
     assert gateway(daemon)[1] == port
 
 
@@ -102,6 +108,14 @@ def status(port: int, path: str = "/anthropic/v1/messages") -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+def answers(port: int) -> bool:
+    """Return whether the gateway answers."""
+    try:
+        return bool(status(port))
+    except OSError:
+        return False
 
 
 # ---- what it bounds
@@ -263,6 +277,30 @@ def test_a_held_call_of_a_killed_gateway_reserves_nothing(gated: Daemon, provide
         (tmp_path / "done").touch()
         assert not ended(client, run.id).total_cost_usd
     assert provider.bills == []
+
+
+def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: Start, provider: Provider, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys\nif 'sfad.gateway' in sys.orig_argv and os.path.exists({str(broken)!r}):\n    os._exit(3)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    daemon = start(config=config(provider), wrap=("env", f"PYTHONPATH={path}"))
+    with daemon.client() as client:
+        run = calling(client, output=100, stall=True, calls=2, on=True)
+        wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
+        broken.touch()
+        pid, port = gateway(daemon)
+        os.kill(pid, signal.SIGKILL)
+        assert ended(client, run.id).status is Status.FAILED
+        assert results(daemon, run.id)[1]["error"] in {"ConnectionRefusedError", "ConnectionResetError"}
+        wait_until(lambda: "runs cannot reach their model" in daemon.log.read_text(), "it is said")
+        assert daemon.log.read_text().count('"type":"gateway_ended"') < 5
+        with pytest.raises(ConnectionRefusedError):
+            status(port)
+        broken.unlink()
+        wait_until(lambda: answers(port), "it is back")
+        assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
 
 
 # ---- whom it serves
