@@ -87,6 +87,8 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
+    """Equal tool calls in a row."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
     approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
     adaptive: bool = False

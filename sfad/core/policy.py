@@ -84,6 +84,8 @@ class Policy:
     """USD. The largest limits of turns and of each cost that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is published."""
+    repeats: int = 10
+    """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
     call_wait: float = 60.0

@@ -228,6 +228,17 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
         return f"the API {what} {times}" + (f": {self.error}" if self.error else "")
 
 
+class Repetition(Struct, frozen=True, kw_only=True):
+    """A tool call with the same arguments, so many times in a row, as the gateway saw it in the model's replies."""
+
+    tool: str
+    count: int
+
+    @property
+    def sentence(self) -> str:
+        return f"its model asked for the tool '{self.tool}' with the same arguments {self.count} times in a row"
+
+
 class RunInfo(Struct, frozen=True, kw_only=True):
     id: RunId
     name: str
@@ -269,6 +280,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """The totals are lower bounds: a part of them may still grow, or has no price."""
     session: bool = False
     """A run of a registered agent that was started as a session."""
+    repeating: Repetition | None = None
+    """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in a row."""
 
 
 class CallInfo(Struct, frozen=True, kw_only=True):

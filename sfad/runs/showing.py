@@ -57,6 +57,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         meter=live.program.name if live.program is not None else None,
         api_trouble=run.latest.trouble if not run.status.terminal else None,  # then its reason has it
         session=run.asked.session is not None,
+        repeating=run.repeating if not run.status.terminal else None,
     )
 
 
