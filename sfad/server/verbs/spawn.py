@@ -1,6 +1,6 @@
 """`spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal."""
 
-from ...agents import AgentError, filled_in
+from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
 from ...core.policy import MAX_LABELS
 from ...host.descriptors import close_soon
@@ -19,8 +19,9 @@ MAX_EXEC = 6 << 20
 def spawn(call: Call, request: Spawn) -> None:
     descriptors = _claim(call, request)
     try:
-        if request.agent is not None:
-            request = filled_in(request, call.runtime.agents, call.runtime.gateway.address() if request.gateway else None)
+        if request.agent is not None or request.shim:
+            gateway = call.runtime.gateway.address() if request.gateway else None
+            request = shimmed(request, gateway) if request.shim else filled_in(request, call.runtime.agents, gateway)
         _check(request)
         if request.watch:
             demand_watch(call)
