@@ -54,6 +54,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--quiet", "-q"), "quiet", "No progress lines; the reason of a failure is still shown (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Show each event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
+    Option(("--gateway",), "gateway",
+        "Check each call of a model before it is made, so that a limit of cost is not exceeded; children inherit it"),
     Option(("--no-gateway",), "no_gateway", "Leave the gateway out: the daemon only sees what the run's events tell"),
     Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
     Option(("--priority",), "priority", "A higher priority leaves the queue first (default: 0)", "N"),
@@ -105,6 +107,7 @@ class SpawnOptions(NamedTuple):
     quiet: bool = False
     verbose: bool = False
     no_log: bool = False
+    gateway: bool = False
     no_gateway: bool = False
     no_queue: bool = False
     priority: str | None = None
@@ -128,6 +131,8 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError(f"--stdio: {wanted.stdio!r} is neither files nor inherit")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
+    if wanted.gateway and wanted.no_gateway:
+        raise UsageError("--gateway and --no-gateway exclude each other")
     _check_text(wanted)
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
@@ -170,7 +175,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         grace=seconds("--grace", wanted.grace),
         detach=wanted.detach,
         leaf=wanted.leaf,
-        gateway=not wanted.no_gateway,
+        gateway=True if wanted.gateway else False if wanted.no_gateway else None,
         queue=not wanted.no_queue,
         priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
         log=log,

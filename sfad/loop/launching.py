@@ -108,7 +108,6 @@ class Launching:
         deadline = wall_clock().timestamp() + min(left)
         token = self.gateway.token(run.id)
         gateway = self.gateway.address(token) if spawn.gateway else None
-        live.goes_through_gateway(used=gateway is not None)
         shims = self.shims.in_path
         return LaunchSpec(
             argv=argv_of(spawn, run.attempt, token),

@@ -77,7 +77,8 @@ class Runtime:
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
-            config.gateway, self.launcher, self.log, lambda: self.feed(e.GatewayStarted(trio.current_time())),
+            config.gateway, self.launcher, self.log, self.announcer.tell,
+            lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
@@ -143,6 +144,10 @@ class Runtime:
     def _follow_config(self) -> None:
         self._budgets.know(self.config.budgets)
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
+
+    def _uses_gateway(self) -> bool:
+        """Return whether a live run does."""
+        return any(live.spawn.gateway for live in self.catalogue.live.values())
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         self.spool.ended.pruned(runs)

@@ -8,7 +8,7 @@ from .. import config as configuration
 from ..core.access import Peer
 from ..core.asked import Asked
 from ..core.naming import AGENT_PROGRAMS, derive_name
-from ..core.policy import Policy
+from ..core.policy import CallBounds, Policy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
 from ..protocol.known import BASE_URLS, CODING_AGENT
 from ..protocol.messages import Spawn
@@ -115,6 +115,8 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
         call_wait=config.gateway.wait,
+        calls_per_run=CallBounds(**asdict(config.gateway.per_run)),
+        calls_per_user=CallBounds(**asdict(config.gateway.per_user)),
         budget_action=Action(config.budgets.action),
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
         retry_delay=config.attempts.delay,

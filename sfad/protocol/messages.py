@@ -102,8 +102,8 @@ class Spawn(Request, tag="spawn"):
     priority: int = 0
     log: bool = True
     quiet: bool = False
-    gateway: bool = True
-    """Send its calls of a model through the gateway, where that is enabled."""
+    gateway: bool | None = None
+    """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
     shim: bool = False
     """A shim asks. The daemon adds to `argv` what leads the program to the gateway."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
@@ -240,6 +240,9 @@ class ServeGateway(Request, tag="serve_gateway"):
 
     access = "gateway"
 
+    descriptors: int = 0
+    """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
+
 
 class PlaceCaller(Request, tag="place_caller"):
     """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
@@ -269,6 +272,8 @@ class AdmitCall(Request, tag="admit_call"):
     choices: int = 1
     caches: bool = False
     """Its input may be written to a cache."""
+    upstream: str = ""
+    streamed: bool = False
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -297,6 +302,25 @@ class EndCall(Request, tag="end_call"):
     """Calls of tools that the model has asked for: name, digest of the arguments."""
     first_byte_s: float | None = None
     seconds: float = 0.0
+    error: str | None = None
+
+
+class UnaskedCall(Request, tag="unasked_call"):
+    """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
+
+    access = "gateway"
+
+    run: str
+    time: float
+    """Unix time of the request."""
+    number: int
+    """Tells it from others of the same time."""
+    upstream: str
+    path: str
+    refused: str | None = None
+    status: int | None = None
+    first_byte_s: float | None = None
+    seconds: float | None = None
     error: str | None = None
 
 
@@ -527,6 +551,8 @@ class CallAdmitted(Reply, tag="call_admitted"):
     reservation: str | None = None
     max_output: int | None = None
     refused: str | None = None
+    retry_after: float | None = None
+    """With `refused`: seconds after which the call may be asked for again."""
 
 
 class Recommended(Reply, tag="recommended"):

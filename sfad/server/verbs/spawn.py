@@ -1,12 +1,17 @@
 """`spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal."""
 
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
 from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
 from ...core.policy import MAX_LABELS
 from ...host.descriptors import close_soon
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Spawn
-from ...protocol.types import RunId
+from ...protocol.types import ErrorCode, RunId
 from ..call import Call, answers
 from ..checks import RequestError, bad_request, check_limits, check_most
 from .watch import demand_watch, push
@@ -18,17 +23,23 @@ MAX_EXEC = 6 << 20
 @answers(Spawn, permission=None)
 def spawn(call: Call, request: Spawn) -> None:
     descriptors = _claim(call, request)
+    runtime, peer = call.runtime, call.peer
     try:
-        if request.agent is not None or request.shim:
-            gateway = call.runtime.gateway.address() if request.gateway else None
-            request = shimmed(request, gateway) if request.shim else filled_in(request, call.runtime.agents, gateway)
+        above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
+        if request.gateway is None and (runtime.gateway.enabled if above is None else above.spawn.gateway):
+            request = msgspec.structs.replace(request, gateway=True)
+        gateway = runtime.gateway.address() if request.gateway else None
+        if request.agent is not None:
+            request = filled_in(request, runtime.agents, gateway)
+        elif request.shim:
+            request = shimmed(request, gateway)
         _check(request)
         if request.watch:
             demand_watch(call)
     except AgentError as error:
         close_soon(descriptors)
         raise bad_request(str(error)) from None
-    except RequestError:
+    except (RequestError, OSError):
         close_soon(descriptors)
         raise
 
@@ -36,7 +47,36 @@ def spawn(call: Call, request: Spawn) -> None:
         if request.watch:
             push(call, run)
 
-    call.runtime.requests.spawn(call.peer, request, descriptors, call.connection.number, call, on_admit)
+    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit)
+    if request.gateway:
+        runtime.gateway.demand(_once_served(call, ask, descriptors))
+    else:
+        ask()
+
+
+def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
+    """Return what is called once the gateway serves, or cannot be started for a reason."""
+    is_wanted = call.defer()
+
+    def go_on(trouble: str | None) -> None:
+        if not is_wanted():
+            close_soon(descriptors)
+        elif call.connection.closed:
+            close_soon(descriptors)
+            call.end()
+        elif trouble is not None:
+            close_soon(descriptors)
+            message = (
+                f"the gateway cannot be started: {trouble}; the daemon's log says more. --no-gateway starts the run without it"
+            )
+            call.fail(ErrorCode.UNAVAILABLE, message)
+        else:
+            try:
+                ask()
+            except OSError as error:
+                call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+
+    return go_on
 
 
 def _claim(call: Call, request: Spawn) -> list[int]:
