@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from ...agents import AgentError, filled_in
+from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
 from ...core.asked import SessionAsked
 from ...core.policy import MAX_LABELS
@@ -33,8 +33,11 @@ def ask_for_run(call: Call, request: Spawn, descriptors: list[int], session: Ses
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
         if request.gateway is None and (runtime.gateway.enabled if above is None else above.spawn.gateway):
             request = msgspec.structs.replace(request, gateway=True)
+        gateway = runtime.gateway.address() if request.gateway else None
         if request.agent is not None:
-            request = filled_in(request, runtime.agents, runtime.gateway.address() if request.gateway else None)
+            request = filled_in(request, runtime.agents, gateway)
+        elif request.shim:
+            request = shimmed(request, gateway)
         _check(request)
         if request.watch:
             demand_watch(call)
