@@ -10,6 +10,7 @@ The command line:
 `commands`          one module for each verb
 `options`           options and arguments as data, and the reader of plain command lines
 `spawn_options`     the options of `spawn` and `run`, and their `Spawn` message
+`session_options`   the options of `session delegate` and `session spawn`
 `usage_options`     the options of `report`, `reserve` and `settle`
 `selection`         the runs that a command line names or filters
 `typer_app`         the options as a typer application
