@@ -21,6 +21,7 @@ from sfad.protocol.types import Status
 
 from .. import connection, environment, exits, output, spawn_options
 from ..connection import ABSENT, Client, Unreachable
+from ..inside import inside_run
 
 if TYPE_CHECKING:
     from ..foreground import Form
@@ -48,7 +49,7 @@ def _connect(flag: str | None) -> Client:
     except Unreachable as error:
         if error.kind not in ABSENT or flag is not None:
             raise
-        inside = environment.inside_run()
+        inside = inside_run()
         if inside is not None:
             error.message += f"; no daemon is started inside a run ({inside})"
             raise

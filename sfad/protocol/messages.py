@@ -104,6 +104,8 @@ class Spawn(Request, tag="spawn"):
     quiet: bool = False
     gateway: bool | None = None
     """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
+    shim: bool = False
+    """A shim asks. The daemon adds to `argv` what leads the program to the gateway."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
@@ -630,6 +632,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Its address; `None` if it is not enabled."""
     gateway_pid: int | None = None
     """`None` also while it is being started again."""
+    shim_dir: str = ""
+    """The directory that the PATH of each run begins with, if it has shims."""
+    shims: list[str] = []
+    """The programs in it."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from ...agents import AgentError, filled_in
+from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
 from ...core.policy import MAX_LABELS
 from ...host.descriptors import close_soon
@@ -28,8 +28,11 @@ def spawn(call: Call, request: Spawn) -> None:
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
         request = _with_gateway(request, above, enabled=runtime.gateway.enabled)
+        gateway = runtime.gateway.address() if request.gateway else None
         if request.agent is not None:
-            request = filled_in(request, runtime.agents, runtime.gateway.address() if request.gateway else None)
+            request = filled_in(request, runtime.agents, gateway)
+        elif request.shim:
+            request = shimmed(request, gateway)
         _check(request)
         if request.watch:
             demand_watch(call)
