@@ -16,5 +16,5 @@ def main(*, words: Sequence[str] = ()) -> int:
         raise UsageError(f"unknown verb {name!r}; choose from: {', '.join(verbs.names())}")
     from ..typer_app import invoke
 
-    invoke(["--help"] if name is None else [*words, "--help"], name, lambda _verb, _values: ExitCode.DONE)
+    invoke(["--help"] if name is None else [*name.split(" "), "--help"], name, lambda _verb, _values: ExitCode.DONE)
     return ExitCode.DONE

@@ -27,7 +27,7 @@ def by_typer(verb: str, arguments: Sequence[str]) -> dict[str, Any] | None:
         return 0
 
     with pytest.raises(SystemExit):
-        build(verb, note)(args=[verb, *arguments], prog_name="sfactl")
+        build(verb, note)(args=[*verb.split(), *arguments], prog_name="sfactl")
     return seen[0] if seen else None
 
 
