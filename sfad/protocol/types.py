@@ -267,6 +267,14 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     total_tokens: int | None = None
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
+    calls: int | None = None
+    """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
+    calls_refused: int | None = None
+
+    @property
+    def by_gateway(self) -> bool:
+        """Whether it is known that the gateway meters the run."""
+        return "gateway" in self.usage_by_source or any(state.enforced_by == "gateway" for state in self.limits)
 
 
 class CallInfo(Struct, frozen=True, kw_only=True):
