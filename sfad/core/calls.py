@@ -22,6 +22,8 @@ from .call_rates import Barrier, CallRates
 from .context import Context
 from .limit_enforcement import LimitEnforcement
 from .limits import ActiveLimit
+from .model_rules import forbidden_model
+from .repeats import Repeats
 from .run import Run, Token
 from .spending import Spending
 from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
@@ -88,6 +90,7 @@ class Calls:
         self._limits = limits
         self._budgets = budgets
         self._rates = CallRates(context)
+        self._repeats = Repeats(context)
         self.waiting: dict[Token, WaitingCall] = {}
         """Calls that are held or that wait for others, the oldest first."""
         self._armed: dict[RunId, float] = {}
@@ -116,6 +119,7 @@ class Calls:
             return  # its run has ended, and was charged in full for what it had reserved
         run, _ = found
         self._spending.end_call(run, ev.name, ev.used, ev.end)
+        self._repeats.tools_asked_for(run, ev.tools)
         self._limits.enforce(run, ev.at)
 
     def gateway_started(self, ev: e.GatewayStarted) -> None:
@@ -169,6 +173,9 @@ class Calls:
         run = self._ctx.tree.get(ev.run)
         if run is None or run.status is Status.STOPPING:
             self._fail(call, ErrorCode.WRONG_STATE, f"run {ev.run} {'has ended' if run is None else 'is being stopped'}", at)
+            return True
+        if (forbidden := forbidden_model(run, ev.model, self._ctx.policy)) is not None:
+            self._fail(call, ErrorCode.NOT_PERMITTED, forbidden, at)
             return True
         if _held(run):
             call.until = None

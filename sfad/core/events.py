@@ -159,6 +159,8 @@ class CallSettled(At, frozen=True):
     name: str
     used: Use
     end: CallEnd = CallEnd()
+    tools: tuple[tuple[str, str], ...] = ()
+    """Calls of tools that its reply asks for: name, digest of the arguments."""
 
 
 class GatewayStarted(At, frozen=True):

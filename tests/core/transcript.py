@@ -31,6 +31,7 @@ from sfad.protocol.types import (
     ApiTrouble,
     Bound,
     CallInfo,
+    Event,
     Limit,
     LimitKind,
     LimitRefusal,
@@ -107,6 +108,8 @@ class Transcript:
         """Sums of the charge commands in USD, by budget."""
         self.progress: list[str] = []
         """Messages of `run_progress`."""
+        self.repeated: list[Event] = []
+        """Events `run_repeating`."""
         self.reasons: dict[RunId, Reason | None] = {}
         self.calls: list[CallInfo] = []
         """Those that are recorded."""
@@ -167,6 +170,8 @@ class Transcript:
                 self.events.append(f"{event.type} {event.run_id}")
                 if event.type == "run_progress":
                     self.progress.append(event.message)
+                if event.type == "run_repeating":
+                    self.repeated.append(event)
                 if event.type == "limit_changed":
                     self.said.append(event.message)
                 if event.type in LIMIT_EVENTS:
@@ -243,16 +248,18 @@ class Transcript:
         return e.SettleRequested(self.at, self.token(), peer, reservation, use(**used))
 
     def call(
-        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1
+        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
+        model: str = "m",
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output."""
         cost = tokens * 3000 if priced else None
         info = CallInfo(time=NOON, run_id=run, number=0, state="waiting", upstream="anthropic", model="m")
-        return e.CallAsked(self.at, self.token(), run, "m", tokens, cost, 15_000, output, min(least, output), info, choices)
+        return e.CallAsked(self.at, self.token(), run, model, tokens, cost, 15_000, output, min(least, output), info, choices)
 
-    def called(self, name: str, **used: Any) -> e.CallSettled:
-        """A call has ended, having used this."""
-        return e.CallSettled(self.at, name, use(messages=1, **used))
+    def called(self, name: str, tools: str = "", **used: Any) -> e.CallSettled:
+        """A call has ended, having used this. `tools`: that its reply asks for, as `name/arguments`."""
+        asked_for = tuple((tool.partition("/")[0], tool.partition("/")[2]) for tool in tools.split())
+        return e.CallSettled(self.at, name, use(messages=1, **used), tools=asked_for)
 
     def level(self, run: RunId, kind: str, level: float, *, refused: bool = False) -> e.LevelSeen:
         """The kernel tells memory or processes."""

@@ -29,7 +29,7 @@ def end_call(call: Call, request: EndCall) -> None:
                 elapsed_s=rounded(request.seconds),
                 error=request.error[:MAX_WORDS] if request.error is not None else None,
             )
-            runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, end))
+            runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, end, tuple(request.tools)))
             runtime.arrivals.call_settled()
         call.reply(Done(id=request.id))
 
