@@ -61,6 +61,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "meter", output.plain(run.meter)
     if run.api_trouble:
         yield "model API", output.plain(run.api_trouble.sentence)
+    if run.repeating:
+        yield "repeating", output.plain(run.repeating.sentence)
     yield from _times(run)
     for key, value in run.labels.items():
         yield "label", output.plain(f"{key}={value}")

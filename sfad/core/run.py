@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, RunId, Status
+from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
 from .access import FULL, Permissions
 from .account import Account
 from .asked import Asked
@@ -99,6 +99,18 @@ class Attempt:
     @property
     def succeeded(self) -> bool:
         return self.exit is not None and self.exit.success and self.failed is None
+
+
+@dataclass(slots=True)
+class Streak:
+    """The tool call that the run's model asked for last, and how often in a row."""
+
+    tool: str
+    digest: str
+    """Of its arguments."""
+    count: int = 0
+    said: bool = False
+    """That it repeats was published."""
 
 
 @dataclass(slots=True)
@@ -192,6 +204,7 @@ class State:
     """The spawn request that still waits for its answer."""
     pause_tokens: list[Token] = field(default_factory=list)
     """Pause requests that wait until it is frozen."""
+    streak: Streak | None = None
 
     @property
     def attempt(self) -> int:
@@ -214,6 +227,11 @@ class State:
     def no_money(self) -> Reason | None:
         """The budget that keeps it paused."""
         return self.paused.no_money if self.paused is not None else None
+
+    @property
+    def repeating(self) -> Repetition | None:
+        """The tool call that its model repeats, as long as it does."""
+        return Repetition(tool=self.streak.tool, count=self.streak.count) if self.streak is not None and self.streak.said else None
 
     @property
     def suspended(self) -> bool:

@@ -12,7 +12,7 @@ from ..protocol import messages as m
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.types import Tokens
 from .callers import Caller
-from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed
+from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Unasked
 from .upstreams import Upstream
 
 RETRY, RETRY_MAX = 0.02, 1.0
@@ -81,7 +81,7 @@ class DaemonLink:
             m.CallAdmitted,
             lambda number: m.AdmitCall(
                 id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, max_output=asked.max_output,
-                fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
+                fixed=asked.fixed, choices=asked.choices, caches=asked.caches, upstream=asked.upstream, streamed=asked.streams,
             ),
         )  # fmt: skip
         if answer.reservation is None:
@@ -97,10 +97,22 @@ class DaemonLink:
         )  # fmt: skip
         self._send(_Open(request))
 
+    def unasked(self, request: Unasked) -> None:
+        number = self._number()
+        self._send(
+            _Open(
+                m.UnaskedCall(
+                    id=number, number=number, run=request.run, time=request.time, upstream=request.upstream, path=request.path,
+                    refused=request.refused, status=request.status, first_byte_s=request.first_byte_s, seconds=request.seconds,
+                    error=request.error,
+                )
+            )
+        )  # fmt: skip
+
     async def settled(self) -> None:
         """Return when the daemon knows of each call that has ended."""
         for each in list(self._open.values()):
-            if isinstance(each.request, m.EndCall):
+            if isinstance(each.request, m.EndCall | m.UnaskedCall):
                 await each.answered.wait()
 
     def learn_settings(self) -> None:

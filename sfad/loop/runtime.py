@@ -30,6 +30,7 @@ from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
+from .shims import ShimDirectory
 from .storage import StorageWatch
 from .succession import Succession
 from .translate import policy_of
@@ -88,8 +89,9 @@ class Runtime:
         )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         self.ledger.report_to(self.saver)
+        self.shims = ShimDirectory(Path(self.state_dir))
         launching = Launching(
-            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway
+            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway, self.shims
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,
@@ -131,6 +133,7 @@ class Runtime:
         self.metering.reconfigure(config.prices, config.limits.nearing)
         self.maintenance.reconfigure(config.retention)
         self.gateway.reconfigure(config.gateway)
+        self.shims.look()
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])

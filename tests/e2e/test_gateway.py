@@ -17,7 +17,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.launch.contain.cgroup import location
 from sfad.protocol import messages as m
-from sfad.protocol.types import Limit, RunInfo, Status
+from sfad.protocol.types import Limit, Repetition, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import GONE, Daemon, alive, as_nobody, as_root, ended, spawn, stopped, wait_until
 
@@ -182,6 +182,23 @@ def test_parallel_calls_and_rates_are_bounded(start: Start, provider: Provider) 
         run = calling(client, calls=6, output=10, on=True)
         ended(client, run.id)
     assert [each["status"] for each in results(daemon, run.id)] == [200, 200, 200, 200, 429, 429]
+
+
+def test_a_model_that_repeats_a_tool_call_is_told_of(gated: Daemon, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with gated.client() as client:
+        run = calling(client, limit("turns", 50), calls=11, output=10, tool="Bash", then=str(done))
+        wait_until(lambda: info(client, run.id).usage.turns == 11, "it has made its calls")
+        words = "its model asked for the tool 'Bash' with the same arguments 11 times in a row"
+        assert words in gated.sfactl("why", run.id).stdout
+        assert words in gated.sfactl("info", run.id).stdout
+        gated.kill()
+        gated.restart()
+    with gated.client() as client:
+        assert info(client, run.id).repeating == Repetition(tool="Bash", count=11)
+        done.touch()
+        assert ended(client, run.id).repeating is None
+    assert gated.log.read_text().count("run_repeating") == 1
 
 
 # ---- crashes

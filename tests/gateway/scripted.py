@@ -13,7 +13,7 @@ import trio
 from sfad.gateway.callers import Caller
 from sfad.gateway.estimate import InputEstimates
 from sfad.gateway.exchange import Shared, new_client
-from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed
+from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Unasked
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Upstream
@@ -114,6 +114,7 @@ class ScriptedGate:
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
     asked: list[AskedCall] = field(default_factory=list)
     told: list[CallEnded] = field(default_factory=list)
+    unasked_for: list[Unasked] = field(default_factory=list)
     withdrawn: int = 0
 
     async def place(self, caller: Caller | None, token: str | None) -> Placed:
@@ -138,6 +139,9 @@ class ScriptedGate:
 
     def ended(self, call: CallEnded) -> None:
         self.told.append(call)
+
+    def unasked(self, request: Unasked) -> None:
+        self.unasked_for.append(request)
 
 
 @dataclass

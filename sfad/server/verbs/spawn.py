@@ -5,8 +5,9 @@ from functools import partial
 
 import msgspec
 
-from ...agents import AgentError, filled_in
+from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
+from ...core.asked import SessionAsked
 from ...core.policy import MAX_LABELS
 from ...host.descriptors import close_soon
 from ...meters import PROGRAMS, UNREAD
@@ -22,14 +23,21 @@ MAX_EXEC = 6 << 20
 
 @answers(Spawn, permission=None)
 def spawn(call: Call, request: Spawn) -> None:
-    descriptors = _claim(call, request)
+    ask_for_run(call, request, _claim(call, request))
+
+
+def ask_for_run(call: Call, request: Spawn, descriptors: list[int], session: SessionAsked | None = None) -> None:
+    """Check the request, and have the core decide about it. Take over `descriptors`. Raise `RequestError`, `OSError`."""
     runtime, peer = call.runtime, call.peer
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
         if request.gateway is None and (runtime.gateway.enabled if above is None else above.spawn.gateway):
             request = msgspec.structs.replace(request, gateway=True)
+        gateway = runtime.gateway.address() if request.gateway else None
         if request.agent is not None:
-            request = filled_in(request, runtime.agents, runtime.gateway.address() if request.gateway else None)
+            request = filled_in(request, runtime.agents, gateway)
+        elif request.shim:
+            request = shimmed(request, gateway)
         _check(request)
         if request.watch:
             demand_watch(call)
@@ -44,7 +52,7 @@ def spawn(call: Call, request: Spawn) -> None:
         if request.watch:
             push(call, run)
 
-    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit)
+    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session)
     if request.gateway:
         runtime.gateway.demand(_once_served(call, ask, descriptors))
     else:
