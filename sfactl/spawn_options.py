@@ -71,6 +71,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--block-tool",), "block_tool",
         "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
         "TOOL", many=True),
+    Option(("--model-allow",), "model_allow",
+        "A model that the run and its children may call, as claude-haiku-*; others are refused. Implies --gateway",
+        "PATTERN", many=True),
     Option(("--status-file",), "status_file", "File that receives the ended run as JSON", "PATH"),
 )  # fmt: skip
 
@@ -120,6 +123,7 @@ class SpawnOptions(NamedTuple):
     deny: Sequence[str] = ()
     allow_tool: Sequence[str] = ()
     block_tool: Sequence[str] = ()
+    model_allow: Sequence[str] = ()
     status_file: str | None = None
 
 
@@ -137,6 +141,10 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
     if wanted.gateway and wanted.no_gateway:
         raise UsageError("--gateway and --no-gateway exclude each other")
+    if wanted.model_allow and wanted.no_gateway:
+        raise UsageError("--model-allow and --no-gateway exclude each other: only the gateway sees the model before a call")
+    if "" in wanted.model_allow:
+        raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
     _check_text(wanted)
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
@@ -193,6 +201,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         deny=_words(wanted.deny),
         allowed_tools=list(wanted.allow_tool),
         blocked_tools=list(wanted.block_tool),
+        allowed_models=list(wanted.model_allow),
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
     )

@@ -90,6 +90,8 @@ class Policy:
     approval_timeout: float = 600.0
     call_wait: float = 60.0
     """How long a call of a model waits for others."""
+    models: tuple[str, ...] = ()
+    """Patterns of models that may be called; all, where there is none."""
     calls_per_run: CallBounds = CallBounds()
     calls_per_user: CallBounds = CallBounds()
     budget_action: Action = Action.PAUSE

@@ -49,6 +49,7 @@ def asked_of(spawn: Spawn, client: int, upstreams: tuple[tuple[str, str], ...] =
         blocked_tools=tuple(spawn.blocked_tools),
         claim=spawn.claim,
         upstreams=upstreams,
+        models=tuple(spawn.allowed_models),
         nested=spawn.nested,
         session=session,
     )
@@ -117,6 +118,7 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
         call_wait=config.gateway.wait,
+        models=config.gateway.models,
         calls_per_run=CallBounds(**asdict(config.gateway.per_run)),
         calls_per_user=CallBounds(**asdict(config.gateway.per_user)),
         budget_action=Action(config.budgets.action),

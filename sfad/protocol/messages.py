@@ -119,6 +119,8 @@ class Spawn(Request, tag="spawn"):
     deny: list[str] = []
     allowed_tools: list[str] = []
     blocked_tools: list[str] = []
+    allowed_models: list[str] = []
+    """Patterns of the models that the run and all below it may call. They need the gateway."""
     claim: Claim = Claim()
     watch: bool = False
     """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""

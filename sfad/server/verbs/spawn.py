@@ -13,6 +13,7 @@ from ...host.descriptors import close_soon
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Spawn
 from ...protocol.types import ErrorCode, RunId
+from ...runs.live import Live
 from ..call import Call, answers
 from ..checks import RequestError, bad_request, check_limits, check_most
 from .watch import demand_watch, push
@@ -31,8 +32,7 @@ def ask_for_run(call: Call, request: Spawn, descriptors: list[int], session: Ses
     runtime, peer = call.runtime, call.peer
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
-        if request.gateway is None and (runtime.gateway.enabled if above is None else above.spawn.gateway):
-            request = msgspec.structs.replace(request, gateway=True)
+        request = _with_gateway(request, above, enabled=runtime.gateway.enabled)
         gateway = runtime.gateway.address() if request.gateway else None
         if request.agent is not None:
             request = filled_in(request, runtime.agents, gateway)
@@ -57,6 +57,17 @@ def ask_for_run(call: Call, request: Spawn, descriptors: list[int], session: Ses
         runtime.gateway.demand(_once_served(call, ask, descriptors))
     else:
         ask()
+
+
+def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
+    """Return the request with its decision about the gateway."""
+    if request.gateway is None and (request.allowed_models or (enabled if above is None else above.spawn.gateway)):
+        request = msgspec.structs.replace(request, gateway=True)
+    if not request.gateway and (request.allowed_models or (above is not None and above.run.birth.models)):
+        raise bad_request(
+            "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
+        )
+    return request
 
 
 def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
@@ -126,6 +137,7 @@ def _check_sizes(request: Spawn) -> None:
         ("characters of --type", len(request.run_type or ""), 64),
         ("characters of --channel", len(request.channel or ""), 64),
         ("characters of tool names", tools, 65536),
+        ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
     ):
