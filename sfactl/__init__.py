@@ -23,8 +23,10 @@ Connections:
 
 `connection`        the connection to the daemon: handshake, requests, descriptors, reconnecting
 `trust`             whether to trust the process at the other end
+`autostart`         connects, and starts a daemon if none is running
 `start_daemon`      starts a daemon, by systemd or by fork
 `history`           a connection that reads the ledger if no daemon is running
+`sessions`          what `sfactl session` and `sfactl mcp` do
 `client`            the public API for authors of agents
 
 A run in the foreground:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sfad.protocol.types import Bound, Claim
 from sfad.protocol.units import MOST_WHOLE
 
-from .exits import UsageError
+from .exits import ExitCode, Quit, UsageError
 from .options import whole
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
@@ -41,6 +41,33 @@ def claim(environ: Mapping[str, str] = os.environ) -> Claim:
     # An invalid depth must not count as 0: the guard fails closed.
     own_depth = whole("SFA_DEPTH", depth, 0, MOST_WHOLE) + 1 if depth.strip() else 0
     return Claim(names=names, depth=max(own_depth, len(names)))
+
+
+def directory(given: str | None = None) -> bytes:
+    """Return the absolute working directory of a run: `given`, else the current one. Raise `Quit`."""
+    if given is not None and os.path.isabs(given):
+        return os.fsencode(given)
+    try:
+        here = os.getcwdb()
+    except FileNotFoundError:
+        raise Quit(ExitCode.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
+    return here if given is None else os.path.normpath(os.path.join(here, os.fsencode(given)))
+
+
+def variables(more: Mapping[str, str]) -> list[bytes]:
+    """Return the environment of a run: this process's, and `more`."""
+    # Bytes, so that a value that is not UTF-8, or a name that a shell cannot write, reaches the run unchanged.
+    merged = dict(os.environb)
+    for key, value in more.items():
+        merged[os.fsencode(key)] = os.fsencode(value)
+    return [key + b"=" + value for key, value in merged.items()]
+
+
+def umask() -> int:
+    # umask(2) can only be read by setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _text(name: str, environ: Mapping[str, str]) -> str:

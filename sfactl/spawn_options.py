@@ -10,7 +10,7 @@ from sfad.protocol.types import Action, Kind, Limit, LimitKind, RunInfo
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
-from .exits import ExitCode, Quit, UsageError
+from .exits import UsageError
 from .options import COMMON, Argument, Option, Parameter, duration, pair, seconds, whole
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -45,6 +45,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--keep",), "keep", "Let the run continue if this client dies"),
     Option(("--detach",), "detach", "Start a new root instead of a child, where the config allows it"),
     Option(("--leaf",), "leaf", "The run may not start other runs"),
+    Option(("--nested",), "nested", "The run may use `sfactl session`, although a run started it"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
     Option(("--stdio",), "stdio",
         "files (default), or inherit: the run uses this client's stdin, stdout and stderr, and no output is kept",
@@ -98,6 +99,7 @@ class SpawnOptions(NamedTuple):
     keep: bool = False
     detach: bool = False
     leaf: bool = False
+    nested: bool = False
     stdin: bool = False
     stdio: str | None = None
     text: bool = False
@@ -126,6 +128,8 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError(f"--kind: {wanted.kind!r} is neither agent nor skill")
     if wanted.stdio not in (None, "files", "inherit"):
         raise UsageError(f"--stdio: {wanted.stdio!r} is neither files nor inherit")
+    if wanted.leaf and wanted.nested:
+        raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
     _check_text(wanted)
@@ -153,9 +157,9 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
     return Spawn(
         id=0,
         argv=[os.fsencode(word) for word in wanted.command],
-        cwd=_cwd(wanted.cwd),
-        env=_environment(wanted.env),
-        umask=_umask(),
+        cwd=environment.directory(wanted.cwd),
+        env=environment.variables(pairs("--env", wanted.env)),
+        umask=environment.umask(),
         agent=wanted.agent,
         name=wanted.name,
         kind=cast(Kind, wanted.kind),
@@ -170,6 +174,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         grace=seconds("--grace", wanted.grace),
         detach=wanted.detach,
         leaf=wanted.leaf,
+        nested=wanted.nested,
         gateway=not wanted.no_gateway,
         queue=not wanted.no_queue,
         priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
@@ -242,28 +247,3 @@ def _meter(wanted: SpawnOptions, log: bool) -> str | None:
         option = "--no-log" if wanted.no_log else "SFA_NO_LOG"
         raise UsageError(f"--meter and {option} exclude each other: no output is kept for the meter")
     return wanted.meter
-
-
-def _cwd(given: str | None) -> bytes:
-    if given is not None and os.path.isabs(given):
-        return os.fsencode(given)
-    try:
-        here = os.getcwdb()
-    except FileNotFoundError:
-        raise Quit(ExitCode.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
-    return here if given is None else os.path.normpath(os.path.join(here, os.fsencode(given)))
-
-
-def _environment(given: Sequence[str]) -> list[bytes]:
-    # Bytes, so that a value that is not UTF-8, or a name that a shell cannot write, reaches the run unchanged.
-    merged = dict(os.environb)
-    for key, value in pairs("--env", given).items():
-        merged[os.fsencode(key)] = os.fsencode(value)
-    return [key + b"=" + value for key, value in merged.items()]
-
-
-def _umask() -> int:
-    # umask(2) can only be read by setting it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -57,6 +57,9 @@ _OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
 """Options by which the caller chooses the session; Claude Code then refuses `--session-id`."""
 
 
+_TOLD = ("task", "model", "provider", "instructions")
+"""Placeholders that the agent also finds in its environment, as SFA_TASK and so on."""
+
 ANY_RUN = "ANY-RUN"
 """Stands for the run in the gateway's address until it is launched, where runs have no cgroup."""
 
@@ -112,7 +115,7 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
         limits=[*request.limits, *_other_limits(entry, request.limits)],
         stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
         session=session,
-        placeholders={},
+        placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
     )
 
 

@@ -38,6 +38,7 @@ They work on these values and rules:
 `quotas`             rates and the queue of waiting trees
 `ladder`             how far a stop has come
 `limits`             where a run's limits come from, and what exceeds them
+`session_limits`     the limits of a session
 `breaches`           what is told of a breach
 `account`            what a run has used and reserved
 `budgets`            money of users and teams

@@ -12,6 +12,7 @@ from .limits import limits_of
 from .naming import NAME, derive_name
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from .run import Attempt, Birth, Run, State
+from .session_limits import session_limits_of
 from .tree import narrower
 
 
@@ -46,11 +47,16 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         ),
         max_time=policy.max_time,
         # the peer's, not the parent's: to detach is no way out of them
-        permissions=permissions.narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
+        permissions=permissions.narrowed(
+            allow=asked.allow,
+            deny=asked.deny,
+            leaf=asked.leaf,
+            sessions=asked.nested or (peer_run is None and asked.session is None),
+        ),
         origin=origin,
         claimed_depth=claimed_depth,
     )
-    limits = limits_of(asked, above, policy)
+    limits = limits_of(asked, above, policy) if asked.session is None else session_limits_of(asked, above, policy)
     state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
     return Run(birth, state, above)
 
@@ -75,6 +81,8 @@ def _check(ev: SpawnRequested) -> None:
         raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
     if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
         raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
+    if asked.leaf and asked.nested:
+        raise Invalid("leaf and nested exclude each other: a leaf may start nothing")
     check_grace(asked.grace)
 
 

@@ -64,11 +64,13 @@ class Machine:
         self.slots = context.slots
         self.budgets = self._spending.budgets
         self.refuse = context.refuse
+        self.refuse_sessions = context.refuse_sessions
         self.reservation = self._spending.reservation
         self.tickets = self._stop_requests.tickets
         self.drained_by = self._stopping.drained_by
         self.count_before = self._admission.count_before
         self.spawned_before = self._admission.spawned_before
+        self.session_started_before = self._admission.session_started_before
 
     @property
     def policy(self) -> Policy:

@@ -20,8 +20,8 @@ from typing import Any
 from ..core.ids import run_id
 from ..core.labels import means, values_of
 from ..protocol.messages import List
-from ..protocol.types import RunId, RunInfo, Status
-from .rows import RUN_COLUMNS, RunExtra, number_of, numbers_of, run_extra, run_info
+from ..protocol.types import Event, RunId, RunInfo, Status
+from .rows import EVENT_COLUMNS, RUN_COLUMNS, SESSION, RunExtra, event_of, number_of, numbers_of, run_extra, run_info
 from .totals import Used
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)
@@ -36,6 +36,9 @@ MAX_WALKED = 5000
 
 MOST_BELOW = 20_000
 """Descendants of the ended runs in a page. The totals of each run are summed from their rows, in some 5 µs a row."""
+
+MAX_EVENTS = 100_000
+"""Events that are searched for those of one run: 20 ms."""
 
 _NO_NUMBER = 2**63 - 1
 
@@ -64,6 +67,7 @@ class Page:
             (not query.status or info.status in query.status)
             and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
+            and (info.session or not query.sessions)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and (self.within is None or self.within in lineage)
         )
@@ -141,6 +145,23 @@ class Reader:
             "WHERE created_at > ? AND parent_id IS NULL AND status NOT GLOB 'rejected_*' ORDER BY created_at"
         )
         return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since,))]
+
+    def sessions(self, since: float) -> list[tuple[str, datetime]]:
+        """Return user and time of each session that was admitted after `since`, by time."""
+        sql = (
+            "SELECT user, created_at FROM runs INDEXED BY runs_created "
+            "WHERE created_at > ? AND mode = ? AND status NOT GLOB 'rejected_*' ORDER BY created_at"
+        )
+        return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since, SESSION))]
+
+    def events_of(self, run: RunId, since: float) -> list[Event]:
+        """Return the run's events, the oldest first. `since`: when it was created. No index has an event's run, so at most
+        `MAX_EVENTS` of the newest events are read."""
+        sql = (
+            f"SELECT {', '.join(EVENT_COLUMNS)} FROM events "  # noqa: S608
+            "WHERE seq > (SELECT max(seq) FROM events) - ? AND time >= ? AND run_id = ? ORDER BY seq"
+        )
+        return [event_of(row) for row in self._connection.execute(sql, (MAX_EVENTS, since, run))]
 
     def select(self, page: Page) -> Selection:
         rows, reached = [], 0
@@ -309,5 +330,7 @@ def filters(page: Page) -> Iterator[Term]:
         yield _name(values_of(query.name))
     if query.user is not None:
         yield Term("runs.user = ?", (query.user,))
+    if query.sessions:
+        yield Term("+runs.mode = ?", (SESSION,))
     if query.since is not None:
         yield Term("+runs.created_at >= ?", (query.since,))

@@ -38,6 +38,10 @@ class Records:
         """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts."""
         return self._reader.root_spawns(since.timestamp())
 
+    def sessions(self, since: datetime) -> list[tuple[str, datetime]]:
+        """Return user and time of each session that was admitted after `since`, by time: what the rate of sessions counts."""
+        return self._reader.sessions(since.timestamp())
+
     def get(self, run_id: RunId) -> RunInfo | None:
         """Return a run, or `None` if there is none. An admission that is not committed yet is not there."""
         found = self._lookup(run_id)

@@ -12,7 +12,7 @@ _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=
 _OWN = (
     b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=", b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=",
     b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=", b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=",
-    b"SFA_NO_LOG=", b"SFA_QUIET=",
+    b"SFA_NO_LOG=", b"SFA_QUIET=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
 )  # fmt: skip
 
 
@@ -47,7 +47,8 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
         ("SFA_NO_LOG", "" if spawn.log else "1"),
         ("SFA_QUIET", "1" if spawn.quiet else ""),
     ]
-    return told + [(key, value) for key, value in optional if value]
+    agent = [(f"SFA_{name.upper()}", text) for name, text in spawn.placeholders.items()]
+    return told + [(key, value) for key, value in optional if value] + agent
 
 
 def _leading_to(gateway: str | None) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ from .types import (
     Kind,
     Limit,
     LimitRefusal,
+    Lowered,
     Refusal,
     Role,
     RunId,
@@ -98,6 +99,8 @@ class Spawn(Request, tag="spawn"):
     """Stop the run when this connection ends: a foreground run without `--keep`."""
     detach: bool = False
     leaf: bool = False
+    nested: bool = False
+    """The run may start sessions and stop them, although it is a subagent."""
     queue: bool = True
     priority: int = 0
     log: bool = True
@@ -122,6 +125,54 @@ class Spawn(Request, tag="spawn"):
     descriptors: int = 0
 
 
+class StartSession(Request, tag="start_session"):
+    """Start a session: a run of a registered agent, with a task, under `[sessions]` of the config. It needs the permission for
+    `spawn`, and of a subagent that it is `nested`. Answered by `RunReply` as `Spawn` is, or by `Refused`."""
+
+    repeats = 3
+    access = "none"
+
+    task: str
+    cwd: bytes
+    env: list[bytes]
+    umask: int = 0o022
+    agent: str | None = None
+    """`None`: `sessions.default_agent`."""
+    name: str | None = None
+    model: str | None = None
+    provider: str | None = None
+    instructions: str | None = None
+    limits: list[Limit] = []
+    allowed_tools: list[str] = []
+    blocked_tools: list[str] = []
+    nested: bool = False
+    """It may start sessions itself. Otherwise it is a leaf."""
+    channel: str | None = None
+    labels: dict[str, str] = {}
+    claim: Claim = Claim()
+    key: str | None = None
+    """As `Spawn.key`."""
+
+
+class SessionRights(Request, tag="session_rights"):
+    """Ask what the peer may do with sessions. Answered by `SessionRules`."""
+
+    repeats = 1
+    access = "none"
+
+
+class Transcript(Request, tag="transcript"):
+    """Return a run's events and the newest part of its output, made safe for a language model. It needs the permission for `logs`.
+    Answered by `TranscriptText`."""
+
+    repeats = 1
+    access = "none"
+
+    run: str
+    tail: int = 100
+    """Lines at most."""
+
+
 class Stop(Request, tag="stop"):
     """Stop runs and everything below them: `runs`, and the live ones that `everything`, `name` and `labels` choose together.
     Answered by `Stopped` when none of their processes is alive, or if some still are `stop.kill_wait` after SIGKILL."""
@@ -134,6 +185,8 @@ class Stop(Request, tag="stop"):
     labels: dict[str, str | list[str]] = {}
     signal: int = 15
     grace: float | None = None
+    sessions: bool = False
+    """Only sessions, and only for a peer that may start them."""
 
 
 class Select(Request, tag="select"):
@@ -348,6 +401,8 @@ class List(Request, tag="list"):
     rows: int = 50
     live: bool = False
     before: RunId | None = None
+    sessions: bool = False
+    """Only sessions."""
 
 
 class Summarise(Request, tag="summary"):
@@ -461,6 +516,28 @@ class Welcome(Reply, tag="welcome"):
 
 class RunReply(Reply, tag="run"):
     run: RunInfo
+    lowered: list[Lowered] = []
+    """Limits of a session that has just been started that are lower than what was asked for."""
+
+
+class SessionRules(Reply, tag="session_rules"):
+    """`refused`: why the peer may not start sessions, nor stop them; `None` if it may."""
+
+    sync_timeout_s: float
+    """How long `delegate` waits for a session."""
+    default_timeout_s: float
+    max_timeout_s: float
+    max_turns: int
+    default_tokens: int
+    max_tokens: int
+    refused: str | None = None
+    default_agent: str | None = None
+
+
+class TranscriptText(Reply, tag="transcript_text"):
+    run: RunId
+    text: str
+    truncated: bool
 
 
 class Refused(Reply, tag="refused"):

@@ -267,6 +267,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     total_tokens: int | None = None
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
+    session: bool = False
+    """A run of a registered agent that was started as a session."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -276,6 +278,20 @@ class Refusal(Struct, frozen=True, kw_only=True):
     limit: int | None = None
     value: int | None = None
     path: list[str] | None = None
+    key: str | None = None
+    """For a quota of sessions: the key of the config that sets `limit`."""
+    possible_in_s: float | None = None
+    """For a quota of sessions: when a start will be possible, at the latest."""
+
+
+class Lowered(Struct, frozen=True, kw_only=True):
+    """A limit of a session that is lower than what was asked for. `source`: what set it, as in `LimitState`."""
+
+    kind: LimitKind
+    asked: float
+    given: float
+    source: str
+    message: str
 
 
 class LimitRefusal(Struct, frozen=True, kw_only=True):
@@ -323,6 +339,11 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exceeded_by: float | None = None
     refused: bool = False
     by: str | None = None
+    channel: str | None = None
+    """Of the run."""
+    stdout_bytes: int | None = None
+    """Of a session: how much output it had written, for its transcript."""
+    stderr_bytes: int | None = None
 
 
 class ErrorCode(StrEnum):

@@ -21,7 +21,7 @@ def spawn(call: Call, request: Spawn) -> None:
     try:
         if request.agent is not None:
             request = filled_in(request, call.runtime.agents, call.runtime.gateway.address() if request.gateway else None)
-        _check(request)
+        check_spawn(request)
         if request.watch:
             demand_watch(call)
     except AgentError as error:
@@ -49,7 +49,8 @@ def _claim(call: Call, request: Spawn) -> list[int]:
     )
 
 
-def _check(request: Spawn) -> None:
+def check_spawn(request: Spawn) -> None:
+    """Raise `RequestError` for values that no run can be started with."""
     size = sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
     check_most("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
     for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd])):
