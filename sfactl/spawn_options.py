@@ -56,6 +56,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--verbose", "-v"), "verbose", "Show each event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
     Option(("--no-gateway",), "no_gateway", "Leave the gateway out: the daemon only sees what the run's events tell"),
+    Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (sfactl mcp): claude, codex, gemini, opencode"),
     Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
     Option(("--priority",), "priority", "A higher priority leaves the queue first (default: 0)", "N"),
     Option(("--grace",), "grace", "Time between the stop signal and SIGKILL, at most 60s (default: 5s)", "TIME"),
@@ -108,6 +109,7 @@ class SpawnOptions(NamedTuple):
     verbose: bool = False
     no_log: bool = False
     no_gateway: bool = False
+    mcp: bool = False
     no_queue: bool = False
     priority: str | None = None
     grace: str | None = None
