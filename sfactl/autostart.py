@@ -4,6 +4,7 @@ import os
 
 from . import connection, environment
 from .connection import ABSENT, Client, Unreachable
+from .inside import inside_run
 
 
 def connect_or_start(flag: str | None) -> Client:
@@ -14,7 +15,7 @@ def connect_or_start(flag: str | None) -> Client:
     except Unreachable as error:
         if error.kind not in ABSENT or flag is not None:
             raise
-        inside = environment.inside_run()
+        inside = inside_run()
         if inside is not None:
             error.message += f"; no daemon is started inside a run ({inside})"
             raise

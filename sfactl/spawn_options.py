@@ -55,6 +55,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--quiet", "-q"), "quiet", "No progress lines; the reason of a failure is still shown (SFA_QUIET)"),
     Option(("--verbose", "-v"), "verbose", "Show each event of the run on stderr"),
     Option(("--no-log",), "no_log", "Keep no output (SFA_NO_LOG)"),
+    Option(("--gateway",), "gateway",
+        "Check each call of a model before it is made, so that a limit of cost is not exceeded; children inherit it"),
     Option(("--no-gateway",), "no_gateway", "Leave the gateway out: the daemon only sees what the run's events tell"),
     Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (sfactl mcp): claude, codex, gemini, opencode"),
     Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
@@ -70,6 +72,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--block-tool",), "block_tool",
         "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
         "TOOL", many=True),
+    Option(("--model-allow",), "model_allow",
+        "A model that the run and its children may call, as claude-haiku-*; others are refused. Implies --gateway",
+        "PATTERN", many=True),
     Option(("--status-file",), "status_file", "File that receives the ended run as JSON", "PATH"),
 )  # fmt: skip
 
@@ -108,6 +113,7 @@ class SpawnOptions(NamedTuple):
     quiet: bool = False
     verbose: bool = False
     no_log: bool = False
+    gateway: bool = False
     no_gateway: bool = False
     mcp: bool = False
     no_queue: bool = False
@@ -119,6 +125,7 @@ class SpawnOptions(NamedTuple):
     deny: Sequence[str] = ()
     allow_tool: Sequence[str] = ()
     block_tool: Sequence[str] = ()
+    model_allow: Sequence[str] = ()
     status_file: str | None = None
 
 
@@ -134,6 +141,12 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
+    if wanted.gateway and wanted.no_gateway:
+        raise UsageError("--gateway and --no-gateway exclude each other")
+    if wanted.model_allow and wanted.no_gateway:
+        raise UsageError("--model-allow and --no-gateway exclude each other: only the gateway sees the model before a call")
+    if "" in wanted.model_allow:
+        raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
     _check_text(wanted)
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
@@ -177,7 +190,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         detach=wanted.detach,
         leaf=wanted.leaf,
         nested=wanted.nested,
-        gateway=not wanted.no_gateway,
+        gateway=True if wanted.gateway else False if wanted.no_gateway else None,
         queue=not wanted.no_queue,
         priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
         log=log,
@@ -190,6 +203,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         deny=_words(wanted.deny),
         allowed_tools=list(wanted.allow_tool),
         blocked_tools=list(wanted.block_tool),
+        allowed_models=list(wanted.model_allow),
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
     )

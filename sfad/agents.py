@@ -119,6 +119,18 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
     )
 
 
+def shimmed(request: Spawn, gateway: str | None) -> Spawn:
+    """Return the spawn of a shim, with the words that lead a known program to the gateway, if it has that address."""
+    program = os.path.basename(os.fsdecode(request.argv[0])) if request.argv else ""
+    known = KNOWN_PROGRAMS.get(program)
+    if known is None or gateway is None:
+        return request
+    pairs = zip(known.command, known.command[1:], strict=False)
+    words = [os.fsencode(word) for pair in pairs if "{gateway}" in pair[1] for word in pair]
+    added = [word.replace(b"{gateway}", gateway.encode()) for word in words]
+    return msgspec.structs.replace(request, argv=[*request.argv[:1], *added, *request.argv[1:]])
+
+
 def session_of(first: str, attempt: int) -> str:
     """Return the session id of an attempt: programs refuse an id that was used before. `first`: the id of the first attempt."""
     return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))

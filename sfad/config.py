@@ -87,6 +87,8 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
+    """Equal tool calls in a row."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
     approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
     adaptive: bool = False
@@ -169,6 +171,13 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     key_file: Annotated[str, Meta(extra=PATH)] | None = None
 
 
+class CallsConfig(Struct, frozen=True, kw_only=True):
+    """Bounds on the calls of each run, or of each user."""
+
+    calls_per_minute: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    concurrent_calls: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+
+
 class GatewayConfig(Struct, frozen=True, kw_only=True):
     enabled: bool = False
     min_output: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
@@ -177,6 +186,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ungated: bool = False
     models: Annotated[tuple[str, ...], Meta(extra=PATTERNS)] = ()
     """Patterns of models that may be called; all, where there is none."""
+    per_run: CallsConfig = CallsConfig()
+    per_user: CallsConfig = CallsConfig()
     upstreams: dict[str, UpstreamConfig] = msgspec.field(
         default_factory=lambda: {
             "anthropic": UpstreamConfig(url="https://api.anthropic.com", api="anthropic"),
@@ -296,6 +307,7 @@ def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
     _check_together(config, found.values)
     _check_agents(config, found)
     _check_default_agent(config, found)
+    _check_upstreams(config, found)
     settings = [
         Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
         for key, value in _values(config, "")
@@ -465,6 +477,15 @@ def _check_default_agent(config: Configuration, found: _FileValues) -> None:
     if agent is not None and agent not in known:
         path = found.values["sessions.default_agent"][0]
         raise _bad_value(path, "sessions.default_agent", agent, f"one of {', '.join(dict.fromkeys(known))}")
+
+
+def _check_upstreams(config: Configuration, found: _FileValues) -> None:
+    for name, upstream in config.gateway.upstreams.items():
+        if upstream.key_env is not None and upstream.key_file is not None:
+            key = entry_key("gateway.upstreams", name)
+            path, value = found.values[f"{key}.key_file"]
+            other = found.values[f"{key}.key_env"][0]
+            raise _bad_value(path, f"{key}.key_file", value, f'"off" beside key_env ({other}): a key comes from one place')
 
 
 def main() -> None:

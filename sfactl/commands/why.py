@@ -35,7 +35,7 @@ def _show(run: RunInfo, json: bool) -> None:
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     used = output.at_least(run.usage)
-    return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + (f"; it used {used}" if used else "")
+    return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + _repeating(run) + (f"; it used {used}" if used else "")
 
 
 def _trouble(run: RunInfo) -> str:
@@ -47,6 +47,10 @@ def _trouble(run: RunInfo) -> str:
         f"; its model has not answered for {output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell whether it tries "
         f"again (what it prints: sfactl logs {run.id} --stderr)"
     )
+
+
+def _repeating(run: RunInfo) -> str:
+    return f"; {output.plain(run.repeating.sentence)}" if run.repeating else ""
 
 
 def _sentence(run: RunInfo, now: datetime) -> str:
@@ -95,12 +99,14 @@ def _numbers(run: RunInfo) -> str:
     if reason is None or reason.limit_kind not in set(LimitKind) or not reason.exceeded_by:
         return ""
     kind = LimitKind(reason.limit_kind)
-    scope = next((state.scope for state in run.limits if state.kind is kind), "run")
-    counted = "; what its descendants used counts too" if scope == "tree" else ""
+    state = next((state for state in run.limits if state.kind is kind), None)
+    counted = "; what its descendants used counts too" if state is not None and state.scope == "tree" else ""
+    late = state is not None and state.enforced_by == "meter" and kind is LimitKind.COST and not reason.refused
+    advice = "; --gateway refuses such a call before it is made" if late else ""
     if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
         return ""  # the clock was read a moment after the limit
     over = "that would have been " if reason.refused else ""
-    return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
+    return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted}{advice})"
 
 
 def _waiting(run: RunInfo, now: datetime) -> str:

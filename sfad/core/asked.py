@@ -54,6 +54,8 @@ class Asked:
     claim: Claim = NO_CLAIM
     upstreams: tuple[tuple[str, str], ...] = ()
     """Of a root: where its calls of models go through the gateway, instead of where the config says; name and URL."""
+    models: tuple[str, ...] = ()
+    """Patterns of the models that it may call; those that its peer's run may, where there is none."""
     nested: bool = False
     """It may start sessions and stop them, although it is a subagent."""
     session: SessionAsked | None = None

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..protocol.types import Bound, Status
+from ..protocol.types import Bound, RunId, Status
 from .access import Permissions
 from .asked import Asked
 from .events import SpawnRequested
@@ -11,7 +11,7 @@ from .ladder import check_grace
 from .limits import limits_of
 from .naming import NAME, derive_name
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
-from .run import Attempt, Birth, Run, State
+from .run import AllowedModels, Attempt, Birth, Run, State
 from .session_limits import session_limits_of
 from .tree import narrower
 
@@ -55,6 +55,7 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         ),
         origin=origin,
         claimed_depth=claimed_depth,
+        models=_models(run_id(number), asked, peer_run),
     )
     limits = limits_of(asked, above, policy) if asked.session is None else session_limits_of(asked, above, policy)
     state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
@@ -93,6 +94,11 @@ def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str |
     if not ev.asked.detach:
         return (), 0
     return (*peer_run.root.birth.origin, *(run.identity for run in peer_run.lineage)), 0
+
+
+def _models(run: RunId, asked: Asked, peer_run: Run | None) -> tuple[AllowedModels, ...]:
+    inherited = peer_run.birth.models if peer_run is not None else ()
+    return (*inherited, AllowedModels(run, asked.models)) if asked.models else inherited
 
 
 def _bound(asked: Bound | None, inherited: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:

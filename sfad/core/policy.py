@@ -50,6 +50,18 @@ class SessionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class CallBounds:
+    """How many calls of models a run, or a user, may make. `None`: any number."""
+
+    calls_per_minute: int | None = None
+    concurrent_calls: int | None = None
+
+    @property
+    def any(self) -> bool:
+        return self.calls_per_minute is not None or self.concurrent_calls is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
 
@@ -72,10 +84,16 @@ class Policy:
     """USD. The largest limits of turns and of each cost that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is published."""
+    repeats: int = 10
+    """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
     call_wait: float = 60.0
-    """How long a call of a model waits for others to be settled."""
+    """How long a call of a model waits for others."""
+    models: tuple[str, ...] = ()
+    """Patterns of models that may be called; all, where there is none."""
+    calls_per_run: CallBounds = CallBounds()
+    calls_per_user: CallBounds = CallBounds()
     budget_action: Action = Action.PAUSE
     """What becomes of a user's live trees when a budget of the user or of a team has run out: pause, terminate or warn."""
     result_wait: float = 30.0

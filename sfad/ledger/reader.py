@@ -20,8 +20,20 @@ from typing import Any
 from ..core.ids import run_id
 from ..core.labels import means, values_of
 from ..protocol.messages import List
-from ..protocol.types import Event, RunId, RunInfo, Status
-from .rows import EVENT_COLUMNS, RUN_COLUMNS, SESSION, RunExtra, event_of, number_of, numbers_of, run_extra, run_info
+from ..protocol.types import CallInfo, Event, RunId, RunInfo, Status
+from .rows import (
+    CALL_COLUMNS,
+    EVENT_COLUMNS,
+    RUN_COLUMNS,
+    SESSION,
+    RunExtra,
+    call_of,
+    event_of,
+    number_of,
+    numbers_of,
+    run_extra,
+    run_info,
+)  # fmt: skip
 from .totals import Used
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)
@@ -196,6 +208,20 @@ class Reader:
             "WHERE root_id = ? AND parent_id IS NOT NULL"
         )
         return {row[0]: Used(row[1], row[2], row[3], bool(row[4])) for row in self._connection.execute(sql, (root,))}
+
+    def calls(self, run: RunId, after: tuple[float, int], rows: int) -> list[CallInfo]:
+        """Return calls of a run in the order of their time, those after a time in seconds since the epoch and a number."""
+        sql = f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? AND (time, number) > (?, ?) ORDER BY time, number LIMIT ?"  # noqa: S608
+        return [call_of(row) for row in self._connection.execute(sql, (number_of(run), *after, rows))]
+
+    def count_calls(self, run: RunId) -> tuple[int, int]:
+        """Return how many calls of a run were made, and how many were refused."""
+        sql = (
+            "SELECT count(*) FILTER (WHERE state = 'ended'), ifnull(sum(1 + more) FILTER (WHERE state = 'refused'), 0) "
+            "FROM calls WHERE run = ?"
+        )
+        made, refused = self._row(sql, number_of(run))
+        return made, refused
 
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
         """Return when these runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""

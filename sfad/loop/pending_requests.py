@@ -123,12 +123,12 @@ class PendingRequests:
         for asker in self._askers.pop(token, ()):
             asker(answer)
 
-    def withdraw(self, asker: OnAnswer, token: int) -> None:
-        """Expect no answer to a call of a model, and have the core forget it."""
+    def withdraw(self, asker: OnAnswer, token: int, why: str | None) -> None:
+        """Expect no answer to a call of a model, and have the core forget it. `why`: see `CallWithdrawn`."""
         self._askers[token].remove(asker)
         if not self._askers[token]:
             del self._askers[token]
-            self.feed(e.CallWithdrawn(trio.current_time(), token))
+            self.feed(e.CallWithdrawn(trio.current_time(), token, why))
 
     def askers(self) -> dict[int, list[OnAnswer]]:
         """Return what is called with the core's answers, by token."""

@@ -16,13 +16,23 @@ _OWN = (
 )  # fmt: skip
 
 
-def run_environment(run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: str | None = None) -> list[bytes]:
-    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `gateway` is the address of the gateway. The daemon
-    does not trust these variables itself."""
+def run_environment(
+    run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: str | None = None, shims: bytes | None = None
+) -> list[bytes]:
+    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `gateway` is the address of the gateway; `shims` is the
+    directory that comes first in PATH. The daemon does not trust these variables itself."""
     told = [*_told(run, spawn, socket, deadline), *_leading_to(gateway)]
     own = _OWN + tuple(f"{key}=".encode() for key, _ in _leading_to(gateway))
     kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(own)]
+    if shims is not None:
+        kept = [_beginning_with(shims, item) if item.startswith(b"PATH=") else item for item in kept]
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
+
+
+def _beginning_with(shims: bytes, path: bytes) -> bytes:
+    """Return the variable PATH with a directory in front, once."""
+    others = [directory for directory in path.removeprefix(b"PATH=").split(b":") if directory != shims]
+    return b"PATH=" + b":".join([shims, *others])
 
 
 def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:

@@ -81,6 +81,8 @@ class Succession:
     def _complete_records(self, adoption: Adoption, unwritten: Rows) -> None:
         for info, extra in unwritten:
             self.resources.ledger.upsert(info, extra)
+        for call in adoption.calls:  # nearly always they are there by now
+            self.resources.ledger.record_call(call)
         later = {info.id for info, _ in unwritten}
         closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
         self.resources.spool.ended.recorded([*closed, *adoption.over])

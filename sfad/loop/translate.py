@@ -8,7 +8,7 @@ from .. import config as configuration
 from ..core.access import Peer
 from ..core.asked import Asked, SessionAsked
 from ..core.naming import AGENT_PROGRAMS, derive_name
-from ..core.policy import Policy, SessionPolicy
+from ..core.policy import CallBounds, Policy, SessionPolicy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
 from ..protocol.known import BASE_URLS, CODING_AGENT
 from ..protocol.messages import Spawn
@@ -49,6 +49,7 @@ def asked_of(spawn: Spawn, client: int, upstreams: tuple[tuple[str, str], ...] =
         blocked_tools=tuple(spawn.blocked_tools),
         claim=spawn.claim,
         upstreams=upstreams,
+        models=tuple(spawn.allowed_models),
         nested=spawn.nested,
         session=session,
     )
@@ -117,6 +118,9 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
         call_wait=config.gateway.wait,
+        models=config.gateway.models,
+        calls_per_run=CallBounds(**asdict(config.gateway.per_run)),
+        calls_per_user=CallBounds(**asdict(config.gateway.per_user)),
         budget_action=Action(config.budgets.action),
         sessions=_session_policy(config.sessions),
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),

@@ -105,8 +105,10 @@ class Spawn(Request, tag="spawn"):
     priority: int = 0
     log: bool = True
     quiet: bool = False
-    gateway: bool = True
-    """Send its calls of a model through the gateway, where that is enabled."""
+    gateway: bool | None = None
+    """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
+    shim: bool = False
+    """A shim asks. The daemon adds to `argv` what leads the program to the gateway."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
@@ -117,6 +119,8 @@ class Spawn(Request, tag="spawn"):
     deny: list[str] = []
     allowed_tools: list[str] = []
     blocked_tools: list[str] = []
+    allowed_models: list[str] = []
+    """Patterns of the models that the run and all below it may call. They need the gateway."""
     claim: Claim = Claim()
     watch: bool = False
     """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""
@@ -291,6 +295,9 @@ class ServeGateway(Request, tag="serve_gateway"):
 
     access = "gateway"
 
+    descriptors: int = 0
+    """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
+
 
 class PlaceCaller(Request, tag="place_caller"):
     """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
@@ -320,6 +327,8 @@ class AdmitCall(Request, tag="admit_call"):
     choices: int = 1
     caches: bool = False
     """Its input may be written to a cache."""
+    upstream: str = ""
+    streamed: bool = False
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -348,6 +357,25 @@ class EndCall(Request, tag="end_call"):
     """Calls of tools that the model has asked for: name, digest of the arguments."""
     first_byte_s: float | None = None
     seconds: float = 0.0
+    error: str | None = None
+
+
+class UnaskedCall(Request, tag="unasked_call"):
+    """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
+
+    access = "gateway"
+
+    run: str
+    time: float
+    """Unix time of the request."""
+    number: int
+    """Tells it from others of the same time."""
+    upstream: str
+    path: str
+    refused: str | None = None
+    status: int | None = None
+    first_byte_s: float | None = None
+    seconds: float | None = None
     error: str | None = None
 
 
@@ -602,6 +630,8 @@ class CallAdmitted(Reply, tag="call_admitted"):
     reservation: str | None = None
     max_output: int | None = None
     refused: str | None = None
+    retry_after: float | None = None
+    """With `refused`: seconds after which the call may be asked for again."""
 
 
 class Recommended(Reply, tag="recommended"):
@@ -679,6 +709,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Its address; `None` if it is not enabled."""
     gateway_pid: int | None = None
     """`None` also while it is being started again."""
+    shim_dir: str = ""
+    """The directory that the PATH of each run begins with, if it has shims."""
+    shims: list[str] = []
+    """The programs in it."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):

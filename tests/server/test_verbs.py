@@ -23,8 +23,8 @@ def test_each_file_answers_a_request() -> None:
 
 
 def test_few_requests_leave_the_permission_to_what_answers_them() -> None:
-    """The guard refuses `spawn` and `start_session`, and records it; a field of `select` says which verb; `session_rights` tells the
-    peer what it may."""
+    """The guard refuses `spawn` and `start_session`, and records it; a field of `select` says which verb; `session_rights` tells
+    what the peer may."""
     unchecked = {kind for kind, verb in REGISTRY.items() if verb.permission is None}
     assert unchecked == {m.Spawn, m.StartSession, m.Select, m.SessionRights}
 

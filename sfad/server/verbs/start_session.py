@@ -2,12 +2,11 @@
 
 import time
 
-from ...agents import AgentError, filled_in
 from ...core.asked import SessionAsked
 from ...protocol.messages import Spawn, StartSession
 from ..call import Call, answers
 from ..checks import bad_request, check_limits, check_most
-from .spawn import check_spawn
+from .spawn import ask_for_run
 
 MAX_TEXT = 120_000
 """Bytes of a task or of instructions. execve(2) takes an argument of 128 KiB at most, with what the command adds to it."""
@@ -27,13 +26,7 @@ def start_session(call: Call, request: StartSession) -> None:
     if agent is None:
         key = runtime.machine.policy.where_set("sessions.default_agent")
         raise bad_request(f"no agent was named, and {key} is not set; choose one: {', '.join(runtime.agents)}")
-    try:
-        spawn = filled_in(_spawn(request, agent, given), runtime.agents, runtime.gateway.address())
-    except AgentError as error:
-        raise bad_request(str(error)) from None
-    check_spawn(spawn)
-    session = SessionAsked(limits, time.time())
-    runtime.requests.spawn(call.peer, spawn, [], call.connection.number, call, lambda _run: None, session)
+    ask_for_run(call, _spawn(request, agent, given), [], SessionAsked(limits, time.time()))
 
 
 def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> Spawn:
