@@ -75,13 +75,13 @@ def _call(body: Body, reply: Shell | Tool, number: int) -> Body:
     """A tool of its own, or for newer models a function of the one tool that runs JavaScript."""
     item = {"call_id": f"call_{number:04}", "status": "completed"}
     if isinstance(reply, Tool):
-        name, arguments, output = f"mcp__sfad__{reply.name}", json.dumps(reply.arguments), "x"
+        name, arguments, output = f"mcp__sfad__{reply.name}", json.dumps(reply.arguments), "content[0].text"
     else:
         patience = 250 if reply.background else 30_000  # the least and the most that Codex allows
         name, arguments, output = "exec_command", json.dumps({"cmd": reply.command, "yield_time_ms": patience}), "output"
     if name in _offered(body):
         return item | {"type": "function_call", "name": name, "arguments": arguments}
-    script = f"text(JSON.stringify(await tools.{name}({arguments})))"
+    script = f"text((await tools.{name}({arguments})).{output})"
     return item | {"type": "custom_tool_call", "name": "exec", "input": script}
 
 

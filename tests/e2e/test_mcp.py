@@ -16,6 +16,7 @@ import mcp_types as types
 import pytest
 import trio
 from mcp import Client, StdioServerParameters
+from mcp.client.context import ClientRequestContext
 from mcp.client.stdio import stdio_client
 from mcp.client.subscriptions import ResourceUpdated
 
@@ -48,17 +49,16 @@ class Talk:
     def __init__(self, client: Client, pid: Callable[[], int]) -> None:
         self.client = client
         self.pid = pid
-        self.progress: list[str] = []
-        self.logged: list[str] = []
-        self.told = trio.Event()
+        self.progress: list[tuple[float, float | None, str]] = []
+        self.log, self.logged = trio.open_memory_channel[str](100)
         self.asked: list[str] = []
         self.person: Literal["accept", "decline", "cancel"] = "accept"
 
     async def call(self, tool: str, **arguments: object) -> types.CallToolResult:
-        async def progress(_done: float, _total: float | None, message: str | None) -> None:
-            self.progress.append(str(message))
+        async def told(progress: float, total: float | None, message: str | None) -> None:
+            self.progress.append((progress, total, str(message)))
 
-        return await self.client.call_tool(tool, arguments, progress_callback=progress)
+        return await self.client.call_tool(tool, arguments, progress_callback=told)
 
     async def said(self, tool: str, *, failed: bool = False, **arguments: object) -> str:
         """Return the text of an answer."""
@@ -88,13 +88,13 @@ async def talking(daemon: Daemon, *options: str, era: Era = "auto", **variables:
     env = kept | {"SFAD_SOCKET": str(daemon.socket)} | variables
     talk: Talk
 
-    async def ask(_context: object, asked: types.ElicitRequestParams) -> types.ElicitResult:
-        talk.asked.append(asked.message)
+    async def ask(context: ClientRequestContext, params: types.ElicitRequestParams) -> types.ElicitResult:
+        assert context.session is talk.client.session
+        talk.asked.append(params.message)
         return types.ElicitResult(action=talk.person, content={} if talk.person == "accept" else None)
 
-    async def logged(told: types.LoggingMessageNotificationParams) -> None:
-        talk.logged.append(str(told.data).partition(",")[0])
-        talk.told.set()
+    async def logged(params: types.LoggingMessageNotificationParams) -> None:
+        await talk.log.send(str(params.data).partition(",")[0])
 
     transport = stdio_client(StdioServerParameters(command=sys.executable, args=words, env=env, cwd=os.getcwd()))
     async with Client(transport, mode=era, elicitation_callback=ask, logging_callback=logged) as client:
@@ -133,7 +133,7 @@ async def running(daemon: Daemon) -> RunInfo:
     def found() -> RunInfo | None:
         return next((run for run in reversed(runs(daemon)) if run.status is Status.RUNNING), None)
 
-    return await trio.to_thread.run_sync(lambda: wait_until(found, "a session runs"))  # type: ignore[no-any-return]
+    return await trio.to_thread.run_sync(lambda: wait_until(found, "a session runs"))
 
 
 SEVEN = (
@@ -182,8 +182,8 @@ async def test_the_seven_tools(share: Start, gate: Path, era: Era) -> None:
         if era == "legacy":
             await trio.to_thread.run_sync(opened, gate)
             with trio.fail_after(PATIENCE):
-                await talk.told.wait()
-            assert talk.logged == [f"Session {run} (shell): completed"]
+                while await talk.logged.receive() != f"Session {run} (shell): completed":
+                    pass
         else:
             async with talk.client.listen(resource_subscriptions=[f"sfad://sessions/{run}"]) as events:
                 await trio.to_thread.run_sync(opened, gate)
