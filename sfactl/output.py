@@ -141,6 +141,11 @@ def command(run: RunInfo) -> str:
     return plain(join(run.argv))
 
 
+def meter(run: RunInfo) -> str:
+    """Return what tells the use of a run: the gateway, and the meter of its stdout."""
+    return ", ".join([*(["gateway"] if run.by_gateway else []), *([plain(run.meter)] if run.meter else [])]) or "-"
+
+
 def outcome(run: RunInfo) -> str:
     """Return the status, with the exit code, signal or reason in brackets."""
     if run.reason is not None and run.reason.kind == "no_daemon":
