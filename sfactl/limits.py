@@ -92,7 +92,7 @@ def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
     named = ", ".join(f"{state.kind} {format_amount(state.kind, state.threshold)}" for state in kept)
     return (
         f"sfactl: {run.id}: NOT ENFORCEABLE: {named}. No source reports what this run uses. Let the agent print JSON events and "
-        "name their --meter, or let it report its use (sfactl report) with --meter report"
+        "name their --meter, let it report its use (sfactl report) with --meter report, or start it with --gateway"
     )
 
 
@@ -114,7 +114,8 @@ _SCOPES = {"run": "the run's own", "tree": "with its descendants'"}
 
 _WATCHERS = {
     "clock": "kept by the clock",
-    "meter": "kept by meter and reports",
+    "gateway": "kept by the gateway, before each call",
+    "meter": "kept by meters and reports",
     "kernel": "kept by the kernel",
     "watching": "kept by watching",
     "nothing": "NOT ENFORCEABLE: nothing tells what is used",

@@ -190,11 +190,11 @@ def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
     code = exits.of_refusal(refused)
     if as_json:
         print_json({"refused": refused})
-        return exits.Quit(code)
+        return exits.StartRefused(refused.kind, code)
     detail = "" if refused.detail in refused.message else plain(refused.detail)
     recorded = f"(recorded as {reply.run})" if reply.run else ""
     more = " ".join(filter(None, (detail, recorded)))
-    return exits.Quit(code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else ""))
+    return exits.StartRefused(refused.kind, code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else ""))
 
 
 def survivors(found: Sequence[Survivor]) -> str:

@@ -135,6 +135,10 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
             "gateway.upstreams.a.url = 'https://x/': allowed is a URL that begins with http:// or https://",
         ),
         ("[gateway.upstreams.a]\nurl = 'https://x'", "gateway.upstreams.a.api is missing"),
+        (
+            "[gateway.upstreams.a]\nurl = 'https://x'\napi = 'gemini'\nkey_env = 'K'\nkey_file = '/k'",
+            "gateway.upstreams.a.key_file = '/k': allowed is \"off\" beside key_env (",
+        ),
         ("[agents.a]", "agents.a.command is missing: allowed is a list of texts: the program and its arguments, one text each"),
         ("[agents.a]\ncommand = []", "agents.a.command = []: allowed is a list of texts: the program"),
         ("[agents.a]\ncommand = 'claude -p'", "agents.a.command = 'claude -p': allowed is a list of texts: the program"),

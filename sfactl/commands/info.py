@@ -27,7 +27,8 @@ def _show(run: RunInfo, json: bool) -> None:
     if not json and not run.status.terminal and any(state.enforced_by == "nothing" for state in run.limits):
         output.note(
             "note: turns, tokens and cost of this run are not known, so their limits are NOT ENFORCEABLE; time is. "
-            "They are known if the agent prints JSON events (--meter NAME) or reports its use (sfactl report, with --meter report)"
+            "They are known if the agent prints JSON events (--meter NAME), reports its use (sfactl report, with --meter report), "
+            "or is started with --gateway, which checks each call of a model before it is made"
         )
 
 
@@ -62,6 +63,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "meter", output.plain(run.meter)
     if run.api_trouble:
         yield "model API", output.plain(run.api_trouble.sentence)
+    if run.repeating:
+        yield "repeating", output.plain(run.repeating.sentence)
     yield from _times(run)
     for key, value in run.labels.items():
         yield "label", output.plain(f"{key}={value}")

@@ -36,7 +36,8 @@ def _show(run: RunInfo, json: bool) -> None:
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     used = output.at_least(run.usage)
-    return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + _unadmitted(run) + (f"; it used {used}" if used else "")
+    more = _trouble(run) + _unadmitted(run) + _repeating(run)
+    return _sentence(run, now or datetime.now(UTC)) + more + (f"; it used {used}" if used else "")
 
 
 def _trouble(run: RunInfo) -> str:
@@ -55,6 +56,10 @@ def _unadmitted(run: RunInfo) -> str:
         return ""
     programs = counted(run.unadmitted, "agent program was", "agent programs were")
     return f"; {programs} started within it without asking the daemon (guard.unadmitted), and count as descendants"
+
+
+def _repeating(run: RunInfo) -> str:
+    return f"; {output.plain(run.repeating.sentence)}" if run.repeating else ""
 
 
 def _sentence(run: RunInfo, now: datetime) -> str:
@@ -103,12 +108,14 @@ def _numbers(run: RunInfo) -> str:
     if reason is None or reason.limit_kind not in set(LimitKind) or not reason.exceeded_by:
         return ""
     kind = LimitKind(reason.limit_kind)
-    scope = next((state.scope for state in run.limits if state.kind is kind), "run")
-    counted = "; what its descendants used counts too" if scope == "tree" else ""
+    state = next((state for state in run.limits if state.kind is kind), None)
+    counted = "; what its descendants used counts too" if state is not None and state.scope == "tree" else ""
+    late = state is not None and state.enforced_by == "meter" and kind is LimitKind.COST and not reason.refused
+    advice = "; --gateway refuses such a call before it is made" if late else ""
     if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
         return ""  # the clock was read a moment after the limit
     over = "that would have been " if reason.refused else ""
-    return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
+    return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted}{advice})"
 
 
 def _waiting(run: RunInfo, now: datetime) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..protocol import types
-from ..protocol.types import ErrorCode, LimitRefusal, Refusal, RunId, Survivor
+from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .run import Run, Token
 from .vocabulary import Timer
 
@@ -51,6 +51,13 @@ class RecordRefusal(WithRun, frozen=True):
 
 class CountRefusal(WithId, frozen=True):
     """Add one to the refusals counted in an earlier refused run's row."""
+
+
+class RecordCall(Struct, frozen=True):
+    """Write a call's row to the ledger: it has ended, or it is not made."""
+
+    call: CallInfo
+    lineage: tuple[RunId, ...]
 
 
 class Launch(WithRun, frozen=True):
@@ -161,15 +168,23 @@ class CallAnswer(WithRun, frozen=True):
     refusal: LimitRefusal | None = None
 
 
+class CallPostponed(Struct, frozen=True):
+    """A call must not be made now, because of a rate or of other calls."""
+
+    message: str
+    retry_after: float
+    """Seconds after which it may be asked for again."""
+
+
 class ErrorAnswer(Struct, frozen=True):
     code: ErrorCode
     message: str
 
 
-Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | ErrorAnswer
+Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | CallPostponed | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToLedger = Admit | Record | RecordRefusal | CountRefusal | Charge | Publish
+ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish
 ToLoop = Arm | Disarm | Rebound | TellEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToLedger | ToLoop

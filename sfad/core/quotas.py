@@ -22,7 +22,7 @@ class SlidingWindow:
     def used(self, at: float) -> int:
         """Return how often it happened within the window that ends at `at`."""
         times = self._times
-        while times and times[0] <= at - self.span:
+        while times and times[0] + self.span <= at:
             times.popleft()
         return len(times)
 
@@ -39,7 +39,15 @@ class SlidingWindow:
 
     def room_in(self, at: float) -> float:
         """Return the seconds until once more fits; 0 if it does now."""
-        return max(0.0, self._times[0] + self.span - at) if self.full(at) and self._times else 0.0
+        return max(0.0, self.free_at(at) - at)
+
+    def free_at(self, at: float, ahead: int = 0) -> float:
+        """Return when once more fits, from `at` on, after `ahead` others that wait for the same."""
+        used, rounds = self.used(at), 0
+        place = used + ahead - self.limit  # in the order of all times: when this one leaves the window, the next fits
+        while place >= used:
+            place, rounds = place - self.limit, rounds + 1
+        return (at if place < 0 else self._times[place] + self.span) + rounds * self.span
 
 
 class Slots:

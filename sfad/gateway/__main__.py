@@ -27,7 +27,7 @@ def main() -> None:
 
 async def _serve(daemon: str) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
-    link = DaemonLink(daemon)
+    link = DaemonLink(daemon, LISTENER)
     async with new_client() as client:
         shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, InputEstimates(), Memory())
         proxy = Proxy(shared, trouble=_complain)

@@ -1,8 +1,10 @@
 """One request of an agent: whose it is, whether its tree can pay for it, and the reply as it comes."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import TypeVar
 
 import h11
@@ -10,7 +12,7 @@ import httpx2
 import trio
 
 from .apis import Api, ModelCall, Paid, most_output
-from .call_record import CallRecord
+from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .coding import Coding, UnreadableBodyError
 from .estimate import InputEstimates, text_size
@@ -21,6 +23,8 @@ from .upstreams import Route, Upstream, downward, route_of, upward
 
 MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
+MAX_PATH = 200
+"""Characters of a path that are recorded."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to say goodbye to an upstream."""
 T = TypeVar("T")
@@ -63,6 +67,20 @@ def new_client() -> httpx2.AsyncClient:
 Places = dict[tuple[Caller | None, str | None], Placed]
 
 
+@contextmanager
+def _closing(record: RequestRecord | None) -> Iterator[None]:
+    """Have the record told to the daemon, whatever happens."""
+    try:
+        yield
+    except BaseException as error:
+        if record is not None:
+            record.broken(error)
+        raise
+    finally:
+        if record is not None:
+            record.close()
+
+
 class Exchange:
     def __init__(
         self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None, placed: Places | None = None
@@ -95,7 +113,7 @@ class Exchange:
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api)
         except CallRefusedError as refusal:
-            await self._say(400, str(refusal), api)
+            await self._say(400 if refusal.retry_after is None else 429, str(refusal), api, refusal.retry_after)
         except NoMemoryError as full:
             await self._say(503, str(full), api)
 
@@ -108,11 +126,15 @@ class Exchange:
             raise _AnsweredError(403, str(refusal)) from refusal
         return self._placed[key]
 
-    async def _say(self, status: int, message: str, api: Api | None) -> None:
+    async def _say(self, status: int, message: str, api: Api | None, retry_after: float | None = None) -> None:
         if self._http.answering:
             raise ClientGoneError(message)
-        body = api.refusal(message) if api is not None else message.encode() + b"\n"
-        await self._http.answer(status, [_JSON if api is not None else (b"content-type", b"text/plain")], body)
+        seconds = None if retry_after is None else ceil(retry_after)
+        body = api.refusal(message, seconds) if api is not None else message.encode() + b"\n"
+        headers = [_JSON if api is not None else (b"content-type", b"text/plain")]
+        if seconds is not None:
+            headers.append((b"retry-after", b"%d" % seconds))
+        await self._http.answer(status, headers, body)
 
     async def _forward(self, placed: Placed, upstream: Upstream, api: Api, route: Route) -> None:
         with self._shared.memory.space() as space:
@@ -135,7 +157,9 @@ class Exchange:
             space.grow(len(plain))
         call = self._call(api, route, plain)
         if call is None:
-            await self._pass(upstream, route, raw, self._headers, None)
+            unasked = self._unasked(placed, upstream, api, route, plain)
+            with _closing(unasked):
+                await self._pass(upstream, route, raw, self._headers, unasked)
             return
         size = text_size(plain)
         asked = AskedCall(
@@ -147,21 +171,17 @@ class Exchange:
             max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,
             choices=call.choices,
+            streams=call.streams,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))
         record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size)
-        try:
+        with _closing(record):
             sent, headers = raw, self._headers
             changed = self._changed(api, plain, admitted.max_output)
             if changed is not plain:
                 space.grow(len(changed))
                 sent, headers = changed, [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
             await self._pass(upstream, route, sent, headers, record)
-        except BaseException as error:
-            record.broken(error)
-            raise
-        finally:
-            record.close()
 
     def _plain(self, raw: bytes) -> bytes:
         """Return the body without its encoding."""
@@ -180,11 +200,19 @@ class Exchange:
             call = api.call(path, plain) if self._method == "POST" else None
         except (ValueError, RecursionError) as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
-        if call is None and api.paid(self._method, path, plain) is Paid.UNGATED and not self._shared.ungated():
-            raise _AnsweredError(
-                400, f"{self._method} {path} costs money that the gateway cannot bound; set gateway.ungated to let it pass"
-            )
         return call
+
+    def _unasked(self, placed: Placed, upstream: Upstream, api: Api, route: Route, plain: bytes) -> UnaskedRecord | None:
+        """Return the record of a request that is no call of a model, if it costs money."""
+        path = api.path(route.path)
+        if api.paid(self._method, path, plain) is not Paid.UNGATED:
+            return None
+        record = UnaskedRecord(self._shared.gate, placed.run, upstream.name, path[:MAX_PATH])
+        if not self._shared.ungated():
+            why = f"{self._method} {path} costs money that the gateway cannot bound; set gateway.ungated to let it pass"
+            record.close(refused=why)
+            raise _AnsweredError(400, why)
+        return record
 
     def _changed(self, api: Api, plain: bytes, max_output: int | None) -> bytes:
         try:
@@ -220,7 +248,7 @@ class Exchange:
         route: Route,
         body: bytes,
         headers: list[tuple[bytes, bytes]],
-        record: CallRecord | None,
+        record: RequestRecord | None,
     ) -> None:
         try:
             key = upstream.key()
@@ -234,7 +262,7 @@ class Exchange:
         )
         await self._while_there(partial(self._relay, upstream, request, record))
 
-    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: CallRecord | None) -> None:
+    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None) -> None:
         if record is not None:
             record.sent = True
         try:

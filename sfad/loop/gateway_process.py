@@ -1,6 +1,7 @@
 """The gateway's process: starts it, watches it, adopts that of an earlier daemon, and tells runs where it is."""
 
 import json
+import math
 import os
 import secrets
 import signal
@@ -16,6 +17,7 @@ import trio
 
 from ..agents import ANY_RUN
 from ..config import GatewayConfig
+from ..core.context import Severity
 from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
@@ -27,6 +29,11 @@ LISTENER = 3
 RECORD = "gateway.json"
 PAUSE, PAUSE_MAX = 0.1, 5.0
 """Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
+FAILING = 0.8
+"""The pause from which on callers are refused meanwhile. They must not wait for a gateway that cannot start."""
+BACKLOG = 512
+UNUSED_MAX = 2.0
+"""Seconds that a gateway which is not enabled goes on after the last run that uses it."""
 LAST_CALLS = 1.0
 """Seconds that the gateway has to end when the daemon does, after its last run has ended."""
 _FOREIGN = ("NOTIFY_SOCKET", "LISTEN_", "WATCHDOG_", "MAINPID", "FDSTORE", "SFA_")
@@ -49,30 +56,37 @@ class GatewayProcess:
         config: GatewayConfig,
         launcher: Launcher,
         log: Log,
+        tell: Callable[[str, str, Severity], None],
         started: Callable[[], None],
+        in_use: Callable[[], bool],
         *,
         sock: str,
         state_dir: str,
     ) -> None:
-        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `started` is called when a new
-        one was started."""
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `tell` announces an event.
+        `started` is called when a new one was started; `in_use` returns whether a live run uses it."""
+        self._tell = tell
         self._started = started
+        self._in_use = in_use
         self._launcher = launcher
         self._log = log
         self._daemon = sock
         self._path = Path(state_dir, RECORD)
-        self._record: GatewayRecord | None = None
         self._listener: socket.socket | None = None
         self._changed = trio.Event()
-        self._enabled = config.enabled
-        found = self._read()
-        if found is not None and found.pid and procfs.is_alive(found.pid, found.started):
-            self._record = found
-            self._launcher.own(found.pid)
+        self._demanded = -math.inf
+        """When a run asked for it last."""
+        self._serving = True
+        """The process has begun its work; that of an earlier daemon has."""
+        self._waiting: list[Callable[[str | None], None]] = []
+        self._stopped = False
+        self.enabled = config.enabled
+        """New roots use it unless they ask otherwise."""
+        self._record = self._read()
+        if (pid := self.pid) is not None:
+            self._launcher.own(pid)
         elif config.enabled:
-            self._bind(found)
-        if not config.enabled:
-            self._signal(signal.SIGTERM)
+            self._bind()
 
     @property
     def pid(self) -> int | None:
@@ -81,42 +95,78 @@ class GatewayProcess:
         return record.pid if record is not None and record.pid and procfs.is_alive(record.pid, record.started) else None
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """Start the gateway, or end it once its calls have ended, or have it ask for the config, because that was read again."""
-        self._enabled = config.enabled
+        """Start the gateway, or end it once no run uses it, or have it ask for the config, because that was read again."""
+        self.enabled = config.enabled
         if config.enabled and self._record is None:
-            self._bind(self._read())
-        self._signal(signal.SIGHUP if config.enabled else signal.SIGTERM)
+            self._bind()
+        self._signal(signal.SIGHUP)
         self._changed.set()
 
-    def _bind(self, found: GatewayRecord | None) -> None:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    def demand(self, then: Callable[[str | None], None]) -> None:
+        """Have the gateway run until no live run uses it: one is about to. Call `then` once it has begun its work, or, if it
+        cannot, with the reason."""
+        self._demanded = trio.current_time()
+        if self.pid is not None and self._serving:
+            then(None)
+        else:
+            self._waiting.append(then)
+            self._changed.set()
+
+    def serves(self) -> None:
+        """Note that the process has begun its work."""
+        self._serving = True
+        self._answer(None)
+
+    def _answer(self, trouble: str | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then(trouble)
+
+    def _bind(self) -> None:
+        found = self._record
+        listener = _tcp_socket()
         try:
-            listener.bind(("127.0.0.1", found.port if found is not None else 0))
+            if found is not None:
+                listener.bind(("127.0.0.1", found.port))
+            else:
+                _bind_to_free_port(listener)
         except OSError as error:
             if found is None:
                 raise
             self._log.warning(f"the gateway's port {found.port} is taken: live runs cannot reach their model ({error.strerror})")
-            listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
+            _bind_to_free_port(listener)
+        listener.listen(BACKLOG)
         self._listener = listener
         secret = found.secret if found is not None else secrets.token_hex(16)
         self._record = GatewayRecord(listener.getsockname()[1], secret)
         self._write()
 
+    def keep(self, listener: int) -> None:
+        """Keep the listener of a gateway that an earlier daemon has started: if it dies, connections wait for the next gateway."""
+        if self._listener is None:
+            self._listener = socket.socket(fileno=listener)
+        else:
+            os.close(listener)
+
     # ---- what runs are told
 
     @property
     def url(self) -> str | None:
-        """Where it listens; `None` while it is not enabled."""
-        return f"http://127.0.0.1:{self._record.port}" if self._record is not None and self._enabled else None
+        """Where it listens; `None` while it is not wanted."""
+        return self._url() if self._wanted() or self.pid is not None else None
 
-    def address(self, token: str | None = None) -> str | None:
-        """Return where a run finds its upstreams, each at a path of its name; `None` while the gateway is not enabled. `token`:
-        the run's, unless the address is only shown."""
-        if self.url is None or self._launcher.containment == "cgroup":
-            return self.url
-        return f"{self.url}/run/{token or ANY_RUN}"
+    def address(self, token: str | None = None) -> str:
+        """Return where a run finds its upstreams, each at a path of its name. `token`: the run's, unless the address is only shown.
+        Raises `OSError`."""
+        if self._launcher.containment == "cgroup":
+            return self._url()
+        return f"{self._url()}/run/{token or ANY_RUN}"
+
+    def _url(self) -> str:
+        if self._record is None:
+            self._bind()
+        assert self._record is not None
+        return f"http://127.0.0.1:{self._record.port}"
 
     def is_own(self, url: str) -> bool:
         """Return whether an address is the gateway's: a run has inherited it."""
@@ -137,27 +187,58 @@ class GatewayProcess:
     # ---- the process
 
     async def serve(self) -> None:
-        """Keep the gateway running while it is enabled, until cancelled."""
+        """Keep the gateway running while it is wanted, until cancelled."""
         pause = PAUSE
         while True:
-            self._changed = trio.Event()
             began = trio.current_time()
             try:
-                pid = self.pid or (self._start() if self._enabled else None)
+                pid = self.pid or (self._start() if self._wanted() else None)
                 if pid is None:
-                    await self._changed.wait()
+                    await self._change()
                     continue
-                how = await self._ended(pid)
+                how = await self._watched(pid)
             except OSError as error:
                 how = f"it cannot be started: {error}"
+            if not self._serving:
+                self._answer(how)
             if not self._wanted():
                 continue
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
-            self._log.warning(f"the gateway ended ({how}); it is started again in {pause:g} s")
+            self._failed(how, pause)
             await trio.sleep(pause)
 
+    def _failed(self, how: str, pause: float) -> None:
+        message = f"the gateway ended ({how}); it is started again in {pause:g} s"
+        if pause < FAILING:
+            self._tell("gateway_ended", message, "medium")
+            return
+        self._tell("gateway_ended", f"{message}; until then runs cannot reach their model; the log tells more", "high")
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)  # its port stays bound
+
     def _wanted(self) -> bool:
-        return self._enabled
+        if self._stopped:
+            return False
+        demanded = bool(self._waiting) or trio.current_time() < self._demanded + UNUSED_MAX
+        return self.enabled or demanded or self._in_use()
+
+    async def _change(self) -> None:
+        self._changed = trio.Event()
+        await self._changed.wait()
+
+    async def _watched(self, pid: int) -> str:
+        """Wait until the process has ended; tell it to end once it is not wanted. Return how it ended."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_unwanted)
+            how = await self._ended(pid)
+            nursery.cancel_scope.cancel()
+        return how
+
+    async def _end_unwanted(self) -> None:
+        while self._wanted():
+            with trio.move_on_after(math.inf if self.enabled else UNUSED_MAX):
+                await self._change()
+        self._signal(signal.SIGTERM)
 
     def _signal(self, number: int) -> None:
         if (pid := self.pid) is not None:
@@ -166,7 +247,7 @@ class GatewayProcess:
 
     async def stop(self) -> None:
         """End the gateway, because the daemon ends."""
-        self._enabled = False
+        self._stopped = True
         pid = self.pid
         self._signal(signal.SIGTERM)
         with trio.move_on_after(LAST_CALLS):
@@ -181,12 +262,12 @@ class GatewayProcess:
             self._listener.close()
 
     def _start(self) -> int:
-        record = self._record
-        assert record is not None
+        self._serving = False
         if self._listener is None:
-            self._bind(record)
+            self._bind()
         assert self._listener is not None
         assert self._record is not None
+        self._listener.listen(BACKLOG)
         env = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
         pid = os.posix_spawn(
             sys.executable,
@@ -241,6 +322,19 @@ class GatewayProcess:
         with open(create(new), "wb") as file:
             file.write(json.dumps(msgspec.to_builtins(self._record)).encode())
         new.replace(self._path)
+
+
+def _tcp_socket() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made
+
+
+def _bind_to_free_port(listener: socket.socket) -> None:
+    # a socket loses a port that the kernel has chosen for it when it is shut down
+    with _tcp_socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        listener.bind(chosen.getsockname())
 
 
 def _reap(pidfd: int) -> str:

@@ -31,6 +31,7 @@ from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
+from .shims import ShimDirectory
 from .storage import StorageWatch
 from .succession import Succession
 from .translate import policy_of
@@ -77,7 +78,8 @@ class Runtime:
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
-            config.gateway, self.launcher, self.log, lambda: self.feed(e.GatewayStarted(trio.current_time())),
+            config.gateway, self.launcher, self.log, self.announcer.tell,
+            lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
@@ -88,8 +90,9 @@ class Runtime:
         )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         self.ledger.report_to(self.saver)
+        self.shims = ShimDirectory(Path(self.state_dir))
         launching = Launching(
-            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway
+            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway, self.shims
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,
@@ -131,6 +134,7 @@ class Runtime:
         self.metering.reconfigure(config.prices, config.limits.nearing)
         self.maintenance.reconfigure(config.retention)
         self.gateway.reconfigure(config.gateway)
+        self.shims.look()
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])
@@ -143,6 +147,10 @@ class Runtime:
         guard = self.config.guard
         self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
+
+    def _uses_gateway(self) -> bool:
+        """Return whether a live run does."""
+        return any(live.spawn.gateway for live in self.catalogue.live.values())
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         self.spool.ended.pruned(runs)

@@ -14,7 +14,7 @@ from ..protocol.known import BY_REPORT
 from ..protocol.types import Action, LimitKind, LimitState, RunInfo, Source, Usage
 from .live import Live
 
-Enforcer = Literal["clock", "meter", "kernel", "watching", "nothing"]
+Enforcer = Literal["clock", "gateway", "meter", "kernel", "watching", "nothing"]
 
 
 def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
@@ -57,6 +57,8 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         meter=live.program.name if live.program is not None else None,
         unadmitted=run.unadmitted if not run.status.terminal else None,
         api_trouble=run.latest.trouble if not run.status.terminal else None,  # then its reason has it
+        session=run.asked.session is not None,
+        repeating=run.repeating if not run.status.terminal else None,
     )
 
 
@@ -115,7 +117,9 @@ def _enforcer(live: Live, active: ActiveLimit) -> Enforcer:
         case "clock":
             return "clock"
         case "meter":
-            return "meter" if live.run.account.used(kind) is not None or _may_be_known(live, kind) else "nothing"
+            if live.run.account.used(kind) is None and not _may_be_known(live, kind):
+                return "nothing"
+            return "gateway" if live.spawn.gateway else "meter"
         case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
             return live.launcher.enforcement(kind.value)
         case _:
@@ -127,7 +131,7 @@ def _may_be_known(live: Live, kind: LimitKind) -> bool:
     account = live.run.account
     unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
     told = live.program is not None or live.session_files is not None
-    told = (told and not live.meter_silent) or live.uses_gateway or account.metered or live.spawn.meter == BY_REPORT
+    told = (told and not live.meter_silent) or bool(live.spawn.gateway) or account.metered or live.spawn.meter == BY_REPORT
     return told and not unpriced
 
 

@@ -27,7 +27,7 @@ NOTHING: dict[str, Any] = {"enforced_by": "nothing"}
     [
         (
             state(COST, 2.5, Action.WARN, used=0.45, source="--limit cost", scope="tree", enforced_by="meter"),
-            "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; kept by meter and reports",
+            "cost 0.45 of 2.50 USD (18 %) → warn; from --limit cost; with its descendants'; kept by meters and reports",
         ),
         (state(LimitKind.TIME, 120, used=30), "time 30s of 2m (25 %) → terminate; from default; the run's own; kept by the clock"),
         (
@@ -104,9 +104,14 @@ def over(kind: str, used: float, threshold: float) -> Any:
     [
         (
             Status.FAILED,
-            {"reason": over("cost", 0.45, 0.3), "limits": [state(COST, 0.3, scope="tree")]},
+            {"reason": over("cost", 0.45, 0.3), "limits": [state(COST, 0.3, scope="tree", enforced_by="gateway")]},
             "ended as failed: used 0.45; its cost limit is 0.3, set by --limit cost (0.15 USD over; what its descendants used "
             "counts too)",
+        ),
+        (
+            Status.FAILED,
+            {"reason": over("cost", 0.45, 0.3), "limits": [state(COST, 0.3, enforced_by="meter")]},
+            "(0.15 USD over; --gateway refuses such a call before it is made)",
         ),
         (Status.FAILED, {"reason": over("turns", 26, 25)}, "set by --limit turns (1 over)"),
         (Status.TIMEOUT, {"reason": over("time", 60, 60)}, "ended as timeout: used 60; its time limit is 60, set by --limit time"),

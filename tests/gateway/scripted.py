@@ -13,7 +13,7 @@ import trio
 from sfad.gateway.callers import Caller
 from sfad.gateway.estimate import InputEstimates
 from sfad.gateway.exchange import Shared, new_client
-from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed
+from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Unasked
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import Proxy
 from sfad.gateway.upstreams import Upstream
@@ -106,12 +106,14 @@ class ScriptedGate:
 
     max_output: int | None = None
     refuses: str | None = None
+    retry_after: float | None = None
     unplaced: str | None = None
     hold: trio.Event | None = None
     upstreams: dict[str, str] = field(default_factory=dict)
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
     asked: list[AskedCall] = field(default_factory=list)
     told: list[CallEnded] = field(default_factory=list)
+    unasked_for: list[Unasked] = field(default_factory=list)
     withdrawn: int = 0
 
     async def place(self, caller: Caller | None, token: str | None) -> Placed:
@@ -131,11 +133,14 @@ class ScriptedGate:
             self.withdrawn += 1
             raise
         if self.refuses is not None:
-            raise CallRefusedError(self.refuses)
+            raise CallRefusedError(self.refuses, self.retry_after)
         return AdmittedCall(f"reservation {len(self.asked)}", self.max_output)
 
     def ended(self, call: CallEnded) -> None:
         self.told.append(call)
+
+    def unasked(self, request: Unasked) -> None:
+        self.unasked_for.append(request)
 
 
 @dataclass

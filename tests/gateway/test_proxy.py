@@ -604,6 +604,14 @@ async def test_a_refused_call_is_told_in_the_providers_words(api: str) -> None:
         assert not the.gate.told
 
 
+@pytest.mark.parametrize("api", REFUSALS)
+async def test_a_call_that_may_be_made_later_is_told_as_a_rate(api: str) -> None:
+    async with house(Provider(saying()), api=api, gate=ScriptedGate(refuses="not now", retry_after=41.2)) as the:
+        answer = await the.ask(post(REFUSALS[api][0], CALL))
+        assert (answer.status, answer.header("retry-after")) == (429, "42")
+        assert json.loads(answer.body)["error"]["message"] == "not now"
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": 5}', b'{"max_tokens": 1}', b"\xff", b"[" * 100_000])
 async def test_a_body_that_cannot_be_read(body: bytes) -> None:
     async with house(Provider(saying())) as the:

@@ -88,8 +88,9 @@ class _AnthropicApi(Api):
             request["thinking"] = encoded(thinking if fits >= _MIN_THINKING else {"type": "disabled"})
         return msgspec.json.encode(request)
 
-    def refusal(self, message: str) -> bytes:
-        return msgspec.json.encode({"type": "error", "error": {"type": "invalid_request_error", "message": message}})
+    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
+        kind = "invalid_request_error" if retry_after is None else "rate_limit_error"
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _AnthropicReader(streamed=streamed)

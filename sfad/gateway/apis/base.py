@@ -167,8 +167,9 @@ class Api(ABC):
         return body
 
     @abstractmethod
-    def refusal(self, message: str) -> bytes:
-        """Return the body of HTTP 400 in the provider's format: programs then print the message and stop."""
+    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
+        """Return the body of HTTP 400 in the provider's format: programs then print the message and stop. With `retry_after`, in
+        seconds, that of HTTP 429, at which they try again."""
 
     @abstractmethod
     def reply(self, *, streamed: bool) -> ReplyReader:

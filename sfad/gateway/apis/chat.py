@@ -90,8 +90,8 @@ class _ChatApi(Api):
             return body
         return msgspec.json.encode(fields(body) | {"stream_options": encoded(options | {"include_usage": True})})
 
-    def refusal(self, message: str) -> bytes:
-        return openai_refusal(message)
+    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
+        return openai_refusal(message, retry_after)
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _ChatReader(streamed=streamed)

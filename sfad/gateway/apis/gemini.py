@@ -95,8 +95,12 @@ class _GeminiApi(Api):
         request.put("generationConfig", encoded(config.fields))
         return msgspec.json.encode(request.fields)
 
-    def refusal(self, message: str) -> bytes:
-        return msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}})
+    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
+        if retry_after is None:
+            return msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}})
+        wait = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{retry_after}s"}
+        error = {"code": 429, "message": message, "status": "RESOURCE_EXHAUSTED", "details": [wait]}
+        return msgspec.json.encode({"error": error})
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _GeminiReader(streamed=streamed)

@@ -61,9 +61,9 @@ _CALLS = {"function_call", "custom_tool_call", "local_shell_call", "shell_call",
 """What the agent is to execute, and not OpenAI."""
 
 
-def openai_refusal(message: str) -> bytes:
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": "limit_exceeded"}
-    return msgspec.json.encode({"error": error})
+def openai_refusal(message: str, retry_after: int | None) -> bytes:
+    kind, code = ("invalid_request_error", "limit_exceeded") if retry_after is None else ("requests", "rate_limit_exceeded")
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 OPENAI_FREE = re.compile(r"/models(/[^/]+)?$|/input_tokens$|/moderations$|/cancel$|/files$|/uploads(/|$)|/conversations(/|$)")
@@ -95,8 +95,8 @@ class _ResponsesApi(Api):
     def lowered(self, body: bytes, tokens: int) -> bytes:
         return msgspec.json.encode(fields(body) | {"max_output_tokens": encoded(tokens)})
 
-    def refusal(self, message: str) -> bytes:
-        return openai_refusal(message)
+    def refusal(self, message: str, retry_after: int | None = None) -> bytes:
+        return openai_refusal(message, retry_after)
 
     def reply(self, *, streamed: bool) -> ReplyReader:
         return _ResponsesReader(streamed=streamed)

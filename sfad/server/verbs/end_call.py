@@ -3,6 +3,7 @@
 import trio
 
 from ...core import events as e
+from ...core.calls import MAX_WORDS
 from ...protocol.messages import Done, EndCall
 from ..call import Call, answers
 from .report import once_priced
@@ -16,7 +17,15 @@ def end_call(call: Call, request: EndCall) -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None:
             use = runtime.metering.report_pricing.use_of_call(request, found[1])
-            runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use))
+            end = e.CallEnd(
+                status=request.status,
+                cache_write_tokens=request.tokens.cache_write if request.tokens is not None else None,
+                tools=len(request.tools),
+                first_byte_s=request.first_byte_s,
+                elapsed_s=request.seconds,
+                error=request.error[:MAX_WORDS] if request.error is not None else None,
+            )
+            runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, end, tuple(request.tools)))
             runtime.arrivals.call_settled()
         call.reply(Done(id=request.id))
 

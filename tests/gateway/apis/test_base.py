@@ -238,6 +238,14 @@ def test_a_refusal_is_told_whatever_its_words(api: str) -> None:
     assert words in json.dumps(json.loads(APIS[api].refusal(words)), ensure_ascii=False).replace('\\"', '"').replace("\\n", "\n")
 
 
+def test_a_rate_is_refused_as_the_provider_would() -> None:
+    told = {name: json.loads(api.refusal("later", 7))["error"] for name, api in APIS.items()}
+    assert told["anthropic"]["type"] == "rate_limit_error"
+    assert told["openai-responses"]["code"] == told["openai-chat"]["code"] == "rate_limit_exceeded"
+    assert (told["gemini"]["code"], told["gemini"]["status"]) == (429, "RESOURCE_EXHAUSTED")
+    assert told["gemini"]["details"][0]["retryDelay"] == "7s"
+
+
 ODD = b'{"z": 1.0, "model": "m", "big": 123456789012345678901234567890, "text": "\\u00e9\\/", "a" : [ 1,2 ], "stream": true}'
 
 

@@ -1,0 +1,99 @@
+"""How often runs and users call models, and how many calls of each are under way (`gateway.per_run`, `gateway.per_user`)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..protocol.types import LimitKind
+from .context import Context
+from .policy import CallBounds
+from .quotas import SlidingWindow
+from .run import Run
+
+MINUTE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """A bound that a call would exceed."""
+
+    key: str
+    """Whose rate it is, as `Counter`s of waiting calls have it."""
+    message: str
+    free_at: float | None
+    """When there is room again; `None`: when another call ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """A run or a user, as calls are counted."""
+
+    key: str
+    section: str
+    words: str
+    bounds: CallBounds
+
+
+class CallRates:
+    def __init__(self, context: Context) -> None:
+        self._ctx = context
+        self._windows: dict[str, SlidingWindow] = {}
+        """By `_Caller.key`, where a rate is bounded."""
+
+    def barrier(self, run: Run, at: float, ahead: Counter[str]) -> Barrier | None:
+        """Return the bound that one more call would exceed, the one that takes longest. `ahead`: calls that wait for a rate and
+        were asked for before, by the barrier's key."""
+        barriers = [found for caller in self._callers(run) for found in self._barriers(caller, run, at, ahead[caller.key])]
+        return max(barriers, key=lambda barrier: barrier.free_at or 0.0, default=None)
+
+    def made(self, run: Run, at: float) -> None:
+        for caller in self._callers(run):
+            if caller.bounds.calls_per_minute is not None:
+                self._window(caller.key, caller.bounds.calls_per_minute).take(at)
+
+    def forget(self, ended: Iterable[Run]) -> None:
+        for run in ended:
+            self._windows.pop(_key_of_run(run), None)
+
+    def _callers(self, run: Run) -> Iterator[_Caller]:
+        policy = self._ctx.policy
+        if policy.calls_per_run.any:
+            yield _Caller(_key_of_run(run), "per_run", f"run {run.id} ('{run.name}')", policy.calls_per_run)
+        if policy.calls_per_user.any:
+            yield _Caller(f"user {run.user}", "per_user", f"user {run.user}", policy.calls_per_user)
+
+    def _barriers(self, caller: _Caller, run: Run, at: float, ahead: int) -> Iterator[Barrier]:
+        most, rate = caller.bounds.concurrent_calls, caller.bounds.calls_per_minute
+        if most is not None:
+            runs = [run] if caller.section == "per_run" else [each for each in self._ctx.tree if each.user == run.user]
+            if (count := sum(map(_under_way, runs))) >= most:
+                bound = self._ctx.policy.where_set(f"gateway.{caller.section}.concurrent_calls")
+                words = f"{caller.words} has {count} {_calls(count)} of models under way, and {bound} allows {most}"
+                yield Barrier(caller.key, f"{words}; try again when one has ended", None)
+        if rate is not None:
+            window = self._window(caller.key, rate)
+            free_at = window.free_at(at, ahead)
+            if free_at > at:
+                bound = self._ctx.policy.where_set(f"gateway.{caller.section}.calls_per_minute")
+                count = window.used(at)
+                words = f"{caller.words} has made {count} {_calls(count)} of models within a minute, and {bound} allows {rate}"
+                waiting = f" ({ahead} {_calls(ahead)} already wait)" if ahead else ""
+                yield Barrier(caller.key, f"{words}{waiting}; the next is possible in {free_at - at:.0f} s", free_at)
+
+    def _window(self, key: str, limit: int) -> SlidingWindow:
+        window = self._windows.setdefault(key, SlidingWindow(limit, MINUTE))
+        window.limit = limit
+        return window
+
+
+def _key_of_run(run: Run) -> str:
+    return f"run {run.id}"
+
+
+def _under_way(run: Run) -> int:
+    """Return the calls of a run that are under way: each has reserved a message."""
+    return run.account.under_way.get(LimitKind.MESSAGES, 0)
+
+
+def _calls(count: int) -> str:
+    return "call" if count == 1 else "calls"
