@@ -277,7 +277,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
     total_tokens: int | None = None
     unadmitted: int | None = None
-    """Of a live run: agent programs that were started within it without asking. They count in `descendants`, too."""
+    """Of a live run: agent programs that were started within it without asking; `None` if none was noticed. They count in
+    `descendants`, too."""
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
     session: bool = False

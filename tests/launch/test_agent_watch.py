@@ -82,8 +82,8 @@ async def test_what_is_told_of_an_agent(rig: Rig, programs: Path) -> None:
 
 @pytest.mark.usefixtures("either_way")
 async def test_a_main_process_an_orphan_and_a_group_of_its_own(rig: Rig, programs: Path) -> None:
-    rig.launch("a1", programs / "claude", stdin=(gate := os.open(programs / "gate", os.O_RDWR)))
-    rig.launch("a2", programs / "claude", parent="a1", stdin=gate)
+    rig.launch("a1", str(programs / "claude"), stdin=(gate := os.open(programs / "gate", os.O_RDWR)))
+    rig.launch("a2", str(programs / "claude"), parent="a1", stdin=gate)
     rig.launch("a3", "sh", "-c", f"(setsid -f {programs}/codex again <{programs}/gate); exec cat", stdin=gate)
     await rig.running("a1", "a2", "a3")
     rig.launcher.watch_agents(NAMES)  # as after a reload of the config
@@ -108,7 +108,7 @@ if os.fork() == 0:
 open("{programs}/gate").read()
 """
     (programs / "claude").write_text(forking)
-    rig.launch("a1", programs / "claude")
+    rig.launch("a1", str(programs / "claude"))
     rig.launch("a2", "sh", "-c", f"{programs}/codex again <{programs}/gate & wait")
     await rig.running("a1", "a2")
     with (programs / "gate").open("w"):
