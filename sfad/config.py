@@ -66,7 +66,7 @@ class GuardConfig(Struct, frozen=True, kw_only=True):
     allow_detach: bool = False
     unadmitted: Literal["warn", "terminate", "off"] = "warn"
     """What follows if an agent program is started within a run without asking the daemon."""
-    agent_programs: Annotated[tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")], ...], Meta(extra=NAMES)] = ()
+    agent_programs: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...] = ()
     """Agent programs beside the built-in ones, by the names that they have for the guard."""
 
 

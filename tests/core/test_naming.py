@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.core.naming import NAME, agent_of, derive_name
+from sfad.core.naming import NAME, agent_of, derive_name, executes
 
 COMMANDS = """
 claude -p x                                           claude
@@ -221,3 +221,20 @@ def test_which_agent_a_process_is(line: str) -> None:
 @given(st.lists(st.text()))
 def test_any_command_line_of_a_process(argv: list[str]) -> None:
     assert agent_of(argv, frozenset({"claude"})) in (None, "claude")
+
+
+@pytest.mark.parametrize(
+    ("command", "is_claude"),
+    [
+        ("claude -p hi", True),
+        ("/opt/bin/claude", True),
+        ("node --no-warnings /lib/node_modules/@anthropic-ai/claude-code/cli.js -p", True),
+        ("/bin/sh /home/ann/bin/claude -p", True),
+        ("timeout 60 claude", False),
+        ("sh -c claude", False),
+        ("codex", False),
+        ("", False),
+    ],
+)
+def test_a_launcher_of_a_program_is_not_the_program(command: str, is_claude: bool) -> None:
+    assert executes(command.split(), "claude") is is_claude
