@@ -22,6 +22,7 @@ from .call_rates import Barrier, CallRates
 from .context import Context
 from .limit_enforcement import LimitEnforcement
 from .limits import ActiveLimit
+from .model_rules import forbidden_model
 from .repeats import Repeats
 from .run import Run, Token
 from .spending import Spending
@@ -172,6 +173,9 @@ class Calls:
         run = self._ctx.tree.get(ev.run)
         if run is None or run.status is Status.STOPPING:
             self._fail(call, ErrorCode.WRONG_STATE, f"run {ev.run} {'has ended' if run is None else 'is being stopped'}", at)
+            return True
+        if (forbidden := forbidden_model(run, ev.model, self._ctx.policy)) is not None:
+            self._fail(call, ErrorCode.NOT_PERMITTED, forbidden, at)
             return True
         if _held(run):
             call.until = None

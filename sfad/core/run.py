@@ -149,6 +149,14 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class AllowedModels:
+    """Patterns of models, as a run was started with them. They bind all that it starts, detached runs too."""
+
+    run: RunId
+    patterns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Birth:
     id: RunId
     number: int
@@ -169,6 +177,8 @@ class Birth:
     run that detached it."""
     claimed_depth: int = 0
     """Of a root: runs above it as its peer claimed. A detached run starts again at 0."""
+    models: tuple[AllowedModels, ...] = ()
+    """Each of them must allow a model; its own come last."""
 
 
 @dataclass(slots=True, eq=False)

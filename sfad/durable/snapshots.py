@@ -72,7 +72,7 @@ def progress_from(saved: bytes) -> Progress:
 
 def origin_of(live: Live) -> bytes:
     """Return what to save once."""
-    bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables)
+    bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={})
     program = live.program.name if live.program is not None else None
     return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller))
 

@@ -19,13 +19,16 @@ from .totals import at_least
 
 RESULT_HEAD = 1024
 
+SESSION = "session"
+"""`RunExtra.mode` of a session."""
+
 
 class RunExtra(Struct, frozen=True, kw_only=True):
     """What a run's row has beside `RunInfo`."""
 
     uid: int | None = None
     mode: str | None = None
-    """`foreground`, `background` or `detached`, as the client asked for it."""
+    """`foreground`, `background` or `detached`, as the client asked for it, or `SESSION`."""
     allowed_tools: Sequence[str] = ()
     blocked_tools: Sequence[str] = ()
     pid_started: int | None = None
@@ -182,11 +185,12 @@ def _fields(row: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def run_info(row: Iterable[Any]) -> RunInfo:
-    fields = _fields(row, [*_IN_INFO, "usage"])
+    fields = _fields(row, [*_IN_INFO, "usage", "mode"])
+    session = fields.pop("mode") == SESSION
     by_source: dict[Source, Usage] = fields["usage"]
     fields["usage"] = next(iter(by_source.values()), Usage())
     fields["usage_by_source"] = {source: usage for source, usage in by_source.items() if source != "none"}
-    return RunInfo(processes=None, memory_bytes=None, **fields)
+    return RunInfo(processes=None, memory_bytes=None, session=session, **fields)
 
 
 def run_extra(row: Iterable[Any]) -> RunExtra:

@@ -9,7 +9,7 @@ import trio
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
-from ..core.asked import Asked
+from ..core.asked import Asked, SessionAsked
 from ..core.naming import program_name
 from ..core.run import Run
 from ..host.clock import wall_clock
@@ -77,7 +77,16 @@ class PendingRequests:
         """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
         self.feed(make(self._token(answer), trio.current_time()))
 
-    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: OnAnswer, on_admit: OnAdmit) -> None:
+    def spawn(
+        self,
+        peer: Peer,
+        spawn: Spawn,
+        descriptors: list[int],
+        client: int,
+        answer: OnAnswer,
+        on_admit: OnAdmit,
+        session: SessionAsked | None = None,
+    ) -> None:
         """Ask for a run. It takes over `descriptors`, whatever the answer. `on_admit` is called before `answer` if it is yes. A
         request with the key of an earlier one gets the same answer.
 
@@ -88,7 +97,7 @@ class PendingRequests:
             on_admit(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return
-        asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.gateway.is_own))
+        asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.gateway.is_own), session)
         if spawn.gateway:
             spawn = self._without_keys(spawn, peer, asked)
         kept = spawn.log and spawn.stdio == "files"

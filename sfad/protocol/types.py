@@ -278,8 +278,18 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     total_tokens: int | None = None
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
+    session: bool = False
+    """A run of a registered agent that was started as a session."""
     repeating: Repetition | None = None
     """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in a row."""
+    calls: int | None = None
+    """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
+    calls_refused: int | None = None
+
+    @property
+    def by_gateway(self) -> bool:
+        """Whether it is known that the gateway meters the run."""
+        return "gateway" in self.usage_by_source or any(state.enforced_by == "gateway" for state in self.limits)
 
 
 class CallInfo(Struct, frozen=True, kw_only=True):
@@ -329,6 +339,20 @@ class Refusal(Struct, frozen=True, kw_only=True):
     limit: int | None = None
     value: int | None = None
     path: list[str] | None = None
+    key: str | None = None
+    """For a quota of sessions: the key of the config that sets `limit`."""
+    possible_in_s: float | None = None
+    """For a quota of sessions: when a start will be possible, at the latest."""
+
+
+class Lowered(Struct, frozen=True, kw_only=True):
+    """A limit of a session that is lower than what was asked for. `source`: what set it, as in `LimitState`."""
+
+    kind: LimitKind
+    asked: float
+    given: float
+    source: str
+    message: str
 
 
 class LimitRefusal(Struct, frozen=True, kw_only=True):
@@ -376,6 +400,11 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exceeded_by: float | None = None
     refused: bool = False
     by: str | None = None
+    channel: str | None = None
+    """Of the run."""
+    stdout_bytes: int | None = None
+    """Of a session: how much output it had written, for its transcript."""
+    stderr_bytes: int | None = None
 
 
 class ErrorCode(StrEnum):

@@ -10,6 +10,7 @@ from ..core.run import Run
 from ..host.descriptors import close_soon
 from ..launch.launcher import Bounds, Launcher
 from ..ledger import RunExtra
+from ..ledger.rows import SESSION
 from ..meters import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
 from ..meters.program import SessionFiles
 from ..protocol.known import NO_METER
@@ -136,6 +137,8 @@ class Live:
     def extra(self) -> RunExtra:
         spawn = self.spawn
         mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
+        if self.run.asked.session is not None:
+            mode = SESSION
         return RunExtra(
             uid=self.run.birth.uid,
             mode=mode,

@@ -58,13 +58,19 @@ def config(provider: Provider, *, enabled: bool = True) -> str:
 
 
 def calling(
-    client: Client, *limits: Limit, url: str | None = None, gateway: bool | None = None, env: Sequence[bytes] = (), **plan: Any
+    client: Client,
+    *limits: Limit,
+    url: str | None = None,
+    gateway: bool | None = None,
+    env: Sequence[bytes] = (),
+    models: Sequence[str] = (),
+    **plan: Any,
 ) -> RunInfo:
-    """Start a run that calls the model. `url`: what its client's environment says, and `env` more of it."""
+    """Start a run that calls the model. `url`: what its client's environment says, and `env` more of it; `models`: it may call."""
     own = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
     own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
     words = [sys.executable, CALLER, json.dumps(plan)]
-    reply = spawn(client, words, limits=list(limits), gateway=gateway, env=[*own, *env])
+    reply = spawn(client, words, limits=list(limits), gateway=gateway, env=[*own, *env], allowed_models=list(models))
     assert isinstance(reply, m.RunReply), reply
     return reply.run
 
@@ -199,6 +205,19 @@ def test_a_model_that_repeats_a_tool_call_is_told_of(gated: Daemon, tmp_path: Pa
         done.touch()
         assert ended(client, run.id).repeating is None
     assert gated.log.read_text().count("run_repeating") == 1
+
+
+def test_a_run_and_its_children_call_no_other_model(gated: Daemon, provider: Provider) -> None:
+    with gated.client() as client:
+        run = calling(client, output=10, children=1, models=["claude-haiku-*"])
+        assert ended(client, run.id).status is Status.FAILED
+        found = client.call(m.List(id=client.next_id(), root=run.id), m.RunList).runs
+        child = next(each for each in found if each.parent_id == run.id)
+    words = f"is not one of claude-haiku-* (--model-allow of run {run.id})"
+    assert [words in each["said"] for each in results(gated, child.id)] == [True]
+    assert provider.bills == []
+    done = gated.sfactl("run", "--model-allow", "claude-*", "--", sys.executable, "-m", "sfactl", "run", "--no-gateway", "true")
+    assert (done.returncode, "leave out --no-gateway" in done.stderr) == (2, True), done.stderr
 
 
 # ---- crashes

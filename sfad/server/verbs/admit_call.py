@@ -1,7 +1,5 @@
 """`admit_call`: ask whether a call of a model may be made, and reserve what it may cost."""
 
-from fnmatch import fnmatchcase
-
 from msgspec.structs import replace
 
 from ...core import events as e
@@ -39,11 +37,6 @@ def admit_call(call: Call, request: AdmitCall) -> None:
         refused = replace(info, number=runtime.machine.next_number(), state="refused", refused=why[:MAX_WORDS], waited_s=0.0)
         runtime.saver.record_call(refused, lineage)
 
-    models = runtime.config.gateway.models
-    if models and not any(fnmatchcase(request.model, pattern) for pattern in models):
-        allowed = ", ".join(models)
-        refuse(ErrorCode.NOT_PERMITTED, f"the model '{request.model}' is not one of gateway.models: {allowed}")
-        return
     least = request.max_output if request.fixed else min(runtime.config.gateway.min_output, request.max_output)
 
     def ask() -> None:
