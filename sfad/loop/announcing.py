@@ -1,12 +1,12 @@
-"""Events: numbered, saved, logged, and pushed to the clients that watch their runs."""
+"""Events: numbered, recorded, logged, and pushed to the clients that watch their runs, or follow all events."""
 
 import msgspec
 
-from ..core.context import Severity
 from ..host.clock import wall_clock
-from ..protocol.types import Event, RunId
+from ..protocol.types import Event, RunId, Severity
 from ..runs.catalogue import RunCatalogue
 from ..runs.subscribers import Subscribers
+from .event_feed import EventFeed
 from .resources import Resources
 
 RESERVED = 1000
@@ -18,13 +18,14 @@ class Announcer:
         self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
         self._catalogue = catalogue
         self._subscribers = subscribers
+        self.feed = EventFeed(resources.ledger)
         self._reserved = 0
         """The highest number that is reserved."""
         self._ledger.skip_events(self._numbers.highest_event)
 
     def publish(self, event: Event, lineage: tuple[RunId, ...]) -> None:
         """Announce an event of the run at the end of `lineage`."""
-        self._subscribers.happened(self._recorded(event), lineage)
+        self._subscribers.happened(self._numbered(event, lineage), lineage)
 
     def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium") -> None:
         """Announce an event of a live run that the core did not decide."""
@@ -36,12 +37,12 @@ class Announcer:
 
     def tell(self, what: str, message: str, severity: Severity = "low") -> None:
         """Announce an event of the daemon itself."""
-        self._recorded(Event(type=what, message=message, severity=severity))
+        self._numbered(Event(type=what, message=message, severity=severity), ())
 
     def close(self) -> None:
         self._numbers.reserve_events(self._ledger.last_event)
 
-    def _recorded(self, event: Event) -> Event:
+    def _numbered(self, event: Event, lineage: tuple[RunId, ...]) -> Event:
         event = self._ledger.event(msgspec.structs.replace(event, time=wall_clock()))
         number = self._ledger.last_event
         if number > self._reserved:
@@ -49,4 +50,5 @@ class Announcer:
             self._reserved = number + RESERVED
             self._numbers.reserve_events(self._reserved)
         self._log.event(event)
+        self.feed.published(event, lineage)
         return event
