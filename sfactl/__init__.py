@@ -16,15 +16,19 @@ The command line:
 `shell_completion`  the words that a shell completes
 `default_limits`    the limits of a run without options, for the help
 `deadline`          a bound on the time that completion and help wait for the daemon
-`environment`       defaults and claims from the environment; whether this process is inside a run
+`environment`       defaults and claims from the environment
+`inside`            whether this process is inside a run
+`entry`             what a program of this package begins and ends with
 `exits`             exit codes, and the errors that end the program with one of them
 
 Connections:
 
 `connection`        the connection to the daemon: handshake, requests, descriptors, reconnecting
 `trust`             whether to trust the process at the other end
+`autostart`         connects, and starts a daemon if none is running
 `start_daemon`      starts a daemon, by systemd or by fork
 `history`           a connection that reads the ledger if no daemon is running
+`sessions`          what `sfactl session` and `sfactl mcp` do
 `client`            the public API for authors of agents
 
 A run in the foreground:
@@ -35,6 +39,13 @@ A run in the foreground:
 `signals`           what signals do: stop the run, or suspend it with this process
 `terminal`          a pseudo-terminal between the user and an interactive run
 `activity`          one poll over the daemon, signals, files and terminals
+
+Shims:
+
+`shim`              stands in for an agent program; outside any run, becomes it
+`shimmed_run`       inside a run, starts the program as a child run and ends as that ends
+`real_program`      the program that a shim stands in for
+`shim_files`        shims as files
 
 Output:
 

@@ -6,54 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import verbs
-from .exits import ExitCode, Quit, UsageError
+from .entry import guarded, own_standard_descriptors
+from .exits import ExitCode, UsageError
 from .options import NotPlain, before_command, read
 
 
 def main() -> None:
-    _own_standard_descriptors()
+    own_standard_descriptors()
     sys.exit(_guarded(sys.argv[1:]))
 
 
 def _guarded(arguments: list[str]) -> int:
-    try:
-        return _dispatch(arguments)
-    except Quit as quit_:
-        # the words of a user or an agent must not steer the terminal
-        shown = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in quit_.message)
-        if shown:
-            print(f"sfactl: {shown}", file=sys.stderr)
-        return quit_.code
-    except UnicodeEncodeError as error:
-        # argv, environment and paths of a run travel as bytes; names, ids and labels are text
-        print(f"sfactl: {error.object!a}: only the command, --env and --cwd may hold bytes that are not UTF-8", file=sys.stderr)
-        return ExitCode.USAGE
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        return _unread()
-    except OSError as error:
-        _unread()
-        print(f"sfactl: {error}", file=sys.stderr)
-        return ExitCode.UNAVAILABLE
-
-
-def _own_standard_descriptors() -> None:
-    # The next open() would get a closed 0, 1 or 2, and a socket would then receive what is written to stdout.
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    # The interpreter makes no stream for a descriptor that was closed when it started.
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-
-
-def _unread() -> int:
-    # The reader of our stdout has gone. The interpreter flushes the buffer at exit, which must not raise again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 141
+    return guarded(lambda: _dispatch(arguments))
 
 
 def _dispatch(arguments: list[str]) -> int:

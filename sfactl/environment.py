@@ -1,18 +1,14 @@
-"""Defaults and the claimed chain from the environment, and whether this process is inside a run."""
+"""Defaults and the claimed chain from the environment."""
 
 import os
-import re
 from collections.abc import Mapping
 
 from sfad.protocol.types import Bound, Claim
 from sfad.protocol.units import MOST_WHOLE
 
-from .exits import UsageError
+from .exits import ExitCode, Quit, UsageError
 from .options import whole
 
-INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
-"""Variables that the daemon sets, only for runs."""
-_RUN_CGROUP = re.compile(r"(?:^|/)sfad-[0-9a-f]{12}(?:/|$)")
 FALSE = frozenset({"", "0", "false", "no", "off"})
 
 
@@ -43,6 +39,33 @@ def claim(environ: Mapping[str, str] = os.environ) -> Claim:
     return Claim(names=names, depth=max(own_depth, len(names)))
 
 
+def directory(given: str | None = None) -> bytes:
+    """Return the absolute working directory of a run: `given`, else the current one. Raise `Quit`."""
+    if given is not None and os.path.isabs(given):
+        return os.fsencode(given)
+    try:
+        here = os.getcwdb()
+    except FileNotFoundError:
+        raise Quit(ExitCode.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
+    return here if given is None else os.path.normpath(os.path.join(here, os.fsencode(given)))
+
+
+def variables(more: Mapping[str, str]) -> list[bytes]:
+    """Return the environment of a run: this process's, and `more`."""
+    # Bytes, so that a value that is not UTF-8, or a name that a shell cannot write, reaches the run unchanged.
+    merged = dict(os.environb)
+    for key, value in more.items():
+        merged[os.fsencode(key)] = os.fsencode(value)
+    return [key + b"=" + value for key, value in merged.items()]
+
+
+def umask() -> int:
+    # umask(2) can only be read by setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def _text(name: str, environ: Mapping[str, str]) -> str:
     value = environ.get(name, "")
     try:
@@ -50,28 +73,3 @@ def _text(name: str, environ: Mapping[str, str]) -> str:
     except UnicodeEncodeError:
         raise UsageError(f"{name}: {value[:80]!a} is not UTF-8") from None
     return value
-
-
-def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the evidence that this process is inside a run, or `None`. No daemon is started inside a run."""
-    for name in INSIDE:
-        if name in environ:
-            return f"{name} is set"
-    if _RUN_CGROUP.search(_own_cgroup()):
-        return "its cgroup belongs to a run"
-    return "it has the tag of a run (RLIMIT_MSGQUEUE)" if _tagged() else None
-
-
-def _own_cgroup() -> str:
-    try:
-        with open("/proc/self/cgroup") as file:
-            return next((line[3:].strip() for line in file if line.startswith("0::")), "")
-    except OSError:
-        return ""
-
-
-def _tagged() -> bool:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
-    return soft != hard

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from sfad.protocol.types import ErrorCode, Refusal, RunInfo
+    from sfad.protocol.types import ErrorCode, Refusal, Rule, RunInfo
 
 
 class ExitCode(IntEnum):
@@ -61,6 +61,14 @@ class UsageError(Quit):
 
     def __init__(self, message: str) -> None:
         super().__init__(ExitCode.USAGE, message)
+
+
+class StartRefused(Quit):
+    """The guard refused a start, by this rule."""
+
+    def __init__(self, rule: Rule, code: int, message: str = "") -> None:
+        super().__init__(code, message)
+        self.rule = rule
 
 
 T = TypeVar("T")

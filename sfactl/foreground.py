@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from .follower import TextFollower
     from .terminal import Terminal
 
-HANDLED = (*STOPPING, signal.SIGQUIT, signal.SIGWINCH, signal.SIGTSTP)
+FORWARDED = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that reach the main process of the run, and change nothing here."""
+HANDLED = (*STOPPING, *FORWARDED, signal.SIGWINCH, signal.SIGTSTP)
 Form = Literal["raw", "text", "auto"]
 """The form of `Logs`."""
 
@@ -40,8 +42,8 @@ Form = Literal["raw", "text", "auto"]
 class Foreground:
     """One run, from the request to the exit code."""
 
-    def __init__(self, client: Client, message: m.Spawn, options: SpawnOptions, form: Form) -> None:
-        """`message` was made from `options`."""
+    def __init__(self, client: Client, message: m.Spawn, options: SpawnOptions, form: Form, *, silent: bool = False) -> None:
+        """`message` was made from `options`. `silent`: print no progress lines, whatever the run itself is told."""
         self._client = client
         self._message = structs.replace(message, tied=not options.keep, watch=True)
         self._keep = options.keep
@@ -50,18 +52,28 @@ class Foreground:
         self._form: Form | None = form if message.stdio == "files" and message.log and not options.json else None
         self._terminal = _terminal(message)
         self._note = partial(_note, self._terminal)
-        self._progress = ProgressLines(message, self._note, verbose=options.verbose)
+        shown = structs.replace(message, quiet=True) if silent else message
+        self._progress = ProgressLines(shown, self._note, verbose=options.verbose)
         self._requests = RequestsInFlight(client, self._note, tie=not options.keep)
         self._output = OutputCopy(self._requests, self._progress, self._note)
         self._activities = [self._terminal] if self._terminal else self._output.activities
         self._signals = SignalPipe(HANDLED)
-        self._stops = StopSignals(self._requests, message, self._note)
+        self._stops = StopSignals(self._requests, shown, self._note)
         self._job = JobControl(self._requests, self._terminal, self._progress, self._take_signals, message.stdio == "inherit")
         self._run: RunInfo | None = None
         self._final: RunInfo | None = None
 
+    @property
+    def stopped_by(self) -> int | None:
+        """The first signal by which this process was told to stop the run."""
+        return next(iter(self._stops.received), None)
+
     def carry_out(self) -> int:
         """Start the run, stay until its end, and return the exit code. Raise `Quit`."""
+        return self._conclude(self.stay())
+
+    def stay(self) -> RunInfo:
+        """Start the run, and return it when it has ended. Raise `Quit`."""
         try:
             with self._signals:
                 self._start()
@@ -75,7 +87,8 @@ class Foreground:
             for activity in self._activities:
                 activity.close()
             self._client.close()
-        return self._conclude(self._final)
+        assert self._final is not None  # the loop has waited for it
+        return self._final
 
     def _start(self) -> None:
         if self._status_file:
@@ -144,7 +157,7 @@ class Foreground:
         if number == signal.SIGWINCH:
             if self._terminal:
                 self._terminal.resize()
-        elif number == signal.SIGQUIT:
+        elif number in FORWARDED:
             if self._run is not None:
                 request = m.Signal(id=0, run=self._run.id, signal=number)
                 self._requests.ask(request, self._progress.failed)
@@ -189,14 +202,13 @@ class Foreground:
         then = "" if self._keep else "; the daemon stops it when it is back"
         return f"run {run} may continue{then}. Check with: sfactl info {run}"
 
-    def _conclude(self, final: RunInfo | None) -> int:
-        assert final is not None  # `carry_out` has waited for it
-        self._progress.ended(final, by_user=bool(self._stops.received))
+    def _conclude(self, final: RunInfo) -> int:
+        self._progress.ended(final, by_user=self.stopped_by is not None)
         if self._status_file:
             _write_status(self._status_file, final)
         if self._json:
             output.print_json(final)
-        return 128 + self._stops.received[0] if self._stops.received else exits.of_run(final)
+        return exits.of_run(final) if self.stopped_by is None else 128 + self.stopped_by
 
 
 class OutputCopy:
@@ -274,7 +286,7 @@ def _with_descriptors(message: m.Spawn, terminal: Terminal | None) -> tuple[m.Sp
     """Return the message and the descriptors that go with it."""
     descriptors: Sequence[int] = ()
     if terminal:
-        descriptors = (terminal.slave,) * 3
+        descriptors = (terminal.slave, terminal.slave, terminal.slave if os.isatty(2) else 2)
     elif message.stdio == "inherit":
         descriptors = (0, 1, 2)
     elif message.stdin == "null":

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from sfad.protocol.paths import LEDGER, state_dir
 
-from . import connection, environment, output
+from . import connection, output
 from .connection import ABSENT, HANDSHAKE_TIMEOUT, Client, DaemonError, Unreachable
 from .exits import ExitCode, Quit
+from .inside import inside_run
 
 
 def connect(flag: str | None) -> Client:
@@ -25,7 +26,7 @@ def connect(flag: str | None) -> Client:
     try:
         return connection.connect(flag)
     except Unreachable as error:
-        if error.kind not in ABSENT or flag is not None or environment.inside_run() is not None:
+        if error.kind not in ABSENT or flag is not None or inside_run() is not None:
             raise
         state = _readable(error)
         try:

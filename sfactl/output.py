@@ -141,6 +141,11 @@ def command(run: RunInfo) -> str:
     return plain(join(run.argv))
 
 
+def meter(run: RunInfo) -> str:
+    """Return what tells the use of a run: the gateway, and the meter of its stdout."""
+    return ", ".join([*(["gateway"] if run.by_gateway else []), *([plain(run.meter)] if run.meter else [])]) or "-"
+
+
 def outcome(run: RunInfo) -> str:
     """Return the status, with the exit code, signal or reason in brackets."""
     if run.reason is not None and run.reason.kind == "no_daemon":
@@ -188,11 +193,11 @@ def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
     code = exits.of_refusal(refused)
     if as_json:
         print_json({"refused": refused})
-        return exits.Quit(code)
+        return exits.StartRefused(refused.kind, code)
     detail = "" if refused.detail in refused.message else plain(refused.detail)
     recorded = f"(recorded as {reply.run})" if reply.run else ""
     more = " ".join(filter(None, (detail, recorded)))
-    return exits.Quit(code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else ""))
+    return exits.StartRefused(refused.kind, code, f"refused: {plain(refused.message)}" + (f"\n  {more}" if more else ""))
 
 
 def survivors(found: Sequence[Survivor]) -> str:

@@ -77,6 +77,8 @@ class ProgressLines:
             self._note(f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(": "))
         elif own and event.type == "run_started":
             self.left_queue()
+        elif own and event.type == "run_repeating":
+            self.say(output.plain(event.message))
         elif own and event.limit_kind is not None:
             self._limit(event)
         elif own and event.type == "run_paused" and event.message:

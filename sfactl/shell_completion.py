@@ -5,7 +5,7 @@ The user waits after pressing Tab, so completion gives up after `PATIENCE` secon
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from sfad.protocol.known import AGENTS, METERS, PROFILES
+from sfad.protocol.known import AGENTS, METERS, PROFILES, PROGRAMS
 from sfad.protocol.messages import AgentList, Agents, List, RunList
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
@@ -79,6 +79,8 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "meter": _fixed(*METERS),
     "action": _fixed(*Action),
     "kind of limit": _fixed(*(f"{kind}=" for kind in LimitKind)),
+    "shim": _fixed("install", "list", "remove"),
+    "program": _fixed(*PROGRAMS),
     "shell": _fixed("bash", "zsh", "fish"),
     "verb": lambda _socket: ((verb, verbs.summary(verb)) for verb in verbs.names()),
 }

@@ -10,7 +10,7 @@ from sfad.protocol.types import Action, Kind, Limit, LimitKind, RunInfo
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
-from .exits import ExitCode, Quit, UsageError
+from .exits import UsageError
 from .options import COMMON, Argument, Option, Parameter, duration, pair, seconds, whole
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -45,6 +45,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--keep",), "keep", "Let the run continue if this client dies"),
     Option(("--detach",), "detach", "Start a new root instead of a child, where the config allows it"),
     Option(("--leaf",), "leaf", "The run may not start other runs"),
+    Option(("--nested",), "nested", "The run may use `sfactl session`, although a run started it"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
     Option(("--stdio",), "stdio",
         "files (default), or inherit: the run uses this client's stdin, stdout and stderr, and no output is kept",
@@ -70,6 +71,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--block-tool",), "block_tool",
         "A tool that the agent may not use (SFA_BLOCKED_TOOLS); a call that a meter sees is a breach",
         "TOOL", many=True),
+    Option(("--model-allow",), "model_allow",
+        "A model that the run and its children may call, as claude-haiku-*; others are refused. Implies --gateway",
+        "PATTERN", many=True),
     Option(("--status-file",), "status_file", "File that receives the ended run as JSON", "PATH"),
 )  # fmt: skip
 
@@ -100,6 +104,7 @@ class SpawnOptions(NamedTuple):
     keep: bool = False
     detach: bool = False
     leaf: bool = False
+    nested: bool = False
     stdin: bool = False
     stdio: str | None = None
     text: bool = False
@@ -118,6 +123,7 @@ class SpawnOptions(NamedTuple):
     deny: Sequence[str] = ()
     allow_tool: Sequence[str] = ()
     block_tool: Sequence[str] = ()
+    model_allow: Sequence[str] = ()
     status_file: str | None = None
 
 
@@ -129,10 +135,16 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError(f"--kind: {wanted.kind!r} is neither agent nor skill")
     if wanted.stdio not in (None, "files", "inherit"):
         raise UsageError(f"--stdio: {wanted.stdio!r} is neither files nor inherit")
+    if wanted.leaf and wanted.nested:
+        raise UsageError("--leaf and --nested exclude each other: a leaf may start nothing")
     if wanted.stdio == "inherit" and wanted.stdin:
         raise UsageError("--stdin and --stdio inherit exclude each other: the run has one stdin")
     if wanted.gateway and wanted.no_gateway:
         raise UsageError("--gateway and --no-gateway exclude each other")
+    if wanted.model_allow and wanted.no_gateway:
+        raise UsageError("--model-allow and --no-gateway exclude each other: only the gateway sees the model before a call")
+    if "" in wanted.model_allow:
+        raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
     _check_text(wanted)
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
@@ -158,9 +170,9 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
     return Spawn(
         id=0,
         argv=[os.fsencode(word) for word in wanted.command],
-        cwd=_cwd(wanted.cwd),
-        env=_environment(wanted.env),
-        umask=_umask(),
+        cwd=environment.directory(wanted.cwd),
+        env=environment.variables(pairs("--env", wanted.env)),
+        umask=environment.umask(),
         agent=wanted.agent,
         name=wanted.name,
         kind=cast(Kind, wanted.kind),
@@ -175,6 +187,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         grace=seconds("--grace", wanted.grace),
         detach=wanted.detach,
         leaf=wanted.leaf,
+        nested=wanted.nested,
         gateway=True if wanted.gateway else False if wanted.no_gateway else None,
         queue=not wanted.no_queue,
         priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
@@ -188,6 +201,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         deny=_words(wanted.deny),
         allowed_tools=list(wanted.allow_tool),
         blocked_tools=list(wanted.block_tool),
+        allowed_models=list(wanted.model_allow),
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
     )
@@ -247,28 +261,3 @@ def _meter(wanted: SpawnOptions, log: bool) -> str | None:
         option = "--no-log" if wanted.no_log else "SFA_NO_LOG"
         raise UsageError(f"--meter and {option} exclude each other: no output is kept for the meter")
     return wanted.meter
-
-
-def _cwd(given: str | None) -> bytes:
-    if given is not None and os.path.isabs(given):
-        return os.fsencode(given)
-    try:
-        here = os.getcwdb()
-    except FileNotFoundError:
-        raise Quit(ExitCode.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
-    return here if given is None else os.path.normpath(os.path.join(here, os.fsencode(given)))
-
-
-def _environment(given: Sequence[str]) -> list[bytes]:
-    # Bytes, so that a value that is not UTF-8, or a name that a shell cannot write, reaches the run unchanged.
-    merged = dict(os.environb)
-    for key, value in pairs("--env", given).items():
-        merged[os.fsencode(key)] = os.fsencode(value)
-    return [key + b"=" + value for key, value in merged.items()]
-
-
-def _umask() -> int:
-    # umask(2) can only be read by setting it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

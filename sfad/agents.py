@@ -57,6 +57,9 @@ _OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
 """Options by which the caller chooses the session; Claude Code then refuses `--session-id`."""
 
 
+_TOLD = ("task", "model", "provider", "instructions")
+"""Placeholders that the agent also finds in its environment, as SFA_TASK and so on."""
+
 ANY_RUN = "ANY-RUN"
 """Stands for the run in the gateway's address until it is launched, where runs have no cgroup."""
 
@@ -112,8 +115,20 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
         limits=[*request.limits, *_other_limits(entry, request.limits)],
         stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
         session=session,
-        placeholders={},
+        placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
     )
+
+
+def shimmed(request: Spawn, gateway: str | None) -> Spawn:
+    """Return the spawn of a shim, with the words that lead a known program to the gateway, if it has that address."""
+    program = os.path.basename(os.fsdecode(request.argv[0])) if request.argv else ""
+    known = KNOWN_PROGRAMS.get(program)
+    if known is None or gateway is None:
+        return request
+    pairs = zip(known.command, known.command[1:], strict=False)
+    words = [os.fsencode(word) for pair in pairs if "{gateway}" in pair[1] for word in pair]
+    added = [word.replace(b"{gateway}", gateway.encode()) for word in words]
+    return msgspec.structs.replace(request, argv=[*request.argv[:1], *added, *request.argv[1:]])
 
 
 def session_of(first: str, attempt: int) -> str:

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from .config_values import (
+    AGENT,
     COMMAND,
     COUNT,
     DURATION,
@@ -36,7 +37,7 @@ from .config_values import (
 from .core.limits import check_range
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
-from .protocol.known import METERS, PROGRAMS
+from .protocol.known import AGENTS, METERS, PROGRAMS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
 from .protocol.paths import xdg
@@ -86,6 +87,8 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+    repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
+    """Equal tool calls in a row."""
     pause_max: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 86400.0
     approval_timeout: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 600.0
     adaptive: bool = False
@@ -194,6 +197,27 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+class SpawnRateLimit(Struct, frozen=True, kw_only=True):
+    max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
+    window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
+
+
+class SessionsConfig(Struct, frozen=True, kw_only=True):
+    enabled: bool = True
+    default_timeout_minutes: Annotated[float, Meta(gt=0)] = 5.0
+    max_timeout_minutes: Annotated[float, Meta(gt=0)] = 10.0
+    sync_timeout_seconds: Annotated[float, Meta(ge=1, le=86400)] = 120.0
+    max_concurrent_per_user: Annotated[int, Meta(ge=1, le=10_000)] = 3
+    max_concurrent_global: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    archive_ttl_minutes: Annotated[float, Meta(ge=1, le=3650 * 1440)] = 60.0
+    max_tool_calls_per_run: Annotated[int, Meta(ge=1, le=1_000_000)] = 25
+    default_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 50_000
+    max_token_budget: Annotated[int, Meta(ge=1, extra=COUNT)] = 200_000
+    cleanup_interval_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 60.0
+    default_agent: Annotated[str, Meta(max_length=64, extra=AGENT)] | None = None
+    spawn_rate_limit: SpawnRateLimit = SpawnRateLimit()
+
+
 if TYPE_CHECKING:
     MeterName = str
 else:
@@ -234,6 +258,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
+    sessions: SessionsConfig = SessionsConfig()
     agents: dict[str, Agent] = {}
 
 
@@ -281,6 +306,7 @@ def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
         config = _build(Configuration, found, "")
     _check_together(config, found.values)
     _check_agents(config, found)
+    _check_default_agent(config, found)
     _check_upstreams(config, found)
     settings = [
         Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
@@ -411,6 +437,8 @@ _AT_MOST = (
     ("defaults.turns", "limits.max_turns"),
     ("defaults.cost", "limits.max_cost"),
     ("attempts.delay", "attempts.delay_max"),
+    ("sessions.default_timeout_minutes", "sessions.max_timeout_minutes"),
+    ("sessions.default_token_budget", "sessions.max_token_budget"),
 )
 """Pairs of keys: the first may not be above the second. If only the second is set, it lowers the first's built-in value. If both
 are set, it is an error."""
@@ -441,6 +469,14 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
                 check_range(parse_limit(text), ranges)
         except (ValueError, Invalid) as error:
             raise ConfigError(f"{found.values[f'{key}.limits'][0]}: {key}.limits: {error}") from error
+
+
+def _check_default_agent(config: Configuration, found: _FileValues) -> None:
+    agent = config.sessions.default_agent
+    known = [*config.agents, *AGENTS]
+    if agent is not None and agent not in known:
+        path = found.values["sessions.default_agent"][0]
+        raise _bad_value(path, "sessions.default_agent", agent, f"one of {', '.join(dict.fromkeys(known))}")
 
 
 def _check_upstreams(config: Configuration, found: _FileValues) -> None:

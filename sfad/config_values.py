@@ -24,6 +24,7 @@ LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
 PATTERNS = {"unit": "patterns"}
 VARIABLE = {"unit": "variable"}
+AGENT = {"unit": "agent"}
 
 _PARSERS: dict[str, Callable[[Any], float]] = {
     "duration": units.parse_duration,
@@ -34,6 +35,7 @@ _PARSERS: dict[str, Callable[[Any], float]] = {
 _WORDS = {
     "path": "an absolute path",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
+    "agent": "the name of an agent",
     "variable": "the name of an environment variable",
     "url": 'a URL that begins with http:// or https:// and does not end with "/"',
     "command": "a list of texts: the program and its arguments, one text each",

@@ -169,7 +169,7 @@ def _correct_ledger(ledger: OpenedLedger, adoption: Adoption, budgets: configura
     unwritten: Rows = []
     try:
         crash_point("correct")
-        ledger.upsert(adoption.rows)
+        ledger.upsert(adoption.rows, adoption.calls)
         crash_point("corrected")
     except sqlite3.Error as error:
         log.error(f"the ledger cannot be brought in line with what was found: {error}; it will be when it can be written")

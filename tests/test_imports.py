@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 PURE_STDLIB = {
-    "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools", "hashlib", "heapq",
-    "itertools", "math", "operator", "re", "shlex", "signal", "string", "types", "typing",
+    "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "enum", "fnmatch", "functools", "hashlib",
+    "heapq", "itertools", "math", "operator", "re", "shlex", "signal", "string", "types", "typing",
 }  # fmt: skip
 """What the core may use of the standard library: data and functions of data. `signal` for its names only."""
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import sfactl
 from sfad.protocol import messages as m
 
-from .. import environment, exits
+from .. import exits
 from ..connection import Client
+from ..inside import inside_run
 from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
@@ -65,7 +66,7 @@ STATES = {
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     del socket, json
-    inside = environment.inside_run()
+    inside = inside_run()
     if inside is not None:
         raise exits.Quit(exits.ExitCode.UNREACHABLE, f"the demo starts a daemon, which is not allowed inside a run ({inside})")
     with _directory() as directory, _daemon(directory) as surroundings:

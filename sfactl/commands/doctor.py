@@ -10,6 +10,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 
 from msgspec import Struct, field
 
@@ -21,6 +22,7 @@ from .. import output
 from ..connection import ABSENT, Unreachable, connect
 from ..exits import ExitCode, Quit
 from ..options import COMMON, Parameter
+from .shim import ShimPlace, installed
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
 
@@ -49,7 +51,7 @@ class Finding(Struct, frozen=True):
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     status, reachable = _daemon(socket)
-    asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger))
+    asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger, _shims))
     findings = [reachable, *chain.from_iterable(asked), *(f for check in (_kernel, _limits, _disk, _clock) for f in check())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
@@ -148,6 +150,18 @@ def _linger(status: DaemonStatus | None) -> Iterator[Finding]:
         yield Finding("linger", "warn", "off: the daemon and its runs end when the user logs out", command)
     elif lingering is not None:
         yield Finding("linger", "ok", "on" if lingering else "off, and this daemon does not need it")
+
+
+def _shims(status: DaemonStatus | None) -> Iterator[Finding]:
+    if status is None or not status.shims:
+        return
+    found = installed(ShimPlace(Path(status.shim_dir), frozenset(status.shims)))
+    outdated = [shim.program for shim in found if shim.state != "ok"]
+    names = ", ".join(shim.program for shim in found)
+    if outdated:
+        yield Finding("shims", "warn", f"made by another sfad: {', '.join(outdated)}", f"sfactl shim install {' '.join(outdated)}")
+    else:
+        yield Finding("shims", "ok", f"{names}, first in the PATH of each run")
 
 
 def _limits() -> Iterator[Finding]:

@@ -13,14 +13,14 @@ Turns, messages, tokens and cost can only be enforced if the agent reports them,
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 
-from .. import connection, environment, exits, output, spawn_options
-from ..connection import ABSENT, Client, Unreachable
+from .. import exits, output, spawn_options
+from ..autostart import connect_or_start
+from ..connection import Client
 
 if TYPE_CHECKING:
     from ..foreground import Form
@@ -36,34 +36,13 @@ def main(**given: Any) -> int:
         return _foreground(wanted)
     _only_for_foreground(wanted)
     message = spawn_options.message(wanted)
-    with _connect(wanted.socket) as client:
+    with connect_or_start(wanted.socket) as client:
         return _background(client, message, wanted.json)
-
-
-def _connect(flag: str | None) -> Client:
-    """Connect to the daemon. Start one if none is running, except inside a run, or for a socket that `--socket` names: the user
-    means the daemon that listens there. Raise `Unreachable`, `Quit`."""
-    try:
-        return connection.connect(flag)
-    except Unreachable as error:
-        if error.kind not in ABSENT or flag is not None:
-            raise
-        inside = environment.inside_run()
-        if inside is not None:
-            error.message += f"; no daemon is started inside a run ({inside})"
-            raise
-        if not environment.flag("SFAD_AUTOSTART", {"SFAD_AUTOSTART": "1", **os.environ}):
-            error.message += "; SFAD_AUTOSTART=0 forbids starting one"
-            raise
-    # Imported here because it loads modules that a connection does not need.
-    from ..start_daemon import start
-
-    return start()
 
 
 def _foreground(wanted: spawn_options.SpawnOptions) -> int:
     message = spawn_options.message(wanted)
-    client = _connect(wanted.socket)
+    client = connect_or_start(wanted.socket)
     from ..foreground import Foreground
 
     return Foreground(client, message, wanted, _form(wanted, inside=client.welcome.run is not None)).carry_out()

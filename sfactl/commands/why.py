@@ -35,7 +35,7 @@ def _show(run: RunInfo, json: bool) -> None:
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     used = output.at_least(run.usage)
-    return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + (f"; it used {used}" if used else "")
+    return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + _repeating(run) + (f"; it used {used}" if used else "")
 
 
 def _trouble(run: RunInfo) -> str:
@@ -47,6 +47,10 @@ def _trouble(run: RunInfo) -> str:
         f"; its model has not answered for {output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell whether it tries "
         f"again (what it prints: sfactl logs {run.id} --stderr)"
     )
+
+
+def _repeating(run: RunInfo) -> str:
+    return f"; {output.plain(run.repeating.sentence)}" if run.repeating else ""
 
 
 def _sentence(run: RunInfo, now: datetime) -> str:

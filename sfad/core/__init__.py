@@ -17,7 +17,9 @@ those before it in this list:
 `budget_enforcement` trees whose budgets have run out
 `limit_requests`     `resume`, `approve`, `deny` and `limit`: more room for a run, or less
 `use_requests`       `report`, `reserve` and `settle`: an agent tells its own use
+`repeats`            tool calls that a model repeats
 `call_rates`         how often runs and users call models, and how many calls at once
+`model_rules`        models that a run may call
 `calls`              calls of a model that the gateway asks for
 `admission`          `spawn`, from the guard to the launch
 `adopting`           runs of an earlier daemon
@@ -39,6 +41,7 @@ They work on these values and rules:
 `quotas`             rates and the queue of waiting trees
 `ladder`             how far a stop has come
 `limits`             where a run's limits come from, and what exceeds them
+`session_limits`     the limits of a session
 `breaches`           what is told of a breach
 `account`            what a run has used and reserved
 `budgets`            money of users and teams

@@ -44,14 +44,17 @@ class Permissions:
 
     verbs: frozenset[str] = VERBS
     leaf: bool = False
+    sessions: bool = False
+    """Start sessions and stop them: for the main agent, which is a root but no session, and for whom it grants that."""
 
-    def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool) -> "Permissions":
-        """Return the permissions of a child that is started with `--allow`, `--deny` and `--leaf`."""
+    def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool, sessions: bool) -> "Permissions":
+        """Return the permissions of a child that is started with `--allow`, `--deny` and `--leaf`. `sessions`: it is a main agent,
+        or was started with `--nested`."""
         verbs = (self.verbs & allow if allow else self.verbs) - deny
-        return Permissions(verbs, leaf)
+        return Permissions(verbs, leaf, self.sessions and sessions)
 
 
-FULL = Permissions()
+FULL = Permissions(sessions=True)
 
 
 def refuse_verb(peer: Peer, verb: str, permissions: Permissions) -> str | None:
@@ -71,6 +74,14 @@ def refuse_verb(peer: Peer, verb: str, permissions: Permissions) -> str | None:
     if verb == "spawn" and permissions.leaf:
         return f"run {peer.run} was started with --leaf and may not start others"
     return None
+
+
+def refuse_sessions(peer: Peer, permissions: Permissions) -> str | None:
+    """Return why the peer may neither start sessions nor stop them, or `None`."""
+    refused = refuse_verb(peer, "spawn", permissions)
+    if refused is None and peer.run is not None and not permissions.sessions:
+        return f"run {peer.run} is a subagent: sessions are for the main agent, and for runs that it started with --nested"
+    return refused
 
 
 def refuse_target(peer: Peer, verb: str, lineage: Sequence[RunId]) -> str | None:

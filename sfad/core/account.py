@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..protocol.kinds import COSTS, COUNTS, TREE_USE
-from ..protocol.types import LimitKind, Role, Source
+from ..protocol.types import CallInfo, LimitKind, Role, Source
 from .money import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
@@ -111,6 +111,8 @@ class OpenReservation:
     """Whose figures it will become part of."""
     turns: int = 0
     messages: int = 0
+    call: CallInfo | None = None
+    """What is known of the call that it is for; `None` if an agent reserved it, or release 0.1.0 for a call."""
 
     @property
     def amounts(self) -> dict[LimitKind, int]:

@@ -33,6 +33,7 @@ class Admission:
         self._spending = spending
         self._number = next_number
         self._rates: dict[str, SlidingWindow] = {}
+        self._session_rates: dict[str, SlidingWindow] = {}
         self._refusals: dict[str, dict[str, _Refusals]] = {}
         """By caller and rule."""
         self.admitted = 0
@@ -46,6 +47,8 @@ class Admission:
     def reconfigure(self) -> None:
         for rate in self._rates.values():
             rate.limit = self._ctx.policy.spawns_per_hour
+        for rate in self._session_rates.values():
+            rate.limit, rate.span = self._ctx.policy.sessions.starts, self._ctx.policy.sessions.window
 
     def spawn_requested(self, ev: e.SpawnRequested) -> None:
         caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
@@ -70,6 +73,7 @@ class Admission:
         peer = ev.peer
         if peer.run is not None and caller is None:
             peer = Peer(peer.uid, peer.user, peer.owner, peer.run, unplaced=f"its run {peer.run} has ended")
+        is_session = run.asked.session is not None
         return Question(
             at=ev.at,
             policy=self._ctx.policy,
@@ -80,10 +84,20 @@ class Admission:
             rate=self._rate(peer.user),
             slots=self._ctx.slots,
             exhausted=self._spending.budgets.exhausted(peer.user),
+            session_rate=self._session_rate(peer.user) if is_session else None,
+            sessions=[live for live in self._ctx.tree if live.asked.session is not None] if is_session else (),
         )
 
     def _rate(self, user: str) -> SlidingWindow:
         return self._rates.setdefault(user, SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR))
+
+    def _session_rate(self, user: str) -> SlidingWindow:
+        rules = self._ctx.policy.sessions
+        return self._session_rates.setdefault(user, SlidingWindow(rules.starts, rules.window))
+
+    def session_started_before(self, user: str, at: float) -> None:
+        """Count a session that an earlier daemon admitted against its rate. The oldest has to come first."""
+        self._session_rate(user).take(at)
 
     def spawned_before(self, user: str, at: float) -> None:
         """Count a root that an earlier daemon admitted against the rate. The oldest has to come first."""
@@ -116,6 +130,8 @@ class Admission:
         if run.parent is None:
             self._rate(run.user).take(run.birth.created_at)
             self._take_slot(run)
+        if run.asked.session is not None:
+            self._session_rate(run.user).take(run.birth.created_at)
         self._ctx.do(c.Admit(run))
 
     def _take_slot(self, root: Run) -> None:
@@ -166,6 +182,8 @@ class Admission:
         self._changed_above(run)
         if run.parent is None:
             self._rate(run.user).give_back(run.birth.created_at)
+        if run.asked.session is not None:
+            self._session_rate(run.user).give_back(run.birth.created_at)
 
     def launch_waiting(self) -> None:
         """Launch the trees that wait for a slot, as far as there are any."""

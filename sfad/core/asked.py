@@ -8,6 +8,16 @@ NO_CLAIM = Claim()
 
 
 @dataclass(frozen=True, slots=True)
+class SessionAsked:
+    """What makes a run a session. `Asked.limits` has what the entry of its agent sets."""
+
+    limits: tuple[Limit, ...] = ()
+    """What the caller asked for."""
+    unix_time: float = 0.0
+    """When. A refusal tells when a start will be possible."""
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What a spawn asked for. Environment and descriptors stay with the shell."""
 
@@ -44,3 +54,8 @@ class Asked:
     claim: Claim = NO_CLAIM
     upstreams: tuple[tuple[str, str], ...] = ()
     """Of a root: where its calls of models go through the gateway, instead of where the config says; name and URL."""
+    models: tuple[str, ...] = ()
+    """Patterns of the models that it may call; those that its peer's run may, where there is none."""
+    nested: bool = False
+    """It may start sessions and stop them, although it is a subagent."""
+    session: SessionAsked | None = None

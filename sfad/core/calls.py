@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from ..protocol.types import Action, ErrorCode, LimitKind, RunId, Status
+from msgspec.structs import replace as changed
+
+from ..protocol.types import Action, CallInfo, ErrorCode, LimitKind, RunId, Status
 from . import commands as c
 from . import events as e
 from .account import OpenReservation
@@ -20,6 +22,8 @@ from .call_rates import Barrier, CallRates
 from .context import Context
 from .limit_enforcement import LimitEnforcement
 from .limits import ActiveLimit
+from .model_rules import forbidden_model
+from .repeats import Repeats
 from .run import Run, Token
 from .spending import Spending
 from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
@@ -28,10 +32,14 @@ from .vocabulary import Timer
 MAX_WAITING = 1000
 """Calls of one run that wait. A thousand are a leak."""
 
+MAX_WORDS = 1000
+"""Characters of a refusal that are recorded. It may name a model, whose name the agent chooses."""
+
 
 @dataclass(slots=True)
 class WaitingCall:
     asked: e.CallAsked
+    info: CallInfo
     until: float | None = None
     """When it stops waiting for other calls; `None` while it is held by a limit or a pause."""
     rate: Barrier | None = None
@@ -68,6 +76,13 @@ class _Room:
         return self.fixed + self.each * output
 
 
+_BROKEN_OFF = e.CallEnd(error="the gateway was killed before it ended; it was charged as reserved")
+
+
+def _seconds(duration: float) -> float:
+    return round(duration, 3)
+
+
 class Calls:
     def __init__(self, context: Context, spending: Spending, limits: LimitEnforcement, budgets: BudgetEnforcement) -> None:
         self._ctx = context
@@ -75,38 +90,43 @@ class Calls:
         self._limits = limits
         self._budgets = budgets
         self._rates = CallRates(context)
+        self._repeats = Repeats(context)
         self.waiting: dict[Token, WaitingCall] = {}
         """Calls that are held or that wait for others, the oldest first."""
         self._armed: dict[RunId, float] = {}
         """When the timers of runs whose calls wait fire."""
 
     def asked(self, ev: e.CallAsked) -> None:
-        call = WaitingCall(ev)
+        call = WaitingCall(ev, changed(ev.info, number=self._spending.next_number()))
         ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
         if not self._answered(call, ev.at, ahead):
             if sum(each.asked.run == ev.run for each in self.waiting.values()) < MAX_WAITING:
                 self.waiting[ev.token] = call
                 self._arm()
             else:
-                self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {ev.run} wait already")
+                self._fail(call, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {ev.run} wait already", ev.at)
 
     def withdrawn(self, ev: e.CallWithdrawn) -> None:
-        """Forget a call whose caller has hung up."""
-        self.waiting.pop(ev.call, None)
+        """Forget a call that is not to be made."""
+        call = self.waiting.pop(ev.call, None)
+        if call is not None and ev.why is not None:
+            waited = _seconds(ev.at - call.asked.at)
+            self._record(changed(call.info, state="withdrawn", error=ev.why, waited_s=waited))
 
     def settled(self, ev: e.CallSettled) -> None:
         found = self._spending.reservation(ev.name)
         if found is None:
             return  # its run has ended, and was charged in full for what it had reserved
         run, _ = found
-        self._spending.add_use(run, ev.used, settled=ev.name)
+        self._spending.end_call(run, ev.name, ev.used, ev.end)
+        self._repeats.tools_asked_for(run, ev.tools)
         self._limits.enforce(run, ev.at)
 
     def gateway_started(self, ev: e.GatewayStarted) -> None:
         for run in self._ctx.tree:
             lost = {name: each for name, each in run.account.reservations.items() if each.source == "gateway"}
             for name, reservation in lost.items():
-                self._spending.add_use(run, replace(reservation.use, partial=True), settled=name)
+                self._spending.end_call(run, name, replace(reservation.use, partial=True), _BROKEN_OFF)
             if lost:
                 self._limits.enforce(run, ev.at)
 
@@ -135,6 +155,15 @@ class Calls:
                 self._ctx.arm(run, Timer.CALLS, at)
         self._armed = due
 
+    def waiting_of(self, run: RunId) -> list[CallInfo]:
+        """Return the calls of a run that wait, the oldest first."""
+        return [each.info for each in self.waiting.values() if each.asked.run == run]
+
+    def under_way_of(self, run: RunId) -> list[CallInfo]:
+        """Return the calls of a run that were admitted and have not ended."""
+        found = self._ctx.tree.get(run)
+        return [each.call for each in found.account.reservations.values() if each.call is not None] if found is not None else []
+
     # ---- one call
 
     def _answered(self, call: WaitingCall, at: float, ahead: Counter[str]) -> bool:
@@ -143,21 +172,23 @@ class Calls:
         ev = call.asked
         run = self._ctx.tree.get(ev.run)
         if run is None or run.status is Status.STOPPING:
-            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {ev.run} {'has ended' if run is None else 'is being stopped'}")
+            self._fail(call, ErrorCode.WRONG_STATE, f"run {ev.run} {'has ended' if run is None else 'is being stopped'}", at)
+            return True
+        if (forbidden := forbidden_model(run, ev.model, self._ctx.policy)) is not None:
+            self._fail(call, ErrorCode.NOT_PERMITTED, forbidden, at)
             return True
         if _held(run):
             call.until = None
             return False
         if len(run.account.reservations) >= MAX_RESERVATIONS:
             message = f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; settle some"
-            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+            self._fail(call, ErrorCode.WRONG_STATE, message, at)
             return True
         rooms = list(self._rooms(run, ev))
         if ev.input_cost is None and any(room.kind is LimitKind.COST for room in rooms):
             words = f"no price is known of the model '{ev.model}', so no limit of money could bound the call"
-            self._ctx.fail(
-                ev.token, ErrorCode.UNAVAILABLE, f'{words}; set [prices."{ev.model}"] in the config (0 where it is free)'
-            )
+            message = f'{words}; set [prices."{ev.model}"] in the config (0 where it is free)'
+            self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True
         output = min([float(ev.max_output), *(room.output() for room in rooms)])
         if output >= ev.least_output:
@@ -165,7 +196,7 @@ class Calls:
         tight = next(room for room in rooms if room.output() < ev.least_output)
         if tight.output(self._reserved(tight)) >= ev.least_output and not self._has_waited(call, at):
             return False
-        return self._refused(run, ev, tight, at)
+        return self._refused(run, call, tight, at)
 
     def _has_waited(self, call: WaitingCall, at: float) -> bool:
         """Return whether the call has waited for others to be settled for as long as it may."""
@@ -197,16 +228,26 @@ class Calls:
         barrier = self._rates.barrier(run, at, ahead)
         if barrier is None:
             self._rates.made(run, at)
-            self._admit(run, call.asked, output)
+            self._admit(run, call, output, at)
             return True
         call.until = self._until(call, at)
         if call.until > at and (barrier.free_at is None or barrier.free_at <= call.until):
             call.rate = barrier if barrier.free_at is not None else None
             return False
         self._ctx.reply(call.asked.token, c.CallPostponed(barrier.message, max(1.0, (barrier.free_at or at) - at)))
+        self._record_refusal(call, barrier.message, at)
         return True
 
-    def _admit(self, run: Run, ev: e.CallAsked, output: int) -> None:
+    def _admit(self, run: Run, call: WaitingCall, output: int, at: float) -> None:
+        ev, lowered = call.asked, output if output < call.asked.max_output else None
+        info = changed(
+            call.info,
+            state="under_way",
+            clamped_to=lowered,
+            reserved_input=ev.input_tokens,
+            reserved_output=output * ev.choices,
+            waited_s=_seconds(at - ev.at),
+        )
         reservation = OpenReservation(
             model=ev.model,
             input_tokens=ev.input_tokens,
@@ -216,9 +257,9 @@ class Calls:
             source="gateway",
             turns=1,
             messages=1,
+            call=info,
         )
-        name = self._spending.reserve(run, reservation)
-        self._ctx.reply(ev.token, c.CallAnswer(run, name, output if output < ev.max_output else None))
+        self._ctx.reply(ev.token, c.CallAnswer(run, self._spending.reserve(run, reservation), lowered))
 
     def _reserved(self, room: _Room) -> int:
         """Return what open reservations hold of a limit or a budget. Only asked for where a call does not fit."""
@@ -228,8 +269,9 @@ class Calls:
         open_ = (each for run in room.limited.subtree() for each in run.account.reservations.values())
         return sum(each.amounts.get(room.kind, 0) for each in open_)
 
-    def _refused(self, run: Run, ev: e.CallAsked, tight: _Room, at: float) -> bool:
+    def _refused(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
         """Take the action of the limit or budget, and answer the call unless the run is held by it."""
+        ev = call.asked
         more = tight.needed(ev.least_output)
         if tight.budget is not None:
             refusal = over_budget(tight.budget, more)
@@ -243,7 +285,21 @@ class Calls:
         if _held(run):
             return False
         self._ctx.reply(ev.token, c.CallAnswer(run, None, None, refusal))
+        self._record_refusal(call, refusal.message, at)
         return True
+
+    # ---- records
+
+    def _fail(self, call: WaitingCall, code: ErrorCode, message: str, at: float) -> None:
+        self._ctx.fail(call.asked.token, code, message)
+        self._record_refusal(call, message, at)
+
+    def _record_refusal(self, call: WaitingCall, why: str, at: float) -> None:
+        self._record(changed(call.info, state="refused", refused=why[:MAX_WORDS], waited_s=_seconds(at - call.asked.at)))
+
+    def _record(self, info: CallInfo) -> None:
+        run = self._ctx.tree.get(info.run_id)
+        self._ctx.do(c.RecordCall(info, run.lineage_ids if run is not None else (info.run_id,)))
 
 
 def _held(run: Run) -> bool:

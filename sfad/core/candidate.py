@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..protocol.types import Bound, Status
+from ..protocol.types import Bound, RunId, Status
 from .access import Permissions
 from .asked import Asked
 from .events import SpawnRequested
@@ -11,7 +11,8 @@ from .ladder import check_grace
 from .limits import limits_of
 from .naming import NAME, derive_name
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
-from .run import Attempt, Birth, Run, State
+from .run import AllowedModels, Attempt, Birth, Run, State
+from .session_limits import session_limits_of
 from .tree import narrower
 
 
@@ -46,11 +47,17 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         ),
         max_time=policy.max_time,
         # the peer's, not the parent's: to detach is no way out of them
-        permissions=permissions.narrowed(allow=asked.allow, deny=asked.deny, leaf=asked.leaf),
+        permissions=permissions.narrowed(
+            allow=asked.allow,
+            deny=asked.deny,
+            leaf=asked.leaf,
+            sessions=asked.nested or (peer_run is None and asked.session is None),
+        ),
         origin=origin,
         claimed_depth=claimed_depth,
+        models=_models(run_id(number), asked, peer_run),
     )
-    limits = limits_of(asked, above, policy)
+    limits = limits_of(asked, above, policy) if asked.session is None else session_limits_of(asked, above, policy)
     state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
     return Run(birth, state, above)
 
@@ -75,6 +82,8 @@ def _check(ev: SpawnRequested) -> None:
         raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
     if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
         raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
+    if asked.leaf and asked.nested:
+        raise Invalid("leaf and nested exclude each other: a leaf may start nothing")
     check_grace(asked.grace)
 
 
@@ -85,6 +94,11 @@ def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str |
     if not ev.asked.detach:
         return (), 0
     return (*peer_run.root.birth.origin, *(run.identity for run in peer_run.lineage)), 0
+
+
+def _models(run: RunId, asked: Asked, peer_run: Run | None) -> tuple[AllowedModels, ...]:
+    inherited = peer_run.birth.models if peer_run is not None else ()
+    return (*inherited, AllowedModels(run, asked.models)) if asked.models else inherited
 
 
 def _bound(asked: Bound | None, inherited: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:

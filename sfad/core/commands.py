@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..protocol import types
-from ..protocol.types import ErrorCode, LimitRefusal, Refusal, RunId, Survivor
+from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .run import Run, Token
 from .vocabulary import Timer
 
@@ -51,6 +51,13 @@ class RecordRefusal(WithRun, frozen=True):
 
 class CountRefusal(WithId, frozen=True):
     """Add one to the refusals counted in an earlier refused run's row."""
+
+
+class RecordCall(Struct, frozen=True):
+    """Write a call's row to the ledger: it has ended, or it is not made."""
+
+    call: CallInfo
+    lineage: tuple[RunId, ...]
 
 
 class Launch(WithRun, frozen=True):
@@ -177,7 +184,7 @@ class ErrorAnswer(Struct, frozen=True):
 Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | CallPostponed | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToLedger = Admit | Record | RecordRefusal | CountRefusal | Charge | Publish
+ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish
 ToLoop = Arm | Disarm | Rebound | TellEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToLedger | ToLoop

@@ -6,7 +6,7 @@ from typing import TypedDict, Unpack
 from ..protocol import types
 from ..protocol.types import Action, ErrorCode, RunId, Severity
 from . import commands as c
-from .access import FULL, Peer, Permissions, refuse_target, refuse_verb
+from .access import FULL, Peer, Permissions, refuse_sessions, refuse_target, refuse_verb
 from .events import OfPeer
 from .policy import Policy
 from .quotas import Slots
@@ -84,7 +84,14 @@ class Context:
         """Have an event numbered, recorded, logged, and sent to each client that watches the run or an ancestor."""
         lineage = run.lineage_ids
         event = types.Event(
-            type=what, severity=severity, run_id=run.id, root_id=lineage[0], agent_name=run.name, message=message, **facts
+            type=what,
+            severity=severity,
+            run_id=run.id,
+            root_id=lineage[0],
+            agent_name=run.name,
+            message=message,
+            channel=run.birth.channel,
+            **facts,
         )
         self.do(c.Publish(event, lineage))
 
@@ -111,6 +118,10 @@ class Context:
         if refused is None and lineage is not None:
             refused = refuse_target(peer, verb, lineage)
         return refused
+
+    def refuse_sessions(self, peer: Peer) -> str | None:
+        """Return why the peer may neither start sessions nor stop them, or `None`."""
+        return refuse_sessions(peer, self.permissions(peer))
 
     def permitted_run(self, ev: OfPeer, verb: str, run_id: RunId) -> Run | None:
         """Return the live run of this id if the peer may use `verb` on it; else reply why not."""

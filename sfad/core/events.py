@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from msgspec import Struct
 
-from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Survivor
+from ..protocol.types import ApiTrouble, CallInfo, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
 from .account import OpenReservation, Use
 from .asked import Asked
@@ -127,14 +127,30 @@ class CallAsked(At, frozen=True):
     """Tokens that an answer may have."""
     least_output: int
     """Tokens to which that may be lowered."""
+    info: CallInfo
+    """What is recorded of it, as far as it is known before it."""
     choices: int = 1
     """Answers that are asked for."""
 
 
 class CallWithdrawn(At, frozen=True):
-    """The caller of a call that waits has hung up."""
+    """A call that waits is not to be made."""
 
     call: Token
+    why: str | None
+    """`None` if it will be asked for again."""
+
+
+class CallEnd(Struct, frozen=True):
+    """How a call ended. Decides nothing."""
+
+    status: int | None = None
+    """Of HTTP; `None` if no reply came."""
+    cache_write_tokens: int | None = None
+    tools: int = 0
+    first_byte_s: float | None = None
+    elapsed_s: float | None = None
+    error: str | None = None
 
 
 class CallSettled(At, frozen=True):
@@ -142,6 +158,9 @@ class CallSettled(At, frozen=True):
 
     name: str
     used: Use
+    end: CallEnd = CallEnd()
+    tools: tuple[tuple[str, str], ...] = ()
+    """Calls of tools that its reply asks for: name, digest of the arguments."""
 
 
 class GatewayStarted(At, frozen=True):

@@ -1,11 +1,11 @@
 """The guard: ordered rules that admit or refuse a run. The first refusal counts. It reads memory only, and fails closed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..protocol.types import Refusal, Rule, Status
-from ..protocol.units import counted
-from .access import FULL, Peer, refuse_verb
+from ..protocol.units import counted, format_elapsed, format_moment
+from .access import FULL, Peer, Permissions, refuse_sessions, refuse_verb
 from .budgets import Budget
 from .policy import Policy
 from .quotas import SlidingWindow, Slots
@@ -14,6 +14,10 @@ from .tree import full_ancestor
 
 FINISH = "Do not try again; finish your task with what you already have."
 """The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in 6 minutes."""
+
+
+MODEL_CHANNEL = "mcp"
+"""The channel on which only models ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,16 @@ class Question:
     slots: Slots
     exhausted: Budget | None
     """A money budget of the peer's user with nothing left in it."""
+    session_rate: SlidingWindow | None = None
+    """Of a session: starts of sessions by the peer's user."""
+    sessions: Sequence[Run] = ()
+    """Of a session: the live sessions of all users."""
 
     @property
     def for_model(self) -> bool:
         """Whether a model reads the answer: the peer is in a run, or says that it comes from one."""
         claim = self.run.asked.claim
-        return self.peer.run is not None or bool(claim.names) or claim.depth > 0
+        return self.peer.run is not None or bool(claim.names) or claim.depth > 0 or self.run.birth.channel == MODEL_CHANNEL
 
     def message(self, why: str, remedy: str) -> str:
         """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `remedy`."""
@@ -79,6 +87,9 @@ def _enabled(q: Question) -> Refusal | None:
             "enabled = false in the daemon's config",
             f"To allow it, set {q.policy.where_set('enabled')} to true, then run: sfactl reload",
         )
+    elif q.run.asked.session is not None and not q.policy.sessions.enabled:
+        detail = "sessions.enabled = false in the daemon's config"
+        remedy = f"To allow it, set {q.policy.where_set('sessions.enabled')} to true, then run: sfactl reload"
     elif q.caller is not None and q.caller.status in {Status.STOPPING, Status.RETRYING}:
         # nothing may be born into a tree that is being emptied
         detail = f"run {q.caller.id} ('{q.caller.name}') is being stopped"
@@ -87,9 +98,15 @@ def _enabled(q: Question) -> Refusal | None:
     return q.refuse(Rule.ENABLED, detail, f"{detail}. Nothing can be started now", remedy)
 
 
+def _refuse_spawn(peer: Peer, permissions: Permissions) -> str | None:
+    return refuse_verb(peer, "spawn", permissions)
+
+
 def _permission(q: Question) -> Refusal | None:
     permissions = q.caller.birth.permissions if q.caller is not None else FULL
-    detail = refuse_verb(q.peer, "spawn", permissions)
+    asked = q.run.asked
+    refuse = refuse_sessions if asked.session is not None or asked.nested else _refuse_spawn
+    detail = refuse(q.peer, permissions)
     if detail is None and q.detached and not q.policy.allow_detach:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:
@@ -201,7 +218,70 @@ def _concurrency(q: Question) -> Refusal | None:
     )
 
 
+def _session_rate(q: Question) -> Refusal | None:
+    if q.session_rate is None or not q.session_rate.full(q.at):
+        return None
+    used, limit, span = q.session_rate.used(q.at), q.session_rate.limit, format_elapsed(q.session_rate.span)
+    return _refuse_session(
+        q,
+        Rule.RATE,
+        f"user {q.peer.user} has started {counted(used, 'session')} within the last {span}, and {limit} is the limit",
+        key="sessions.spawn_rate_limit",
+        limit=limit,
+        value=used,
+        wait=q.session_rate.room_in(q.at),
+    )
+
+
+def _session_concurrency(q: Question) -> Refusal | None:
+    if q.run.asked.session is None:
+        return None
+    rules = q.policy.sessions
+    own = [run for run in q.sessions if run.user == q.peer.user]
+    for live, limit, whose, key in (
+        (own, rules.per_user, f" of user {q.peer.user}", "sessions.max_concurrent_per_user"),
+        (q.sessions, rules.total, "", "sessions.max_concurrent_global"),
+    ):
+        if len(live) >= limit:
+            are = "is" if len(live) == 1 else "are"
+            said = f"{counted(len(live), 'session')}{whose} {are} already running, and {limit} is the limit"
+            wait = _until_fewer(live, limit, q.at)
+            return _refuse_session(q, Rule.CONCURRENCY, said, key=key, limit=limit, value=len(live), wait=wait)
+    return None
+
+
+def _until_fewer(live: Sequence[Run], limit: int, at: float) -> float | None:
+    """Return the seconds until fewer than `limit` of the runs are left, if each takes all its time; `None` if one has no deadline,
+    because it waits or is paused."""
+    deadlines = sorted(run.deadline for run in live if run.deadline is not None)
+    over = len(live) - limit
+    return max(0.0, deadlines[over] - at) if over < len(deadlines) else None
+
+
+def _refuse_session(q: Question, rule: Rule, said: str, *, key: str, limit: int, value: int, wait: float | None) -> Refusal:
+    assert q.run.asked.session is not None
+    when = "A start will be possible when one of them has ended"
+    if wait is not None:
+        moment = f"{format_moment(q.run.asked.session.unix_time + wait)}, in {format_elapsed(wait)}"
+        latest = "" if rule is Rule.RATE else " at the latest: when one of them reaches its time limit"
+        when = f"A start will be possible at {moment}{latest}"
+    advice = (
+        "Do not try again before; continue with what you already have, or wait for your sessions with sessions_info"
+        if q.for_model
+        else f"To allow more, {q.raised(key)}"
+    )
+    return Refusal(
+        kind=rule,
+        detail=f"{said} ({key}). {when}",
+        message=f"'{q.run.name}' was not started: {said} ({key}). {when}. {advice}.",
+        limit=limit,
+        value=value,
+        key=key,
+        possible_in_s=None if wait is None else round(wait, 3),
+    )
+
+
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
-    _enabled, _permission, _loop, _depth, _descendants, _money, _rate, _concurrency,
+    _enabled, _permission, _loop, _depth, _descendants, _money, _rate, _session_rate, _concurrency, _session_concurrency,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""

@@ -64,11 +64,16 @@ class Machine:
         self.slots = context.slots
         self.budgets = self._spending.budgets
         self.refuse = context.refuse
+        self.refuse_sessions = context.refuse_sessions
         self.reservation = self._spending.reservation
+        self.next_number = self._spending.next_number
+        self.waiting_calls = self._calls.waiting_of
+        self.calls_under_way = self._calls.under_way_of
         self.tickets = self._stop_requests.tickets
         self.drained_by = self._stopping.drained_by
         self.count_before = self._admission.count_before
         self.spawned_before = self._admission.spawned_before
+        self.session_started_before = self._admission.session_started_before
 
     @property
     def policy(self) -> Policy:

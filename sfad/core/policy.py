@@ -32,6 +32,24 @@ class Invalid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionPolicy:
+    """`[sessions]` of the config, with times in seconds."""
+
+    enabled: bool = True
+    default_time: float = 300.0
+    max_time: float = 600.0
+    per_user: int = 3
+    """Sessions at once, of a user and of the daemon."""
+    total: int = 10
+    max_turns: int = 25
+    default_tokens: int = 50_000
+    max_tokens: int = 200_000
+    starts: int = 10
+    """So many starts of a user within `window` seconds."""
+    window: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
 class CallBounds:
     """How many calls of models a run, or a user, may make. `None`: any number."""
 
@@ -66,10 +84,14 @@ class Policy:
     """USD. The largest limits of turns and of each cost that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is published."""
+    repeats: int = 10
+    """Equal tool calls in a row after which `run_repeating` is published."""
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
     call_wait: float = 60.0
     """How long a call of a model waits for others."""
+    models: tuple[str, ...] = ()
+    """Patterns of models that may be called; all, where there is none."""
     calls_per_run: CallBounds = CallBounds()
     calls_per_user: CallBounds = CallBounds()
     budget_action: Action = Action.PAUSE
@@ -85,6 +107,7 @@ class Policy:
     trees_per_user: int = 32
     trees: int = 64
     spawns_per_hour: int = 600
+    sessions: SessionPolicy = SessionPolicy()
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
     files: Mapping[str, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from msgspec import Struct
 
-from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, RunId, Status
+from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
 from .access import FULL, Permissions
 from .account import Account
 from .asked import Asked
@@ -102,6 +102,18 @@ class Attempt:
 
 
 @dataclass(slots=True)
+class Streak:
+    """The tool call that the run's model asked for last, and how often in a row."""
+
+    tool: str
+    digest: str
+    """Of its arguments."""
+    count: int = 0
+    said: bool = False
+    """That it repeats was published."""
+
+
+@dataclass(slots=True)
 class Paused:
     """The run is frozen itself, not only with an ancestor."""
 
@@ -137,6 +149,14 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class AllowedModels:
+    """Patterns of models, as a run was started with them. They bind all that it starts, detached runs too."""
+
+    run: RunId
+    patterns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Birth:
     id: RunId
     number: int
@@ -157,6 +177,8 @@ class Birth:
     run that detached it."""
     claimed_depth: int = 0
     """Of a root: runs above it as its peer claimed. A detached run starts again at 0."""
+    models: tuple[AllowedModels, ...] = ()
+    """Each of them must allow a model; its own come last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -192,6 +214,7 @@ class State:
     """The spawn request that still waits for its answer."""
     pause_tokens: list[Token] = field(default_factory=list)
     """Pause requests that wait until it is frozen."""
+    streak: Streak | None = None
 
     @property
     def attempt(self) -> int:
@@ -214,6 +237,11 @@ class State:
     def no_money(self) -> Reason | None:
         """The budget that keeps it paused."""
         return self.paused.no_money if self.paused is not None else None
+
+    @property
+    def repeating(self) -> Repetition | None:
+        """The tool call that its model repeats, as long as it does."""
+        return Repetition(tool=self.streak.tool, count=self.streak.count) if self.streak is not None and self.streak.said else None
 
     @property
     def suspended(self) -> bool:

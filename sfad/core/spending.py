@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from msgspec.structs import replace as changed
+
 from ..protocol.kinds import TREE_USE
 from ..protocol.types import LimitKind, Source, Status
 from ..protocol.units import format_usd
 from . import commands as c
+from . import events as e
 from .account import NO_TREE_USE, NOTHING, OpenReservation, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
 from .context import Context
@@ -42,6 +45,32 @@ class Spending:
         before = run.account.own_tree_use()
         run.account.sources[source] = use
         self._count(run, before)
+
+    def end_call(self, run: Run, name: str, used: Use, end: e.CallEnd) -> None:
+        """Replace a call's reservation by what it has used, and have the call recorded."""
+        reservation = run.account.reservations[name]
+        self.add_use(run, used, settled=name)
+        self._record(run, reservation, used, end)
+
+    def _record(self, run: Run, reservation: OpenReservation, used: Use, end: e.CallEnd) -> None:
+        if reservation.call is None:
+            return
+        ended = changed(
+            reservation.call,
+            state="ended",
+            input_tokens=used.input_tokens,
+            cached_tokens=used.cached_tokens,
+            output_tokens=used.output_tokens,
+            cost_usd=to_usd(used.cost),
+            partial=used.partial,
+            status=end.status,
+            cache_write_tokens=end.cache_write_tokens,
+            tools=end.tools,
+            first_byte_s=end.first_byte_s,
+            elapsed_s=end.elapsed_s,
+            error=end.error,
+        )
+        self._ctx.do(c.RecordCall(ended, run.lineage_ids))
 
     def add_use(self, run: Run, more: Use, *, settled: str | None = None) -> None:
         """Add to what was reported of the run, or to what the gateway saw. `settled`: the reservation that it replaces."""
@@ -89,6 +118,8 @@ class Spending:
             source = reservation.source
             account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
             self.budgets_changed = True  # what was only reserved is used now
+            use = replace(reservation.use, partial=True)
+            self._record(run, reservation, use, e.CallEnd(error="its run ended before it did; it was charged as reserved"))
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
@@ -103,9 +134,14 @@ class Spending:
             for above in run.ancestors:
                 self._ctx.changed(above)
 
-    def reserve(self, run: Run, reservation: OpenReservation) -> str:
+    def next_number(self) -> int:
+        """Return a number that no reservation and no call has had."""
         self._last_reservation += 1
-        name = f"{run.id}-{self._last_reservation}"
+        return self._last_reservation
+
+    def reserve(self, run: Run, reservation: OpenReservation) -> str:
+        call = reservation.call
+        name = f"{run.id}-{call.number if call is not None else self.next_number()}"
         before = run.account.own_tree_use()
         periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
         run.account.reserve(name, replace(reservation, periods=periods))

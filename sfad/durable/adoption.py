@@ -22,7 +22,7 @@ from ..launch.launcher import Adopted, Launcher, Remains
 from ..launch.pidfd import exit_status
 from ..ledger import OpenedLedger, RunExtra
 from ..meters import named
-from ..protocol.types import Reason, RunId, RunInfo, Status
+from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
 from ..runs.live import Live, bounds_of
 from ..runs.showing import info_of
@@ -54,6 +54,8 @@ class Adoption:
     event: e.RunsAdopted
     runs: list[AdoptedRun]
     rows: Rows
+    calls: list[CallInfo]
+    """They go into the ledger with the rows, unless they are there."""
     notes: list[str]
     """What could not be adopted, a line each."""
     never: list[RunId]
@@ -107,6 +109,7 @@ class EarlierRuns:
         tickets = tuple(self.handed.tickets) if self.handed is not None else ()
         remembered: list[Remembered] = []
         rows: Rows = []
+        calls: list[CallInfo] = []
         never: list[RunId] = []
         over = list(broken)
         notes = [f"run {run}: its snapshot in the spool cannot be read; it is ended" for run in broken]
@@ -114,7 +117,9 @@ class EarlierRuns:
             live = self._live(saved)
             if self._over(live.run):
                 over.append(live.run.id)
-            elif live.run.status.terminal:
+                continue
+            calls += saved.progress.calls
+            if live.run.status.terminal:
                 rows.append(self._row(live))
             elif self._never_was(live.run):
                 never.append(live.run.id)
@@ -124,7 +129,7 @@ class EarlierRuns:
                     rows.append(self._row(live))
         rows += self._lost(snapshots.keys() - over)
         event = e.RunsAdopted(self.now, tuple(_with_descendants(remembered)), self._why(), self.handed is not None, tickets)
-        return Adoption(event, self.adopted, rows, notes, never, over)
+        return Adoption(event, self.adopted, rows, calls, notes, never, over)
 
     def _why(self) -> str:
         if self.handed is not None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from ..core.run import Birth, State
 from ..meters import Reading
 from ..protocol.messages import Spawn
-from ..protocol.types import RunId
+from ..protocol.types import CallInfo, RunId
 from ..runs.live import Live, SavedMain
 from .accounts import from_saved, to_saved
 from .legacy import FlatState
@@ -44,6 +44,8 @@ class Progress(Struct, frozen=True, array_like=True):
     main: SavedMain | None
     attempted_at: datetime | None = None
     sessions: tuple[Reading, ...] = ()
+    calls: tuple[CallInfo, ...] = ()
+    """Those that the ledger may not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,12 @@ def progress_from(saved: bytes) -> Progress:
 
 def origin_of(live: Live) -> bytes:
     """Return what to save once."""
-    bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables)
+    bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={})
     program = live.program.name if live.program is not None else None
     return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller))
 
 
 def progress_of(live: Live) -> bytes:
     """Return what to save after each change."""
-    return encode(Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions))
+    calls = tuple(live.calls) if live.calls is not None else ()
+    return encode(Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions, calls))

@@ -1,6 +1,7 @@
 """What a call has used, read from its reply while that passes."""
 
 import time
+from typing import Protocol
 
 import httpx2
 
@@ -8,10 +9,61 @@ from ..protocol.types import Tokens
 from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
 from .estimate import InputEstimates
-from .gate import AdmittedCall, AskedCall, CallEnded, Gate
+from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Unasked
 
 MAX_PIECE = 16 << 20
 """Bytes that one piece of a reply may decode to. Pieces have at most 64 KiB before that."""
+
+
+class RequestRecord(Protocol):
+    """What is told to the daemon of a request, once it has ended."""
+
+    error: str | None
+    sent: bool
+    """The provider may have the request."""
+    whole: bool
+
+    def begun(self, response: httpx2.Response) -> None: ...
+
+    def piece(self, data: bytes) -> None: ...
+
+    def broken(self, error: BaseException) -> None: ...
+
+    def close(self) -> None:
+        """Tell the daemon."""
+
+
+class UnaskedRecord:
+    """Of a request whose use cannot be told."""
+
+    def __init__(self, gate: Gate, run: str, upstream: str, path: str) -> None:
+        self._gate = gate
+        self._run, self._upstream, self._path = run, upstream, path
+        self._asked = time.time()
+        self._began = time.monotonic()
+        self._first_byte: float | None = None
+        self._status: int | None = None
+        self.error: str | None = None
+        self.sent = False
+        self.whole = False
+
+    def begun(self, response: httpx2.Response) -> None:
+        self._status = response.status_code
+        self._first_byte = time.monotonic() - self._began
+
+    def piece(self, data: bytes) -> None:
+        del data
+
+    def broken(self, error: BaseException) -> None:
+        self.error = self.error or str(error) or type(error).__name__
+
+    def close(self, refused: str | None = None) -> None:
+        seconds = time.monotonic() - self._began if refused is None else None
+        self._gate.unasked(
+            Unasked(
+                self._run, self._asked, self._upstream, self._path, refused, self._status, self._first_byte, seconds, self.error
+            )
+        )
 
 
 class CallRecord:
@@ -43,7 +95,6 @@ class CallRecord:
         self._unreadable = False
         self.error: str | None = None
         self.sent = False
-        """The provider may have the request."""
         self.whole = False
 
     def begun(self, response: httpx2.Response) -> None:
@@ -72,7 +123,6 @@ class CallRecord:
         self.error = self.error or str(error) or type(error).__name__
 
     def close(self) -> None:
-        """Tell the daemon."""
         if self.whole:
             self._reply.end()
         tokens, partial = self._used()

@@ -1,5 +1,7 @@
 """The gateway's connection to its daemon: requests, their answers, and a new connection when the daemon was restarted."""
 
+import socket
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,7 +12,7 @@ from ..protocol import messages as m
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.types import Tokens
 from .callers import Caller
-from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed
+from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Unasked
 from .upstreams import Upstream
 
 RETRY, RETRY_MAX = 0.02, 1.0
@@ -33,8 +35,10 @@ class _Open:
 class DaemonLink:
     """Implements `Gate`. Requests that were not answered when a connection was lost are sent again on the next."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, listener: int) -> None:
+        """`listener`: the descriptor that the daemon keeps for the next gateway."""
         self._path = path
+        self._listener = listener
         self.upstreams: dict[str, Upstream] = {}
         self.ungated = False
         self.alone_since: float | None = None
@@ -77,7 +81,7 @@ class DaemonLink:
             m.CallAdmitted,
             lambda number: m.AdmitCall(
                 id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, max_output=asked.max_output,
-                fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
+                fixed=asked.fixed, choices=asked.choices, caches=asked.caches, upstream=asked.upstream, streamed=asked.streams,
             ),
         )  # fmt: skip
         if answer.reservation is None:
@@ -93,10 +97,22 @@ class DaemonLink:
         )  # fmt: skip
         self._send(_Open(request))
 
+    def unasked(self, request: Unasked) -> None:
+        number = self._number()
+        self._send(
+            _Open(
+                m.UnaskedCall(
+                    id=number, number=number, run=request.run, time=request.time, upstream=request.upstream, path=request.path,
+                    refused=request.refused, status=request.status, first_byte_s=request.first_byte_s, seconds=request.seconds,
+                    error=request.error,
+                )
+            )
+        )  # fmt: skip
+
     async def settled(self) -> None:
         """Return when the daemon knows of each call that has ended."""
         for each in list(self._open.values()):
-            if isinstance(each.request, m.EndCall):
+            if isinstance(each.request, m.EndCall | m.UnaskedCall):
                 await each.answered.wait()
 
     def learn_settings(self) -> None:
@@ -137,10 +153,8 @@ class DaemonLink:
         """Send requests and take replies, until the connection is lost."""
         decoder = FrameDecoder(MAX_REPLY)
         hello, settings = self._number(), self._number()
-        await stream.send_all(
-            m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway"))
-            + m.pack_message(m.ServeGateway(id=settings))
-        )
+        await stream.send_all(m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway")))
+        await _send_with(stream.socket, m.pack_message(m.ServeGateway(id=settings, descriptors=1)), self._listener)
         again = dict(self._open)
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
         self.alone_since = None
@@ -184,3 +198,10 @@ class DaemonLink:
             asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
             unused = m.EndCall(id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens())
             self._send(_Open(unused))
+
+
+async def _send_with(sock: trio.socket.SocketType, data: bytes, descriptor: int) -> None:
+    """Send `data`, and the descriptor with its first byte."""
+    rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor])
+    sent = await sock.sendmsg([data], [rights])
+    assert sent == len(data)  # a message this small is sent whole, or not at all

@@ -1,6 +1,7 @@
 """One request of an agent: whose it is, whether its tree can pay for it, and the reply as it comes."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -11,7 +12,7 @@ import httpx2
 import trio
 
 from .apis import Api, ModelCall, Paid, most_output
-from .call_record import CallRecord
+from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .coding import Coding, UnreadableBodyError
 from .estimate import InputEstimates, text_size
@@ -22,6 +23,8 @@ from .upstreams import Route, Upstream, downward, route_of, upward
 
 MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
+MAX_PATH = 200
+"""Characters of a path that are recorded."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to say goodbye to an upstream."""
 T = TypeVar("T")
@@ -61,15 +64,22 @@ def new_client() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
 
 
-Places = dict[tuple[Caller | None, str | None], Placed]
+@contextmanager
+def _closing(record: RequestRecord | None) -> Iterator[None]:
+    """Have the record told to the daemon, whatever happens."""
+    try:
+        yield
+    except BaseException as error:
+        if record is not None:
+            record.broken(error)
+        raise
+    finally:
+        if record is not None:
+            record.close()
 
 
 class Exchange:
-    def __init__(
-        self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None, placed: Places | None = None
-    ) -> None:
-        """`placed`: what the daemon has said of this connection's callers."""
-        self._placed = {} if placed is None else placed
+    def __init__(self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None) -> None:
         self._shared = shared
         self._http = http
         self._request = request
@@ -101,13 +111,11 @@ class Exchange:
             await self._say(503, str(full), api)
 
     async def _place(self, route: Route) -> Placed:
-        key = self._caller, route.token
+        # for each request of a connection: it may outlive its run
         try:
-            if key not in self._placed:
-                self._placed[key] = await self._shared.gate.place(*key)
+            return await self._shared.gate.place(self._caller, route.token)
         except CallRefusedError as refusal:
             raise _AnsweredError(403, str(refusal)) from refusal
-        return self._placed[key]
 
     async def _say(self, status: int, message: str, api: Api | None, retry_after: float | None = None) -> None:
         if self._http.answering:
@@ -120,19 +128,18 @@ class Exchange:
         await self._http.answer(status, headers, body)
 
     async def _forward(self, placed: Placed, upstream: Upstream, api: Api, route: Route) -> None:
-        with self._shared.memory.space() as space:
+        with self._shared.memory.space(placed.run) as space:
             raw = await self._body(space)
             await self._forward_whole(placed, upstream, api, route, raw, space)
 
     async def _body(self, space: Space) -> bytes:
-        pieces, size = [], 0
+        body = bytearray()  # a list of thousands of pieces would leave the allocator with holes that it never gives back
         while piece := await self._http.body():
-            size += len(piece)
-            if size > MAX_BODY:
+            if len(body) + len(piece) > MAX_BODY:
                 raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
             space.grow(len(piece))
-            pieces.append(piece)
-        return b"".join(pieces)
+            body += piece
+        return bytes(body)
 
     async def _forward_whole(self, placed: Placed, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
         plain = self._plain(raw)
@@ -140,7 +147,9 @@ class Exchange:
             space.grow(len(plain))
         call = self._call(api, route, plain)
         if call is None:
-            await self._pass(upstream, route, raw, self._headers, None)
+            unasked = self._unasked(placed, upstream, api, route, plain)
+            with _closing(unasked):
+                await self._pass(upstream, route, raw, self._headers, unasked)
             return
         size = text_size(plain)
         asked = AskedCall(
@@ -152,21 +161,17 @@ class Exchange:
             max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,
             choices=call.choices,
+            streams=call.streams,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))
         record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size)
-        try:
+        with _closing(record):
             sent, headers = raw, self._headers
             changed = self._changed(api, plain, admitted.max_output)
             if changed is not plain:
                 space.grow(len(changed))
                 sent, headers = changed, [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
             await self._pass(upstream, route, sent, headers, record)
-        except BaseException as error:
-            record.broken(error)
-            raise
-        finally:
-            record.close()
 
     def _plain(self, raw: bytes) -> bytes:
         """Return the body without its encoding."""
@@ -185,11 +190,19 @@ class Exchange:
             call = api.call(path, plain) if self._method == "POST" else None
         except (ValueError, RecursionError) as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
-        if call is None and api.paid(self._method, path, plain) is Paid.UNGATED and not self._shared.ungated():
-            raise _AnsweredError(
-                400, f"{self._method} {path} costs money that the gateway cannot bound; set gateway.ungated to let it pass"
-            )
         return call
+
+    def _unasked(self, placed: Placed, upstream: Upstream, api: Api, route: Route, plain: bytes) -> UnaskedRecord | None:
+        """Return the record of a request that is no call of a model, if it costs money."""
+        path = api.path(route.path)
+        if api.paid(self._method, path, plain) is not Paid.UNGATED:
+            return None
+        record = UnaskedRecord(self._shared.gate, placed.run, upstream.name, path[:MAX_PATH])
+        if not self._shared.ungated():
+            why = f"{self._method} {path} costs money that the gateway cannot bound; set gateway.ungated to let it pass"
+            record.close(refused=why)
+            raise _AnsweredError(400, why)
+        return record
 
     def _changed(self, api: Api, plain: bytes, max_output: int | None) -> bytes:
         try:
@@ -225,7 +238,7 @@ class Exchange:
         route: Route,
         body: bytes,
         headers: list[tuple[bytes, bytes]],
-        record: CallRecord | None,
+        record: RequestRecord | None,
     ) -> None:
         try:
             key = upstream.key()
@@ -239,7 +252,7 @@ class Exchange:
         )
         await self._while_there(partial(self._relay, upstream, request, record))
 
-    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: CallRecord | None) -> None:
+    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None) -> None:
         if record is not None:
             record.sent = True
         try:

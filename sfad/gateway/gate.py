@@ -40,6 +40,7 @@ class AskedCall:
     fixed: bool
     """The maximum cannot be lowered."""
     choices: int
+    streams: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,22 @@ class CallEnded:
     error: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Unasked:
+    """A request that costs money and is no call of a model. It passed, or was refused, without being asked for."""
+
+    run: str
+    time: float
+    """Unix time."""
+    upstream: str
+    path: str
+    refused: str | None = None
+    status: int | None = None
+    first_byte_s: float | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
 class Gate(Protocol):
     """The daemon."""
 
@@ -79,3 +96,6 @@ class Gate(Protocol):
 
     def ended(self, call: CallEnded) -> None:
         """Tell what a call has used."""
+
+    def unasked(self, request: Unasked) -> None:
+        """Have a request recorded that was not asked for."""

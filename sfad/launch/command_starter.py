@@ -40,7 +40,7 @@ class CommandStarter:
         if b"\0" in b"".join((spec.cwd, *spec.argv, *spec.env)):
             raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
         name = spec.argv[0] if spec.argv else b""
-        files = candidates(name, spec.env)
+        files = candidates(name, spec.env, spec.shims)
         try:
             far_gate, gate = os.pipe2(os.O_CLOEXEC)
         except OSError as error:

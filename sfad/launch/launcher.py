@@ -53,6 +53,8 @@ class LaunchSpec:
     terminal: bool = False
     """Make the terminal behind `stdin` the controlling terminal of the run's session."""
     bounds: Bounds = UNBOUND
+    shims: bytes | None = None
+    """A directory of PATH in which the command itself is not searched: it has stand-ins for what the command starts."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     """The random part of the run's cookie, hexadecimal: the same for all attempts, so that the next daemon finds the run by it."""
 

@@ -4,7 +4,7 @@
 `ledger`    `Ledger`, used in the trio thread: writes are queued, and a listener is told what became of them
 `records`   reads, which also see queued writes
 `schema`    tables, and the ordered list of migrations that leads to them
-`rows`      runs and events as rows, and back, and the SQL that writes them
+`rows`      runs, calls and events as rows, and back, and the SQL that writes them
 `inbox`     the queue of the writer's thread, which wakes it when a transaction is worth its cost
 `writer`    the thread that writes: its queue, its backlog, and errands
 `transactions` the connection that writes: transactions, checkpoints, and the file put back

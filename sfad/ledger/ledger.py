@@ -12,15 +12,18 @@ import msgspec
 import trio
 
 from ..core.ids import run_number
-from ..protocol.types import Event, RunId, RunInfo
+from ..protocol.types import CallInfo, Event, RunId, RunInfo
 from .backup import PutBack
 from .opened import OpenedLedger
 from .reader import Reader
-from .rows import Op, RunExtra, charge_op, event_op, insert_op, state_op
+from .rows import Op, RunExtra, call_op, charge_op, event_op, insert_op, state_op
 from .transactions import Transactions
 from .writer import Checkpointed, Report, Writer, WriteResult
 
 T = TypeVar("T")
+
+CallKey = tuple[RunId, float, int]
+"""Run, time in seconds since the epoch, and number of a call."""
 
 
 class LedgerListener(Protocol):
@@ -34,6 +37,9 @@ class LedgerListener(Protocol):
 
     def recorded(self, runs: list[RunId], /) -> None:
         """These runs were recorded with a terminal status, and are in the file now. While writes fail, this waits."""
+
+    def calls_recorded(self, calls: list[CallKey], /) -> None:
+        """The rows of these calls are in the file, or were given up."""
 
     def trouble(self, error: str | None, lost: int, /) -> None:
         """Writes begin to fail, or work again (`None`), or `lost` operations other than admissions were given up."""
@@ -100,6 +106,11 @@ class Ledger:
 
     def count_refusal(self, run_id: RunId) -> None:
         self._put(Op("count", run_id, (run_number(run_id),)))
+
+    def record_call(self, call: CallInfo) -> None:
+        """Queue a call's row. A second one of the same call changes nothing but its `more`. It waits in memory until the disk
+        takes it."""
+        self._put(call_op(call))
 
     def charge(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
         """Queue an addition to what a user's or a team's budget was charged in the period that began then."""
@@ -211,5 +222,7 @@ class Ledger:
         ends = (op for op in (*result.committed, *result.lost) if op.urgent and op.kind in ("state", "upsert"))
         if recorded := [op.run_id for op in ends if op.run_id]:
             listener.recorded(recorded)
+        if calls := [(op.run_id, *op.row[1:3]) for op in (*result.committed, *result.lost) if op.kind == "call" and op.run_id]:
+            listener.calls_recorded(calls)
         if failed := [op.run_id for op in result.failed if op.run_id]:
             listener.commit_failed(failed, result.error or "the ledger cannot be written")

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ..host.probe import current_boot
-from ..protocol.types import RunInfo
+from ..protocol.types import CallInfo, RunInfo
 from .backup import Backup, keep_apart, newest_backup
 from .database import LedgerError, open_reader
 from .opening import open_writer
@@ -88,13 +88,13 @@ class OpenedLedger:
             return found, number
         return None, number
 
-    def upsert(self, rows: Iterable[tuple[RunInfo, RunExtra]]) -> None:
-        """Insert these runs, or bring their rows up to date. Committed on return.
+    def upsert(self, rows: Iterable[tuple[RunInfo, RunExtra]], calls: Iterable[CallInfo] = ()) -> None:
+        """Insert these runs, or bring their rows up to date, and insert these calls unless they are there. Committed on return.
 
         The pid of a run without `boot_id` in its extra is taken for one of this boot. Raises `sqlite3.Error` if the disk
         refuses; then nothing was changed."""
         ops = [insert_op("admit", info, extra, self.boot) for info, extra in rows]
-        self._execute(upserts(ops))
+        self._execute(upserts(ops, calls))
         self.next_number = max([self.next_number, *(op.row[0] + 1 for op in ops)])
 
     def set_charged(self, scope: str, name: str, period_start: datetime, usd: float) -> None:

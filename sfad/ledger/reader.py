@@ -20,8 +20,20 @@ from typing import Any
 from ..core.ids import run_id
 from ..core.labels import means, values_of
 from ..protocol.messages import List
-from ..protocol.types import RunId, RunInfo, Status
-from .rows import RUN_COLUMNS, RunExtra, number_of, numbers_of, run_extra, run_info
+from ..protocol.types import CallInfo, Event, RunId, RunInfo, Status
+from .rows import (
+    CALL_COLUMNS,
+    EVENT_COLUMNS,
+    RUN_COLUMNS,
+    SESSION,
+    RunExtra,
+    call_of,
+    event_of,
+    number_of,
+    numbers_of,
+    run_extra,
+    run_info,
+)  # fmt: skip
 from .totals import Used
 
 _COLUMNS = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)
@@ -34,8 +46,14 @@ _BELOW = (
 MAX_WALKED = 5000
 """Rows, or entries of an index, that a page walks at most: 5 ms if none of them matches."""
 
+CALLS = 250
+"""Calls in one page, some 3 ms."""
+
 MOST_BELOW = 20_000
 """Descendants of the ended runs in a page. The totals of each run are summed from their rows, in some 5 µs a row."""
+
+MAX_EVENTS = 100_000
+"""Events that are searched for those of one run: 20 ms."""
 
 _NO_NUMBER = 2**63 - 1
 
@@ -64,6 +82,7 @@ class Page:
             (not query.status or info.status in query.status)
             and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
+            and (info.session or not query.sessions)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and (self.within is None or self.within in lineage)
         )
@@ -147,6 +166,23 @@ class Reader:
         )
         return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since,))]
 
+    def sessions(self, since: float) -> list[tuple[str, datetime]]:
+        """Return user and time of each session that was admitted after `since`, by time."""
+        sql = (
+            "SELECT user, created_at FROM runs INDEXED BY runs_created "
+            "WHERE created_at > ? AND mode = ? AND status NOT GLOB 'rejected_*' ORDER BY created_at"
+        )
+        return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since, SESSION))]
+
+    def events_of(self, run: RunId, since: float) -> list[Event]:
+        """Return the run's events, the oldest first. `since`: when it was created. No index has an event's run, so at most
+        `MAX_EVENTS` of the newest events are read."""
+        sql = (
+            f"SELECT {', '.join(EVENT_COLUMNS)} FROM events "  # noqa: S608
+            "WHERE seq > (SELECT max(seq) FROM events) - ? AND time >= ? AND run_id = ? ORDER BY seq"
+        )
+        return [event_of(row) for row in self._connection.execute(sql, (MAX_EVENTS, since, run))]
+
     def select(self, page: Page) -> Selection:
         rows, reached = [], 0
         for query in live_queries(page):
@@ -180,6 +216,20 @@ class Reader:
             "WHERE root_id = ? AND parent_id IS NOT NULL"
         )
         return {row[0]: Used(row[1], row[2], row[3], bool(row[4])) for row in self._connection.execute(sql, (root,))}
+
+    def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
+        """Return calls of a run in the order of their time, those after a time in seconds since the epoch and a number."""
+        sql = f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? AND (time, number) > (?, ?) ORDER BY time, number LIMIT ?"  # noqa: S608
+        return [call_of(row) for row in self._connection.execute(sql, (number_of(run), *after, rows))]
+
+    def count_calls(self, run: RunId, but: Iterable[tuple[float, int]] = ()) -> tuple[int, int]:
+        """Return how many calls of a run were made, and how many were refused. `but`: without those of these times and numbers."""
+        keys = list(but)
+        counts = "count(*) FILTER (WHERE state = 'ended'), ifnull(sum(1 + more) FILTER (WHERE state = 'refused'), 0)"
+        others = " AND (time, number) != (?, ?)" * len(keys)
+        sql = f"SELECT {counts} FROM calls WHERE run = ?{others}"  # noqa: S608
+        made, refused = self._row(sql, number_of(run), *(value for key in keys for value in key))
+        return made, refused
 
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
         """Return when these runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
@@ -314,5 +364,7 @@ def filters(page: Page) -> Iterator[Term]:
         yield _name(values_of(query.name))
     if query.user is not None:
         yield Term("runs.user = ?", (query.user,))
+    if query.sessions:
+        yield Term("+runs.mode = ?", (SESSION,))
     if query.since is not None:
         yield Term("+runs.created_at >= ?", (query.since,))

@@ -3,12 +3,12 @@
 Because of these, a run that has ended never shows as running while the disk is slow or full.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..protocol.types import RunId, RunInfo
-from .reader import Page, Reader, Selection
+from ..protocol.types import CallInfo, RunId, RunInfo
+from .reader import CALLS, Page, Reader, Selection
 from .rows import Op, RunExtra
 from .totals import Used, used_by
 
@@ -37,6 +37,10 @@ class Records:
     def root_spawns(self, since: datetime) -> list[tuple[str, datetime]]:
         """Return user and time of each root that was admitted after `since`, by time: what a rate of spawns counts."""
         return self._reader.root_spawns(since.timestamp())
+
+    def sessions(self, since: datetime) -> list[tuple[str, datetime]]:
+        """Return user and time of each session that was admitted after `since`, by time: what the rate of sessions counts."""
+        return self._reader.sessions(since.timestamp())
 
     def get(self, run_id: RunId) -> RunInfo | None:
         """Return a run, or `None` if there is none. An admission that is not committed yet is not there."""
@@ -83,6 +87,13 @@ class Records:
     def charged(self, scope: str, name: str, period_start: datetime) -> float:
         """Return the USD that a budget was charged in that period, without charges that are queued."""
         return self._reader.charged(scope, name, period_start.timestamp())
+
+    def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
+        """See `Reader.calls`. Without rows that are queued."""
+        return self._reader.calls(run, after, rows)
+
+    def count_calls(self, run: RunId, but: Iterable[tuple[float, int]] = ()) -> tuple[int, int]:
+        return self._reader.count_calls(run, but)
 
     def _lookup(self, run_id: RunId) -> tuple[RunInfo, RunExtra] | None:
         queued = self._unwritten.get(run_id)

@@ -22,7 +22,7 @@ from .reader import LIVE
 from .rows import number_of
 
 STEP_RUNS, STEP_EVENTS = 50, 250
-"""Rows that one transaction deletes, in 1 to 2 ms. An admission may have to wait for that."""
+"""Rows, the latter also of calls, that one transaction deletes, in 1 to 2 ms. An admission may have to wait for that."""
 
 _PAGE = 1000
 
@@ -75,7 +75,7 @@ class Pruner:
         """Delete the trees that ended before `cutoff`, older events unless their run is live, and charges of budgets in periods
         that are long over. Raises `sqlite3.Error`."""
         with closing(open_reader(self._directory)) as connection:
-            runs = sum(self._do(_delete_runs(batch)) for batch in _batches(_old_runs(connection, cutoff)))
+            runs = self._delete_runs(connection, _old_runs(connection, cutoff))
             events = sum(self._do(_delete_events(batch)) for batch in _old_events(connection, cutoff))
         self._do(_delete_charges(cutoff - 2 * _LONGEST_PERIOD))
         return Deleted(runs, events)
@@ -97,7 +97,17 @@ class Pruner:
         if dry:
             return Deleted(len(runs), sum(map(len, events)))
         count = sum(self._do(_delete_events(batch)) for batch in events)
-        return Deleted(sum(self._do(_delete_runs(batch)) for batch in _batches(iter(runs))), count)
+        with closing(open_reader(self._directory)) as connection:
+            return Deleted(self._delete_runs(connection, iter(runs)), count)
+
+    def _delete_runs(self, connection: sqlite3.Connection, runs: Iterator[_OldRun]) -> int:
+        """Delete runs with their calls, and return how many runs."""
+        count = 0
+        for batch in _batches(runs):
+            while keys := _calls_of(connection, [run.number for run in batch]):
+                self._do(_delete_calls(keys))
+            count += self._do(_delete_runs(batch))
+        return count
 
     def compact(self) -> int:
         """Give pages back if a quarter of the file is free, and return how many. Raises `sqlite3.Error`."""
@@ -205,6 +215,22 @@ def _delete_runs(runs: Sequence[_OldRun]) -> Callable[[sqlite3.Connection], int]
         count = _delete(connection, "runs", "number", [run.number for run in runs])
         connection.execute("COMMIT")
         return count
+
+    return work
+
+
+def _calls_of(connection: sqlite3.Connection, runs: Sequence[int]) -> list[tuple[int, float, int]]:
+    marks = ", ".join("?" * len(runs))
+    sql = f"SELECT run, time, number FROM calls WHERE run IN ({marks}) LIMIT {STEP_EVENTS}"  # noqa: S608
+    return connection.execute(sql, runs).fetchall()
+
+
+def _delete_calls(keys: Sequence[tuple[int, float, int]]) -> Callable[[sqlite3.Connection], int]:
+    def work(connection: sqlite3.Connection) -> int:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany("DELETE FROM calls WHERE run = ? AND time = ? AND number = ?", keys)
+        connection.execute("COMMIT")
+        return len(keys)
 
     return work
 

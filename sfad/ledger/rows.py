@@ -1,4 +1,4 @@
-"""Runs and events as rows, and back, and the SQL that writes them. Each column is named once here.
+"""Runs, calls and events as rows, and back, and the SQL that writes them. Each column is named once here.
 
 Environment variables have no column: they may contain secrets.
 """
@@ -13,11 +13,14 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from ..core.ids import number_or_zero, run_number
-from ..protocol.types import Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
+from ..core.ids import number_or_zero, run_id, run_number
+from ..protocol.types import CallInfo, Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
 from .totals import at_least
 
 RESULT_HEAD = 1024
+
+SESSION = "session"
+"""`RunExtra.mode` of a session."""
 
 
 class RunExtra(Struct, frozen=True, kw_only=True):
@@ -25,7 +28,7 @@ class RunExtra(Struct, frozen=True, kw_only=True):
 
     uid: int | None = None
     mode: str | None = None
-    """`foreground`, `background` or `detached`, as the client asked for it."""
+    """`foreground`, `background` or `detached`, as the client asked for it, or `SESSION`."""
     allowed_tools: Sequence[str] = ()
     blocked_tools: Sequence[str] = ()
     pid_started: int | None = None
@@ -37,7 +40,7 @@ class RunExtra(Struct, frozen=True, kw_only=True):
     result_head: bytes | None = None
 
 
-Kind = Literal["admit", "refuse", "upsert", "state", "event", "count", "charge"]
+Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "charge"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +74,10 @@ RUN_COLUMNS = (*_FIXED, *_STATE)
 STATE_COLUMNS = ("number", *_STATE)
 EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
+_CALL_FIELDS = tuple(name for name in CallInfo.__struct_fields__ if name not in ("run_id", "time", "number"))
+CALL_COLUMNS = ("run", "time", "number", *_CALL_FIELDS)
+
+_call_fields = attrgetter(*_CALL_FIELDS)
 _fixed_info, _fixed_info_json = attrgetter(*_FIXED_INFO), attrgetter(*_FIXED_INFO_JSON)
 _fixed_extra, _fixed_extra_json = attrgetter(*_FIXED_EXTRA), attrgetter(*_FIXED_EXTRA_JSON)
 _state_info, _state_times, _state_extra = attrgetter(*_STATE_INFO), attrgetter(*_STATE_TIMES), attrgetter(*_STATE_EXTRA)
@@ -108,6 +115,10 @@ def event_op(event: Event) -> Op:
     body = {name: value for name in _IN_EVENT_BODY if (value := getattr(event, name)) not in (None, "")}
     row = (event.seq, event.time.timestamp(), event.type, event.severity, event.run_id, event.root_id, _json(body))
     return Op("event", event.run_id, row)
+
+
+def call_op(call: CallInfo) -> Op:
+    return Op("call", call.run_id, (run_number(call.run_id), call.time.timestamp(), call.number, *_call_fields(call)))
 
 
 def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
@@ -174,11 +185,12 @@ def _fields(row: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def run_info(row: Iterable[Any]) -> RunInfo:
-    fields = _fields(row, [*_IN_INFO, "usage"])
+    fields = _fields(row, [*_IN_INFO, "usage", "mode"])
+    session = fields.pop("mode") == SESSION
     by_source: dict[Source, Usage] = fields["usage"]
     fields["usage"] = next(iter(by_source.values()), Usage())
     fields["usage_by_source"] = {source: usage for source, usage in by_source.items() if source != "none"}
-    return RunInfo(processes=None, memory_bytes=None, **fields)
+    return RunInfo(processes=None, memory_bytes=None, session=session, **fields)
 
 
 def run_extra(row: Iterable[Any]) -> RunExtra:
@@ -189,6 +201,12 @@ def event_of(row: Sequence[Any]) -> Event:
     *known, body = row
     fields = dict(zip(EVENT_COLUMNS, known, strict=False))
     return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
+
+
+def call_of(row: Sequence[Any]) -> CallInfo:
+    fields = dict(zip(CALL_COLUMNS, row, strict=True))
+    flags = {name: bool(fields[name]) for name in ("partial", "streamed")}
+    return CallInfo(run_id=run_id(fields.pop("run")), **fields | flags | {"time": _moment(fields["time"])})
 
 
 _HIGHEST = 2**63 - 1
@@ -237,6 +255,7 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
     yield from upserts([op for op in batch if op.kind == "upsert"])
     yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "state"}.values()))
     yield from _many(partial(_insert, "events"), [op.row for op in batch if op.kind == "event"])
+    yield from _many(_insert_calls, [op.row for op in batch if op.kind == "call"])
     for op in batch:
         if op.kind == "count":
             yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
@@ -244,7 +263,8 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
             yield f"{_CHARGE} charged_usd + excluded.charged_usd", op.row
 
 
-def upserts(ops: Sequence[Op]) -> Iterator[Statement]:
+def upserts(ops: Sequence[Op], calls: Iterable[CallInfo] = ()) -> Iterator[Statement]:
+    yield from _many(_insert_calls, [call_op(call).row for call in calls])
     for op in ops:
         yield _UPSERT_RUN, op.row
         yield from (("INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)", label) for label in op.labels)
@@ -266,7 +286,13 @@ def _many(sql: Callable[[int], str], rows: Sequence[tuple[Any, ...]]) -> Iterato
             start += size
 
 
-_COLUMNS = {"runs": RUN_COLUMNS, "labels": ("key", "value", "number"), "events": EVENT_COLUMNS}
+_COLUMNS = {"runs": RUN_COLUMNS, "labels": ("key", "value", "number"), "events": EVENT_COLUMNS, "calls": CALL_COLUMNS}
+
+
+@cache
+def _insert_calls(rows: int) -> str:
+    # written again: a call that was saved in the spool too, of which only `more` may have changed
+    return f"{_insert('calls', rows)} ON CONFLICT DO UPDATE SET more = max(more, excluded.more)"
 
 
 @cache

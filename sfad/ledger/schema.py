@@ -118,7 +118,39 @@ CREATE INDEX runs_created ON runs (created_at);
 CREATE INDEX events_breaches ON events (time) WHERE type = 'limit_exceeded';
 """
 
-MIGRATIONS = (_V1, _V2, _V3)
+# The key has the order in which calls are shown, and tells a call from all others, so that its row can be written again.
+_V4 = """
+CREATE TABLE calls (
+    run INTEGER NOT NULL,
+    time REAL NOT NULL,
+    number INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    upstream TEXT NOT NULL,
+    model TEXT,
+    input_tokens INTEGER,
+    cached_tokens INTEGER,
+    cache_write_tokens INTEGER,
+    output_tokens INTEGER,
+    cost_usd REAL,
+    partial INTEGER NOT NULL,
+    status INTEGER,
+    clamped_to INTEGER,
+    refused TEXT,
+    error TEXT,
+    streamed INTEGER NOT NULL,
+    reserved_input INTEGER,
+    reserved_output INTEGER,
+    tools INTEGER NOT NULL,
+    waited_s REAL,
+    first_byte_s REAL,
+    elapsed_s REAL,
+    path TEXT,
+    more INTEGER NOT NULL,
+    PRIMARY KEY (run, time, number)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS = (_V1, _V2, _V3, _V4)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)

@@ -18,5 +18,6 @@ metering ───────────────────────�
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway
 `run_environment`  the environment of a run
+`shims`            the directory of shims
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then
 """

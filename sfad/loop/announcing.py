@@ -16,6 +16,7 @@ RESERVED = 1000
 class Announcer:
     def __init__(self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers) -> None:
         self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
+        self._output = resources.output
         self._catalogue = catalogue
         self._subscribers = subscribers
         self.feed = EventFeed(resources.ledger)
@@ -25,6 +26,9 @@ class Announcer:
 
     def publish(self, event: Event, lineage: tuple[RunId, ...]) -> None:
         """Announce an event of the run at the end of `lineage`."""
+        live = self._catalogue.live.get(lineage[-1])
+        if live is not None and live.run.asked.session is not None:
+            event = self._with_output(event, lineage[-1])
         self._subscribers.happened(self._numbered(event, lineage), lineage)
 
     def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium") -> None:
@@ -32,12 +36,31 @@ class Announcer:
         live = self._catalogue.live.get(run)
         if live is not None:
             name, root = live.run.name, live.lineage_ids[0]
-            event = Event(type=what, severity=severity, run_id=run, root_id=root, agent_name=name, message=message)
+            event = Event(
+                type=what,
+                severity=severity,
+                run_id=run,
+                root_id=root,
+                agent_name=name,
+                message=message,
+                channel=live.run.birth.channel,
+            )
             self.publish(event, live.lineage_ids)
 
     def tell(self, what: str, message: str, severity: Severity = "low") -> None:
         """Announce an event of the daemon itself."""
         self._numbered(Event(type=what, message=message, severity=severity), ())
+
+    def _with_output(self, event: Event, run: RunId) -> Event:
+        try:
+            out, err = self._output.status(run, ".out"), self._output.status(run, ".err")
+        except OSError:
+            return event
+        return msgspec.structs.replace(
+            event,
+            stdout_bytes=out.st_size if out is not None else None,
+            stderr_bytes=err.st_size if err is not None else None,
+        )
 
     def close(self) -> None:
         self._numbers.reserve_events(self._ledger.last_event)

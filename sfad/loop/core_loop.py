@@ -112,6 +112,8 @@ class CoreLoop:
                 self._refuse(run)
             case c.CountRefusal(run_id):
                 self.resources.ledger.count_refusal(run_id)
+            case c.RecordCall(call, lineage):
+                self.saver.record_call(call, lineage)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
             case c.Launch(run):

@@ -21,13 +21,16 @@ from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
-from ..protocol.types import RunId
+from ..protocol.types import RunId, Severity
 
 LISTENER = 3
 """The descriptor under which the gateway finds its listener."""
 RECORD = "gateway.json"
 PAUSE, PAUSE_MAX = 0.1, 5.0
 """Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
+FAILING = 0.8
+"""The pause from which on callers are refused meanwhile. They must not wait for a gateway that cannot start."""
+BACKLOG = 512
 UNUSED_MAX = 2.0
 """Seconds that a gateway which is not enabled goes on after the last run that uses it."""
 LAST_CALLS = 1.0
@@ -52,14 +55,16 @@ class GatewayProcess:
         config: GatewayConfig,
         launcher: Launcher,
         log: Log,
+        tell: Callable[[str, str, Severity], None],
         started: Callable[[], None],
         in_use: Callable[[], bool],
         *,
         sock: str,
         state_dir: str,
     ) -> None:
-        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `started` is called when a new
-        one was started; `in_use` returns whether a live run uses it."""
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `tell` announces an event.
+        `started` is called when a new one was started; `in_use` returns whether a live run uses it."""
+        self._tell = tell
         self._started = started
         self._in_use = in_use
         self._launcher = launcher
@@ -118,20 +123,29 @@ class GatewayProcess:
 
     def _bind(self) -> None:
         found = self._record
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = _tcp_socket()
         try:
-            listener.bind(("127.0.0.1", found.port if found is not None else 0))
+            if found is not None:
+                listener.bind(("127.0.0.1", found.port))
+            else:
+                _bind_to_free_port(listener)
         except OSError as error:
             if found is None:
                 raise
             self._log.warning(f"the gateway's port {found.port} is taken: live runs cannot reach their model ({error.strerror})")
-            listener.bind(("127.0.0.1", 0))
-        listener.listen(512)
+            _bind_to_free_port(listener)
+        listener.listen(BACKLOG)
         self._listener = listener
         secret = found.secret if found is not None else secrets.token_hex(16)
         self._record = GatewayRecord(listener.getsockname()[1], secret)
         self._write()
+
+    def keep(self, listener: int) -> None:
+        """Keep the listener of a gateway that an earlier daemon has started: if it dies, connections wait for the next gateway."""
+        if self._listener is None:
+            self._listener = socket.socket(fileno=listener)
+        else:
+            os.close(listener)
 
     # ---- what runs are told
 
@@ -189,8 +203,17 @@ class GatewayProcess:
             if not self._wanted():
                 continue
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
-            self._log.warning(f"the gateway ended ({how}); it is started again in {pause:g} s")
+            self._failed(how, pause)
             await trio.sleep(pause)
+
+    def _failed(self, how: str, pause: float) -> None:
+        message = f"the gateway ended ({how}); it is started again in {pause:g} s"
+        if pause < FAILING:
+            self._tell("gateway_ended", message, "medium")
+            return
+        self._tell("gateway_ended", f"{message}; until then runs cannot reach their model; the log tells more", "high")
+        if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)  # its port stays bound
 
     def _wanted(self) -> bool:
         if self._stopped:
@@ -243,6 +266,7 @@ class GatewayProcess:
             self._bind()
         assert self._listener is not None
         assert self._record is not None
+        self._listener.listen(BACKLOG)
         env = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
         pid = os.posix_spawn(
             sys.executable,
@@ -297,6 +321,19 @@ class GatewayProcess:
         with open(create(new), "wb") as file:
             file.write(json.dumps(msgspec.to_builtins(self._record)).encode())
         new.replace(self._path)
+
+
+def _tcp_socket() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made
+
+
+def _bind_to_free_port(listener: socket.socket) -> None:
+    # a socket loses a port that the kernel has chosen for it when it is shut down
+    with _tcp_socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        listener.bind(chosen.getsockname())
 
 
 def _reap(pidfd: int) -> str:

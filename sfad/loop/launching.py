@@ -25,6 +25,7 @@ from ..runs.live import Live, bounds_of
 from .gateway_process import GatewayProcess
 from .resources import Resources
 from .run_environment import run_environment
+from .shims import ShimDirectory
 
 LAUNCH = 8
 """Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
@@ -53,6 +54,7 @@ class Launching:
     feed: Feed
     arm: Arm
     gateway: GatewayProcess
+    shims: ShimDirectory
 
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
@@ -106,16 +108,18 @@ class Launching:
         deadline = wall_clock().timestamp() + min(left)
         token = self.gateway.token(run.id)
         gateway = self.gateway.address(token) if spawn.gateway else None
+        shims = self.shims.in_path
         return LaunchSpec(
             argv=argv_of(spawn, run.attempt, token),
             cwd=spawn.cwd,
-            env=run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, gateway=gateway),
+            env=run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, gateway=gateway, shims=shims),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             terminal=spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin),
             bounds=bounds_of(run),
+            shims=shims,
             nonce=live.nonce,
         )
 

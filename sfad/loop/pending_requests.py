@@ -8,6 +8,7 @@ import trio
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
+from ..core.asked import SessionAsked
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, close_soon
@@ -74,7 +75,16 @@ class PendingRequests:
         """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
         self.feed(make(self._token(answer), trio.current_time()))
 
-    def spawn(self, peer: Peer, spawn: Spawn, descriptors: list[int], client: int, answer: OnAnswer, on_admit: OnAdmit) -> None:
+    def spawn(
+        self,
+        peer: Peer,
+        spawn: Spawn,
+        descriptors: list[int],
+        client: int,
+        answer: OnAnswer,
+        on_admit: OnAdmit,
+        session: SessionAsked | None = None,
+    ) -> None:
         """Ask for a run. It takes over `descriptors`, whatever the answer. `on_admit` is called before `answer` if it is yes. A
         request with the key of an earlier one gets the same answer.
 
@@ -85,7 +95,7 @@ class PendingRequests:
             on_admit(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return
-        asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.is_gateway))
+        asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.is_gateway), session)
         kept = spawn.log and spawn.stdio == "files"
         pending = PendingSpawn(spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
         try:
@@ -113,12 +123,12 @@ class PendingRequests:
         for asker in self._askers.pop(token, ()):
             asker(answer)
 
-    def withdraw(self, asker: OnAnswer, token: int) -> None:
-        """Expect no answer to a call of a model, and have the core forget it."""
+    def withdraw(self, asker: OnAnswer, token: int, why: str | None) -> None:
+        """Expect no answer to a call of a model, and have the core forget it. `why`: see `CallWithdrawn`."""
         self._askers[token].remove(asker)
         if not self._askers[token]:
             del self._askers[token]
-            self.feed(e.CallWithdrawn(trio.current_time(), token))
+            self.feed(e.CallWithdrawn(trio.current_time(), token, why))
 
     def askers(self) -> dict[int, list[OnAnswer]]:
         """Return what is called with the core's answers, by token."""

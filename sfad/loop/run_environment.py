@@ -12,17 +12,27 @@ _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=
 _OWN = (
     b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=", b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=",
     b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=", b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=",
-    b"SFA_NO_LOG=", b"SFA_QUIET=",
+    b"SFA_NO_LOG=", b"SFA_QUIET=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
 )  # fmt: skip
 
 
-def run_environment(run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: str | None = None) -> list[bytes]:
-    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `gateway` is the address of the gateway. The daemon
-    does not trust these variables itself."""
+def run_environment(
+    run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: str | None = None, shims: bytes | None = None
+) -> list[bytes]:
+    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `gateway` is the address of the gateway; `shims` is the
+    directory that comes first in PATH. The daemon does not trust these variables itself."""
     told = [*_told(run, spawn, socket, deadline), *_leading_to(gateway)]
     own = _OWN + tuple(f"{key}=".encode() for key, _ in _leading_to(gateway))
     kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(own)]
+    if shims is not None:
+        kept = [_beginning_with(shims, item) if item.startswith(b"PATH=") else item for item in kept]
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
+
+
+def _beginning_with(shims: bytes, path: bytes) -> bytes:
+    """Return the variable PATH with a directory in front, once."""
+    others = [directory for directory in path.removeprefix(b"PATH=").split(b":") if directory != shims]
+    return b"PATH=" + b":".join([shims, *others])
 
 
 def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:
@@ -47,7 +57,8 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
         ("SFA_NO_LOG", "" if spawn.log else "1"),
         ("SFA_QUIET", "1" if spawn.quiet else ""),
     ]
-    return told + [(key, value) for key, value in optional if value]
+    agent = [(f"SFA_{name.upper()}", text) for name, text in spawn.placeholders.items()]
+    return told + [(key, value) for key, value in optional if value] + agent
 
 
 def _leading_to(gateway: str | None) -> Iterator[tuple[str, str]]:

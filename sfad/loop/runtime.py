@@ -19,6 +19,7 @@ from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
 from ..protocol.messages import Change
 from ..protocol.types import RunId
+from ..runs.call_list import CallList
 from ..runs.catalogue import RunCatalogue
 from ..runs.subscribers import Subscribers
 from .advising import Adviser
@@ -30,6 +31,7 @@ from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
+from .shims import ShimDirectory
 from .storage import StorageWatch
 from .succession import Succession
 from .translate import policy_of
@@ -67,6 +69,7 @@ class Runtime:
         self.subscribers = Subscribers()
         self.spool.begin(os.path.realpath(self.state_dir))
         self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
+        self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
@@ -76,8 +79,9 @@ class Runtime:
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
-            config.gateway, self.launcher, self.log, lambda: self.feed(e.GatewayStarted(trio.current_time())),
-            self._uses_gateway, sock=self.socket, state_dir=self.state_dir,
+            config.gateway, self.launcher, self.log, self.announcer.tell,
+            lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
+            sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
@@ -87,8 +91,9 @@ class Runtime:
         )
         self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
         self.ledger.report_to(self.saver)
+        self.shims = ShimDirectory(Path(self.state_dir))
         launching = Launching(
-            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway
+            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway, self.shims
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,
@@ -130,6 +135,7 @@ class Runtime:
         self.metering.reconfigure(config.prices, config.limits.nearing)
         self.maintenance.reconfigure(config.retention)
         self.gateway.reconfigure(config.gateway)
+        self.shims.look()
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])

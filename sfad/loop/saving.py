@@ -13,8 +13,9 @@ from ..durable.budgets import BudgetKeeper
 from ..durable.journal import nowhere
 from ..faults import crash_point
 from ..host.clock import wall_clock
+from ..ledger.ledger import CallKey
 from ..metering.metering import Metering
-from ..protocol.types import RunId
+from ..protocol.types import CallInfo, RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.showing import info_of
@@ -49,6 +50,8 @@ class Saver:
                 charges = True
             elif isinstance(command, c.Admit):
                 admits = True
+            elif isinstance(command, c.RecordCall) and command.call.state == "ended":
+                self._keep(command.call)
         # a budget that was charged for use which is not saved would be charged for it again by the next daemon
         runs = outcome.changed | outcome.used if charges else outcome.changed
         changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
@@ -85,6 +88,23 @@ class Saver:
         live.row_is(info)
         self._used.discard(run.id)
         self.resources.ledger.record(info, live.extra)
+
+    def _keep(self, call: CallInfo) -> None:
+        """Save the call with its run, whose account has it now, until its row is in the file."""
+        if (live := self.catalogue.live.get(call.run_id)) is not None:
+            live.unrecorded_calls.add(call)
+
+    def record_call(self, call: CallInfo, lineage: tuple[RunId, ...]) -> None:
+        live = self.catalogue.live.get(call.run_id)
+        if live is not None and call.state != "ended":
+            call = live.unrecorded_calls.add_not_made(call, trio.current_time())
+        self.resources.ledger.record_call(call)
+        self.subscribers.called(call, lineage)
+
+    def calls_recorded(self, calls: Iterable[CallKey]) -> None:
+        for run, time, number in calls:
+            if (live := self.catalogue.live.get(run)) is not None and live.calls is not None:
+                live.calls.recorded(time, number)
 
     def refuse(self, live: Live) -> None:
         info = info_of(live, live.run.birth.created_at)

@@ -82,6 +82,8 @@ class Succession:
     def _complete_records(self, adoption: Adoption, unwritten: Rows) -> None:
         for info, extra in unwritten:
             self.resources.ledger.upsert(info, extra)
+        for call in adoption.calls:  # nearly always they are there by now
+            self.resources.ledger.record_call(call)
         later = {info.id for info, _ in unwritten}
         closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
         self.resources.spool.ended.recorded([*closed, *adoption.over])
@@ -107,12 +109,17 @@ class Succession:
                 self.announcer.tell_of_run("run_progress", run, "its stdin has ended: the daemon that held it died")
 
     def count_earlier_spawns(self) -> None:
-        """Count the spawns of the last hour: a restart of the daemon must not be a way around the spawn rate."""
+        """Count the spawns of the last hour, and the sessions: a restart of the daemon must not be a way around their rates."""
         now, at = wall_clock(), trio.current_time()
-        for user, created in self.resources.ledger.records.root_spawns(now - timedelta(seconds=HOUR)):
-            ago = (now - created).total_seconds()
-            if ago >= 0:  # else the wall clock was set back
-                self.machine.spawned_before(user, at - ago)
+        records, window = self.resources.ledger.records, self.machine.policy.sessions.window
+        for found, count in (
+            (records.root_spawns(now - timedelta(seconds=HOUR)), self.machine.spawned_before),
+            (records.sessions(now - timedelta(seconds=window)), self.machine.session_started_before),
+        ):
+            for user, created in found:
+                ago = (now - created).total_seconds()
+                if ago >= 0:  # else the wall clock was set back
+                    count(user, at - ago)
 
     def hand_over(self) -> dict[RunId, HandedRun]:
         """Save every snapshot, and return what is not in one. Raises `OSError` where that cannot be, and where an earlier save has

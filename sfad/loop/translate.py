@@ -6,16 +6,16 @@ from msgspec.structs import asdict
 
 from .. import config as configuration
 from ..core.access import Peer
-from ..core.asked import Asked
+from ..core.asked import Asked, SessionAsked
 from ..core.naming import AGENT_PROGRAMS, derive_name
-from ..core.policy import CallBounds, Policy
+from ..core.policy import CallBounds, Policy, SessionPolicy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
 from ..protocol.known import BASE_URLS, CODING_AGENT
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
 
-def asked_of(spawn: Spawn, client: int, upstreams: tuple[tuple[str, str], ...] = ()) -> Asked:
+def asked_of(spawn: Spawn, client: int, upstreams: tuple[tuple[str, str], ...] = (), session: SessionAsked | None = None) -> Asked:
     """Return the part of a client's request that the core decides about."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
@@ -49,6 +49,9 @@ def asked_of(spawn: Spawn, client: int, upstreams: tuple[tuple[str, str], ...] =
         blocked_tools=tuple(spawn.blocked_tools),
         claim=spawn.claim,
         upstreams=upstreams,
+        models=tuple(spawn.allowed_models),
+        nested=spawn.nested,
+        session=session,
     )
 
 
@@ -115,12 +118,29 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
         program_profile=config.defaults.program_profile == CODING_AGENT,
         call_wait=config.gateway.wait,
+        models=config.gateway.models,
         calls_per_run=CallBounds(**asdict(config.gateway.per_run)),
         calls_per_user=CallBounds(**asdict(config.gateway.per_user)),
         budget_action=Action(config.budgets.action),
+        sessions=_session_policy(config.sessions),
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
+    )
+
+
+def _session_policy(config: configuration.SessionsConfig) -> SessionPolicy:
+    return SessionPolicy(
+        enabled=config.enabled,
+        default_time=config.default_timeout_minutes * 60,
+        max_time=config.max_timeout_minutes * 60,
+        per_user=config.max_concurrent_per_user,
+        total=config.max_concurrent_global,
+        max_turns=config.max_tool_calls_per_run,
+        default_tokens=config.default_token_budget,
+        max_tokens=config.max_token_budget,
+        starts=config.spawn_rate_limit.max_requests,
+        window=config.spawn_rate_limit.window_seconds,
     )

@@ -4,11 +4,9 @@
 `holes`      frees the oldest bytes of a file, and reads a file whose oldest bytes are being freed
 `inotify`    which files were written to, renamed or deleted, from the kernel
 `deletion`   deletes the output of runs that ended long ago
-`sanitise`   pure: an agent's bytes as text that a terminal and a model take for nothing but data
 """
 
 from .files import OutputFiles
 from .inotify import Inotify
-from .sanitise import SafeText, cut_oldest, sanitise, wrap_result
 
-__all__ = ["Inotify", "OutputFiles", "SafeText", "cut_oldest", "sanitise", "wrap_result"]
+__all__ = ["Inotify", "OutputFiles"]

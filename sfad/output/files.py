@@ -106,6 +106,11 @@ class OutputFiles:
         with self.stdout(run_id) as descriptor:
             return _tail(descriptor, max_bytes)
 
+    def newest(self, descriptor: int, max_bytes: int) -> tuple[int, bytes]:
+        """Return at most the newest `max_bytes` bytes of an open output file, and the offset of the first. Raises `OSError`."""
+        size = os.fstat(descriptor).st_size
+        return _read_to(descriptor, max(0, size - max_bytes), size)
+
     def forget(self, run_id: RunId) -> None:
         """Forget which files the run was given: from now on any regular file counts as its output."""
         self._made.pop(run_id, None)

@@ -23,12 +23,14 @@ from .types import (
     Action,
     Bound,
     BudgetState,
+    CallInfo,
     Claim,
     ErrorCode,
     Event,
     Kind,
     Limit,
     LimitRefusal,
+    Lowered,
     Refusal,
     Role,
     RunId,
@@ -99,12 +101,16 @@ class Spawn(Request, tag="spawn"):
     """Stop the run when this connection ends: a foreground run without `--keep`."""
     detach: bool = False
     leaf: bool = False
+    nested: bool = False
+    """The run may start sessions and stop them, although it is a subagent."""
     queue: bool = True
     priority: int = 0
     log: bool = True
     quiet: bool = False
     gateway: bool | None = None
     """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
+    shim: bool = False
+    """A shim asks. The daemon adds to `argv` what leads the program to the gateway."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
@@ -115,12 +121,62 @@ class Spawn(Request, tag="spawn"):
     deny: list[str] = []
     allowed_tools: list[str] = []
     blocked_tools: list[str] = []
+    allowed_models: list[str] = []
+    """Patterns of the models that the run and all below it may call. They need the gateway."""
     claim: Claim = Claim()
     watch: bool = False
     """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""
     key: str | None = None
     """A random word of the client. The same user asking again from the same run with the same key gets the run admitted before."""
     descriptors: int = 0
+
+
+class StartSession(Request, tag="start_session"):
+    """Start a session: a run of a registered agent, with a task, under `[sessions]` of the config. It needs the permission for
+    `spawn`, and of a subagent that it is `nested`. Answered by `RunReply` as `Spawn` is, or by `Refused`."""
+
+    repeats = 3
+    access = "none"
+
+    task: str
+    cwd: bytes
+    env: list[bytes]
+    umask: int = 0o022
+    agent: str | None = None
+    """`None`: `sessions.default_agent`."""
+    name: str | None = None
+    model: str | None = None
+    provider: str | None = None
+    instructions: str | None = None
+    limits: list[Limit] = []
+    allowed_tools: list[str] = []
+    blocked_tools: list[str] = []
+    nested: bool = False
+    """It may start sessions itself. Otherwise it is a leaf."""
+    channel: str | None = None
+    labels: dict[str, str] = {}
+    claim: Claim = Claim()
+    key: str | None = None
+    """As `Spawn.key`."""
+
+
+class SessionRights(Request, tag="session_rights"):
+    """Ask what the peer may do with sessions. Answered by `SessionRules`."""
+
+    repeats = 1
+    access = "none"
+
+
+class Transcript(Request, tag="transcript"):
+    """Return a run's events and the newest part of its output, made safe for a language model. It needs the permission for `logs`.
+    Answered by `TranscriptText`."""
+
+    repeats = 1
+    access = "none"
+
+    run: str
+    tail: int = 100
+    """Lines at most."""
 
 
 class Stop(Request, tag="stop"):
@@ -135,6 +191,8 @@ class Stop(Request, tag="stop"):
     labels: dict[str, str | list[str]] = {}
     signal: int = 15
     grace: float | None = None
+    sessions: bool = False
+    """Only sessions, and only for a peer that may start them."""
 
 
 class Select(Request, tag="select"):
@@ -239,6 +297,9 @@ class ServeGateway(Request, tag="serve_gateway"):
 
     access = "gateway"
 
+    descriptors: int = 0
+    """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
+
 
 class PlaceCaller(Request, tag="place_caller"):
     """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
@@ -268,6 +329,8 @@ class AdmitCall(Request, tag="admit_call"):
     choices: int = 1
     caches: bool = False
     """Its input may be written to a cache."""
+    upstream: str = ""
+    streamed: bool = False
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -296,6 +359,25 @@ class EndCall(Request, tag="end_call"):
     """Calls of tools that the model has asked for: name, digest of the arguments."""
     first_byte_s: float | None = None
     seconds: float = 0.0
+    error: str | None = None
+
+
+class UnaskedCall(Request, tag="unasked_call"):
+    """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
+
+    access = "gateway"
+
+    run: str
+    time: float
+    """Unix time of the request."""
+    number: int
+    """Tells it from others of the same time."""
+    upstream: str
+    path: str
+    refused: str | None = None
+    status: int | None = None
+    first_byte_s: float | None = None
+    seconds: float | None = None
     error: str | None = None
 
 
@@ -349,6 +431,8 @@ class List(Request, tag="list"):
     rows: int = 50
     live: bool = False
     before: RunId | None = None
+    sessions: bool = False
+    """Only sessions."""
 
 
 class Summarise(Request, tag="summary"):
@@ -406,6 +490,19 @@ class Watch(Request, tag="watch"):
     repeats = 1
 
     run: str
+    calls: bool = False
+    """Push their calls of models instead, each once it has ended or is not made, by `CallPush`."""
+
+
+class ListCalls(Request, tag="calls"):
+    """Return a page of a run's calls of models, in the order of their time. Answered by `CallPage`."""
+
+    repeats = 1
+
+    run: str
+    after: datetime | None = None
+    """Only those after the call with this time and, of several, this number."""
+    after_number: int = 0
 
 
 class Events(Request, tag="events"):
@@ -480,6 +577,28 @@ class Welcome(Reply, tag="welcome"):
 
 class RunReply(Reply, tag="run"):
     run: RunInfo
+    lowered: list[Lowered] = []
+    """Limits of a session that has just been started that are lower than what was asked for."""
+
+
+class SessionRules(Reply, tag="session_rules"):
+    """`refused`: why the peer may not start sessions, nor stop them; `None` if it may."""
+
+    sync_timeout_s: float
+    """How long `delegate` waits for a session."""
+    default_timeout_s: float
+    max_timeout_s: float
+    max_turns: int
+    default_tokens: int
+    max_tokens: int
+    refused: str | None = None
+    default_agent: str | None = None
+
+
+class TranscriptText(Reply, tag="transcript_text"):
+    run: RunId
+    text: str
+    truncated: bool
 
 
 class Refused(Reply, tag="refused"):
@@ -604,6 +723,22 @@ class EventPush(Reply, tag="event"):
     event: Event
 
 
+class CallPush(Reply, tag="call"):
+    call: CallInfo
+
+
+class CallPage(Reply, tag="calls"):
+    """`more`: there are more after the last one. Calls that wait or are under way are in the last page."""
+
+    run: RunId
+    calls: list[CallInfo]
+    more: bool = False
+    ended: bool = False
+    """The run has ended."""
+    gateway: bool = False
+    """The run uses the gateway."""
+
+
 class DaemonStatus(Reply, tag="daemon_status"):
     version: str
     pid: int
@@ -631,6 +766,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Its address; `None` if it is not enabled."""
     gateway_pid: int | None = None
     """`None` also while it is being started again."""
+    shim_dir: str = ""
+    """The directory that the PATH of each run begins with, if it has shims."""
+    shims: list[str] = []
+    """The programs in it."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):

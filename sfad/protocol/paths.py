@@ -14,6 +14,7 @@ SOCKET = "sfad.sock"
 LEDGER = "ledger.db"
 SYSTEM_SOCKET = Path("/run/sfad") / SOCKET
 SYSTEM_STATE = Path("/var/lib/sfad")
+SYSTEM_SHIMS = Path("/usr/local/lib/sfad/shims")
 SUN_PATH = 107
 """Bytes of a path in a socket address: `sun_path` of unix(7), less the closing zero."""
 _MAX_NAME = SUN_PATH - len("/proc/self/fd/") - 11
@@ -26,6 +27,13 @@ def state_dir(env: Mapping[str, str], uid: int, flag: str | None = None) -> Path
     if chosen:
         return Path(chosen).absolute()
     return SYSTEM_STATE if uid == 0 else xdg(env, "XDG_STATE_HOME", ".local/state") / "sfad"
+
+
+def shim_dir(state: Path) -> Path:
+    """The directory of the shims that the runs of a daemon find first in their PATH, given its state directory.
+
+    The system's state is open to root only, but its runs have other users."""
+    return SYSTEM_SHIMS if state == SYSTEM_STATE else state / "shims"
 
 
 def xdg(env: Mapping[str, str], name: str, default: str) -> Path:

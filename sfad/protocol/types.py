@@ -228,6 +228,17 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
         return f"the API {what} {times}" + (f": {self.error}" if self.error else "")
 
 
+class Repetition(Struct, frozen=True, kw_only=True):
+    """A tool call with the same arguments, so many times in a row, as the gateway saw it in the model's replies."""
+
+    tool: str
+    count: int
+
+    @property
+    def sentence(self) -> str:
+        return f"its model asked for the tool '{self.tool}' with the same arguments {self.count} times in a row"
+
+
 class RunInfo(Struct, frozen=True, kw_only=True):
     id: RunId
     name: str
@@ -267,6 +278,58 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     total_tokens: int | None = None
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
+    session: bool = False
+    """A run of a registered agent that was started as a session."""
+    repeating: Repetition | None = None
+    """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in a row."""
+    calls: int | None = None
+    """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
+    calls_refused: int | None = None
+
+    @property
+    def by_gateway(self) -> bool:
+        """Whether it is known that the gateway meters the run."""
+        return "gateway" in self.usage_by_source or any(state.enforced_by == "gateway" for state in self.limits)
+
+
+class CallInfo(Struct, frozen=True, kw_only=True):
+    """A call that the gateway has seen. Tokens and cost are what its run was charged; of a call that was not made, `None`."""
+
+    time: datetime
+    """When the agent asked for it."""
+    run_id: RunId
+    number: int
+    """With `time` and `run_id` it tells the call from all others."""
+    state: Literal["waiting", "under_way", "ended", "refused", "withdrawn"]
+    upstream: str
+    model: str | None
+    """`None` for a request that is no call of a model and costs money all the same; then `path` tells what it is."""
+    input_tokens: int | None = None
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    output_tokens: int | None = None
+    cost_usd: float | None = None
+    partial: bool = False
+    status: int | None = None
+    """Of HTTP; `None` if no reply came."""
+    clamped_to: int | None = None
+    """Tokens to which its maximum output was lowered."""
+    refused: str | None = None
+    error: str | None = None
+    streamed: bool = False
+    reserved_input: int | None = None
+    """Tokens."""
+    reserved_output: int | None = None
+    tools: int = 0
+    """Calls of tools that the model asked for."""
+    waited_s: float | None = None
+    """Seconds until it was admitted, refused or withdrawn."""
+    first_byte_s: float | None = None
+    """Seconds from its admission, as in `elapsed_s`."""
+    elapsed_s: float | None = None
+    path: str | None = None
+    more: int = 0
+    """So many calls after it were refused or withdrawn in the same minute, and have no row of their own."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -276,6 +339,20 @@ class Refusal(Struct, frozen=True, kw_only=True):
     limit: int | None = None
     value: int | None = None
     path: list[str] | None = None
+    key: str | None = None
+    """For a quota of sessions: the key of the config that sets `limit`."""
+    possible_in_s: float | None = None
+    """For a quota of sessions: when a start will be possible, at the latest."""
+
+
+class Lowered(Struct, frozen=True, kw_only=True):
+    """A limit of a session that is lower than what was asked for. `source`: what set it, as in `LimitState`."""
+
+    kind: LimitKind
+    asked: float
+    given: float
+    source: str
+    message: str
 
 
 class LimitRefusal(Struct, frozen=True, kw_only=True):
@@ -329,6 +406,11 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exceeded_by: float | None = None
     refused: bool = False
     by: str | None = None
+    channel: str | None = None
+    """Of the run."""
+    stdout_bytes: int | None = None
+    """Of a session: how much output it had written, for its transcript."""
+    stderr_bytes: int | None = None
 
     @property
     def number(self) -> int:

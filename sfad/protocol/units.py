@@ -2,6 +2,7 @@
 
 import math
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -50,6 +51,11 @@ def format_elapsed(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def format_moment(unix_time: float) -> str:
+    """Return a time for people: `2026-01-31 22:04:05 UTC`."""
+    return f"{datetime.fromtimestamp(unix_time, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 _BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}

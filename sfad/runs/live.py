@@ -10,12 +10,14 @@ from ..core.run import Run
 from ..host.descriptors import close_soon
 from ..launch.launcher import Bounds, Launcher
 from ..ledger import RunExtra
+from ..ledger.rows import SESSION
 from ..meters import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
 from ..meters.program import SessionFiles
 from ..protocol.known import NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo
 from .stdin import StdinPipe
+from .unrecorded_calls import UnrecordedCalls
 
 SpawnKey = tuple[int, RunId | None, str]
 """What a client calls its request (`Spawn.key`), after its uid and the run that it is in."""
@@ -56,6 +58,8 @@ class Live:
     """What the session files of its earlier attempts told."""
     meter_silent: bool = False
     """The meter that was asked for has recognised nothing."""
+    calls: UnrecordedCalls | None = None
+    """`None` until there is one."""
     saved: RunInfo | None = None
     """Its row, as the ledger was given it last."""
     unused: list[LimitState] | None = None
@@ -81,6 +85,13 @@ class Live:
     def meter_is(self, *, silent: bool) -> None:
         """Note whether its meter recognises anything in its output; its limits are shown accordingly."""
         self.meter_silent, self.unused = silent, None
+
+    @property
+    def unrecorded_calls(self) -> UnrecordedCalls:
+        """Its calls, where one is to be added."""
+        if self.calls is None:
+            self.calls = UnrecordedCalls()
+        return self.calls
 
     def row_is(self, info: RunInfo) -> None:
         self.saved = info
@@ -126,6 +137,8 @@ class Live:
     def extra(self) -> RunExtra:
         spawn = self.spawn
         mode = "detached" if spawn.detach else "foreground" if spawn.tied else "background"
+        if self.run.asked.session is not None:
+            mode = SESSION
         return RunExtra(
             uid=self.run.birth.uid,
             mode=mode,

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..protocol.types import Event, RunId, RunInfo
+from ..protocol.types import CallInfo, Event, RunId, RunInfo
 
 Waiter = Callable[[RunInfo], None]
 Watcher = Callable[[Event], None]
+CallWatcher = Callable[[CallInfo], None]
 GiveUp = Callable[[], None]
 
 T = TypeVar("T")
@@ -16,6 +17,7 @@ class Subscribers:
     def __init__(self) -> None:
         self._waiters: dict[RunId, set[Waiter]] = {}
         self._watchers: dict[RunId, set[Watcher]] = {}
+        self._call_watchers: dict[RunId, set[CallWatcher]] = {}
 
     def on_end(self, run: RunId, waiter: Waiter) -> GiveUp:
         """Call `waiter` when a run that is not over is. Return how to give up waiting."""
@@ -24,6 +26,16 @@ class Subscribers:
     def watch(self, run: RunId, watcher: Watcher) -> GiveUp:
         """Call `watcher` with each event of a run and of its descendants. Return how to stop it."""
         return _added(self._watchers, run, watcher)
+
+    def watch_calls(self, run: RunId, watcher: CallWatcher) -> GiveUp:
+        """Call `watcher` with each call of a run and of its descendants that has ended or is not made. Return how to stop it."""
+        return _added(self._call_watchers, run, watcher)
+
+    def called(self, call: CallInfo, lineage: tuple[RunId, ...]) -> None:
+        """Tell those that watch the calls of a run of `lineage`."""
+        for run in lineage if self._call_watchers else ():
+            for watcher in list(self._call_watchers.get(run, ())):
+                watcher(call)
 
     def ended(self, info: RunInfo) -> None:
         for waiter in list(self._waiters.pop(info.id, ())):

@@ -13,5 +13,6 @@
 `lookup`      which run an id, a name or a prefix means
 `checks`      how a request fails, and checks of fields that several kinds of request have
 `results`     the result of a run, from its output
+`transcripts` a run's events and output in one text
 `client_handover` the clients before and after a re-execution
 """

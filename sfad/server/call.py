@@ -15,6 +15,7 @@ from ..core import events as e
 from ..core.access import Peer
 from ..core.money import to_usd
 from ..core.run import Run
+from ..core.session_limits import lowered
 from ..ledger.database import LedgerError
 from ..loop.runtime import Runtime
 from ..protocol import messages as m
@@ -116,10 +117,14 @@ class Call:
 
     def __call__(self, answer: c.Answer) -> None:
         match answer:
+            case c.SpawnDone(run) if run.asked.session is not None:
+                self.reply(m.RunReply(id=self.id, run=self._known(run.id), lowered=lowered(run)))
             case c.SpawnDone(run) | c.Changed(run):
                 self.reply(m.RunReply(id=self.id, run=self._known(run.id)))
             case c.Known(known):
-                self.reply(m.RunReply(id=self.id, run=self._known(known)))
+                live = self.runtime.catalogue.live.get(known)
+                less = lowered(live.run) if live is not None else []
+                self.reply(m.RunReply(id=self.id, run=self._known(known), lowered=less))
             case c.SpawnRefused(refusal, recorded):
                 self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
             case c.ReserveAnswer(run, reservation, limit_refusal):
@@ -172,13 +177,14 @@ class Call:
         self.runtime.background.answer(work, done, failed, EXPECTED)
 
 
-def withdraw_calls(runtime: Runtime, connection: Connection, number: int | None = None) -> None:
-    """Forget the calls of a model that wait for an answer on the gateway's connection: one of them, or all."""
+def withdraw_calls(runtime: Runtime, connection: Connection, number: int | None, why: str | None) -> None:
+    """Forget the calls of a model that wait for an answer on the gateway's connection: one of them, or all. `why`: see
+    `CallWithdrawn`."""
     for token, askers in runtime.requests.askers().items():
         for asker in list(askers):
             if isinstance(asker, Call) and asker.connection is connection and number in {None, asker.id}:
                 asker.end()
-                runtime.requests.withdraw(asker, token)
+                runtime.requests.withdraw(asker, token, why)
 
 
 def told(error: Exception) -> tuple[ErrorCode, str]:

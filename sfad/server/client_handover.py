@@ -7,7 +7,7 @@ import trio
 from ..durable.handover import Clients
 from ..protocol.messages import Watch
 from ..protocol.types import ErrorCode
-from .call import Call, Services
+from .call import Call, Services, withdraw_calls
 from .clients import ClientTable
 from .connection import Connection
 from .dispatch import Dispatcher
@@ -29,6 +29,7 @@ class ClientHandover:
         now = trio.current_time()
         for connection in list(self.clients.by_fd.values()):
             if connection.peer.gateway:
+                withdraw_calls(self.services.runtime, connection, None, why=None)
                 self.clients.drop(connection)  # it connects again, and asks again what is not answered
             else:
                 self._give_up(connection)
@@ -71,6 +72,6 @@ class ClientHandover:
                 continue
             for request in each.pending:
                 if isinstance(request, Watch):
-                    push(Call(self.services, connection, request.id), request.run)
+                    push(Call(self.services, connection, request.id), request.run, calls=request.calls)
                 else:
                     self.dispatcher.handle(connection, request)

@@ -3,8 +3,8 @@
 from ..meters import named
 from ..meters.text import answer
 from ..output.files import OutputFiles, Replaced
-from ..output.sanitise import cut_oldest, sanitise, wrap_result
 from ..protocol import messages as m
+from ..protocol.sanitise import cut_oldest, sanitise, wrap
 from ..protocol.types import RunId, RunInfo
 from .checks import RequestError, wrong_state
 
@@ -31,7 +31,7 @@ def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultTex
         data, truncated = answer(program, data, begins_inside=truncated), False
     safe, cut = cut_oldest(sanitise(data), most)
     truncated = truncated or cut
-    text = wrap_result(safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
+    text = wrap("subagent_result", safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
     return m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated)
 
 

@@ -166,27 +166,6 @@ def test_switches(value: str, on: bool) -> None:
     assert spawn({"SFA_NO_LOG": value}).log is not on
 
 
-@pytest.mark.parametrize("variable", environment.INSIDE)
-def test_inside_a_run_is_told_by_any_of_its_variables(variable: str) -> None:
-    assert environment.inside_run({variable: ""}) is not None
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "inside"),
-    [
-        ("/user.slice/sfad-0123456789ab/a1/self", True),
-        ("/sfad-0123456789ab", True),
-        ("/system.slice/sfad.service", False),
-        ("/sfad-on-demand-12.service", False),
-        ("/my-sfad-0123456789ab", False),
-    ],
-)
-def test_inside_a_run_is_told_by_the_cgroup(cgroup: str, inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_own_cgroup", lambda: cgroup)
-    monkeypatch.setattr(environment, "_tagged", lambda: False)
-    assert (environment.inside_run({}) is not None) is inside
-
-
 def test_what_the_run_gets_from_its_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(os.environb, b"ODD.name", b"\xff\xfe")

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import GATEWAY, Peer
+from sfad.core.account import Use
+from sfad.core.money import to_nanos
 from sfad.core.vocabulary import Timer
 from sfad.protocol.types import Action, LimitKind, Status
-from tests.core.transcript import ANN, Transcript, inside, limits, purse
+from tests.core.transcript import ANN, Transcript, inside, limits, purse, use
 
 WHOLE = 0.303
 """USD of the call that `Transcript.call` asks for."""
@@ -188,7 +190,7 @@ def test_a_caller_that_hangs_up_is_forgotten() -> None:
     (t >> t.pause(a)).skip()
     held = t.call(a)
     (t >> held).skip()
-    t >> e.CallWithdrawn(t.at, held.token)
+    t >> e.CallWithdrawn(t.at, held.token, "it hung up")
     (t >> t.resume(a)).skip()
     assert held.token not in t.answers
     assert not t.run(a).account.reservations
@@ -302,3 +304,115 @@ def test_only_the_gateway_asks() -> None:
         assert t.machine.refuse(gateway, verb) is None
         for peer in (ANN, inside(a), Peer(uid=0, user="root", owner=True)):
             assert t.machine.refuse(peer, verb) == f"only the daemon's own gateway may '{verb}'"
+
+
+# ---- records
+
+
+def test_each_call_is_recorded_with_what_its_run_was_charged() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5:refuse")
+    name, output = t.admitted(t.call(a, output=50_000))
+    t.later(3)
+    ended = e.CallSettled(t.at, name, use(input_tokens=900, output_tokens=400, cached_tokens=100, cost=0.01, turns=2, messages=1),
+                          e.CallEnd(status=200, cache_write_tokens=50, tools=2, first_byte_s=0.5, elapsed_s=3.0))  # fmt: skip
+    (t >> ended).skip()
+    (call,) = t.calls
+    assert (call.run_id, call.state, call.model, call.upstream, f"{a}-{call.number}") == (a, "ended", "m", "anthropic", name)
+    assert (call.input_tokens, call.cached_tokens, call.cache_write_tokens, call.output_tokens) == (900, 100, 50, 400)
+    assert (call.cost_usd, call.status, call.tools, call.first_byte_s, call.elapsed_s) == (0.01, 200, 2, 0.5, 3.0)
+    assert (call.clamped_to, call.reserved_input, call.reserved_output, call.waited_s) == (output, 1000, output, 0.0)
+    assert (call.refused, call.error, call.partial) == (None, None, False)
+
+
+def test_a_refused_call_is_recorded_with_the_reason() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:refuse")
+    refusal = t.not_called(t.call(a))
+    unpriced = t.call(a, priced=False)
+    message = t.failed(unpriced)
+    assert [(call.state, call.refused, call.cost_usd, call.waited_s) for call in t.calls] == [
+        ("refused", refusal.message, None, 0.0),
+        ("refused", message, None, 0.0),
+    ]
+    assert len({call.number for call in t.calls}) == 2
+
+
+def test_a_call_that_waits_is_recorded_once_that_is_decided() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.32:refuse")
+    name, _ = t.admitted(t.call(a))
+    first, second = t.call(a), t.call(a)
+    (t >> first).skip()
+    (t >> second).skip()
+    assert [call.state for call in t.machine.waiting_calls(a)] == ["waiting", "waiting"]
+    t.later(5)
+    (t >> e.CallWithdrawn(t.at, second.token, "it hung up")).skip()
+    (t >> t.called(name, cost=0.02)).skip()
+    assert [(call.state, call.error) for call in t.calls] == [("withdrawn", "it hung up"), ("ended", None)]
+    assert t.calls[0].waited_s == 5.0
+    admitted = t.admission(first)[0]
+    (call,) = t.machine.calls_under_way(a)
+    assert (call.state, call.waited_s, f"{a}-{call.number}") == ("under_way", 5.0, admitted)
+
+
+def test_a_call_that_will_be_asked_again_is_not_recorded() -> None:
+    """As before a re-execution."""
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:pause")
+    held = t.call(a)
+    (t >> held).skip()
+    t >> e.CallWithdrawn(t.at, held.token, None)
+    assert t.calls == []
+
+
+def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
+    t = Transcript()
+    a, b = t.start("a", limits="cost=1"), t.start("b", limits="cost=1")
+    t.admitted(t.call(a))
+    t.admitted(t.call(b))
+    (t >> t.exited(b)).skip()
+    (t >> e.GatewayStarted(t.at)).skip()
+    of_run, of_gateway = t.calls
+    assert (of_run.run_id, of_run.cost_usd, of_run.partial, of_run.output_tokens) == (b, WHOLE, True, 20_000)
+    assert "its run ended" in (of_run.error or "")
+    assert (of_gateway.run_id, of_gateway.cost_usd, of_gateway.partial) == (a, WHOLE, True)
+    assert "the gateway was killed" in (of_gateway.error or "")
+
+
+STEP = st.tuples(st.sampled_from(["ask", "settle", "withdraw", "gateway", "resume", "wait", "exit"]), st.integers(0, 9))
+
+
+@settings(max_examples=150)
+@given(steps=st.lists(STEP, max_size=40), action=st.sampled_from(["terminate", "refuse", "pause", "request_increase"]))
+def test_every_call_is_recorded_once_and_the_records_add_up(steps: list[tuple[str, int]], action: str) -> None:
+    t = Transcript()
+    a = t.start("a", limits=f"cost=0.9:{action}")
+    account = t.run(a).account
+    asked: list[e.CallAsked] = []
+    for kind, number in steps:
+        names = list(account.reservations)
+        match kind:
+            case "ask":
+                asked.append(t.call(a, output=1000 * (number + 1), least=500))
+                (t >> asked[-1]).skip()
+            case "settle" if names:
+                (t >> t.called(names[number % len(names)], cost=0.001 * number, input_tokens=number)).skip()
+            case "withdraw" if asked:
+                (t >> e.CallWithdrawn(t.at, asked[number % len(asked)].token, "it hung up")).skip()
+            case "gateway":
+                (t >> e.GatewayStarted(t.at)).skip()
+            case "resume":
+                (t >> t.resume(a, room="cost=5")).skip()
+            case "wait":
+                t.later(10 * number)
+                if t.machine.tree.get(a) is not None:
+                    (t >> t.fired(a, Timer.CALLS)).skip()
+            case "exit":
+                (t >> t.exited(a)).skip()
+    open_ = [*t.machine.waiting_calls(a), *t.machine.calls_under_way(a)]
+    assert len(open_) + len(t.calls) == len(asked)
+    assert len({call.number for call in (*open_, *t.calls)}) == len(asked)
+    told = account.sources.get("gateway", Use())
+    assert to_nanos(sum(call.cost_usd or 0.0 for call in t.calls)) == (told.cost or 0)
+    assert sum(call.input_tokens or 0 for call in t.calls) == (told.input_tokens or 0)

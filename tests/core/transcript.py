@@ -6,6 +6,7 @@ unless a test asks for it; `Ended` too, since it always stands beside the end. T
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from signal import Signals
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ from sfad.protocol.types import (
     Action,
     ApiTrouble,
     Bound,
+    CallInfo,
+    Event,
     Limit,
     LimitKind,
     LimitRefusal,
@@ -40,9 +43,10 @@ from sfad.protocol.types import (
     Survivor,
 )
 
+NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
-NOISE = frozenset({"save", "publish", "disarm", "ended"})
+NOISE = frozenset({"save", "publish", "disarm", "ended", "call"})
 LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
@@ -104,7 +108,11 @@ class Transcript:
         """Sums of the charge commands in USD, by budget."""
         self.progress: list[str] = []
         """Messages of `run_progress`."""
+        self.repeated: list[Event] = []
+        """Events `run_repeating`."""
         self.reasons: dict[RunId, Reason | None] = {}
+        self.calls: list[CallInfo] = []
+        """Those that are recorded."""
         self._quiet = NOISE - hear
         self.changed: set[RunId] = set()
         """Runs that are saved at once because of the last event."""
@@ -162,6 +170,8 @@ class Transcript:
                 self.events.append(f"{event.type} {event.run_id}")
                 if event.type == "run_progress":
                     self.progress.append(event.message)
+                if event.type == "run_repeating":
+                    self.repeated.append(event)
                 if event.type == "limit_changed":
                     self.said.append(event.message)
                 if event.type in LIMIT_EVENTS:
@@ -170,6 +180,8 @@ class Transcript:
                     self.said.append(f"{LIMIT_EVENTS[event.type]} {told}")
             case c.Charge(scope, name, nanos):
                 self.charged[f"{scope} {name}"] = to_usd(to_nanos(self.charged.get(f"{scope} {name}", 0.0)) + nanos)
+            case c.RecordCall(call):
+                self.calls.append(call)
             case c.TellEnd(run):
                 self.reasons[run.id] = run.shown_reason
 
@@ -236,15 +248,18 @@ class Transcript:
         return e.SettleRequested(self.at, self.token(), peer, reservation, use(**used))
 
     def call(
-        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1
+        self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
+        model: str = "m",
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output."""
         cost = tokens * 3000 if priced else None
-        return e.CallAsked(self.at, self.token(), run, "m", tokens, cost, 15_000, output, min(least, output), choices)
+        info = CallInfo(time=NOON, run_id=run, number=0, state="waiting", upstream="anthropic", model="m")
+        return e.CallAsked(self.at, self.token(), run, model, tokens, cost, 15_000, output, min(least, output), info, choices)
 
-    def called(self, name: str, **used: Any) -> e.CallSettled:
-        """A call has ended, having used this."""
-        return e.CallSettled(self.at, name, use(messages=1, **used))
+    def called(self, name: str, tools: str = "", **used: Any) -> e.CallSettled:
+        """A call has ended, having used this. `tools`: that its reply asks for, as `name/arguments`."""
+        asked_for = tuple((tool.partition("/")[0], tool.partition("/")[2]) for tool in tools.split())
+        return e.CallSettled(self.at, name, use(messages=1, **used), tools=asked_for)
 
     def level(self, run: RunId, kind: str, level: float, *, refused: bool = False) -> e.LevelSeen:
         """The kernel tells memory or processes."""
@@ -391,6 +406,8 @@ class Transcript:
                 return f"{type(command).__name__.lower()} {run.id}"
             case c.Charge(scope, name, nanos):
                 return f"charge {scope} {name} {to_usd(nanos):g}"
+            case c.RecordCall(call):
+                return f"call {call.run_id} {call.state}"
             case c.Shutdown():
                 return "shutdown"
             case _:

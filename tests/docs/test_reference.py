@@ -79,10 +79,10 @@ def test_every_key_below_a_name() -> None:
 
 @pytest.mark.parametrize(("block", "shown"), [pytest.param(b, shown, id=shown.key) for b in (DEFAULTS, NAMED) for shown in keys(b)])
 def test_the_range_is_that_of_the_error(tmp_path: Path, block: str, shown: Shown) -> None:
-    name = shown.key.rpartition(".")[2]
-    wrong = f"\n{uncommented(block, 'key_file' if name == 'key_env' else 'key_env')}".replace(
-        f"\n{name} = {shown.value} ", f"\n{name} = {{}} ", 1
-    )
+    table, _, name = shown.key.rpartition(".")
+    text = f"\n{uncommented(block, 'key_file' if name == 'key_env' else 'key_env')}"
+    begin = text.index(f"\n[{table}]") if table else 0
+    wrong = text[:begin] + text[begin:].replace(f"\n{name} = {shown.value} ", f"\n{name} = {{}} ", 1)
     with pytest.raises(ConfigError) as caught:
         load([write(tmp_path / "sfad.toml", wrong)])
     assert f"{shown.key} = " in str(caught.value)

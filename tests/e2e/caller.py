@@ -27,6 +27,7 @@ PLAN: dict[str, Any] = {
     "calls": 1,  # of each thread
     "output": 20_000,  # tokens that each call asks for, and gets
     "padding": 0,  # bytes of its input
+    "tool": None,  # that each reply asks for
     "stall": False,  # the provider waits in the middle of the first reply of each thread
     "tries": 1,
     "on": False,  # a call that failed does not end the thread
@@ -61,7 +62,7 @@ def call(plan: dict[str, Any], *, stall: bool) -> dict[str, Any]:
         "max_tokens": plan["output"],
         "stream": True,
         "messages": [{"role": "user", "content": "x" * plan["padding"]}],
-        "metadata": {"stall": stall},
+        "metadata": {"stall": stall, "tool": plan["tool"]},
     }
     connection = http.client.HTTPConnection(url.netloc, timeout=plan["hang_up"] or 120)
     try:

@@ -107,6 +107,10 @@ class _Handler(BaseHTTPRequestHandler):
             bill.output += tokens
             if number == 0 and request["metadata"]["stall"]:
                 self._stall(provider)
+        if (tool := request["metadata"]["tool"]) is not None:
+            self._event(type="content_block_start", index=1, content_block={"type": "tool_use", "name": tool})
+            self._event(type="content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": '{"a": 1}'})
+            self._event(type="content_block_stop", index=1)
         self._event(type="message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": bill.output})
         self._event(type="message_stop")
 

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.launch.contain.cgroup import location
 from sfad.protocol import messages as m
-from sfad.protocol.types import Limit, RunInfo, Status
+from sfad.protocol.types import Limit, Repetition, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import GONE, Daemon, alive, as_nobody, as_root, ended, spawn, stopped, wait_until
 
@@ -57,13 +58,19 @@ def config(provider: Provider, *, enabled: bool = True) -> str:
 
 
 def calling(
-    client: Client, *limits: Limit, url: str | None = None, gateway: bool | None = None, env: Sequence[bytes] = (), **plan: Any
+    client: Client,
+    *limits: Limit,
+    url: str | None = None,
+    gateway: bool | None = None,
+    env: Sequence[bytes] = (),
+    models: Sequence[str] = (),
+    **plan: Any,
 ) -> RunInfo:
-    """Start a run that calls the model. `url`: what its client's environment says, and `env` more of it."""
+    """Start a run that calls the model. `url`: what its client's environment says, and `env` more of it; `models`: it may call."""
     own = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
     own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
     words = [sys.executable, CALLER, json.dumps(plan)]
-    reply = spawn(client, words, limits=list(limits), gateway=gateway, env=[*own, *env])
+    reply = spawn(client, words, limits=list(limits), gateway=gateway, env=[*own, *env], allowed_models=list(models))
     assert isinstance(reply, m.RunReply), reply
     return reply.run
 
@@ -81,10 +88,15 @@ def gateway(daemon: Daemon) -> tuple[int, int]:
 
 
 def killed_gateway(daemon: Daemon) -> None:
-    """Kill the gateway with SIGKILL, and wait until another one is there, on the same port."""
+    """Kill the gateway with SIGKILL, and wait until another one is there, on the same port. No connection is refused meanwhile."""
     before, port = gateway(daemon)
     os.kill(before, signal.SIGKILL)
-    wait_until(lambda: gateway(daemon)[0] != before, "another gateway is started")
+
+    def another() -> bool:
+        socket.create_connection(("127.0.0.1", port)).close()
+        return gateway(daemon)[0] != before
+
+    wait_until(another, "another gateway is started")
     assert gateway(daemon)[1] == port
 
 
@@ -102,6 +114,14 @@ def status(port: int, path: str = "/anthropic/v1/messages") -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+def answers(port: int) -> bool:
+    """Return whether the gateway answers."""
+    try:
+        return bool(status(port))
+    except OSError:
+        return False
 
 
 # ---- what it bounds
@@ -168,6 +188,36 @@ def test_parallel_calls_and_rates_are_bounded(start: Start, provider: Provider) 
         run = calling(client, calls=6, output=10, on=True)
         ended(client, run.id)
     assert [each["status"] for each in results(daemon, run.id)] == [200, 200, 200, 200, 429, 429]
+
+
+def test_a_model_that_repeats_a_tool_call_is_told_of(gated: Daemon, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with gated.client() as client:
+        run = calling(client, limit("turns", 50), calls=11, output=10, tool="Bash", then=str(done))
+        wait_until(lambda: info(client, run.id).usage.turns == 11, "it has made its calls")
+        words = "its model asked for the tool 'Bash' with the same arguments 11 times in a row"
+        assert words in gated.sfactl("why", run.id).stdout
+        assert words in gated.sfactl("info", run.id).stdout
+        gated.kill()
+        gated.restart()
+    with gated.client() as client:
+        assert info(client, run.id).repeating == Repetition(tool="Bash", count=11)
+        done.touch()
+        assert ended(client, run.id).repeating is None
+    assert gated.log.read_text().count("run_repeating") == 1
+
+
+def test_a_run_and_its_children_call_no_other_model(gated: Daemon, provider: Provider) -> None:
+    with gated.client() as client:
+        run = calling(client, output=10, children=1, models=["claude-haiku-*"])
+        assert ended(client, run.id).status is Status.FAILED
+        found = client.call(m.List(id=client.next_id(), root=run.id), m.RunList).runs
+        child = next(each for each in found if each.parent_id == run.id)
+    words = f"is not one of claude-haiku-* (--model-allow of run {run.id})"
+    assert [words in each["said"] for each in results(gated, child.id)] == [True]
+    assert provider.bills == []
+    done = gated.sfactl("run", "--model-allow", "claude-*", "--", sys.executable, "-m", "sfactl", "run", "--no-gateway", "true")
+    assert (done.returncode, "leave out --no-gateway" in done.stderr) == (2, True), done.stderr
 
 
 # ---- crashes
@@ -246,6 +296,30 @@ def test_a_held_call_of_a_killed_gateway_reserves_nothing(gated: Daemon, provide
         (tmp_path / "done").touch()
         assert not ended(client, run.id).total_cost_usd
     assert provider.bills == []
+
+
+def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: Start, provider: Provider, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys\nif 'sfad.gateway' in sys.orig_argv and os.path.exists({str(broken)!r}):\n    os._exit(3)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    daemon = start(config=config(provider), wrap=("env", f"PYTHONPATH={path}"))
+    with daemon.client() as client:
+        run = calling(client, output=100, stall=True, calls=2, on=True)
+        wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
+        broken.touch()
+        pid, port = gateway(daemon)
+        os.kill(pid, signal.SIGKILL)
+        assert ended(client, run.id).status is Status.FAILED
+        assert results(daemon, run.id)[1]["error"] in {"ConnectionRefusedError", "ConnectionResetError"}
+        wait_until(lambda: "runs cannot reach their model" in daemon.log.read_text(), "it is said")
+        assert daemon.log.read_text().count('"type":"gateway_ended"') < 5
+        with pytest.raises(ConnectionRefusedError):
+            status(port)
+        broken.unlink()
+        wait_until(lambda: answers(port), "it is back")
+        assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
 
 
 # ---- whom it serves

@@ -14,7 +14,9 @@ from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from sfad.protocol.types import Tokens
 
-ASKED = AskedCall(run="a1", upstream="up", model="m", input_tokens=10, caches=False, max_output=100, fixed=False, choices=1)
+ASKED = AskedCall(
+    run="a1", upstream="up", model="m", input_tokens=10, caches=False, max_output=100, fixed=False, choices=1, streams=True
+)
 
 
 class ScriptedDaemon:
@@ -41,7 +43,7 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
         plain.bind(path)
         plain.listen()
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(plain))
-        link = DaemonLink(path)
+        link = DaemonLink(path, plain.fileno())
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.serve)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import trio
 from sfad.core.ids import run_id
 from sfad.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.ledger.database import open_reader
+from sfad.ledger.ledger import CallKey
 from sfad.ledger.rows import EVENT_COLUMNS, event_of
-from sfad.protocol.types import Action, Event, LimitKind, LimitState, RunInfo, Status, Usage
+from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, RunInfo, Status, Usage
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 
@@ -59,6 +60,17 @@ def run(number: int = 1, **changes: Any) -> RunInfo:
     return msgspec.structs.replace(_BASE, **{"id": own, "root_id": own, **changes})
 
 
+def call(number: int = 1, run: int = 1, **changes: Any) -> CallInfo:
+    """A call that a run made `number` seconds after `WHEN`."""
+    told: dict[str, Any] = {"state": "ended", "upstream": "anthropic", "model": "m", "output_tokens": 7, "cost_usd": 0.25}
+    return CallInfo(time=WHEN + timedelta(seconds=number), run_id=run_id(run), number=number, **told | changes)
+
+
+def calls(ledger: Ledger | OpenedLedger, run: int = 1) -> list[CallInfo]:
+    """The calls of a run in the file."""
+    return ledger.records.calls(run_id(run), (0.0, 0), 10_000)
+
+
 def events(ledger: Ledger | OpenedLedger, since: int = 0) -> list[Event]:
     """The events in the file that are numbered above `since`, in order."""
     sql = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq > ? ORDER BY seq"  # noqa: S608
@@ -73,6 +85,7 @@ class Answers:
         self.admitted: list[str] = []
         self.failed: list[tuple[str, str]] = []
         self.ended: list[str] = []
+        self.calls: list[CallKey] = []
         self.troubles: list[tuple[str | None, int]] = []
         self.notes: list[str] = []
         self.checkpoints = 0
@@ -88,6 +101,10 @@ class Answers:
 
     def recorded(self, runs: list[str]) -> None:
         self.ended += runs
+
+    def calls_recorded(self, calls: list[CallKey]) -> None:
+        self.calls += calls
+        self._wake()
 
     def trouble(self, error: str | None, lost: int) -> None:
         self.troubles.append((error, lost))

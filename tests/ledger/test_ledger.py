@@ -15,16 +15,17 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sfad.core.ids import run_id
 from sfad.host.probe import current_boot
-from sfad.ledger import Ledger, OpenedLedger, RunExtra, transactions
-from sfad.ledger.reader import Page
-from sfad.ledger.rows import RUN_COLUMNS, event_of, event_op, insert_op, run_extra, run_info
+from sfad.ledger import Ledger, OpenedLedger, RunExtra, schema, transactions
+from sfad.ledger.reader import Page, Reader
+from sfad.ledger.rows import RUN_COLUMNS, call_op, event_of, event_op, insert_op, run_extra, run_info, statements
 from sfad.protocol.messages import List
-from sfad.protocol.types import Action, Event, LimitKind, LimitState, Reason, RunInfo, Source, Status, Usage
+from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, Reason, RunInfo, Source, Status, Usage
 
-from .samples import PLAIN, WHEN, Answers, events, run, started
+from .samples import PLAIN, WHEN, Answers, call, calls, events, run, started
 
 PATHS = st.text(max_size=20)
 MOMENTS = st.datetimes(min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
@@ -137,6 +138,43 @@ async def test_charges_of_a_period_add_up_across_restarts(tmp_path: Path) -> Non
         ledger.charge("user", "ann", tomorrow, 1.0)
         assert await ledger.flush()
         assert (ledger.records.charged("user", "ann", today), ledger.records.charged("user", "ann", tomorrow)) == (0.625, 1.0)
+
+
+async def test_a_call_is_written_once_whatever_asks_for_it_again(tmp_path: Path) -> None:
+    answers, refused = Answers(), call(2, state="refused", cost_usd=None, refused="too much")
+    with started(tmp_path, answers) as ledger:
+        for each in (call(1), refused, call(1, cost_usd=9.0), replace(refused, more=3), refused, call(1, run=2)):
+            ledger.record_call(each)
+        assert await ledger.flush()
+        assert calls(ledger) == [call(1), replace(refused, more=3)]
+        await answers.until(lambda: len(answers.calls) == 6)
+        assert answers.calls[0] == ("a1", call(1).time.timestamp(), 1)
+    opened = OpenedLedger(tmp_path)
+    opened.upsert([], [call(1, cost_usd=9.0), call(3)])
+    assert calls(opened) == [call(1), replace(refused, more=3), call(3)]
+    opened.close()
+
+
+CALLS = st.builds(
+    call,
+    st.integers(0, 10**9),
+    upstream=PATHS,
+    model=st.none() | PATHS,
+    cost_usd=st.none() | USD,
+    status=st.none() | NUMBERS,
+    refused=st.none() | PATHS,
+    **dict.fromkeys(("partial", "streamed"), st.booleans()),
+)
+
+
+@given(CALLS)
+def test_a_row_gives_back_the_call_it_was_made_of(info: CallInfo) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    schema.migrate(connection)
+    for sql, values in statements([call_op(info)]):
+        connection.execute(sql, values)
+    assert Reader(connection).calls(info.run_id, (0.0, 0), 1) == [info]
+    connection.close()
 
 
 async def test_a_run_s_life(tmp_path: Path) -> None:

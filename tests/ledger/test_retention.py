@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,9 +16,9 @@ from sfad.ledger.reader import Page
 from sfad.ledger.retention import Deleted, Pruner
 from sfad.ledger.rows import RunExtra
 from sfad.protocol.messages import List
-from sfad.protocol.types import Event, RunInfo, Status
+from sfad.protocol.types import CallInfo, Event, RunInfo, Status
 
-from .samples import PLAIN, WHEN, Answers, events, run, started
+from .samples import PLAIN, WHEN, Answers, call, calls, events, run, started
 
 CUTOFF = WHEN + timedelta(days=10)
 
@@ -44,14 +44,15 @@ def ids(directory: Path) -> list[str]:
         return [row[0] for row in other.execute("SELECT id FROM runs ORDER BY number")]
 
 
-def filled(directory: Path, runs: list[RunInfo]) -> None:
+def filled(directory: Path, runs: list[RunInfo], made: Sequence[CallInfo] = ()) -> None:
     ledger = OpenedLedger(directory)
-    ledger.upsert([(info, PLAIN) for info in runs])
+    ledger.upsert([(info, PLAIN) for info in runs], made)
     ledger.close()
 
 
 async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> None:
     below: dict[str, object] = {"parent_id": "a1", "root_id": "a1"}
+    made = [call(number, run=1) for number in range(600)] + [call(1, run=5), call(1, run=8)]
     filled(
         tmp_path,
         [
@@ -67,12 +68,14 @@ async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> 
             old(10, parent_id="cvvv", root_id="cvvv"),  # of a ledger that was lost
             old(11),
         ],
+        made,
     )
     with started(tmp_path) as ledger:
         assert await delete(ledger) == Deleted(5, 0)
         assert ids(tmp_path) == ["a4", "a5", "a6", "a7", "a8", "a9"]
         assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"k": "v"}))).runs] == ["a9"]
         assert ledger.next_number == 12
+        assert [len(calls(ledger, run)) for run in (1, 5, 8)] == [0, 1, 1]
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
         assert other.execute("SELECT count(*) FROM labels").fetchone() == (1,)
     assert next_number(tmp_path) == 12
@@ -86,7 +89,7 @@ async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path
         (young(5), ann), (old(6), ann), (old(7, parent_id="a4", root_id="a4"), ann),
     ]  # fmt: skip
     opened = OpenedLedger(tmp_path)
-    opened.upsert(rows)
+    opened.upsert(rows, [call(1, run=1), call(1, run=4)])
     opened.close()
 
     def chosen(ledger: Ledger, *, keep: int = 0, uid: int | None = None) -> list[list[int]]:
@@ -105,6 +108,7 @@ async def test_a_prune_spares_the_newest_and_trees_of_other_users(tmp_path: Path
         deleted = await trio.to_thread.run_sync(lambda: pruner(ledger).remove(trees, dry=False))
         assert deleted == Deleted(2, 2)
         assert ids(tmp_path) == ["a3", "a4", "a5", "a6", "a7"]
+        assert [len(calls(ledger, run)) for run in (1, 4)] == [0, 1]
 
 
 def next_number(directory: Path) -> int:

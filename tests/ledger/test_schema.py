@@ -64,6 +64,21 @@ def test_usage_of_several_sources_is_told_apart(tmp_path: Path) -> None:
     assert charged == 0.25
 
 
+def test_calls_are_read_as_they_were_written(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        connection.executescript((Path(__file__).parent / "v4.sql").read_text())
+    ledger = OpenedLedger(tmp_path)
+    made, refused = ledger.records.calls("a1", (0.0, 0), 9)
+    rest = ledger.records.calls("a1", (made.time.timestamp(), made.number), 9)
+    counts = ledger.records.count_calls("a1")
+    ledger.close()
+    assert rest == [refused]
+    assert (made.run_id, made.state, made.model, made.cost_usd, made.clamped_to) == ("a1", "ended", "claude-sonnet-4-5", 0.25, 4096)
+    assert (made.streamed, made.partial, made.waited_s, made.first_byte_s, made.elapsed_s) == (True, False, 0.25, 0.5, 1.5)
+    assert (refused.refused, refused.more, refused.input_tokens) == ("not reserved: 0.3 USD more", 7, None)
+    assert counts == (1, 8)
+
+
 def test_a_failed_migration_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     schema.migrate(connection)

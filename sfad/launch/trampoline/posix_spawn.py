@@ -137,8 +137,9 @@ def _bind(cpus: frozenset[int] | None) -> set[int] | None:
     return mine
 
 
-def candidates(name: bytes, env: Sequence[bytes]) -> list[bytes]:
-    """Return the files that execvp(3) would try to execute, by the *run's* PATH, in its working directory. None is looked at here.
+def candidates(name: bytes, env: Sequence[bytes], without: bytes | None = None) -> list[bytes]:
+    """Return the files that execvp(3) would try to execute, by the *run's* PATH, in its working directory, except those in the
+    directory `without`. None is looked at here.
 
     Raises `LaunchError` for a name longer than a file's can be, and for more bytes than the kernel takes. The client chooses
     both, and the list grows with the product of name and PATH."""
@@ -151,4 +152,5 @@ def candidates(name: bytes, env: Sequence[bytes]) -> list[bytes]:
         raise LaunchError(errno.ENAMETOOLONG, "cannot execute", name)
     if len(path) + path.count(b":") * (len(name) + _POINTER) > _MAX_SEARCH:
         raise LaunchError(errno.E2BIG, "cannot search PATH for", name)
-    return [directory + b"/" + name if directory else b"./" + name for directory in path.split(b":")]
+    searched = [directory for directory in path.split(b":") if directory != without]
+    return [directory + b"/" + name if directory else b"./" + name for directory in searched]

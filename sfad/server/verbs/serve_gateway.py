@@ -1,4 +1,4 @@
-"""`serve_gateway`: what the gateway needs to know of the config."""
+"""`serve_gateway`: what the gateway needs to know of the config, and its listener, which its next process needs."""
 
 from ...protocol.messages import GatewaySettings, ServeGateway, UpstreamInfo
 from ..call import Call, answers
@@ -6,6 +6,8 @@ from ..call import Call, answers
 
 @answers(ServeGateway)
 def serve_gateway(call: Call, request: ServeGateway) -> None:
+    for listener in call.connection.take(request.descriptors) or []:
+        call.runtime.gateway.keep(listener)
     call.runtime.gateway.serves()
     config = call.runtime.config.gateway
     upstreams = {

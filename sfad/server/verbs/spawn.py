@@ -5,13 +5,15 @@ from functools import partial
 
 import msgspec
 
-from ...agents import AgentError, filled_in
+from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
+from ...core.asked import SessionAsked
 from ...core.policy import MAX_LABELS
 from ...host.descriptors import close_soon
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Spawn
 from ...protocol.types import ErrorCode, RunId
+from ...runs.live import Live
 from ..call import Call, answers
 from ..checks import RequestError, bad_request, check_limits, check_most
 from .watch import demand_watch, push
@@ -22,14 +24,20 @@ MAX_EXEC = 6 << 20
 
 @answers(Spawn, permission=None)
 def spawn(call: Call, request: Spawn) -> None:
-    descriptors = _claim(call, request)
+    ask_for_run(call, request, _claim(call, request))
+
+
+def ask_for_run(call: Call, request: Spawn, descriptors: list[int], session: SessionAsked | None = None) -> None:
+    """Check the request, and have the core decide about it. Take over `descriptors`. Raise `RequestError`, `OSError`."""
     runtime, peer = call.runtime, call.peer
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
-        if request.gateway is None and (runtime.gateway.enabled if above is None else above.spawn.gateway):
-            request = msgspec.structs.replace(request, gateway=True)
+        request = _with_gateway(request, above, enabled=runtime.gateway.enabled)
+        gateway = runtime.gateway.address() if request.gateway else None
         if request.agent is not None:
-            request = filled_in(request, runtime.agents, runtime.gateway.address() if request.gateway else None)
+            request = filled_in(request, runtime.agents, gateway)
+        elif request.shim:
+            request = shimmed(request, gateway)
         _check(request)
         if request.watch:
             demand_watch(call)
@@ -44,11 +52,22 @@ def spawn(call: Call, request: Spawn) -> None:
         if request.watch:
             push(call, run)
 
-    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit)
+    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session)
     if request.gateway:
         runtime.gateway.demand(_once_served(call, ask, descriptors))
     else:
         ask()
+
+
+def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
+    """Return the request with its decision about the gateway."""
+    if request.gateway is None and (request.allowed_models or (enabled if above is None else above.spawn.gateway)):
+        request = msgspec.structs.replace(request, gateway=True)
+    if not request.gateway and (request.allowed_models or (above is not None and above.run.birth.models)):
+        raise bad_request(
+            "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
+        )
+    return request
 
 
 def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
@@ -118,6 +137,7 @@ def _check_sizes(request: Spawn) -> None:
         ("characters of --type", len(request.run_type or ""), 64),
         ("characters of --channel", len(request.channel or ""), 64),
         ("characters of tool names", tools, 65536),
+        ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
     ):

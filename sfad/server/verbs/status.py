@@ -20,6 +20,7 @@ from ..call import Call, answers
 def status(call: Call, _request: DaemonInfo) -> None:
     runtime, machine = call.runtime, call.runtime.machine
     backup = runtime.ledger.file.backup
+    runtime.shims.look()  # so that the answer is what the next run finds
     budgets = machine.budgets if call.peer.run is None else ()
     call.reply(
         DaemonStatus(
@@ -48,6 +49,8 @@ def status(call: Call, _request: DaemonInfo) -> None:
             linger_command=logout.linger_command(),
             gateway=runtime.gateway.url,
             gateway_pid=runtime.gateway.pid,
+            shim_dir=str(runtime.shims.path),
+            shims=list(runtime.shims.programs),
         )
     )
 

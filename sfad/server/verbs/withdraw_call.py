@@ -6,5 +6,5 @@ from ..call import Call, answers, withdraw_calls
 
 @answers(WithdrawCall)
 def withdraw_call(call: Call, request: WithdrawCall) -> None:
-    withdraw_calls(call.runtime, call.connection, request.call)
+    withdraw_calls(call.runtime, call.connection, request.call, "the caller hung up while the call waited")
     call.reply(Done(id=request.id))

@@ -64,12 +64,12 @@ def cut_oldest(text: SafeText, max_bytes: int) -> tuple[SafeText, bool]:
     return SafeText(kept[inside.end() :] if inside else kept), True
 
 
-def wrap_result(text: SafeText, *, run_id: str, name: str, status: str, truncated: bool) -> str:
+def wrap(element: str, text: SafeText, *, run_id: str, name: str, status: str, truncated: bool) -> str:
     """Return the block that a model is given. `text` has been through `sanitise`."""
     attributes = f'run_id="{_attribute(run_id)}" name="{_attribute(name)}" status="{_attribute(status)}"'
     notice = f"{NOTICE} Only its newest part is shown." if truncated else NOTICE
     body = text if not text or text.endswith("\n") else f"{text}\n"
-    return f"<subagent_result {attributes}>\n{notice}\n{body}</subagent_result>\n"
+    return f"<{element} {attributes}>\n{notice}\n{body}</{element}>\n"
 
 
 def _attribute(value: str) -> str:

@@ -1,0 +1,169 @@
+"""Have agent programs that a run starts by itself become child runs.
+
+`sfactl shim install claude codex` puts a stand-in for each program into a directory that comes first in the PATH of every run that
+starts from now on. A `claude` that an agent calls in its shell is then a child run: guarded, limited and counted, with the same
+stdin, stdout, stderr, terminal and exit code. Outside runs nothing changes.
+
+`list` shows the shims, what they stand in for, and whether runs find them. `remove` removes them again.
+
+Exit codes: 0; 2 wrong arguments; 77 the directory may not be changed, or this process is inside a run.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from sfad.protocol.known import PROGRAMS
+from sfad.protocol.messages import DaemonInfo, DaemonStatus
+from sfad.protocol.paths import SYSTEM_SHIMS, shim_dir, state_dir
+
+from .. import output, shim_files, table
+from ..connection import ABSENT, Unreachable, call
+from ..exits import ExitCode, Quit, UsageError, understood
+from ..inside import inside_run
+from ..options import COMMON, Argument, Parameter
+from ..real_program import DEFAULT_PATH, search
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Argument("action", "install|list|remove", "What to do", complete="shim"),
+    Argument("programs", "PROGRAM", "Names of programs, as in: claude codex", many=True, required=False, complete="program"),
+)
+HEADER = ("PROGRAM", "STANDS FOR", "RUNS FIND IT", "STATE")
+
+
+class InstalledShim(Struct, frozen=True):
+    program: str
+    path: str
+    stands_for: str | None
+    """The program in this process's PATH; `None` if it is not there."""
+    found_by_runs: bool | None
+    """Whether runs that start now have it in their PATH; `None` if no daemon is running."""
+    state: str
+    """`ok`, or `outdated`: another sfad made it."""
+
+
+class ShimPlace(Struct, frozen=True):
+    directory: Path
+    seen: frozenset[str] | None
+    """The shims that the daemon knows; `None` if no daemon is running."""
+
+
+def main(*, action: str, programs: Sequence[str] = (), socket: str | None = None, json: bool = False) -> int:
+    if action == "list":
+        return _list(place_of_shims(socket), programs, json)
+    if action not in ("install", "remove"):
+        raise UsageError(f"unknown action {action!r}; choose from: install, list, remove")
+    if not programs:
+        raise UsageError(f"nothing to {action}: name programs, as in: sfactl shim {action} claude codex")
+    if (why := inside_run()) is not None:
+        raise Quit(ExitCode.NOT_PERMITTED, f"shims are changed outside runs only, and this process is inside one ({why})")
+    place = place_of_shims(socket)
+    try:
+        if action == "install":
+            _install(place.directory, programs)
+        else:
+            _remove(place.directory, programs)
+    except OSError as error:
+        raise Quit(ExitCode.NOT_PERMITTED, f"cannot {action} in {place.directory}: {error.strerror}") from error
+    return _list(place_of_shims(socket), programs, json) if action == "install" else ExitCode.DONE
+
+
+def place_of_shims(socket: str | None) -> ShimPlace:
+    """Return where the shims of the daemon are, or of the one that would be started. A daemon that is asked looks at them again.
+    Raise `Quit`."""
+    try:
+        status = call(socket, DaemonInfo(id=0), DaemonStatus)
+    except Unreachable as error:
+        if error.kind not in ABSENT:
+            raise
+        return ShimPlace(shim_dir(understood("", state_dir, os.environ, os.getuid())), None)
+    if not status.shim_dir:
+        raise Quit(ExitCode.UNAVAILABLE, f"the daemon is sfad {status.version}, which has no shims; restart it: sfactl reload")
+    return ShimPlace(Path(status.shim_dir), frozenset(status.shims))
+
+
+def installed(place: ShimPlace) -> list[InstalledShim]:
+    """Return all shims in the directory."""
+    return [_looked_at(place, name) for name in _names(place.directory) if shim_files.is_shim(os.fsencode(place.directory / name))]
+
+
+def _names(directory: Path) -> list[str]:
+    with suppress(FileNotFoundError):
+        return sorted(os.listdir(directory))
+    return []
+
+
+def _looked_at(place: ShimPlace, program: str) -> InstalledShim:
+    path = place.directory / program
+    file, _ = search(os.fsencode(program), os.environb.get(b"PATH", DEFAULT_PATH))
+    return InstalledShim(
+        program=program,
+        path=str(path),
+        stands_for=os.fsdecode(file) if file is not None else None,
+        found_by_runs=program in place.seen if place.seen is not None else None,
+        state="ok" if path.read_bytes() == shim_files.text(program) else "outdated",
+    )
+
+
+def _install(directory: Path, programs: Sequence[str]) -> None:
+    for program in programs:
+        _check(directory, program)
+    directory.parent.mkdir(mode=0o755 if directory == SYSTEM_SHIMS else 0o700, parents=True, exist_ok=True)
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o755)
+    for program in programs:
+        temporary = directory / f".{program}.{os.getpid()}"
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(shim_files.text(program))
+            os.fchmod(file.fileno(), 0o755)
+        temporary.rename(directory / program)
+        if program not in PROGRAMS:
+            output.note(f"sfactl: {program} is not an agent program that sfad knows; each call of it in a run is now a child run")
+
+
+def _check(directory: Path, program: str) -> None:
+    if "/" in program or not program.isprintable() or program[:1] in ("", ".", "-"):
+        raise UsageError(f"{program!r} is not the name of a program")
+    if program in ("sfad", "sfactl"):
+        raise UsageError(f"{program} starts runs itself and needs no shim")
+    path = directory / program
+    if os.path.lexists(path) and not shim_files.is_shim(os.fsencode(path)):
+        raise UsageError(f"{path} is not a shim of sfad; move it away first")
+
+
+def _remove(directory: Path, programs: Sequence[str]) -> None:
+    there = [program for program in _names(directory) if shim_files.is_shim(os.fsencode(directory / program))]
+    for program in programs:
+        if program not in there:
+            known = f"installed: {', '.join(there)}" if there else "none is installed"
+            raise UsageError(f"there is no shim of {program!r} in {directory}; {known}")
+    for program in programs:
+        (directory / program).unlink(missing_ok=True)
+    with suppress(OSError):  # it has others, or files of the user
+        directory.rmdir()
+
+
+def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
+    found = installed(place)
+    if unknown := [program for program in programs if program not in {shim.program for shim in found}]:
+        raise UsageError(f"there is no shim of {unknown[0]!r}; install it with: sfactl shim install {unknown[0]}")
+    found = [shim for shim in found if not programs or shim.program in programs]
+    if json:
+        output.print_json({"directory": str(place.directory), "daemon": place.seen is not None, "shims": found})
+        return ExitCode.DONE
+    if found:
+        print(table.drawn(HEADER, map(_row, found)))
+    else:
+        output.note("sfactl: no shims; install them with, for example: sfactl shim install claude codex")
+    if outdated := [shim.program for shim in found if shim.state != "ok"]:
+        output.note(f"sfactl: made by another sfad; fix it with: sfactl shim install {' '.join(outdated)}")
+    return ExitCode.DONE
+
+
+def _row(shim: InstalledShim) -> tuple[str, ...]:
+    seen = "once a daemon runs" if shim.found_by_runs is None else "yes" if shim.found_by_runs else "no"
+    return output.plain(shim.program), output.plain(shim.stands_for or "not in your PATH"), seen, shim.state

@@ -1,0 +1,50 @@
+"""What the programs of this package begin and end with: three open descriptors, and errors as exit codes."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from .exits import ExitCode, Quit
+
+
+def own_standard_descriptors() -> None:
+    """Open /dev/null as each of 0, 1 and 2 that is closed."""
+    # The next open() would get a closed 0, 1 or 2, and a socket would then receive what is written to stdout.
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    # The interpreter makes no stream for a descriptor that was closed when it started.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Return the exit code of `work`, or that of the error which it raises, printed on stderr."""
+    try:
+        return work()
+    except Quit as quit_:
+        # the words of a user or an agent must not steer the terminal
+        shown = "".join(c if c.isprintable() or c == "\n" else f"\\x{ord(c):02x}" for c in quit_.message)
+        if shown:
+            print(f"sfactl: {shown}", file=sys.stderr)
+        return quit_.code
+    except UnicodeEncodeError as error:
+        # argv, environment and paths of a run travel as bytes; names, ids and labels are text
+        print(f"sfactl: {error.object!a}: only the command, --env and --cwd may hold bytes that are not UTF-8", file=sys.stderr)
+        return ExitCode.USAGE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return _unread()
+    except OSError as error:
+        _unread()
+        print(f"sfactl: {error}", file=sys.stderr)
+        return ExitCode.UNAVAILABLE
+
+
+def _unread() -> int:
+    # The reader of our stdout has gone. The interpreter flushes the buffer at exit, which must not raise again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 141

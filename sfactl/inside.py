@@ -1,0 +1,34 @@
+"""Whether this process is inside a run. Imports little, because a shim outside any run asks."""
+
+import os
+import re
+from collections.abc import Mapping
+
+INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
+"""Variables that the daemon sets, only for runs."""
+_RUN_CGROUP = re.compile(r"(?:^|/)sfad-[0-9a-f]{12}(?:/|$)")
+
+
+def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the evidence that this process is inside a run, or `None`. No daemon is started inside a run."""
+    for name in INSIDE:
+        if name in environ:
+            return f"{name} is set"
+    if _RUN_CGROUP.search(_own_cgroup()):
+        return "its cgroup belongs to a run"
+    return "it has the tag of a run (RLIMIT_MSGQUEUE)" if _tagged() else None
+
+
+def _own_cgroup() -> str:
+    try:
+        with open("/proc/self/cgroup") as file:
+            return next((line[3:].strip() for line in file if line.startswith("0::")), "")
+    except OSError:
+        return ""
+
+
+def _tagged() -> bool:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
+    return soft != hard

@@ -1,0 +1,244 @@
+"""The tools for a language model that delegates to other agents, for `sfactl session` and `sfactl mcp`.
+
+Each function opens a connection of its own, so several threads may call them at once; a call that waits can be abandoned by its
+thread. Each text that a run or another agent had a part in has been made safe for a language model.
+
+A refusal raises `SessionRefused`, and everything else that goes wrong `Quit`, both with the sentence for the caller.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from sfad.protocol import messages as m
+from sfad.protocol.limits import parse_limits
+from sfad.protocol.sanitise import sanitise
+from sfad.protocol.types import Limit, LimitKind, Lowered, Refusal, RunInfo
+
+from . import environment, exits, limits
+from .autostart import connect_or_start
+from .connection import Client, connect
+from .exits import Quit, UsageError, understood
+
+LISTED = 20
+"""Sessions that have ended in a list."""
+
+
+class SessionRefused(Quit):
+    """The guard, or a quota of sessions, does not let the session start. `run`: the id under which that is recorded."""
+
+    def __init__(self, refused: Refusal, run: str | None) -> None:
+        super().__init__(exits.of_refusal(refused), safe(refused.message))
+        self.refused = refused
+        self.run = run
+
+
+class SessionView(Struct, frozen=True, kw_only=True):
+    """A session as a model is told of it. Unknown is `None`."""
+
+    run_id: str
+    name: str
+    status: str
+    ended: bool
+    reason: str | None = None
+    exit_code: int | None = None
+    elapsed_s: float | None = None
+    turns: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    partial: bool = False
+    """Tokens and cost may still grow."""
+    parent_id: str | None = None
+    channel: str
+    created_at: str
+    ended_at: str | None = None
+    limits: list[str] = []
+    """A line each."""
+    lowered: list[str] = []
+    """Limits that are lower than what was asked for, a sentence each. Only of a session that has just been started."""
+    result: str | None = None
+    """The final answer, in a block that marks it as data. Only from `delegate` and `info`, of a session that has ended."""
+    advice: str | None = None
+    """What the caller can do next."""
+
+
+class Order(Struct, frozen=True, kw_only=True):
+    """What a session is to do, and within which bounds."""
+
+    task: str
+    agent: str | None = None
+    name: str | None = None
+    model: str | None = None
+    provider: str | None = None
+    instructions: str | None = None
+    timeout: float | None = None
+    """Seconds."""
+    limits: Mapping[str, Any] | str | bytes | None = None
+    """The object that `--limits` takes, or its JSON."""
+    more_limits: Sequence[Limit] = ()
+    allowed_tools: Sequence[str] = ()
+    blocked_tools: Sequence[str] = ()
+    nested: bool = False
+    cwd: str | None = None
+    labels: Mapping[str, str] = {}
+
+
+def safe(text: str) -> str:
+    """Return text that an agent had a part in: no control or invisible characters, and markup escaped."""
+    return sanitise(text.encode("utf-8", "replace"))
+
+
+def rules(socket: str | None = None) -> m.SessionRules:
+    """Return what this process may do with sessions: `refused` is `None` for a main agent."""
+    with connect_or_start(socket) as client:
+        return client.call(m.SessionRights(id=0), m.SessionRules)
+
+
+def delegate(order: Order, *, socket: str | None = None, channel: str | None = None, wait: float | None = None) -> SessionView:
+    """Start a session and wait for its result: for `wait` seconds, by default and at most `sessions.sync_timeout_seconds`. Where it
+    has not ended by then, `advice` says how to wait on."""
+    with connect_or_start(socket) as client:
+        longest = client.call(m.SessionRights(id=0), m.SessionRules).sync_timeout_s
+        started = _start(client, order, channel)
+        run = _ended(client, started.run.id, longest if wait is None else min(wait, longest))
+        return _with_result(client, run, started.lowered)
+
+
+def spawn(order: Order, *, socket: str | None = None, channel: str | None = None) -> SessionView:
+    """Start a session in the background."""
+    with connect_or_start(socket) as client:
+        started = _start(client, order, channel)
+        return _shown(started.run, started.lowered, advice=_waiting(started.run.id))
+
+
+def list_sessions(*, socket: str | None = None, rows: int = LISTED) -> list[SessionView]:
+    """Return the live sessions and the newest `rows` that have ended, oldest first: of a run those below it, else the user's."""
+    found: list[RunInfo] = []
+    with connect(socket) as client:
+        before: str | None = None
+        while True:
+            page = client.call(m.List(id=0, sessions=True, rows=rows, before=before), m.RunList)
+            found += page.runs
+            before = page.next
+            if before is None or sum(1 for run in found if run.status.terminal) >= rows:
+                break
+    ended = [run for run in found if run.status.terminal]
+    kept = {run.id for run in sorted(ended, key=lambda run: run.id)[-rows:]} if rows else set()
+    chosen = [run for run in found if not run.status.terminal or run.id in kept]
+    return [_shown(run) for run in sorted(chosen, key=lambda run: run.id)]
+
+
+def stop(run: str, *, socket: str | None = None, grace: float | None = None) -> m.Stopped:
+    """Stop a session and everything below it. The answer comes when no process of it is left, or lists the survivors."""
+    with connect(socket) as client:
+        return client.call(m.Stop(id=0, runs=[run], grace=grace, sessions=True), m.Stopped)
+
+
+def log(run: str, *, socket: str | None = None, tail: int = 100) -> m.TranscriptText:
+    """Return the newest `tail` lines of a run's events and output."""
+    with connect(socket) as client:
+        return client.call(m.Transcript(id=0, run=run, tail=tail), m.TranscriptText)
+
+
+def info(run: str, *, socket: str | None = None, wait: float = 0.0) -> SessionView:
+    """Return a session, with its result if it has ended. Wait up to `wait` seconds for that."""
+    with connect(socket) as client:
+        found = _ended(client, run, wait) if wait > 0 else client.call(m.Info(id=0, run=run), m.RunReply).run
+        return _with_result(client, found)
+
+
+def send(run: str, message: str, *, socket: str | None = None) -> None:
+    """Write a line to the stdin of a session. Raise `Quit` if it has ended, or does not read its stdin."""
+    line = message.encode("utf-8", "surrogateescape").removesuffix(b"\n")
+    with connect(socket) as client:
+        client.call(m.Send(id=0, run=run, data=line + b"\n"), m.Done)
+
+
+def _start(client: Client, order: Order, channel: str | None) -> m.RunReply:
+    request = m.StartSession(
+        id=0,
+        task=order.task,
+        cwd=environment.directory(order.cwd),
+        env=environment.variables({}),
+        umask=environment.umask(),
+        agent=order.agent,
+        name=order.name,
+        model=order.model,
+        provider=order.provider,
+        instructions=order.instructions,
+        limits=_limits(order),
+        allowed_tools=list(order.allowed_tools),
+        blocked_tools=list(order.blocked_tools),
+        nested=order.nested,
+        channel=channel,
+        labels=dict(order.labels),
+        claim=environment.claim(),
+        key=os.urandom(16).hex(),
+    )
+    reply = client.call(request, m.Reply)
+    if isinstance(reply, m.Refused):
+        raise SessionRefused(reply.refused, reply.run)
+    assert isinstance(reply, m.RunReply)  # `call` raises for an error, and a StartSession has no other reply
+    return reply
+
+
+def _limits(order: Order) -> list[Limit]:
+    found = list(order.more_limits)
+    if order.timeout is not None:
+        found.append(Limit(kind=LimitKind.TIME, threshold=order.timeout, source="timeout"))
+    if order.limits is not None:
+        text = order.limits if isinstance(order.limits, str | bytes) else msgspec.json.encode(order.limits)
+        found += understood("", parse_limits, text, "limits")
+    return limits.once(found)
+
+
+def _ended(client: Client, run: str, wait: float) -> RunInfo:
+    """Return the run as soon as it has ended, or as it is after `wait` seconds."""
+    if not 0 <= wait < _LONGEST:
+        raise UsageError(f"{wait:g} seconds to wait: give 0 to {_LONGEST:g}")
+    return client.call(m.Wait(id=0, run=run, timeout=wait), m.RunReply).run
+
+
+_LONGEST = 86400.0
+
+
+def _with_result(client: Client, run: RunInfo, lowered: Sequence[Lowered] = ()) -> SessionView:
+    if not run.status.terminal:
+        return _shown(run, lowered, advice=_waiting(run.id))
+    try:
+        text = client.call(m.Result(id=0, run=run.id), m.ResultText).text
+    except Quit as error:
+        return _shown(run, lowered, advice=f"it has no result: {safe(error.message)}")
+    return _shown(run, lowered, result=text)
+
+
+def _waiting(run: str) -> str:
+    return f"it is running; sessions_info with run_id '{run}' and wait_seconds waits for its end, so do not poll with sleep"
+
+
+def _shown(run: RunInfo, lowered: Sequence[Lowered] = (), *, result: str | None = None, advice: str | None = None) -> SessionView:
+    usage = run.usage
+    return SessionView(
+        run_id=run.id,
+        name=run.name,
+        status=run.status.value,
+        ended=run.status.terminal,
+        reason=safe(run.reason.message) if run.reason is not None else None,
+        exit_code=run.exit_code,
+        elapsed_s=usage.elapsed_s,
+        turns=usage.turns,
+        tokens=run.total_tokens if run.total_tokens is not None else usage.tokens,
+        cost_usd=run.total_cost_usd if run.total_cost_usd is not None else usage.cost_usd,
+        partial=usage.partial or run.total_partial,
+        parent_id=run.parent_id,
+        channel=safe(run.channel),
+        created_at=run.created_at.isoformat(timespec="seconds"),
+        ended_at=run.ended_at.isoformat(timespec="seconds") if run.ended_at is not None else None,
+        limits=[safe(limits.describe(state)) for state in run.limits],
+        lowered=[safe(each.message) for each in lowered],
+        result=result,
+        advice=advice,
+    )

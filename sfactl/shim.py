@@ -1,0 +1,28 @@
+"""A shim: it stands in for an agent program in the PATH of a run, and starts the program as a child run (docs/shims.md).
+
+Outside any run it becomes the program. So it does for a question such as `claude --version`, which calls no model.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from .entry import guarded, own_standard_descriptors
+from .inside import inside_run
+from .real_program import become
+
+INFORMATIONAL = frozenset({"--version", "-V", "--help", "-h"})
+
+
+def main(program: str) -> None:
+    """Stand in for the program, with the arguments of this process."""
+    own_standard_descriptors()
+    sys.exit(guarded(lambda: _stand_in(program, sys.argv[1:])))
+
+
+def _stand_in(program: str, arguments: Sequence[str]) -> int:
+    if inside_run() is None or (len(arguments) == 1 and arguments[0] in INFORMATIONAL):
+        become(program, arguments, below=False)
+    # imported here, because it takes 30 ms
+    from .shimmed_run import carry_out
+
+    return carry_out(program, arguments)

@@ -1,0 +1,84 @@
+"""A shim inside a run: the child run that it starts, and how the shim ends as that run ended."""
+
+import os
+import resource
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+
+from msgspec import structs
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import Rule, RunInfo
+
+from . import connection, exits, output, real_program, spawn_options
+from .connection import Client, Unreachable
+from .foreground import Foreground
+
+NAME = "SFA_CHILD_NAME"
+"""The name of the child run, because the command line belongs to the program."""
+_BY_ITSELF = ("exit", "signal", "agent")
+"""Kinds of reasons for an end that only the program caused."""
+
+
+def carry_out(program: str, arguments: Sequence[str]) -> int:
+    """Start the program as a child run with the descriptors of this process, and return its exit code. If a signal ended the run,
+    end this process by it. Raise `Quit`."""
+    options = spawn_options.SpawnOptions([program, *arguments], name=os.environ.get(NAME) or None, stdio="inherit")
+    message = structs.replace(spawn_options.message(options), shim=True, env=_environment())
+    try:
+        client = connection.connect(None)
+    except Unreachable as error:
+        error.message += f". {program} was not started: inside a run it is started by the daemon only (sfactl shim list)"
+        raise
+    if _is_main(client, program):
+        client.close()
+        real_program.become(program, arguments, below=True)
+    foreground = Foreground(client, message, options, "raw", silent=True)
+    try:
+        final = foreground.stay()
+    except exits.StartRefused as refused:
+        if refused.rule is Rule.LOOP:
+            refused.message += f"\n  Through the shim, a name is given as in: {NAME}=NAME {program} …"
+        raise
+    return _end(final, foreground.stopped_by)
+
+
+def _environment() -> list[bytes]:
+    # a name is for one child, and not for what that starts
+    return [item for item in real_program.environment() if not item.startswith(f"{NAME}=".encode())]
+
+
+def _is_main(client: Client, program: str) -> bool:
+    """Return whether this process is the main process of a run of the program: a second directory of shims, or a wrapper script
+    with the program's name, led there."""
+    run = client.welcome.run
+    if run is None or os.getsid(0) != os.getpid():  # a main process leads its session
+        return False
+    with suppress(connection.DaemonError):  # the run may not ask
+        info = client.call(m.Info(id=0, run=run), m.RunReply).run
+        return info.pid == os.getpid() and os.path.basename(info.argv[0]) == program
+    return False
+
+
+def _end(final: RunInfo, stopped_by: int | None) -> int:
+    """Return the exit code, or end by the signal that ended the run. `stopped_by`: the caller's own, which needs no message."""
+    if stopped_by is not None:
+        return _die(stopped_by)
+    if final.reason is not None and final.reason.kind not in _BY_ITSELF:
+        if words := output.failure(final):
+            output.note(words)
+        return exits.of_run(final)
+    if final.signal is not None:
+        return _die(final.signal)
+    return exits.of_run(final) if final.exit_code is None else final.exit_code
+
+
+def _die(number: int) -> int:
+    """End this process by a signal, as its caller expects. Return an exit code if the signal does not end it."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core that matters is the program's
+    with suppress(OSError):  # SIGKILL has no handler
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+    return 128 + number

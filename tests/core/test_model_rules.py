@@ -1,0 +1,43 @@
+"""Models that a run may call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfad.core import events as e
+from sfad.core.policy import Policy
+from tests.core.transcript import Transcript, inside
+
+
+def test_no_rule_allows_each_model() -> None:
+    t = Transcript()
+    t.admitted(t.call(t.start("a"), 10, model="any"))
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_children_and_detached_runs_only_narrow_the_models(detach: bool) -> None:
+    t = Transcript(models=("claude-*", "m"), files={"gateway.models": "F"}, allow_detach=True)
+    a = t.start("a", models=("claude-haiku-*", "claude-opus-*", "x"))
+    b = t.start("b", inside(a), models=("claude-*-4", "m"), detach=detach)
+    d = t.start("d", inside(b))
+    free = t.start("free")
+    t.admitted(t.call(free, 10))
+    t.admitted(t.call(a, 10, model="claude-opus-5"))
+    t.admitted(t.call(d, 10, model="claude-haiku-4"))
+    words = "the model 'x' is not one of claude-*, m (gateway.models in F); use one of these"
+    assert t.failed(t.call(a, 10, model="x")) == words
+    words = "the model 'm' is not one of claude-haiku-*, claude-opus-*, x (--model-allow of run a1); use one of these"
+    assert t.failed(t.call(d, 10)) == words
+    assert "(--model-allow of run a2)" in t.failed(t.call(d, 10, model="claude-opus-5"))
+
+
+def test_a_call_that_is_held_is_refused_when_its_model_is_not_allowed_any_more() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:pause")
+    held = t.call(a)
+    (t >> held).skip()
+    (t >> e.Reconfigured(t.at, Policy(models=("other",)))).skip()
+    answer: Any = t.answers[held.token]
+    assert "gateway.models" in answer.message
