@@ -83,7 +83,7 @@ class Runtime:
             lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
-        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
