@@ -20,6 +20,8 @@ RETRY, RETRY_MAX = 0.02, 1.0
 ALONE_MAX = 60.0
 """Seconds without a daemon after which a gateway without calls ends. A daemon that crashed is back within seconds."""
 
+_HUNG_UP = "its caller hung up before it was made"
+
 R = TypeVar("R", bound=m.Reply)
 
 
@@ -196,7 +198,9 @@ class DaemonLink:
                 self._withdrawn.pop(open_.request.call, None)
         elif isinstance(reply, m.CallAdmitted) and reply.reservation is not None and reply.id in self._withdrawn:
             asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
-            unused = m.EndCall(id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens())
+            unused = m.EndCall(
+                id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens(), error=_HUNG_UP
+            )
             self._send(_Open(unused))
 
 
