@@ -9,7 +9,7 @@ import sys
 import trio
 
 from .daemon_link import ALONE_MAX, DaemonLink
-from .estimate import InputEstimates
+from .estimate import Estimates
 from .exchange import Shared, new_client
 from .memory import Memory
 from .proxy import Proxy
@@ -29,7 +29,7 @@ async def _serve(daemon: str) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon, LISTENER)
     async with new_client() as client:
-        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, InputEstimates(), Memory())
+        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory())
         proxy = Proxy(shared, trouble=_complain)
         gc.freeze()
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
