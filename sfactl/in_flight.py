@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import Event
+from sfad.protocol.types import CallInfo, Event
 
 from .connection import Client, ConnectionLost, again, check, unanswered
 
@@ -56,12 +56,14 @@ class RequestsInFlight:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def receive(self, pushed: Callable[[Event], None]) -> None:
-        """Read from the connection, and hand over what has arrived. Raise `ConnectionLost`, and `DaemonError` for an error that
-        belongs to no request."""
+    def receive(self, pushed: Callable[[Event], None], called: Callable[[CallInfo], None] = lambda _call: None) -> None:
+        """Read from the connection, and hand over what has arrived, to `pushed` events, to `called` calls. Raise
+        `ConnectionLost`, and `DaemonError` for an error that belongs to no request."""
         for reply, descriptors in self._client.arrived():
             if isinstance(reply, m.EventPush):
                 pushed(reply.event)
+            elif isinstance(reply, m.CallPush):
+                called(reply.call)
             elif (asked := self._open.pop(reply.id, None)) is not None:
                 asked.answered(reply, descriptors)
             else:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from sfad.protocol.known import METERED
-from sfad.protocol.messages import Refused
+from sfad.protocol.messages import Refused, Stopped
 from sfad.protocol.types import RunInfo, Status, Survivor, Usage
 from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
@@ -141,6 +141,11 @@ def command(run: RunInfo) -> str:
     return plain(join(run.argv))
 
 
+def meter(run: RunInfo) -> str:
+    """Return what tells the use of a run: the gateway, and the meter of its stdout."""
+    return ", ".join([*(["gateway"] if run.by_gateway else []), *([plain(run.meter)] if run.meter else [])]) or "-"
+
+
 def outcome(run: RunInfo) -> str:
     """Return the status, with the exit code, signal or reason in brackets."""
     if run.reason is not None and run.reason.kind == "no_daemon":
@@ -199,6 +204,21 @@ def survivors(found: Sequence[Survivor]) -> str:
     """Return a line for each process that survived SIGKILL, below a heading."""
     lines = [plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
     return "\n".join([f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])
+
+
+def stopped(found: Stopped, *, json: bool) -> int:
+    """Print the answer to `stop`; return the exit code."""
+    if json:
+        print_json(content(found))
+    else:
+        said = plain(", ".join(found.stopped))
+        if said or not found.survivors:
+            note(f"stopped: {said} ({seconds(found.elapsed_s)})" if said else "nothing to stop")
+    if not found.survivors:
+        return exits.ExitCode.DONE
+    if not json:
+        note(survivors(found.survivors))
+    return exits.ExitCode.SURVIVORS
 
 
 def exit_unknown(run: RunInfo) -> bool:

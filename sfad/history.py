@@ -17,7 +17,7 @@ import msgspec
 from . import __version__
 from .ledger.database import LedgerError
 from .ledger.opening import open_past
-from .ledger.reader import Page, Reader
+from .ledger.reader import CALLS, Page, Reader
 from .ledger.summary import Summariser, page_of
 from .ledger.totals import with_totals
 from .output.files import OutputFiles
@@ -83,12 +83,13 @@ class History:
             case m.Hello():
                 return self._welcome(request), ()
             case m.Info():
-                (info,) = self._runs.shown([self._resolve(request.run)])
-                return m.RunReply(id=request.id, run=info), ()
+                return self._info(request), ()
             case m.List():
                 return self._list(request), ()
             case m.Summarise():
                 return self._summarise(request), ()
+            case m.ListCalls():
+                return self._calls(request), ()
             case m.Result():
                 return self._result(request), ()
             case m.Logs():
@@ -102,6 +103,13 @@ class History:
     def _welcome(self, request: m.Hello) -> m.Reply:
         version = max(set(request.versions) & set(SUPPORTED), default=SUPPORTED[0])
         return m.Welcome(id=request.id, version=version, daemon=__version__, pid=os.getpid(), state_dir=str(self._state))
+
+    def _info(self, request: m.Info) -> m.Reply:
+        (info,) = self._runs.shown([self._resolve(request.run)])
+        made, refused = self._reader.count_calls(info.id)
+        if made or refused or info.by_gateway:
+            info = msgspec.structs.replace(info, calls=made, calls_refused=refused)
+        return m.RunReply(id=request.id, run=info)
 
     def _list(self, request: m.List) -> m.Reply:
         root = None if request.root is None else self._resolve(request.root).id
@@ -122,6 +130,12 @@ class History:
             raise no_output(run, error) from None
         # without a daemon, a reader would not learn when a live run ends: it gets what there is
         return m.LogFiles(id=request.id, run=run, ended=True), descriptors
+
+    def _calls(self, request: m.ListCalls) -> m.Reply:
+        run = self._resolve(request.run)
+        after = (request.after.timestamp() if request.after is not None else 0.0, request.after_number)
+        found = self._reader.calls(run.id, after)
+        return m.CallPage(id=request.id, run=run.id, calls=found, more=len(found) == CALLS, ended=True, gateway=run.by_gateway)
 
     def _result(self, request: m.Result) -> m.Reply:
         info = self._resolve(request.run)

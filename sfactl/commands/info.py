@@ -57,8 +57,11 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "usage", said
     if run.descendants and (said := limits.totals(run)):
         yield "total", said
-    if run.meter:
-        yield "meter", output.plain(run.meter)
+    if run.calls is not None:
+        refused = f", {run.calls_refused} refused (sfactl calls {run.id} --refused)" if run.calls_refused else ""
+        yield "calls", f"{run.calls}{refused}"
+    if (meter := output.meter(run)) != "-":
+        yield "meter", meter
     if run.api_trouble:
         yield "model API", output.plain(run.api_trouble.sentence)
     if run.repeating:

@@ -23,6 +23,7 @@ from ..connection import Client
 from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..options import COMMON, LABEL, NAME, USER, Option, Parameter, count
+from ..selection import RunSelection
 from ..selection import labels as wanted_labels
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -164,6 +165,15 @@ def collect(client: Client, wanted: m.List, most: int | None, shape: Callable[[R
         wanted.before = page.next
 
 
+def listed(client: Client, selection: RunSelection) -> RunSelection:
+    """Return a selection that names the runs that this verb would show for it, but no refused starts."""
+    wanted = m.List(id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label))
+    found = collect(client, wanted, None, lambda run: run.status.rejected).runs
+    return selection._replace(
+        runs=[*selection.runs, *(run for run in sorted(found) if not found[run])], everything=False, name=(), label=()
+    )
+
+
 def _object(found: Found[msgspec.Raw], *, sum_: bool) -> dict[str, Any]:
     sums = {"runs": len(found.runs), "cost_usd": _rounded(found), "tokens": found.tokens, "partial": found.partial}
     return {"runs": found.in_order()} | ({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {})
@@ -204,6 +214,7 @@ COLUMNS = (
     Column("PARENT", lambda run: run.parent_id or "-"),
     Column("TYPE", lambda run: run.type or "-", "wide"),
     Column("USER", lambda run: run.user, "wide"),
+    Column("METER", output.meter, "wide", known=True),
     Column("AGE", lambda run: output.age(run.created_at)),
     Column("RAN", lambda run: output.seconds(run.usage.elapsed_s)),
     Column("ENDED", lambda run: output.clock(run.ended_at), known=True),

@@ -32,7 +32,7 @@ from ..history import connect
 from ..in_flight import RequestsInFlight
 from ..line_follower import OLD, LineFollower, LineForm, Source
 from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
-from ..selection import RunSelection, SelectionOptions, labels
+from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -93,7 +93,9 @@ def main(
     selection = RunSelection("logs", **chosen).checked()
     with connect(socket) as client:
         if selection.filtered:
-            selection = RunSelection("logs", [*selection.runs, *_listed(client, selection)])
+            from .list import listed  # not needed if the runs are named
+
+            selection = listed(client, selection)
             if not selection.runs:
                 output.note("no run matches")
                 return ExitCode.DONE
@@ -101,15 +103,6 @@ def main(
         code = selection.each(client, lambda run: opened.append(_open(client, run)))
         _show(client, opened, view, several=len(selection.runs) > 1)
     return code
-
-
-def _listed(client: Client, selection: RunSelection) -> list[str]:
-    # imported here, because it is not needed if the runs are named
-    from .list import collect
-
-    wanted = m.List(id=0, name=list(selection.name) or None, labels=labels(selection.label))
-    found = collect(client, wanted, None, lambda run: run.status.rejected).runs
-    return [run for run in sorted(found) if not found[run]]
 
 
 def _open(client: Client, run: str) -> tuple[m.LogFiles, list[int]]:

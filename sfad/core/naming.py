@@ -91,6 +91,16 @@ def program_name(argv: Sequence[str]) -> str:
     return _BY_PACKAGE.get(name, name)
 
 
+def executes(argv: Sequence[str], program: str) -> bool:
+    """Return whether a process with this command line is the program itself, and neither launches it nor runs it in a shell."""
+    first = _base(argv[0]) if argv else ""
+    plain = _VERSION.sub("", first[:64]) or first
+    inner = _of_shell(plain, list(argv[1:])) if plain in _SHELLS else None
+    inner = _of_interpreter(plain, list(argv[1:])) if plain in _INTERPRETERS else inner
+    name = inner if isinstance(inner, str) else first
+    return _BY_PACKAGE.get(name, name) == program
+
+
 def _look_inside(program: str, rest: list[str]) -> list[str] | str | None:
     """What the program runs: a shorter command to look at again, a name, or nothing if the program is the agent itself."""
     plain = _VERSION.sub("", program[:64]) or program

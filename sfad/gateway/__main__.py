@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -12,7 +13,7 @@ from .daemon_link import ALONE_MAX, DaemonLink
 from .estimate import Estimates
 from .exchange import Shared, new_client
 from .memory import Memory
-from .proxy import Proxy
+from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
 
 LISTENER = 3
 LAST_SETTLEMENTS = 5.0
@@ -30,7 +31,9 @@ async def _serve(daemon: str) -> None:
     link = DaemonLink(daemon, LISTENER)
     async with new_client() as client:
         shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory())
-        proxy = Proxy(shared, trouble=_complain)
+        # each connection may have one to an upstream
+        most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
+        proxy = Proxy(shared, most=most, trouble=_complain)
         gc.freeze()
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})

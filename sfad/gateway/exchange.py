@@ -64,9 +64,6 @@ def new_client() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
 
 
-Places = dict[tuple[Caller | None, str | None], Placed]
-
-
 @contextmanager
 def _closing(record: RequestRecord | None) -> Iterator[None]:
     """Have the record told to the daemon, whatever happens."""
@@ -82,11 +79,7 @@ def _closing(record: RequestRecord | None) -> Iterator[None]:
 
 
 class Exchange:
-    def __init__(
-        self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None, placed: Places | None = None
-    ) -> None:
-        """`placed`: what the daemon has said of this connection's callers."""
-        self._placed = {} if placed is None else placed
+    def __init__(self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None) -> None:
         self._shared = shared
         self._http = http
         self._request = request
@@ -118,13 +111,11 @@ class Exchange:
             await self._say(503, str(full), api)
 
     async def _place(self, route: Route) -> Placed:
-        key = self._caller, route.token
+        # for each request of a connection: it may outlive its run
         try:
-            if key not in self._placed:
-                self._placed[key] = await self._shared.gate.place(*key)
+            return await self._shared.gate.place(self._caller, route.token)
         except CallRefusedError as refusal:
             raise _AnsweredError(403, str(refusal)) from refusal
-        return self._placed[key]
 
     async def _say(self, status: int, message: str, api: Api | None, retry_after: float | None = None) -> None:
         if self._http.answering:
@@ -137,19 +128,18 @@ class Exchange:
         await self._http.answer(status, headers, body)
 
     async def _forward(self, placed: Placed, upstream: Upstream, api: Api, route: Route) -> None:
-        with self._shared.memory.space() as space:
+        with self._shared.memory.space(placed.run) as space:
             raw = await self._body(space)
             await self._forward_whole(placed, upstream, api, route, raw, space)
 
     async def _body(self, space: Space) -> bytes:
-        pieces, size = [], 0
+        body = bytearray()  # a list of thousands of pieces would leave the allocator with holes that it never gives back
         while piece := await self._http.body():
-            size += len(piece)
-            if size > MAX_BODY:
+            if len(body) + len(piece) > MAX_BODY:
                 raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
             space.grow(len(piece))
-            pieces.append(piece)
-        return b"".join(pieces)
+            body += piece
+        return bytes(body)
 
     async def _forward_whole(self, placed: Placed, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
         plain = self._plain(raw)

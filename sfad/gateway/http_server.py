@@ -10,11 +10,11 @@ HEAD_TIMEOUT = 30.0
 """Seconds for a request's head, from its first byte."""
 IDLE_TIMEOUT = 300.0
 """Seconds that a connection may wait for its next request. Clients keep theirs for some minutes."""
-BODY_TIMEOUT = 60.0
-"""Seconds without any byte of a request's body."""
+BODY_TIMEOUT, WHOLE_BODY_TIMEOUT = 60.0, 600.0
+"""Seconds without any byte of a request's body, and for all of it. It takes memory, of which there is not enough for all."""
 SEND_TIMEOUT = 600.0
 """Seconds that a client may take no byte of a reply. An agent that is paused takes none."""
-DISCARD_TIMEOUT = 5.0
+DISCARD_TIMEOUT = 30.0
 MAX_DISCARDED = 128 << 20
 """Seconds and bytes of a request's body that are taken after it was answered."""
 MAX_HEAD = 64 << 10
@@ -40,10 +40,16 @@ class HttpServer:
         self.answering = False
         """The head of a reply was sent."""
         self._asked_for_head = False
+        self._body_until: float | None = None
+
+    @property
+    def wants_request(self) -> bool:
+        """Whether no whole request has come since the last reply."""
+        return self._http.their_state in {h11.IDLE, h11.SEND_BODY}
 
     async def request(self) -> h11.Request | None:
         """Return the next request, or `None` if the client has closed the connection. Raises `ClientGoneError`."""
-        self.answering = False
+        self.answering, self._body_until = False, None
         try:
             with trio.move_on_after(IDLE_TIMEOUT) as waiting:
                 while (event := self._next()) is h11.NEED_DATA:
@@ -59,15 +65,16 @@ class HttpServer:
 
     async def body(self) -> bytes:
         """Return the next piece of the request's body, `b""` at its end. Raises `ClientGoneError`."""
+        self._body_until = self._body_until or trio.current_time() + WHOLE_BODY_TIMEOUT
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))
         while True:
             event = self._next()
             if event is h11.NEED_DATA:
-                with trio.move_on_after(BODY_TIMEOUT) as waiting:
+                with trio.move_on_at(min(self._body_until, trio.current_time() + BODY_TIMEOUT)) as waiting:
                     await self._receive()
                 if waiting.cancelled_caught:
-                    raise ClientGoneError("it sent nothing of its request's body for a minute")
+                    raise ClientGoneError("its request's body came too slowly")
             elif isinstance(event, h11.Data) and event.data:
                 return bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):

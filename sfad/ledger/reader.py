@@ -46,6 +46,9 @@ _BELOW = (
 MAX_WALKED = 5000
 """Rows, or entries of an index, that a page walks at most: 5 ms if none of them matches."""
 
+CALLS = 250
+"""Calls in one page, some 3 ms."""
+
 MOST_BELOW = 20_000
 """Descendants of the ended runs in a page. The totals of each run are summed from their rows, in some 5 µs a row."""
 
@@ -209,18 +212,18 @@ class Reader:
         )
         return {row[0]: Used(row[1], row[2], row[3], bool(row[4])) for row in self._connection.execute(sql, (root,))}
 
-    def calls(self, run: RunId, after: tuple[float, int], rows: int) -> list[CallInfo]:
+    def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
         """Return calls of a run in the order of their time, those after a time in seconds since the epoch and a number."""
         sql = f"SELECT {', '.join(CALL_COLUMNS)} FROM calls WHERE run = ? AND (time, number) > (?, ?) ORDER BY time, number LIMIT ?"  # noqa: S608
         return [call_of(row) for row in self._connection.execute(sql, (number_of(run), *after, rows))]
 
-    def count_calls(self, run: RunId) -> tuple[int, int]:
-        """Return how many calls of a run were made, and how many were refused."""
-        sql = (
-            "SELECT count(*) FILTER (WHERE state = 'ended'), ifnull(sum(1 + more) FILTER (WHERE state = 'refused'), 0) "
-            "FROM calls WHERE run = ?"
-        )
-        made, refused = self._row(sql, number_of(run))
+    def count_calls(self, run: RunId, but: Iterable[tuple[float, int]] = ()) -> tuple[int, int]:
+        """Return how many calls of a run were made, and how many were refused. `but`: without those of these times and numbers."""
+        keys = list(but)
+        counts = "count(*) FILTER (WHERE state = 'ended'), ifnull(sum(1 + more) FILTER (WHERE state = 'refused'), 0)"
+        others = " AND (time, number) != (?, ?)" * len(keys)
+        sql = f"SELECT {counts} FROM calls WHERE run = ?{others}"  # noqa: S608
+        made, refused = self._row(sql, number_of(run), *(value for key in keys for value in key))
         return made, refused
 
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:

@@ -3,12 +3,12 @@
 Because of these, a run that has ended never shows as running while the disk is slow or full.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from ..protocol.types import CallInfo, RunId, RunInfo
-from .reader import Page, Reader, Selection
+from .reader import CALLS, Page, Reader, Selection
 from .rows import Op, RunExtra
 from .totals import Used, used_by
 
@@ -84,12 +84,12 @@ class Records:
         """Return the USD that a budget was charged in that period, without charges that are queued."""
         return self._reader.charged(scope, name, period_start.timestamp())
 
-    def calls(self, run: RunId, after: tuple[float, int], rows: int) -> list[CallInfo]:
+    def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
         """See `Reader.calls`. Without rows that are queued."""
         return self._reader.calls(run, after, rows)
 
-    def count_calls(self, run: RunId) -> tuple[int, int]:
-        return self._reader.count_calls(run)
+    def count_calls(self, run: RunId, but: Iterable[tuple[float, int]] = ()) -> tuple[int, int]:
+        return self._reader.count_calls(run, but)
 
     def _lookup(self, run_id: RunId) -> tuple[RunInfo, RunExtra] | None:
         queued = self._unwritten.get(run_id)

@@ -19,6 +19,7 @@ from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
 from ..protocol.messages import Change
 from ..protocol.types import RunId
+from ..runs.call_list import CallList
 from ..runs.catalogue import RunCatalogue
 from ..runs.subscribers import Subscribers
 from .advising import Adviser
@@ -68,6 +69,7 @@ class Runtime:
         self.subscribers = Subscribers()
         self.spool.begin(os.path.realpath(self.state_dir))
         self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
+        self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,

@@ -23,6 +23,7 @@ from .types import (
     Action,
     Bound,
     BudgetState,
+    CallInfo,
     Claim,
     ErrorCode,
     Event,
@@ -490,6 +491,19 @@ class Watch(Request, tag="watch"):
     repeats = 1
 
     run: str
+    calls: bool = False
+    """Push their calls of models instead, each once it has ended or is not made, by `CallPush`."""
+
+
+class ListCalls(Request, tag="calls"):
+    """Return a page of a run's calls of models, in the order of their time. Answered by `CallPage`."""
+
+    repeats = 1
+
+    run: str
+    after: datetime | None = None
+    """Only those after the call with this time and, of several, this number."""
+    after_number: int = 0
 
 
 class DaemonInfo(Request, tag="status"):
@@ -682,6 +696,22 @@ class ResultText(Reply, tag="result"):
 
 class EventPush(Reply, tag="event"):
     event: Event
+
+
+class CallPush(Reply, tag="call"):
+    call: CallInfo
+
+
+class CallPage(Reply, tag="calls"):
+    """`more`: there are more after the last one. Calls that wait or are under way are in the last page."""
+
+    run: RunId
+    calls: list[CallInfo]
+    more: bool = False
+    ended: bool = False
+    """The run has ended."""
+    gateway: bool = False
+    """The run uses the gateway."""
 
 
 class DaemonStatus(Reply, tag="daemon_status"):

@@ -282,6 +282,14 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """A run of a registered agent that was started as a session."""
     repeating: Repetition | None = None
     """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in a row."""
+    calls: int | None = None
+    """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
+    calls_refused: int | None = None
+
+    @property
+    def by_gateway(self) -> bool:
+        """Whether it is known that the gateway meters the run."""
+        return "gateway" in self.usage_by_source or any(state.enforced_by == "gateway" for state in self.limits)
 
 
 class CallInfo(Struct, frozen=True, kw_only=True):

@@ -72,6 +72,6 @@ class ClientHandover:
                 continue
             for request in each.pending:
                 if isinstance(request, Watch):
-                    push(Call(self.services, connection, request.id), request.run)
+                    push(Call(self.services, connection, request.id), request.run, calls=request.calls)
                 else:
                     self.dispatcher.handle(connection, request)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.core.naming import NAME, derive_name
+from sfad.core.naming import NAME, derive_name, executes
 
 COMMANDS = """
 claude -p x                                           claude
@@ -170,3 +170,20 @@ def test_what_a_stranger_sends_cannot_hold_up_the_daemon(argv: list[str]) -> Non
     began = time.process_time()
     assert NAME.fullmatch(derive_name(argv))
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("command", "is_claude"),
+    [
+        ("claude -p hi", True),
+        ("/opt/bin/claude", True),
+        ("node --no-warnings /lib/node_modules/@anthropic-ai/claude-code/cli.js -p", True),
+        ("/bin/sh /home/ann/bin/claude -p", True),
+        ("timeout 60 claude", False),
+        ("sh -c claude", False),
+        ("codex", False),
+        ("", False),
+    ],
+)
+def test_a_launcher_of_a_program_is_not_the_program(command: str, is_claude: bool) -> None:
+    assert executes(command.split(), "claude") is is_claude

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from sfad.protocol.types import RunInfo
+from tests.e2e.provider import Provider, providing
 from tests.harness import PATIENCE, strays, wait_until
 from tests.leaks import cgroups
 
@@ -67,13 +68,14 @@ class Outcome:
 class _Play:
     """The scenario, and who starts the daemon again."""
 
-    def __init__(self, directory: Path, point: Point) -> None:
+    def __init__(self, directory: Path, point: Point, provider: Provider) -> None:
         self.point = point
         self.outcome = Outcome(point)
         self.agents = Agents(directory)
         first = "" if point.kind == "recovery" else point.crash_at
         self.until = time.monotonic() + TIME
-        self.daemon = Victim(directory, config=CONFIG, mode=point.mode, crash_at=first)
+        self.provider = provider
+        self.daemon = Victim(directory, config=CONFIG.format(url=provider.url), mode=point.mode, crash_at=first)
         self.acknowledged: set[str] = set()
         self.finals: dict[str, RunInfo] = {}
 
@@ -147,8 +149,10 @@ class _Play:
                 shown = promises.all_runs(client)
             outcome.wrong += [f"{run} was acknowledged and is not listed" for run in self.acknowledged if run not in shown]
             outcome.wrong += promises.history(shown, self.agents.read(), self.finals)
+            outcome.wrong += promises.charged(shown, self.provider)
         else:
             outcome.wrong += daemon.leftovers()
+            outcome.wrong += promises.no_gateway(daemon)
 
     def clean_up(self) -> None:
         process = self.daemon.process
@@ -166,12 +170,13 @@ class _Play:
 
 def crash(directory: Path, point: Point) -> Outcome:
     """Lets the daemon die there."""
-    play = _Play(directory, point)
-    try:
-        play.go()
-    except Exception as error:  # noqa: BLE001 - the others are to be tried as well
-        play.outcome.wrong.append(f"{type(error).__name__}: {error}")
-    finally:
-        play.clean_up()
+    with providing() as provider:
+        play = _Play(directory, point, provider)
+        try:
+            play.go()
+        except Exception as error:  # noqa: BLE001 - the others are to be tried as well
+            play.outcome.wrong.append(f"{type(error).__name__}: {error}")
+        finally:
+            play.clean_up()
     play.outcome.log = play.daemon.log.read_text()
     return play.outcome

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from sfactl.connection import Client
@@ -19,6 +20,7 @@ from sfad.core.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.spool import Store
+from tests.e2e.provider import IN_USD, OUT_USD, Provider
 from tests.harness import Daemon, alive, carriers
 from tests.leaks import cgroups
 
@@ -127,6 +129,23 @@ def history(shown: Mapping[RunId, RunInfo], diary: Diary, finals: Mapping[RunId,
         if now is not None and (told.status, told.exit_code, told.signal) != (now.status, now.exit_code, now.signal):
             wrong.append(f"{run} was told to be {_end(told)}, and is {_end(now)}")
     return wrong
+
+
+def charged(shown: Mapping[RunId, RunInfo], provider: Provider) -> list[str]:
+    """Of calls of a model: each was charged once, and by no more than was reserved for it."""
+    told = sum(run.total_cost_usd or 0 for run in shown.values() if run.name == "calling")
+    most = sum(IN_USD * (1 + bill.size / 2.5) + OUT_USD * bill.max_tokens for bill in provider.bills)
+    if provider.usd - 1e-9 <= told <= most + 1e-9:
+        return []
+    return [
+        f"the provider has billed {provider.usd:.6f} USD, for which at most {most:.6f} were reserved, and {told:.6f} were charged"
+    ]
+
+
+def no_gateway(daemon: Daemon) -> list[str]:
+    """After the daemon has ended: so has its gateway."""
+    pid = msgspec.json.decode((daemon.state_dir / "gateway.json").read_bytes())["pid"]
+    return [f"the gateway {pid} is alive"] if alive(pid) else []
 
 
 def _untrue(info: RunInfo, diary: Diary) -> list[str]:

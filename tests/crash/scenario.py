@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import secrets
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from sfactl.connection import Client, DaemonError, Unreachable
@@ -31,7 +34,13 @@ input_mtok = 3
 output_mtok = 15
 [budgets.users.{USER}]
 daily_usd = 50
+[gateway]
+enabled = true
+[gateway.upstreams.anthropic]
+url = "{{url}}"
+api = "anthropic"
 """
+"""With the URL of a provider to be filled in."""
 
 R = TypeVar("R", bound=m.Reply)
 
@@ -342,11 +351,20 @@ def standing_over(player: Player) -> None:
     player.stop(run)
 
 
+CALLER = Path(__file__).parents[1] / "e2e" / "caller.py"
+CALLS = {"threads": 2, "calls": 2, "output": 100}
+
+
+def calling(player: Player) -> None:
+    """Calls a model. The gateway outlives the daemon, and so do the calls that are under way."""
+    player.wait(player.start("calling", f"{sys.executable} {CALLER} '{json.dumps(CALLS)}' > /dev/null; end $?"))
+
+
 STORIES: tuple[Story, ...] = (
-    stubborn, standing, family, asking, again, spending, seven, short, missing, refused, metered, changed, later,
+    stubborn, standing, family, asking, again, spending, seven, short, missing, refused, metered, changed, later, calling,
 )  # fmt: skip
 
-RENEWED: tuple[Story, ...] = (staying, standing_over, stubborn, asking, again, seven, metered, changed, later)
+RENEWED: tuple[Story, ...] = (staying, standing_over, stubborn, asking, again, seven, metered, changed, later, calling)
 """For a daemon that is renewed meanwhile."""
 
 

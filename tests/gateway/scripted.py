@@ -15,7 +15,7 @@ from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Unasked
 from sfad.gateway.memory import Memory
-from sfad.gateway.proxy import Proxy
+from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Upstream
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -108,6 +108,7 @@ class ScriptedGate:
     refuses: str | None = None
     retry_after: float | None = None
     unplaced: str | None = None
+    run: str = "run"
     hold: trio.Event | None = None
     upstreams: dict[str, str] = field(default_factory=dict)
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
@@ -121,7 +122,7 @@ class ScriptedGate:
         self.placed.append((caller, token))
         if self.unplaced is not None:
             raise CallRefusedError(self.unplaced)
-        return Placed("run", self.upstreams)
+        return Placed(self.run, self.upstreams)
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         self.asked.append(asked)
@@ -180,6 +181,7 @@ async def house(
     upstreams: Mapping[str, Upstream] | None = None,
     name: str = "up",
     prefix: str = "",
+    most: int = MAX_CONNECTIONS,
 ) -> AsyncIterator[House]:
     gate = gate or ScriptedGate()
     trouble: list[str] = []
@@ -190,7 +192,7 @@ async def house(
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
         shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory())
-        proxy = Proxy(shared, trouble=trouble.append)
+        proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:
             yield House(gate, listener.socket.getsockname()[1], direct, proxy, shared, trouble)

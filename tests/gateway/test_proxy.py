@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import zlib
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -393,10 +394,14 @@ async def test_slow_heads_and_bodies_are_given_up(monkeypatch: pytest.MonkeyPatc
             with trio.fail_after(5):
                 assert await stream.receive_some(100) == b""
             await stream.aclose()
-        stream = await the.connect()
-        with trio.fail_after(5):  # each byte comes in time, but the head as a whole does not
-            assert await drip(stream) > 5
-        await stream.aclose()
+        monkeypatch.setattr(http_server, "WHOLE_BODY_TIMEOUT", 0.2)
+        for begun in (b"", post(MESSAGES, CALL + b" " * 10_000)[:-10_000]):
+            stream = await the.connect()
+            await stream.send_all(begun)
+            with trio.fail_after(5):  # each byte comes in time, but the head or the body as a whole does not
+                assert await drip(stream) > 5
+            await stream.aclose()
+        assert the.shared.memory.held == 0
         assert the.proxy.under_way == 0
 
 
@@ -434,7 +439,7 @@ async def test_a_body_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_BODIES", 100_000)
+    monkeypatch.setattr(memory, "MAX_BODIES", 200_000)
     gate = ScriptedGate(hold=trio.Event())
     async with house(Provider(saying(reply(WHOLE, JSON))), gate=gate) as the:
         big = json.dumps(ASKED | {"padding": "x" * 90_000}).encode()
@@ -444,6 +449,9 @@ async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             assert (await the.ask(post(MESSAGES, big))).status == 503
             bomb = gzip.compress(big)
             assert (await the.ask(post(MESSAGES, bomb, "Content-Encoding: gzip"))).status == 503
+            gate.run, gate.hold = "other", None
+            assert (await the.ask(post(MESSAGES, big))).status == 503
+            assert (await the.ask(post(MESSAGES, big[:40_000] + b'"}'))).status == 200
         await until(lambda: not the.shared.memory.held)
 
 
@@ -684,6 +692,45 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
 
 
 # ---- many at a time
+
+
+async def test_at_the_bound_of_connections_those_without_a_request_are_closed() -> None:
+    gate = ScriptedGate(hold=trio.Event())
+    provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
+    async with house(provider, gate=gate, most=4) as the, AsyncExitStack() as stack:
+
+        async def begin(data: bytes) -> trio.SocketStream:
+            stream = await stack.enter_async_context(await the.connect())
+            await stream.send_all(data)
+            return stream
+
+        with trio.fail_after(10):
+            served = [await begin(post(MESSAGES, CALL))]
+            await until(lambda: len(gate.asked) == 1)
+            useless = [await begin(begun) for begun in (b"", b"POST", post(MESSAGES, CALL)[:-1])]
+            served += [await begin(post(MESSAGES, CALL)) for _ in range(3)]
+            await until(lambda: len(gate.asked) == 4)
+            for stream in useless:
+                with suppress(trio.BrokenResourceError):
+                    assert await stream.receive_some(1) == b""
+            served.append(await begin(post(MESSAGES, CALL)))
+            with trio.move_on_after(0.3) as early:
+                await served[-1].receive_some(1)
+            assert early.cancelled_caught  # all others have a request
+            assert gate.hold is not None
+            gate.hold.set()
+            for stream in served:
+                assert (await read_answer(stream, b"POST / HTTP/1.1")).body == WHOLE
+    assert the.shared.memory.held == 0
+
+
+async def test_a_connection_that_outlives_its_run_is_refused() -> None:
+    async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True)) as the, await the.connect() as stream:
+        await stream.send_all(post(MESSAGES, CALL))
+        assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 200
+        the.gate.unplaced = "the run has ended"
+        await stream.send_all(post("/up/v1/files", b"{}"))
+        assert (await read_answer(stream, b"POST / HTTP/1.1")).status == 403
 
 
 async def test_200_streams_at_a_time() -> None:

@@ -17,6 +17,7 @@ from sfad.protocol.statistics import Advice, Breach, Costly, Failed, Group, Summ
 from sfad.protocol.types import (
     Action,
     Bound,
+    CallInfo,
     Claim,
     ErrorCode,
     Event,
@@ -73,6 +74,8 @@ REQUESTS: list[m.Request] = [
     m.AdmitCall(id=28, run="a1", model="m", input_tokens=2, max_output=3, fixed=True, choices=2, caches=True),
     m.EndCall(id=29, run="a1", reservation="a1-1", model="m", tokens=Tokens(input=2, output=3), status=200,
               tools=[("Bash", "0f")], first_byte_s=0.5, seconds=1.5, error="e"),
+    m.ListCalls(id=30, run="a1", after=NOW, after_number=3), m.Watch(id=31, run="a1", calls=True),
+    m.UnaskedCall(id=32, run="a1", time=1.5, number=4, upstream="u", path="/v1/embeddings", status=200, seconds=0.5),
     m.Summarise(id=26, since=1.5, by="label", labels={"a": ["b", "c"], "d": "e"}),
 ]  # fmt: skip
 
@@ -102,6 +105,8 @@ REPLIES: list[m.Reply] = [
         breaches=[Breach(run_id="a1", limit_kind="turns", used=3, threshold=2)],
         failed=[Failed(run_id="a1", name="a", reason="r")],
         costly=[Costly(run_id="a1", name="a", status=Status.FAILED, cost_usd=0.5, tokens=7, partial=True)])),
+    m.CallPage(id=22, run="a1", calls=[CallInfo(time=NOW, run_id="a1", number=1, state="refused", upstream="u", model=None)]),
+    m.CallPush(id=23, call=CallInfo(time=NOW, run_id="a1", number=2, state="ended", upstream="u", model="m", cost_usd=0.5)),
     m.Selected(id=15, runs=["a1"], failed=[m.Failure(run="zz", code=ErrorCode.NO_SUCH_RUN, message="m")]),
     m.GatewaySettings(id=19, upstreams={"a": m.UpstreamInfo(url="https://a", api="anthropic", key_file="/k")}),
     m.CallerPlaced(id=20, run="a1", upstreams={"a": "https://b"}), m.CallAdmitted(id=21, reservation="a1-1", max_output=9),

@@ -9,6 +9,10 @@ from ..call import Call, answers
 from .report import once_priced
 
 
+def rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
 @answers(EndCall)
 def end_call(call: Call, request: EndCall) -> None:
     runtime = call.runtime
@@ -21,8 +25,8 @@ def end_call(call: Call, request: EndCall) -> None:
                 status=request.status,
                 cache_write_tokens=request.tokens.cache_write if request.tokens is not None else None,
                 tools=len(request.tools),
-                first_byte_s=request.first_byte_s,
-                elapsed_s=request.seconds,
+                first_byte_s=rounded(request.first_byte_s),
+                elapsed_s=rounded(request.seconds),
                 error=request.error[:MAX_WORDS] if request.error is not None else None,
             )
             runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, end, tuple(request.tools)))

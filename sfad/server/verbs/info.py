@@ -1,6 +1,7 @@
 """`info`: one run, with its live processes and memory."""
 
 import trio
+from msgspec.structs import replace
 
 from ...protocol.messages import Info
 from ...protocol.types import RunInfo
@@ -14,4 +15,7 @@ def info(call: Call, _request: Info, run: RunInfo) -> None:
     footprint = call.runtime.launcher.footprints([run.id]).get(run.id) if live is not None and live.run.attempt else None
     if live is not None and footprint is not None:
         run = info_of(live, trio.current_time(), footprint)
+    made, refused = call.runtime.calls.count(run.id)
+    if made or refused or run.by_gateway:
+        run = replace(run, calls=made, calls_refused=refused)
     call.show(run)

@@ -6,6 +6,7 @@ from ...core.calls import MAX_WORDS
 from ...protocol.messages import Done, UnaskedCall
 from ...protocol.types import CallInfo
 from ..call import Call, answers
+from .end_call import rounded
 
 
 @answers(UnaskedCall)
@@ -22,8 +23,8 @@ def unasked_call(call: Call, request: UnaskedCall) -> None:
             status=request.status,
             refused=request.refused,
             error=request.error[:MAX_WORDS] if request.error is not None else None,
-            first_byte_s=request.first_byte_s,
-            elapsed_s=request.seconds,
+            first_byte_s=rounded(request.first_byte_s),
+            elapsed_s=rounded(request.seconds),
             path=request.path,
         )
         call.runtime.saver.record_call(info, live.lineage_ids)

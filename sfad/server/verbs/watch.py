@@ -1,7 +1,7 @@
-"""`watch`, and `spawn` with `watch`: push the events of a run and its descendants from now on."""
+"""`watch`, and `spawn` with `watch`: push the events, or the calls, of a run and its descendants from now on."""
 
-from ...protocol.messages import Done, EventPush, Watch
-from ...protocol.types import Event, RunId, RunInfo
+from ...protocol.messages import CallPush, Done, EventPush, Watch
+from ...protocol.types import CallInfo, Event, RunId, RunInfo
 from ..call import Call, answers_about_run
 from ..checks import unavailable
 from ..connection import Pending
@@ -11,9 +11,9 @@ MAX_EACH = 64
 
 
 @answers_about_run(Watch)
-def watch(call: Call, _request: Watch, run: RunInfo) -> None:
+def watch(call: Call, request: Watch, run: RunInfo) -> None:
     demand_watch(call)
-    push(call, run.id)
+    push(call, run.id, calls=request.calls)
     call.reply(Done(id=call.id))
 
 
@@ -26,14 +26,18 @@ def demand_watch(call: Call) -> None:
     call.demand(call.services.bounds.watches, 1)
 
 
-def push(call: Call, run: RunId) -> None:
-    """Push the events of the run and its descendants from now on, until the run is over or the connection is closed."""
-    connection, watches = call.connection, call.services.bounds.watches
+def push(call: Call, run: RunId, *, calls: bool = False) -> None:
+    """Push the events, or the `calls`, of the run and its descendants from now on, until the run is over or the connection is
+    closed."""
+    connection, watches, subscribers = call.connection, call.services.bounds.watches, call.runtime.subscribers
 
     def send(event: Event) -> None:
         connection.send(EventPush(id=call.id, event=event))
 
-    forget = call.runtime.subscribers.watch(run, send)
+    def send_call(info: CallInfo) -> None:
+        connection.send(CallPush(id=call.id, call=info))
+
+    forget = subscribers.watch_calls(run, send_call) if calls else subscribers.watch(run, send)
     if call.runtime.catalogue.over(run):
         forget()
         return
@@ -45,6 +49,6 @@ def push(call: Call, run: RunId) -> None:
         unwait()
         watches.add(connection.groups, -1)
 
-    unwait = call.runtime.subscribers.on_end(run, over)
+    unwait = subscribers.on_end(run, over)
     watches.add(connection.groups, 1)
-    connection.pending[call.id] = Pending(Watch(id=call.id, run=run), over)
+    connection.pending[call.id] = Pending(Watch(id=call.id, run=run, calls=calls), over)

@@ -1,0 +1,250 @@
+"""Print the calls of models that runs have made through the gateway, or follow them.
+
+One line for each call, by the time at which the agent asked for it: tokens in and out, of the input those read from a cache, cost,
+seconds to the first byte and in all, and what happened. Calls that wait or are under way have no figures yet. A cost with ≥ is a
+lower bound. --name, --label and --all choose the same runs as for `sfactl list`, including ended ones.
+
+-f follows until the runs end: each call is printed once it has ended or was refused, also if it was printed as under way before.
+
+With --json, one object for each call, a line each (docs/protocol.md, CallInfo).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import CallInfo, RunId
+from sfad.protocol.units import counted
+
+from .. import output, table
+from ..connection import AGAIN, Client, ConnectionLost, check
+from ..exits import ExitCode
+from ..history import connect
+from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
+from ..selection import RunSelection, SelectionOptions
+from .list import collect, listed
+
+if TYPE_CHECKING:
+    from ..in_flight import RequestsInFlight
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUNS._replace(required=False),
+    Option(("--all",), "everything", "The live runs and the last 50 that ended"),
+    NAME,
+    LABEL,
+    Option(("--tree",), "tree", "Also the calls of the runs below"),
+    Option(("--refused",), "refused", "Only calls that were refused"),
+    Option(("--follow", "-f"), "follow_", "Follow the calls until the runs end"),
+)
+
+Key = tuple[RunId, float, int]
+
+
+def main(
+    *,
+    follow_: bool = False,
+    refused: bool = False,
+    tree: bool = False,
+    socket: str | None = None,
+    json: bool = False,
+    **chosen: Unpack[SelectionOptions],
+) -> int:
+    selection = RunSelection("calls", **chosen).checked()
+    with connect(socket) as client:
+        if selection.filtered:
+            selection = listed(client, selection)
+            if not selection.runs:
+                output.note("no run matches")
+                return ExitCode.DONE
+        first: list[m.CallPage] = []
+        code = selection.each(client, lambda run: first.append(client.call(m.ListCalls(id=0, run=run), m.CallPage)))
+        shown = CallLines(several=tree or len(first) > 1, refused=refused, json=json)
+        live = [page.run for page in first if not page.ended]
+        runs = _with_trees(client, first, tree=tree)
+        if follow_ and live:
+            Following(client, live, runs, shown, tree=tree).carry_out()
+        else:
+            for run in runs:
+                _print(client, run, shown)
+        if first and not shown.any:
+            output.note(_none(first, refused=refused))
+    return code
+
+
+def _with_trees(client: Client, first: Sequence[m.CallPage], *, tree: bool) -> list[RunId]:
+    """Return the runs, with those below them if `tree`, each once."""
+    if not tree:
+        return list(dict.fromkeys(page.run for page in first))
+    below = [sorted(collect(client, m.List(id=0, root=page.run), None, lambda _run: None).runs) for page in first]
+    return list(dict.fromkeys(run for found in below for run in found))
+
+
+def _print(client: Client, run: RunId, shown: CallLines) -> None:
+    request: m.ListCalls | None = m.ListCalls(id=0, run=run)
+    while request is not None:
+        page = client.call(request, m.CallPage)
+        for call in page.calls:
+            shown.print(call)
+        request = _next(page)
+
+
+def _next(page: m.CallPage) -> m.ListCalls | None:
+    """Return the request for the next page; `None` after the last one."""
+    return m.ListCalls(id=0, run=page.run, after=page.calls[-1].time, after_number=page.calls[-1].number) if page.more else None
+
+
+def _none(first: Sequence[m.CallPage], *, refused: bool) -> str:
+    who = first[0].run if len(first) == 1 else "these runs"
+    if not any(page.gateway or page.calls for page in first):
+        return f"{who}: no calls, because the gateway was not used (--gateway, or gateway.enabled in the config)"
+    return f"{who}: no call was refused" if refused else f"{who}: no call was made through the gateway"
+
+
+class Following:
+    """Prints the calls of runs until they end."""
+
+    def __init__(self, client: Client, live: Sequence[RunId], runs: Sequence[RunId], shown: CallLines, *, tree: bool) -> None:
+        """`live` are followed, with those below them if `tree`. `runs` are all whose calls are to be printed."""
+        from ..in_flight import RequestsInFlight
+
+        self._live = live
+        self._runs = runs
+        self._shown = shown
+        self._tree = tree
+        self._requests: RequestsInFlight = RequestsInFlight(client, output.note)
+        self._early: list[CallInfo] | None = []
+        """Calls that ended while earlier ones are still to come."""
+
+    def carry_out(self) -> None:
+        self._ask()
+        while self._requests:
+            try:
+                self._requests.receive(lambda _event: None, self._ended)
+            except ConnectionLost:
+                self._requests.reconnect("the runs may continue", lambda: time.sleep(AGAIN))
+                self._ask()
+
+    def _ask(self) -> None:
+        self._early = []
+        for run in self._live:  # before the calls so far: one that ends meanwhile comes twice, and is printed once
+            self._requests.ask(m.Watch(id=0, run=run, calls=True), lambda reply, _descriptors: check(reply))
+        self._ask_pages(list(self._runs))
+
+    def _ask_pages(self, runs: list[RunId], request: m.ListCalls | None = None) -> None:
+        """Ask for the calls so far, one page after the other, and then for the ends of the runs."""
+        if request is None and not runs:
+            self._show_early()
+            for run in self._live:
+                self._requests.ask(m.Wait(id=0, run=run), lambda reply, _descriptors: check(reply))
+            return
+
+        def answered(reply: m.Reply, _descriptors: Sequence[int]) -> None:
+            check(reply)
+            assert isinstance(reply, m.CallPage)  # after `check`, the protocol has no other reply
+            for call in reply.calls:
+                self._shown.print(call)
+            self._ask_pages(runs, _next(reply))
+
+        self._requests.ask(request or m.ListCalls(id=0, run=runs.pop(0)), answered)
+
+    def _show_early(self) -> None:
+        early, self._early = self._early or [], None
+        for call in early:
+            self._shown.print(call)
+
+    def _ended(self, call: CallInfo) -> None:
+        if not self._tree and call.run_id not in self._live:
+            return
+        if self._early is not None:
+            self._early.append(call)
+        else:
+            self._shown.print(call)
+
+
+# ---- lines
+
+
+class CallLines:
+    """Prints calls: a table for people whose columns are as wide as their content usually is, or JSON."""
+
+    def __init__(self, *, several: bool, refused: bool, json: bool) -> None:
+        self._several = several
+        self._refused = refused
+        self._json = json
+        self._printed: dict[Key, tuple[str, int]] = {}
+        self._room = table.terminal_width()
+        self.any = False
+
+    def print(self, call: CallInfo) -> None:
+        """Print a call, unless it was printed as it is."""
+        key, as_is = (call.run_id, call.time.timestamp(), call.number), (call.state, call.more)
+        if (self._refused and call.state != "refused") or self._printed.get(key) == as_is:
+            return
+        self._printed[key] = as_is
+        if self._json:
+            output.print_json(call)
+        else:
+            if not self.any:
+                self._line(HEADER)
+            self._line([call.run_id, *cells(call)])
+        self.any = True
+
+    def _line(self, cells: Sequence[str]) -> None:
+        shown = zip(cells, WIDTHS, strict=True)
+        line = "  ".join(_padded(cell, room) for cell, room in list(shown)[0 if self._several else 1 :]).rstrip()
+        print(line if self._room is None else table.cut(line, self._room), flush=True)
+
+
+HEADER = ("RUN", "TIME", "MODEL", "IN", "CACHED", "OUT", "USD", "FIRST", "TOOK", "RESULT")
+WIDTHS = (6, 12, 24, 6, 6, 6, 8, 6, 6, 0)
+
+
+def _padded(cell: str, room: int) -> str:
+    return cell + " " * (room - output.width(cell))
+
+
+def cells(call: CallInfo) -> list[str]:
+    """Return what the table shows of a call, without its run."""
+    return [
+        output.clock(call.time),
+        output.plain(call.model or call.path or "-"),
+        output.short(call.input_tokens),
+        output.short(call.cached_tokens),
+        output.short(call.output_tokens),
+        output.bounded(output.usd(call.cost_usd), partial=call.partial),
+        _short(call.first_byte_s),
+        _short(call.elapsed_s),
+        output.plain(result(call)),
+    ]
+
+
+def _short(seconds: float | None) -> str:
+    """Return a duration, which may be a few milliseconds, for people."""
+    return output.seconds(seconds) if seconds is None or seconds >= 0.95 else f"{1000 * seconds:.0f}ms"
+
+
+def result(call: CallInfo) -> str:
+    """Return what became of a call."""
+    lowered = [f"lowered to {call.clamped_to}"] if call.clamped_to is not None else []
+    waited = [f"waited {output.seconds(call.waited_s)}"] if (call.waited_s or 0.0) >= 1.0 else []
+    match call.state:
+        case "waiting":
+            return "waiting"
+        case "under_way":
+            return ", ".join(["under way", *lowered, *waited])
+        case "refused":
+            return f"refused: {call.refused}{_more(call)}"
+        case "withdrawn":
+            return f"not made: {call.error}{_more(call)}"
+        case "ended":
+            tools = [counted(call.tools, "tool call")] if call.tools else []
+            status = [str(call.status)] if call.status is not None else []
+            return ", ".join([*status, *([call.error] if call.error is not None else []), *tools, *lowered, *waited]) or "ended"
+
+
+def _more(call: CallInfo) -> str:
+    return f" (and {counted(call.more, 'more call')} in that minute)" if call.more else ""
