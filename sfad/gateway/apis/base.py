@@ -13,7 +13,7 @@ import msgspec
 from ...meters.counters import BYTES_A_TOKEN, printable
 from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
-from ..sse import Events
+from ..sse import EventStream
 
 MAX_REPLY = 16 << 20
 """Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""
@@ -90,7 +90,7 @@ class ReplyReader(ABC):
         self.background = False
         """It is generated whether or not the client reads it."""
         self._read = streamed
-        self._events = Events() if streamed else None
+        self._events = EventStream() if streamed else None
         self._document: bytearray | None = bytearray()
 
     def feed(self, data: bytes) -> None:
