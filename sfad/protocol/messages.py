@@ -329,6 +329,8 @@ class AdmitCall(Request, tag="admit_call"):
     choices: int = 1
     caches: bool = False
     """Its input may be written to a cache."""
+    more_input: int = 0
+    """Tokens that its input may have beyond the estimate."""
     upstream: str = ""
     streamed: bool = False
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...meters.counters import BYTES_A_TOKEN, printable
+from ...meters.counters import printable
 from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
 from ..sse import EventStream
@@ -120,11 +120,6 @@ class ReplyReader(ABC):
     def unknown(self) -> bool:
         """Whether not even an estimate is possible, because what has come does not show all that was generated."""
         return not self.told and (self.background or not self._read)
-
-    @property
-    def estimated_output(self) -> int:
-        """Tokens of what was written, in place of a figure that was not told."""
-        return -(-self.written // BYTES_A_TOKEN)
 
     def use(self, tool: ToolUse) -> None:
         if len(self.tools) < MAX_TOOL_USES:
