@@ -17,7 +17,7 @@ from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .checkup import checkup
 from .coding import Coding, UnreadableBodyError
-from .estimate import InputEstimates, text_size
+from .estimate import Estimates, text_size
 from .gate import AskedCall, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .memory import Memory, NoMemoryError, Space
@@ -49,7 +49,7 @@ class Shared:
     client: httpx2.AsyncClient
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
-    estimates: InputEstimates
+    estimates: Estimates
     memory: Memory
 
 
@@ -162,11 +162,13 @@ class Exchange:
                 await self._pass(upstream, route, raw, self._headers, unasked)
             return
         size = text_size(plain)
+        estimate = self._shared.estimates.input(placed.run, call, size)
         asked = AskedCall(
             run=placed.run,
             upstream=upstream.name,
             model=call.model,
-            input_tokens=self._shared.estimates.tokens(placed.run, call, size),
+            input_tokens=estimate.tokens,
+            more_input=estimate.more,
             caches=call.caches,
             max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,

@@ -17,6 +17,7 @@ from ..durable.pidfds import StoredPidfds
 from ..host.descriptors import Descriptors
 from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
+from ..protocol.known import AGENTS
 from ..protocol.messages import Change
 from ..protocol.types import RunId
 from ..runs.call_list import CallList
@@ -145,6 +146,8 @@ class Runtime:
 
     def _follow_config(self) -> None:
         self._budgets.know(self.config.budgets)
+        guard = self.config.guard
+        self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
     def _uses_gateway(self) -> bool:
