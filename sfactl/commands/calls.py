@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
+from msgspec.structs import asdict
+
 from sfad.protocol import messages as m
 from sfad.protocol.types import CallInfo, RunId
 from sfad.protocol.units import counted
@@ -186,7 +188,7 @@ class CallLines:
             return
         self._printed[key] = as_is
         if self._json:
-            output.print_json(call)
+            output.print_json(asdict(call))
         else:
             if not self.any:
                 self._line(HEADER)
