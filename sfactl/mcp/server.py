@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, assert_never
 import anyio
 import mcp_types as types
 import msgspec
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -76,6 +76,8 @@ class SessionServer:
         """Sentences about sessions that have ended, by run, until the model is told with the answer to its next call."""
         self._told: set[str] = set()
         """Runs of whose end the model knows from an answer."""
+        self._waiting = CapacityLimiter(10_000)
+        """Of threads that wait for the end of a session; they must not take those of calls."""
         self._bus = InMemorySubscriptionBus()
         self._logs = True
 
@@ -147,6 +149,7 @@ class SessionServer:
         started = await self._started(context, order)
         assert context.request_id is not None  # a call of a tool is a request
         self._delegating[context.request_id] = started.run_id
+        await context.session.report_progress(0, None, _line(started))
         left = min(self._answer_within, rules.sync_timeout_s) - (time.monotonic() - begun)
         try:
             view = await self._waited(context, started.run_id, left)
@@ -176,12 +179,12 @@ class SessionServer:
                 return view
             await context.session.report_progress(seconds - left + PROGRESS, None, _line(view))
 
-    async def _patiently(self, ask: Callable[[], T]) -> T:
+    async def _patiently(self, ask: Callable[[], T], limiter: CapacityLimiter | None = None) -> T:
         """Ask a daemon that may be restarting. Its runs continue meanwhile."""
         give_up = anyio.current_time() + RECONNECT
         while True:
             try:
-                return await _in_thread(ask)
+                return await _in_thread(ask, limiter)
             except Unreachable as error:
                 if error.kind not in ABSENT or anyio.current_time() >= give_up:
                     raise
@@ -192,7 +195,7 @@ class SessionServer:
         try:
             view = None
             while view is None or not view.ended:
-                view = await self._patiently(partial(sessions.info, run, socket=self._socket, wait=3600.0))
+                view = await self._patiently(partial(sessions.info, run, socket=self._socket, wait=3600.0), self._waiting)
         except Quit as error:
             logging.warning("the end of run %s will not be announced: %s", run, error.message)
             return
@@ -266,8 +269,8 @@ class SessionServer:
         return types.EmptyResult()
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await to_thread.run_sync(work, abandon_on_cancel=True)
+async def _in_thread(work: Callable[[], T], limiter: CapacityLimiter | None = None) -> T:
+    return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
 
 
 def _offer(socket: str | None) -> tuple[bool, dict[str, str]]:

@@ -82,8 +82,9 @@ class DaemonLink:
         answer = await self._ask(
             m.CallAdmitted,
             lambda number: m.AdmitCall(
-                id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, max_output=asked.max_output,
-                fixed=asked.fixed, choices=asked.choices, caches=asked.caches, upstream=asked.upstream, streamed=asked.streams,
+                id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, more_input=asked.more_input,
+                max_output=asked.max_output, fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
+                upstream=asked.upstream, streamed=asked.streams,
             ),
         )  # fmt: skip
         if answer.reservation is None:

@@ -15,7 +15,16 @@ from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from sfad.protocol.types import Tokens
 
 ASKED = AskedCall(
-    run="a1", upstream="up", model="m", input_tokens=10, caches=False, max_output=100, fixed=False, choices=1, streams=True
+    run="a1",
+    upstream="up",
+    model="m",
+    input_tokens=10,
+    more_input=5,
+    caches=False,
+    max_output=100,
+    fixed=False,
+    choices=1,
+    streams=True,
 )
 
 
