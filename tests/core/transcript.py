@@ -46,7 +46,7 @@ from sfad.protocol.types import (
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
-NOISE = frozenset({"save", "publish", "disarm", "ended", "call"})
+NOISE = frozenset({"save", "publish", "disarm", "ended", "call", "waits"})
 LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
@@ -249,12 +249,14 @@ class Transcript:
 
     def call(
         self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
-        model: str = "m",
+        model: str = "m", more: int = 0,
     ) -> e.CallAsked:  # fmt: skip
-        """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output."""
+        """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output. `more`: input it may have, too."""
         cost = tokens * 3000 if priced else None
         info = CallInfo(time=NOON, run_id=run, number=0, state="waiting", upstream="anthropic", model="m")
-        return e.CallAsked(self.at, self.token(), run, model, tokens, cost, 15_000, output, min(least, output), info, choices)
+        return e.CallAsked(
+            self.at, self.token(), run, model, tokens, cost, 15_000, output, min(least, output), info, choices, more, more * 3000
+        )
 
     def called(self, name: str, tools: str = "", **used: Any) -> e.CallSettled:
         """A call has ended, having used this. `tools`: that its reply asks for, as `name/arguments`."""
@@ -406,6 +408,8 @@ class Transcript:
                 return f"{type(command).__name__.lower()} {run.id}"
             case c.Charge(scope, name, nanos):
                 return f"charge {scope} {name} {to_usd(nanos):g}"
+            case c.TellCall(call):
+                return f"waits {call.run_id}"
             case c.RecordCall(call):
                 return f"call {call.run_id} {call.state}"
             case c.Shutdown():
