@@ -503,7 +503,7 @@ class Watch(Request, tag="watch"):
 
     run: str
     calls: bool = False
-    """Push their calls of models instead, each once it has ended or is not made, by `CallPush`."""
+    """Push their calls of models instead, each when it begins to wait and when it has ended or is not made, by `CallPush`."""
 
 
 class ListCalls(Request, tag="calls"):
