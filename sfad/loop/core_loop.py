@@ -26,7 +26,7 @@ from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
 
-_INTERNAL = c.Arm | c.Disarm
+_INTERNAL = c.Arm | c.Disarm | c.TellCall
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
@@ -112,6 +112,8 @@ class CoreLoop:
                 self._refuse(run)
             case c.CountRefusal(run_id):
                 self.resources.ledger.count_refusal(run_id)
+            case c.TellCall(call, lineage):
+                self.saver.subscribers.called(call, lineage)
             case c.RecordCall(call, lineage):
                 self.saver.record_call(call, lineage)
             case c.Charge(scope, name, nanos):
