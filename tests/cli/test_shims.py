@@ -171,6 +171,8 @@ def test_a_terminal(place: World) -> None:
         screen.type("stty size\r")
     screen.type("exit 9\r")
     screen.expect("left-9")
+    screen.type("claude exit 5 & wait $!; echo behind-$?\r")
+    screen.expect("behind-5")
     screen.type("claude wait; echo stopped-$?\r")
     screen.expect(r"\d+\r")
     screen.type("\x1a")
