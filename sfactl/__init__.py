@@ -10,6 +10,7 @@ The command line:
 `commands`          one module for each verb
 `options`           options and arguments as data, and the reader of plain command lines
 `spawn_options`     the options of `spawn` and `run`, and their `Spawn` message
+`session_options`   the options of `session delegate` and `session spawn`
 `usage_options`     the options of `report`, `reserve` and `settle`
 `selection`         the runs that a command line names or filters
 `typer_app`         the options as a typer application
@@ -30,6 +31,7 @@ Connections:
 `history`           a connection that reads the ledger if no daemon is running
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `client`            the public API for authors of agents
+`mcp`               the MCP server, and how programs are told of it
 
 A run in the foreground:
 

@@ -41,7 +41,7 @@ def _dispatch(arguments: list[str]) -> int:
     try:
         values = read(module.PARAMETERS, [*before, *after])
     except NotPlain:
-        return _by_typer([verb, *before, *after], verb, command)
+        return _by_typer([*verb.split(" "), *before, *after], verb, command)
     return _call(verb, values, command)
 
 
@@ -53,7 +53,10 @@ def split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
         position += 2 if arguments[position] == "--socket" else 1
     before, rest = list(arguments[:position]), list(arguments[position:])
     verb = verbs.ALIASES.get(rest[0], rest[0]) if rest else None
-    return (before, verb, rest[1:]) if verb is not None and verbs.load(verb) else (before, None, rest)
+    if verb is not None and verbs.load(verb):
+        return before, verb, rest[1:]
+    pair = " ".join(rest[:2])
+    return (before, pair, rest[2:]) if len(rest) > 1 and verbs.load(pair) else (before, None, rest)
 
 
 def _call(verb: str, values: dict[str, Any], command: tuple[str, ...]) -> int:

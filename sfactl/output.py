@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from sfad.protocol.known import METERED
-from sfad.protocol.messages import Refused
+from sfad.protocol.messages import Refused, Stopped
 from sfad.protocol.types import RunInfo, Status, Survivor, Usage
 from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
@@ -156,6 +156,8 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} ({plain(run.reason.kind)})"
     if run.api_trouble is not None:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
+    if run.unadmitted:
+        return f"{run.status.value} ({run.unadmitted} unadmitted)"
     if unanswered(run):
         return f"{run.status.value} (no answer yet)"
     if run.signal is not None:
@@ -204,6 +206,21 @@ def survivors(found: Sequence[Survivor]) -> str:
     """Return a line for each process that survived SIGKILL, below a heading."""
     lines = [plain(f"  pid {s.pid} of run {s.run_id}: {s.why}") for s in found]
     return "\n".join([f"{counted(len(found), 'process is', 'processes are')} still there after SIGKILL:", *lines])
+
+
+def stopped(found: Stopped, *, json: bool) -> int:
+    """Print the answer to `stop`; return the exit code."""
+    if json:
+        print_json(content(found))
+    else:
+        said = plain(", ".join(found.stopped))
+        if said or not found.survivors:
+            note(f"stopped: {said} ({seconds(found.elapsed_s)})" if said else "nothing to stop")
+    if not found.survivors:
+        return exits.ExitCode.DONE
+    if not json:
+        note(survivors(found.survivors))
+    return exits.ExitCode.SURVIVORS
 
 
 def exit_unknown(run: RunInfo) -> bool:

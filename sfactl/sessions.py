@@ -7,16 +7,17 @@ A refusal raises `SessionRefused`, and everything else that goes wrong `Quit`, b
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from sfad.protocol import messages as m
-from sfad.protocol.limits import parse_limits
+from sfad.protocol.kinds import KINDS
+from sfad.protocol.limits import format_amount, parse_limits
 from sfad.protocol.sanitise import sanitise
-from sfad.protocol.types import Limit, LimitKind, Lowered, Refusal, RunInfo
+from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
 
 from . import environment, exits, limits
 from .autostart import connect_or_start
@@ -63,6 +64,8 @@ class SessionView(Struct, frozen=True, kw_only=True):
     """The final answer, in a block that marks it as data. Only from `delegate` and `info`, of a session that has ended."""
     advice: str | None = None
     """What the caller can do next."""
+    exit: int = 0
+    """What `sfactl` exits with: how the session ended."""
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -127,14 +130,14 @@ def list_sessions(*, socket: str | None = None, rows: int = LISTED) -> list[Sess
                 break
     ended = [run for run in found if run.status.terminal]
     kept = {run.id for run in sorted(ended, key=lambda run: run.id)[-rows:]} if rows else set()
-    chosen = [run for run in found if not run.status.terminal or run.id in kept]
+    chosen = [run for run in found if not run.status.rejected and (not run.status.terminal or run.id in kept)]
     return [_shown(run) for run in sorted(chosen, key=lambda run: run.id)]
 
 
-def stop(run: str, *, socket: str | None = None, grace: float | None = None) -> m.Stopped:
-    """Stop a session and everything below it. The answer comes when no process of it is left, or lists the survivors."""
+def stop(*runs: str, socket: str | None = None, grace: float | None = None) -> m.Stopped:
+    """Stop sessions and everything below them. The answer comes when no process of them is left, or lists the survivors."""
     with connect(socket) as client:
-        return client.call(m.Stop(id=0, runs=[run], grace=grace, sessions=True), m.Stopped)
+        return client.call(m.Stop(id=0, runs=list(runs), grace=grace, sessions=True), m.Stopped)
 
 
 def log(run: str, *, socket: str | None = None, tail: int = 100) -> m.TranscriptText:
@@ -155,6 +158,21 @@ def send(run: str, message: str, *, socket: str | None = None) -> None:
     line = message.encode("utf-8", "surrogateescape").removesuffix(b"\n")
     with connect(socket) as client:
         client.call(m.Send(id=0, run=run, data=line + b"\n"), m.Done)
+
+
+def described(session: SessionView) -> Iterator[str]:
+    """Yield what is known of a session, a line each, and its result."""
+    yield f"{session.run_id} ({session.name}) is {session.status}" + (f": {session.reason}" if session.reason else "")
+    figures = {"time": session.elapsed_s, "turns": session.turns, "tokens": session.tokens, "USD": session.cost_usd}
+    for name, value in figures.items():
+        if value is not None:
+            yield f"{name:<8} {'at least ' if session.partial and name in {'tokens', 'USD'} else ''}{value:.15g}"
+    yield from (f"limit    {line}" for line in session.limits)
+    yield from (f"lowered  {line}" for line in session.lowered)
+    if session.advice is not None:
+        yield session.advice
+    if session.result is not None:
+        yield session.result.removesuffix("\n")
 
 
 def _start(client: Client, order: Order, channel: str | None) -> m.RunReply:
@@ -193,6 +211,16 @@ def _limits(order: Order) -> list[Limit]:
         text = order.limits if isinstance(order.limits, str | bytes) else msgspec.json.encode(order.limits)
         found += understood("", parse_limits, text, "limits")
     return limits.once(found)
+
+
+_TOLD = frozenset({LimitKind.TIME, *(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")})
+"""Limits that a model can do something about."""
+
+
+def _limit(state: LimitState) -> str:
+    used = "" if state.used is None else f"{format_amount(state.kind, state.used, unit=False)} of "
+    unknown = ", NOT ENFORCEABLE: nothing tells what is used" if state.enforced_by == "nothing" else ""
+    return f"{state.kind}: {used}{format_amount(state.kind, state.threshold)} ({state.source}){unknown}"
 
 
 def _ended(client: Client, run: str, wait: float) -> RunInfo:
@@ -237,8 +265,9 @@ def _shown(run: RunInfo, lowered: Sequence[Lowered] = (), *, result: str | None 
         channel=safe(run.channel),
         created_at=run.created_at.isoformat(timespec="seconds"),
         ended_at=run.ended_at.isoformat(timespec="seconds") if run.ended_at is not None else None,
-        limits=[safe(limits.describe(state)) for state in run.limits],
+        limits=[safe(_limit(state)) for state in run.limits if state.kind in _TOLD],
         lowered=[safe(each.message) for each in lowered],
         result=result,
         advice=advice,
+        exit=exits.of_run(run) if run.status.terminal else exits.ExitCode.DONE,
     )

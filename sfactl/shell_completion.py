@@ -82,6 +82,6 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "shim": _fixed("install", "list", "remove"),
     "program": _fixed(*PROGRAMS),
     "shell": _fixed("bash", "zsh", "fish"),
-    "verb": lambda _socket: ((verb, verbs.summary(verb)) for verb in verbs.names()),
+    "verb": lambda _socket: ((verb, verbs.summary(verb)) for verb in verbs.everything()),
 }
 """By the value of `Option.complete` and `Argument.complete`."""

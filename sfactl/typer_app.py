@@ -43,6 +43,9 @@ def build(verb: str | None, run: Run, completing: bool = False, helping: bool = 
     )
     app.callback()(_globals)
     for name in verbs.names():
+        if verbs.is_group(name):
+            _register_group(app, name, verb, run)
+            continue
         module = verbs.load(name) if name == verb else None
         epilog = None
         if helping and getattr(module, "TAKES_COMMAND", False):
@@ -65,6 +68,14 @@ def _globals(
     del socket, version
 
 
+def _register_group(app: typer.Typer, name: str, verb: str | None, run: Run) -> None:
+    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, context_settings=SETTINGS, help=f"{verbs.summary(name)}.")
+    app.add_typer(group, name=name, short_help=verbs.summary(name))
+    for member in verbs.members(name):
+        module = verbs.load(member) if member == verb else None
+        _register(group, member, verbs.summary(member), module.PARAMETERS if module else (), run)
+
+
 def _register(
     app: typer.Typer, name: str, summary: str, parameters: Sequence[Parameter], run: Run, epilog: str | None = None
 ) -> None:
@@ -78,9 +89,15 @@ def _register(
     vars(command)["__signature__"] = signature
     command.__annotations__ = {key: p.annotation for key, p in signature.parameters.items()}
     details = (verbs.load(verbs.ALIASES.get(name, name)).__doc__ or "").partition("\n\n")[2] if parameters else ""
-    usage = "[OPTIONS] -- COMMAND... | [OPTIONS]" if any(p.target == "agent" for p in parameters) else "[OPTIONS]"
+    usage = (
+        "[OPTIONS] -- COMMAND... | [OPTIONS]"
+        if any(isinstance(p, Argument) and p.target == "agent" for p in parameters)
+        else "[OPTIONS]"
+    )
     paragraphs = ("\b\n" + part if part.startswith(" ") else part for part in (f"{summary}.", *details.split("\n\n")))
-    app.command(name, help="\n\n".join(paragraphs), short_help=summary, options_metavar=usage, epilog=epilog)(command)
+    app.command(name.split(" ")[-1], help="\n\n".join(paragraphs), short_help=summary, options_metavar=usage, epilog=epilog)(
+        command
+    )
 
 
 def _parameter(declared: Parameter) -> inspect.Parameter:

@@ -1,4 +1,7 @@
-"""The verbs: each is a module of `commands/`, named like the verb. The first line of its docstring is its line in the help."""
+"""The verbs: each is a module of `commands/`, named like the verb. The first line of its docstring is its line in the help.
+
+A package there is a group of verbs of two words: `session list` is the module `commands/session/list.py`.
+"""
 
 import os
 from importlib import import_module
@@ -17,25 +20,46 @@ _DIRECTORY = os.path.join(os.path.dirname(__file__), "commands")
 
 def load(verb: str) -> Any:
     """Return the module of a verb, or `None` if there is no such verb. It has `PARAMETERS` and `main(**values) -> exit code`."""
-    name = f"{__package__}.commands.{verb}"
-    if not verb.isidentifier() or verb.startswith("_"):
+    words = verb.split(" ")
+    name = ".".join([f"{__package__}.commands", *words])
+    if not all(word.isidentifier() and not word.startswith("_") for word in words):
         return None
     try:
-        return import_module(name)
+        module = import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         return None
+    return None if hasattr(module, "__path__") else module
 
 
 def names() -> list[str]:
-    """Return every verb, in the order of the help."""
-    found = sorted(file.removesuffix(".py") for file in os.listdir(_DIRECTORY) if file.endswith(".py") and file[0] != "_")
+    """Return every verb of one word and every group, in the order of the help."""
+    found = sorted([*_modules(_DIRECTORY), *filter(is_group, os.listdir(_DIRECTORY))])
     first = [verb for verb in NEEDED_FIRST if verb in found]
     return [*first, *(verb for verb in found if verb not in first)]
 
 
+def everything() -> list[str]:
+    """Return every verb, also those of two words."""
+    return [verb for name in names() for verb in (members(name) if is_group(name) else [name])]
+
+
+def is_group(name: str) -> bool:
+    return os.path.exists(os.path.join(_DIRECTORY, name, "__init__.py"))
+
+
+def members(group: str) -> list[str]:
+    """Return the verbs of a group, each of two words."""
+    return [f"{group} {name}" for name in _modules(os.path.join(_DIRECTORY, group))]
+
+
+def _modules(directory: str) -> list[str]:
+    return sorted(file.removesuffix(".py") for file in os.listdir(directory) if file.endswith(".py") and file[0] != "_")
+
+
 def summary(verb: str) -> str:
     """Return the verb's line in the help. Its module is not loaded: all together take 0.1 s."""
-    with open(os.path.join(_DIRECTORY, f"{verb}.py"), encoding="utf-8") as file:
-        return file.readline().strip().removeprefix('"""').removesuffix(".")
+    path = os.path.join(_DIRECTORY, *verb.split(" "))
+    with open(os.path.join(path, "__init__.py") if is_group(verb) else f"{path}.py", encoding="utf-8") as file:
+        return file.readline().strip().strip('"').removesuffix(".")

@@ -1,17 +1,20 @@
 """Show the verbs, or explain one."""
 
+from collections.abc import Sequence
+
 from .. import verbs
 from ..exits import ExitCode, UsageError
 from ..options import Argument, Parameter
 
-PARAMETERS: tuple[Parameter, ...] = (Argument("verb", "VERB", "Verb to explain", required=False, complete="verb"),)
+PARAMETERS: tuple[Parameter, ...] = (Argument("words", "VERB", "Verb to explain", many=True, required=False, complete="verb"),)
 
 
-def main(*, verb: str | None = None) -> int:
+def main(*, words: Sequence[str] = ()) -> int:
+    verb = " ".join(words) or None
     name = verbs.ALIASES.get(verb, verb) if verb is not None else None
-    if name is not None and verbs.load(name) is None:
+    if name is not None and not (verbs.load(name) or verbs.is_group(name)):
         raise UsageError(f"unknown verb {name!r}; choose from: {', '.join(verbs.names())}")
     from ..typer_app import invoke
 
-    invoke(["--help"] if name is None else [name, "--help"], name, lambda _verb, _values: ExitCode.DONE)
+    invoke(["--help"] if name is None else [*name.split(" "), "--help"], name, lambda _verb, _values: ExitCode.DONE)
     return ExitCode.DONE

@@ -50,7 +50,7 @@ def main(
             if not wanted.runs:
                 return code
         stopped = client.call(wanted, Stopped)
-    return exits.worst([code, _show(stopped, json)])
+    return exits.worst([code, output.stopped(stopped, json=json)])
 
 
 def _signal(text: str | None) -> int:
@@ -61,17 +61,3 @@ def _signal(text: str | None) -> int:
         return named or parse_whole(text, 1, 64)
     except ValueError:
         raise exits.UsageError(f"--signal: unknown signal {text[:80]!r}; give TERM, INT, HUP, … or a number from 1 to 64") from None
-
-
-def _show(stopped: Stopped, json: bool) -> int:
-    if json:
-        output.print_json(output.content(stopped))
-    else:
-        said = output.plain(", ".join(stopped.stopped))
-        if said or not stopped.survivors:
-            output.note(f"stopped: {said} ({output.seconds(stopped.elapsed_s)})" if said else "nothing to stop")
-    if not stopped.survivors:
-        return exits.ExitCode.DONE
-    if not json:
-        output.note(output.survivors(stopped.survivors))
-    return exits.ExitCode.SURVIVORS

@@ -18,7 +18,7 @@ Severity = Literal["low", "medium", "high"]
 
 
 class Facts(TypedDict, total=False):
-    """What an event about a limit or a budget tells; see `types.Event`."""
+    """What an event tells beside its words; see `types.Event`."""
 
     scope: str
     action: Action
@@ -28,6 +28,10 @@ class Facts(TypedDict, total=False):
     exceeded_by: float | None
     refused: bool
     by: str
+    program: str
+    pid: int
+    command: str
+    depth: int
 
 
 class Context:

@@ -276,6 +276,9 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     total_cost_usd: float | None = None
     """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
     total_tokens: int | None = None
+    unadmitted: int | None = None
+    """Of a live run: agent programs that were started within it without asking; `None` if none was noticed. They count in
+    `descendants`, too."""
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
     session: bool = False
@@ -400,6 +403,12 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exceeded_by: float | None = None
     refused: bool = False
     by: str | None = None
+    program: str | None = None
+    """For `unadmitted`, with the next three: the agent program, its process, its command line (cut), and its depth, where a run
+    would have had it."""
+    pid: int | None = None
+    command: str | None = None
+    depth: int | None = None
     channel: str | None = None
     """Of the run."""
     stdout_bytes: int | None = None

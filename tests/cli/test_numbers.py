@@ -44,7 +44,7 @@ OTHERS = ("SFA_CALL_CHAIN", "SFA_NAME", "SFA_QUIET", "SFA_NO_LOG", "SFA_RUN_ID",
 
 def numeric() -> Iterator[tuple[str, str]]:
     """Return each verb with each of its options that takes a number."""
-    for verb in verbs.names():
+    for verb in verbs.everything():
         for option in verbs.load(verb).PARAMETERS:
             if isinstance(option, Option) and (option.metavar in METAVARS or option.target in ("limit", "signal")):
                 yield verb, option.flags[0]

@@ -27,7 +27,7 @@ def by_typer(verb: str, arguments: Sequence[str]) -> dict[str, Any] | None:
         return 0
 
     with pytest.raises(SystemExit):
-        build(verb, note)(args=[verb, *arguments], prog_name="sfactl")
+        build(verb, note)(args=[*verb.split(), *arguments], prog_name="sfactl")
     return seen[0] if seen else None
 
 
@@ -61,7 +61,7 @@ def written(draw: st.DrawFn, option: Option) -> list[str]:
     return [f"{flag}={value}"] if attached else [flag, value]
 
 
-@pytest.mark.parametrize("verb", verbs.names())
+@pytest.mark.parametrize("verb", verbs.everything())
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_what_the_reader_takes_typer_reads_the_same(verb: str, data: st.DataObject) -> None:
@@ -76,18 +76,22 @@ def normal(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, False, [])}
 
 
-@pytest.mark.parametrize("verb", verbs.names())
+@pytest.mark.parametrize("verb", verbs.everything())
 def test_every_parameter_is_one_of_main(verb: str) -> None:
     from inspect import Parameter, signature
 
     from sfactl.selection import SelectionOptions
+    from sfactl.session_options import OrderOptions
     from sfactl.spawn_options import SpawnOptions
     from sfactl.usage_options import OPTIONS
 
     module = verbs.load(verb)
     accepted = signature(module.main).parameters
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in accepted.values())
-    names = {*accepted, *((*SpawnOptions._fields, *OPTIONS, *SelectionOptions.__annotations__) if takes_any else ())}
+    names = {
+        *accepted,
+        *((*SpawnOptions._fields, *OPTIONS, *SelectionOptions.__annotations__, *OrderOptions.__annotations__) if takes_any else ()),
+    }
     assert {p.target for p in module.PARAMETERS} <= names
 
 

@@ -245,7 +245,7 @@ def test_completion_is_silent_without_a_daemon(world: World) -> None:
 
 
 def test_every_kind_of_word_is_known() -> None:
-    declared = {p.complete for verb in verbs.names() for p in verbs.load(verb).PARAMETERS}
+    declared = {p.complete for verb in verbs.everything() for p in verbs.load(verb).PARAMETERS}
     assert declared - {""} <= set(shell_completion.CANDIDATES)
 
 

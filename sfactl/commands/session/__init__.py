@@ -1,0 +1,1 @@
+"""Delegate work to other agents: start, watch and stop sessions."""
