@@ -161,7 +161,7 @@ def test_a_terminal(place: World, tmp_path: Path) -> None:
     screen.expect("> $")
     screen.type("PS1='inner: ' claude shell; echo left-$?\r")
     screen.expect("inner: $")
-    screen.type("sh -c 'echo in-$((1+1)); sleep 50'\r")
+    screen.type("sh -c 'echo in-$((1+1)); exec sleep 50'\r")
     screen.expect("in-2")
     screen.type("\x03")
     screen.expect("inner: $")
