@@ -1,10 +1,10 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from ..protocol import types
-from ..protocol.types import Action, ErrorCode, RunId
+from ..protocol.types import Action, ErrorCode, RunId, Severity
 from . import commands as c
 from .access import FULL, Peer, Permissions, refuse_sessions, refuse_target, refuse_verb
 from .events import OfPeer
@@ -13,8 +13,6 @@ from .quotas import Slots
 from .run import Run, Token
 from .tree import Tree
 from .vocabulary import EventType, Timer
-
-Severity = Literal["low", "medium", "high"]
 
 
 class Facts(TypedDict, total=False):

@@ -131,6 +131,10 @@ class CallAsked(At, frozen=True):
     """What is recorded of it, as far as it is known before it."""
     choices: int = 1
     """Answers that are asked for."""
+    more_input: int = 0
+    """Tokens that the input may have beyond the estimate."""
+    more_cost: int = 0
+    """What these cost."""
 
 
 class CallWithdrawn(At, frozen=True):

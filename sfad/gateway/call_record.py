@@ -8,7 +8,7 @@ import httpx2
 from ..protocol.types import Tokens
 from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
-from .estimate import InputEstimates
+from .estimate import Estimates
 from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Unasked
 
 MAX_PIECE = 16 << 20
@@ -72,7 +72,7 @@ class CallRecord:
     def __init__(
         self,
         gate: Gate,
-        estimates: InputEstimates,
+        estimates: Estimates,
         asked: AskedCall,
         admitted: AdmittedCall,
         api: Api,
@@ -127,7 +127,7 @@ class CallRecord:
             self._reply.end()
         tokens, partial = self._used()
         if tokens is not None and not partial:
-            self._estimates.learn(self._asked.run, self._call, self._size, tokens)
+            self._estimates.learn(self._asked.run, self._call, self._size, tokens, self._reply.written)
         self._gate.ended(
             CallEnded(
                 run=self._asked.run,
@@ -153,5 +153,7 @@ class CallRecord:
         if reply.told and reply.tokens is not None:
             return reply.tokens, False
         known = reply.tokens or Tokens(input=self._asked.input_tokens)
-        output = max(known.output, reply.estimated_output)
+        estimated = self._estimates.output(self._asked.run, self._call, reply.written)
+        most = (self._admitted.max_output or self._asked.max_output) * self._asked.choices
+        output = max(known.output, min(estimated, most))
         return Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write), True

@@ -17,12 +17,11 @@ import trio
 
 from ..agents import ANY_RUN
 from ..config import GatewayConfig
-from ..core.context import Severity
 from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
-from ..protocol.types import RunId
+from ..protocol.types import RunId, Severity
 from .gateway_keys import keyless
 
 LISTENER = 3

@@ -386,9 +386,15 @@ class Survivor(Struct, frozen=True, kw_only=True):
     why: str
 
 
+Severity = Literal["low", "medium", "high"]
+
+SEVERITIES: tuple[Severity, ...] = ("low", "medium", "high")
+"""The lowest first."""
+
+
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str
-    severity: Literal["low", "medium", "high"] = "low"
+    severity: Severity = "low"
     time: datetime | UnsetType = UNSET
     seq: int | UnsetType = UNSET
     run_id: RunId | None = None
@@ -414,6 +420,12 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stdout_bytes: int | None = None
     """Of a session: how much output it had written, for its transcript."""
     stderr_bytes: int | None = None
+
+    @property
+    def number(self) -> int:
+        """`seq`, which each event has that was published."""
+        assert isinstance(self.seq, int)
+        return self.seq
 
 
 class ErrorCode(StrEnum):

@@ -28,7 +28,8 @@ def is_turn(body: Body) -> bool:
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
     parts = [part for content in body["contents"] for part in content["parts"]]
-    said = [str(part["functionResponse"]["response"].get("output", "")) for part in parts if "functionResponse" in part]
+    responses = [part["functionResponse"]["response"] for part in parts if "functionResponse" in part]
+    said = [str(response.get("output") or response.get("error", "")) for response in responses]
     return [found[1] if (found := _OUTPUT.search(text)) else text for text in said]
 
 

@@ -227,6 +227,7 @@ async def test_a_delegate_survives_the_daemon(start: Start, gate: Path) -> None:
         daemon.kill()
         await trio.to_thread.run_sync(daemon.restart)
         await trio.to_thread.run_sync(opened, gate)
+        assert talk.progress[0][2].startswith(f"{run} (shell): running")
     assert f"{run} (shell): completed" in said[0]
     assert [each.id for each in runs(daemon)] == [run]
 
