@@ -152,7 +152,9 @@ for number, code in ((signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGUSR1
 done = subprocess.run(["claude", "wait"], env=os.environ | {"SFA_DEFAULTS_TIMEOUT": "1"}, capture_output=True)
 assert done.returncode == 3 and b"ended as timeout" in done.stderr, done
 """
-    assert place.sfactl("run", "-q", "--type", "x", "--", sys.executable, "-c", caller).stderr == ""
+    done = place.sfactl("run", "-q", "--type", "x", "--name", "root", "--", sys.executable, "-c", caller)
+    assert done.stderr == ""
+    assert place.json("info", "root")["unadmitted"] is None, "neither a shim nor its child was started without asking"
 
 
 def test_a_terminal(place: World, tmp_path: Path) -> None:
