@@ -11,6 +11,7 @@ from ..core import events as e
 from ..core.machine import Machine
 from ..core.run import Run
 from ..durable.budgets import BudgetKeeper
+from ..durable.session_archive import SessionArchive
 from ..faults import crash_point
 from ..host.clock import wall_clock
 from ..host.tasks import Background
@@ -72,6 +73,7 @@ class CoreLoop:
     launching: Launching
     arrivals: Arrivals
     background: Background
+    archive: SessionArchive
     shut_down: Callable[[], None]
 
     def handle(self, event: e.Event) -> None:
@@ -163,4 +165,6 @@ class CoreLoop:
 
     def _end(self, run: Run) -> None:
         self.adviser.noticed(run.asked.type, run.name)
+        if run.asked.session is not None:
+            self.archive.ended(run.id)
         self.saver.end(self.catalogue.live[run.id])
