@@ -78,6 +78,11 @@ def _closing(record: RequestRecord | None) -> Iterator[None]:
             record.close()
 
 
+def _check_size(size: int) -> None:
+    if size > MAX_BODY:
+        raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
+
+
 class Exchange:
     def __init__(self, shared: Shared, http: HttpServer, request: h11.Request, caller: Caller | None) -> None:
         self._shared = shared
@@ -133,10 +138,10 @@ class Exchange:
             await self._forward_whole(placed, upstream, api, route, raw, space)
 
     async def _body(self, space: Space) -> bytes:
+        _check_size(next((int(value) for name, value in self._request.headers if name == b"content-length"), 0))
         body = bytearray()  # a list of thousands of pieces would leave the allocator with holes that it never gives back
         while piece := await self._http.body():
-            if len(body) + len(piece) > MAX_BODY:
-                raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
+            _check_size(len(body) + len(piece))
             space.grow(len(piece))
             body += piece
         return bytes(body)

@@ -68,7 +68,7 @@ class _Spelled:
 class _GeminiApi(Api):
     name = "gemini"
     free = re.compile(r":(countTokens|computeTokens)$|/files$|/models$")
-    ungated = re.compile(r":(batch|async|embed|predict)|/(cachedContents|batches|tunedModels|interactions)(/|$)")
+    ungated = re.compile(r"^/batch(/|$)|:(batch|async|embed|predict)|/(cachedContents|batches|tunedModels|interactions)(/|$)")
 
     def call(self, path: str, body: bytes) -> ModelCall | None:
         found = _CALL.search(path)
