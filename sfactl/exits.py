@@ -71,6 +71,13 @@ class StartRefused(Quit):
         self.rule = rule
 
 
+class OwnProgram(Quit):
+    """A shim was not asked for a child run: the command of the run that it is in has led to it."""
+
+    def __init__(self) -> None:
+        super().__init__(ExitCode.DONE)
+
+
 T = TypeVar("T")
 
 

@@ -102,6 +102,8 @@ class Foreground:
         check(reply)
         if isinstance(reply, m.Refused):
             raise output.refusal(reply, as_json=self._json)
+        if isinstance(reply, m.Done):
+            raise exits.OwnProgram
         assert isinstance(reply, m.RunReply)  # after `check`, the protocol has no other reply
         self._run = run = reply.run
         if self._terminal:

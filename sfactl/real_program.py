@@ -14,7 +14,7 @@ PASSED = b"SFA_SHIMMED"
 """The pid of a process in which a shim has become the program. If that leads to a shim again, it must not become it once more."""
 
 
-def _found(program: bytes, path: bytes) -> Iterator[tuple[bytes, bytes]]:
+def found(program: bytes, path: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield each directory of a PATH that has an executable file of this name, and the file."""
     for directory in path.split(b":"):
         file = os.path.join(directory or b".", program)
@@ -25,7 +25,7 @@ def _found(program: bytes, path: bytes) -> Iterator[tuple[bytes, bytes]]:
 def search(program: bytes, path: bytes) -> tuple[bytes | None, Sequence[bytes]]:
     """Return the first file of a PATH that is not a shim, and the directories before it that have a shim of the program."""
     passed: list[bytes] = []
-    for directory, file in _found(program, path):
+    for directory, file in found(program, path):
         if not shim_files.is_shim(file):
             return file, passed
         passed.append(directory)

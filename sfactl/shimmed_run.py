@@ -8,11 +8,10 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from sfad.protocol import messages as m
 from sfad.protocol.types import Rule, RunInfo
 
 from . import connection, exits, output, real_program, spawn_options
-from .connection import Client, Unreachable
+from .connection import Unreachable
 from .foreground import Foreground
 
 NAME = "SFA_CHILD_NAME"
@@ -31,9 +30,6 @@ def carry_out(program: str, arguments: Sequence[str]) -> int:
     except Unreachable as error:
         error.message += f". {program} was not started: inside a run it is started by the daemon only (sfactl shim list)"
         raise
-    if _is_main(client, program):
-        client.close()
-        real_program.become(program, arguments, below=True)
     foreground = Foreground(client, message, options, "raw", silent=True)
     try:
         final = foreground.stay()
@@ -41,24 +37,14 @@ def carry_out(program: str, arguments: Sequence[str]) -> int:
         if refused.rule is Rule.LOOP:
             refused.message += f"\n  Through the shim, a name is given as in: {NAME}=NAME {program} …"
         raise
+    except exits.OwnProgram:
+        real_program.become(program, arguments, below=True)
     return _end(final, foreground.stopped_by)
 
 
 def _environment() -> list[bytes]:
     # a name is for one child, and not for what that starts
     return [item for item in real_program.environment() if not item.startswith(f"{NAME}=".encode())]
-
-
-def _is_main(client: Client, program: str) -> bool:
-    """Return whether this process is the main process of a run of the program: a second directory of shims, or a wrapper script
-    with the program's name, led there."""
-    run = client.welcome.run
-    if run is None or os.getsid(0) != os.getpid():  # a main process leads its session
-        return False
-    with suppress(connection.DaemonError):  # the run may not ask
-        info = client.call(m.Info(id=0, run=run), m.RunReply).run
-        return info.pid == os.getpid() and os.path.basename(info.argv[0]) == program
-    return False
 
 
 def _end(final: RunInfo, stopped_by: int | None) -> int:

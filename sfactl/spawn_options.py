@@ -58,6 +58,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--gateway",), "gateway",
         "Check each call of a model before it is made, so that a limit of cost is not exceeded; children inherit it"),
     Option(("--no-gateway",), "no_gateway", "Leave the gateway out: the daemon only sees what the run's events tell"),
+    Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (sfactl mcp): claude, codex, gemini, opencode"),
     Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
     Option(("--priority",), "priority", "A higher priority leaves the queue first (default: 0)", "N"),
     Option(("--grace",), "grace", "Time between the stop signal and SIGKILL, at most 60s (default: 5s)", "TIME"),
@@ -114,6 +115,7 @@ class SpawnOptions(NamedTuple):
     no_log: bool = False
     gateway: bool = False
     no_gateway: bool = False
+    mcp: bool = False
     no_queue: bool = False
     priority: str | None = None
     grace: str | None = None

@@ -25,6 +25,7 @@ from .config_values import (
     COUNT,
     DURATION,
     LIMITS,
+    NAMES,
     PATH,
     PATTERNS,
     SIZE,
@@ -63,6 +64,10 @@ class GuardConfig(Struct, frozen=True, kw_only=True):
     depth_ceiling: Annotated[int, Meta(ge=1, le=1000)] = 32
     descendants_ceiling: Annotated[int, Meta(ge=1, le=1_000_000)] = 1024
     allow_detach: bool = False
+    unadmitted: Literal["warn", "terminate", "off"] = "warn"
+    """What follows if an agent program is started within a run without asking the daemon."""
+    agent_programs: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...] = ()
+    """Agent programs beside the built-in ones, by the names that they have for the guard."""
 
 
 class DefaultsConfig(Struct, frozen=True, kw_only=True):

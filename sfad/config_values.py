@@ -22,6 +22,7 @@ TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
 LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
+NAMES = {"unit": "names"}
 PATTERNS = {"unit": "patterns"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
@@ -35,6 +36,7 @@ _PARSERS: dict[str, Callable[[Any], float]] = {
 _WORDS = {
     "path": "an absolute path",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
+    "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
     "variable": "the name of an environment variable",
     "url": 'a URL that begins with http:// or https:// and does not end with "/"',

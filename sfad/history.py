@@ -17,6 +17,7 @@ import msgspec
 from . import __version__
 from .ledger.database import LedgerError
 from .ledger.opening import open_past
+from .ledger.past_events import EventFilter, event_page
 from .ledger.reader import CALLS, Page, Reader
 from .ledger.summary import Summariser, page_of
 from .ledger.totals import with_totals
@@ -92,6 +93,8 @@ class History:
                 return self._calls(request), ()
             case m.Result():
                 return self._result(request), ()
+            case m.Events():
+                return self._events(request), ()
             case m.Logs():
                 return self._logs(request)
             case _:
@@ -121,6 +124,13 @@ class History:
         found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info, ()))
         live = [(info, extra.model) for info, extra in filter(None, found)]
         return m.Summarised(id=request.id, summary=Summariser(self._connection, page, request.by, live).summary())
+
+    def _events(self, request: m.Events) -> m.Reply:
+        if request.follow:
+            raise unavailable("no daemon is running, so there will be no further events; leave -f out to see the past ones")
+        runs = tuple(self._resolve(run).id for run in request.runs)
+        wanted = EventFilter(runs, tuple(request.types), request.severity, request.since)
+        return event_page(self._connection, wanted, request, request.rows)
 
     def _logs(self, request: m.Logs) -> tuple[m.Reply, Sequence[int]]:
         run = self._resolve(request.run).id

@@ -43,6 +43,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     yield "chain", " → ".join(output.plain(name) for name in run.chain)
     below = counted(run.descendants, "descendant")
     yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {below}"
+    if run.unadmitted:
+        yield "unadmitted", f"{counted(run.unadmitted, 'agent program')} started within it without asking the daemon"
     yield "command", output.command(run)
     yield "cwd", output.plain(run.cwd)
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"

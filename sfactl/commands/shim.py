@@ -4,12 +4,16 @@
 starts from now on. A `claude` that an agent calls in its shell is then a child run: guarded, limited and counted, with the same
 stdin, stdout, stderr, terminal and exit code. Outside runs nothing changes.
 
-`list` shows the shims, what they stand in for, and whether runs find them. `remove` removes them again.
+`list` shows the shims, what they stand in for, and whether runs find them, also in a login shell, which may set PATH again.
+`remove` removes them again.
 
 Exit codes: 0; 2 wrong arguments; 77 the directory may not be changed, or this process is inside a run.
 """
 
 import os
+import pwd
+import shlex
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +29,15 @@ from ..connection import ABSENT, Unreachable, call
 from ..exits import ExitCode, Quit, UsageError, understood
 from ..inside import inside_run
 from ..options import COMMON, Argument, Parameter
-from ..real_program import DEFAULT_PATH, search
+from ..real_program import DEFAULT_PATH, found, search
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Argument("action", "install|list|remove", "What to do", complete="shim"),
     Argument("programs", "PROGRAM", "Names of programs, as in: claude codex", many=True, required=False, complete="program"),
 )
+LOGIN = 5.0
+"""Seconds for a login shell to begin."""
 HEADER = ("PROGRAM", "STANDS FOR", "RUNS FIND IT", "STATE")
 
 
@@ -148,20 +154,46 @@ def _remove(directory: Path, programs: Sequence[str]) -> None:
 
 
 def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
-    found = installed(place)
-    if unknown := [program for program in programs if program not in {shim.program for shim in found}]:
+    shims = installed(place)
+    if unknown := [program for program in programs if program not in {shim.program for shim in shims}]:
         raise UsageError(f"there is no shim of {unknown[0]!r}; install it with: sfactl shim install {unknown[0]}")
-    found = [shim for shim in found if not programs or shim.program in programs]
+    shims = [shim for shim in shims if not programs or shim.program in programs]
+    kept = _kept_by_login_shell(place.directory, [shim.program for shim in shims]) if shims else None
     if json:
-        output.print_json({"directory": str(place.directory), "daemon": place.seen is not None, "shims": found})
+        about = {"directory": str(place.directory), "daemon": place.seen is not None, "login_shell": kept}
+        output.print_json({**about, "shims": shims})
         return ExitCode.DONE
-    if found:
-        print(table.drawn(HEADER, map(_row, found)))
+    if shims:
+        print(table.drawn(HEADER, map(_row, shims)))
     else:
         output.note("sfactl: no shims; install them with, for example: sfactl shim install claude codex")
-    if outdated := [shim.program for shim in found if shim.state != "ok"]:
+    if outdated := [shim.program for shim in shims if shim.state != "ok"]:
         output.note(f"sfactl: made by another sfad; fix it with: sfactl shim install {' '.join(outdated)}")
+    if kept is False:
+        output.note(
+            "sfactl: your login shell, which Codex uses, sets PATH again and loses the shims. Append to its file (~/.profile, "
+            f"~/.bash_profile or ~/.zprofile):\n  {_for_profile(place.directory)}"
+        )
     return ExitCode.DONE
+
+
+def _kept_by_login_shell(directory: Path, programs: Sequence[str]) -> bool | None:
+    """Return whether the user's login shell finds the shims if it is started in a run; `None` if it does not tell."""
+    env = os.environ | {"PATH": f"{directory}:{os.environ.get('PATH', os.defpath)}", "SFA_RUN_ID": "login-shell"}
+    shell = os.environ.get("SHELL") or pwd.getpwuid(os.getuid()).pw_shell
+    try:
+        told = subprocess.run(
+            [shell, "-lc", "printenv PATH"], env=env, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            timeout=LOGIN, start_new_session=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    path = told.stdout.rstrip(b"\n").rpartition(b"\n")[2]  # a profile may print something
+    return all(shim_files.is_shim(next(found(os.fsencode(program), path), (b"", b""))[1]) for program in programs)
+
+
+def _for_profile(directory: Path) -> str:
+    return f'[ -z "$SFA_RUN_ID" ] || PATH={shlex.quote(str(directory))}:"$PATH"'
 
 
 def _row(shim: InstalledShim) -> tuple[str, ...]:

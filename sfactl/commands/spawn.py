@@ -37,15 +37,24 @@ def main(**given: Any) -> int:
     _only_for_foreground(wanted)
     message = spawn_options.message(wanted)
     with connect_or_start(wanted.socket) as client:
-        return _background(client, message, wanted.json)
+        return _background(client, _with_mcp(wanted, message, client), wanted.json)
 
 
 def _foreground(wanted: spawn_options.SpawnOptions) -> int:
     message = spawn_options.message(wanted)
     client = connect_or_start(wanted.socket)
+    message = _with_mcp(wanted, message, client)
     from ..foreground import Foreground
 
     return Foreground(client, message, wanted, _form(wanted, inside=client.welcome.run is not None)).carry_out()
+
+
+def _with_mcp(wanted: spawn_options.SpawnOptions, message: m.Spawn, client: Client) -> m.Spawn:
+    if not wanted.mcp:
+        return message
+    from ..mcp.registration import with_server
+
+    return with_server(message, client)
 
 
 def _form(wanted: spawn_options.SpawnOptions, *, inside: bool) -> Form:

@@ -11,6 +11,7 @@ from sfad.protocol.kinds import KINDS
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.messages import Info, RunReply
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status
+from sfad.protocol.units import counted
 
 from .. import output
 from ..history import connect
@@ -35,7 +36,8 @@ def _show(run: RunInfo, json: bool) -> None:
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     used = output.at_least(run.usage)
-    return _sentence(run, now or datetime.now(UTC)) + _trouble(run) + _repeating(run) + (f"; it used {used}" if used else "")
+    more = _trouble(run) + _unadmitted(run) + _repeating(run)
+    return _sentence(run, now or datetime.now(UTC)) + more + (f"; it used {used}" if used else "")
 
 
 def _trouble(run: RunInfo) -> str:
@@ -47,6 +49,13 @@ def _trouble(run: RunInfo) -> str:
         f"; its model has not answered for {output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell whether it tries "
         f"again (what it prints: sfactl logs {run.id} --stderr)"
     )
+
+
+def _unadmitted(run: RunInfo) -> str:
+    if not run.unadmitted:
+        return ""
+    programs = counted(run.unadmitted, "agent program was", "agent programs were")
+    return f"; {programs} started within it without asking the daemon (guard.unadmitted), and count as descendants"
 
 
 def _repeating(run: RunInfo) -> str:

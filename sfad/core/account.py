@@ -109,15 +109,22 @@ class OpenReservation:
     periods: Periods = ()
     source: Literal["report", "gateway"] = "report"
     """Whose figures it will become part of."""
-    turns: int = 0
     messages: int = 0
+    more_input: int = 0
+    """Tokens that the input may have beyond `input_tokens`, which is an estimate."""
+    more_cost: int = 0
+    """What these cost."""
     call: CallInfo | None = None
     """What is known of the call that it is for; `None` if an agent reserved it, or release 0.1.0 for a call."""
 
     @property
     def amounts(self) -> dict[LimitKind, int]:
-        counts = {LimitKind.TURNS: self.turns, LimitKind.MESSAGES: self.messages} if self.source == "gateway" else {}
+        counts = {LimitKind.MESSAGES: self.messages} if self.source == "gateway" else {}
         return amounts_of(self.input_tokens + self.output_tokens, self.cost, self.role) | counts
+
+    @property
+    def doubts(self) -> dict[LimitKind, int]:
+        return {LimitKind.TOKENS: self.more_input, LimitKind.COST: self.more_cost} if self.more_input else {}
 
     @property
     def use(self) -> Use:
@@ -128,7 +135,6 @@ class OpenReservation:
             cost_from=None if self.cost is None else "prices",
             planning_cost=self.cost if self.role == "planning" else None,
             execution_cost=self.cost if self.role == "execution" else None,
-            turns=self.turns or None,
             messages=self.messages or None,
         )
 
@@ -142,7 +148,7 @@ class Account:
 
     No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`)."""
 
-    __slots__ = ("below", "ended", "levels", "reservations", "reserved", "sources", "under_way")
+    __slots__ = ("below", "doubts", "ended", "levels", "reservations", "reserved", "sources", "under_way")
 
     def __init__(
         self,
@@ -159,9 +165,12 @@ class Account:
         """The sum of the reservations that the agent asked for."""
         self.under_way: dict[LimitKind, int] = {}
         """The sum of the gateway's reservations, for calls under way."""
+        self.doubts: dict[LimitKind, int] = {}
+        """What these calls may use beyond that."""
         for reservation in self.reservations.values():
             if reservation.source == "gateway":
                 _add(self.under_way, reservation.amounts)
+                _add(self.doubts, reservation.doubts)
         self.below = dict(below)
         """What its descendants have used and reserved, ended ones included."""
         self.ended = dict(ended)
@@ -208,11 +217,13 @@ class Account:
     def reserve(self, name: str, reservation: OpenReservation) -> None:
         self.reservations[name] = reservation
         _add(self._sums_of(reservation), reservation.amounts)
+        _add(self.doubts, reservation.doubts)
 
     def release(self, name: str) -> None:
         reservation = self.reservations.pop(name)
         sums = self._sums_of(reservation)
         _add(sums, {kind: -amount for kind, amount in reservation.amounts.items()})
+        _add(self.doubts, {kind: -amount for kind, amount in reservation.doubts.items()})
         if not any(sums.values()):
             sums.clear()
 

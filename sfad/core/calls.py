@@ -3,6 +3,10 @@
 A call that does not fit is answered by the outermost limit, else by the budget, that has too little room for the least output
 that is worth a call. If only other calls' reservations are in its way, it waits for these to be settled; if a bound on rates or
 parallel calls is, it waits for that.
+
+The input of a call is an estimate, and may be more. That is part of what has to fit, as far as there is room for it: always for
+the other calls under way, so that their errors do not add up; for the call itself only if its output is then worth a call. So a
+limit is exceeded by the error of one estimate at most.
 """
 
 from collections import Counter
@@ -62,14 +66,18 @@ class _Room:
     each: int
     """What each token of output takes of it."""
     kind: LimitKind
+    doubt: int
+    """What the call may take beyond that, because its input is an estimate."""
+    doubts: int
+    """The same of other calls under way."""
     limited: Run | None = None
     """The run whose limit it is."""
     active: ActiveLimit | None = None
     budget: Budget | None = None
 
-    def output(self, more: float = 0) -> float:
-        """Return the tokens of output that fit; below 0: none. `more`: what would be given back."""
-        left = self.left + more - self.fixed
+    def output(self, kept: float) -> float:
+        """Return the tokens of output that fit if so much is kept for other things; below 0: none."""
+        left = self.left - self.fixed - kept
         return -1 if left < 0 else left // self.each if self.each else inf
 
     def needed(self, output: int) -> int:
@@ -190,12 +198,17 @@ class Calls:
             message = f'{words}; set [prices."{ev.model}"] in the config (0 where it is free)'
             self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True
-        output = min([float(ev.max_output), *(room.output() for room in rooms)])
+        output = min([float(ev.max_output), *(room.output(room.doubt + room.doubts) for room in rooms)])
         if output >= ev.least_output:
             return self._admitted(run, call, int(output), at, ahead)
-        tight = next(room for room in rooms if room.output() < ev.least_output)
-        if tight.output(self._reserved(tight)) >= ev.least_output and not self._has_waited(call, at):
+        tight = next((room for room in rooms if room.output(room.doubts) < ev.least_output), None)
+        if tight is None:
+            return self._admitted(run, call, ev.least_output, at, ahead)
+        if tight.output(-self._reserved(tight)) >= ev.least_output and not self._has_waited(call, at):
             return False
+        if tight.output(0) >= ev.least_output:
+            words = f"the {tight.kind} limit has room for this call only once others have told how much input they have"
+            return self._postponed(call, f"{words}; try again when one has ended", 1.0, at)
         return self._refused(run, call, tight, at)
 
     def _has_waited(self, call: WaitingCall, at: float) -> bool:
@@ -213,15 +226,18 @@ class Calls:
             LimitKind.TOKENS: (ev.input_tokens, ev.choices),
             LimitKind.COST: (ev.input_cost or 0, ev.output_price * ev.choices),
         }
+        doubt = {LimitKind.TOKENS: ev.more_input, LimitKind.COST: ev.more_cost}
         for limited in run.lineage:
             for kind, (fixed, each) in takes.items():
                 active = limited.limits.get(kind)
                 if active is not None and active.binds:
-                    yield _Room(active.threshold - (limited.account.used(kind) or 0), fixed, each, kind, limited, active)
+                    left = active.threshold - (limited.account.used(kind) or 0)
+                    doubts = sum(below.account.doubts.get(kind, 0) for below in limited.subtree()) if kind in doubt else 0
+                    yield _Room(left, fixed, each, kind, doubt.get(kind, 0), doubts, limited, active)
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets.of(run.user):
-                left = budget.allowed - budget.charged
-                yield _Room(left, *takes[LimitKind.COST], LimitKind.COST, budget=budget)
+                left, kind = budget.allowed - budget.charged, LimitKind.COST
+                yield _Room(left, *takes[kind], kind, doubt[kind], self._spending.doubts_of(budget), budget=budget)
 
     def _admitted(self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str]) -> bool:
         """Admit a call that is affordable, unless it has to wait for its rate or for other calls."""
@@ -234,8 +250,11 @@ class Calls:
         if call.until > at and (barrier.free_at is None or barrier.free_at <= call.until):
             call.rate = barrier if barrier.free_at is not None else None
             return False
-        self._ctx.reply(call.asked.token, c.CallPostponed(barrier.message, max(1.0, (barrier.free_at or at) - at)))
-        self._record_refusal(call, barrier.message, at)
+        return self._postponed(call, barrier.message, max(1.0, (barrier.free_at or at) - at), at)
+
+    def _postponed(self, call: WaitingCall, why: str, retry_after: float, at: float) -> bool:
+        self._ctx.reply(call.asked.token, c.CallPostponed(why, retry_after))
+        self._record_refusal(call, why, at)
         return True
 
     def _admit(self, run: Run, call: WaitingCall, output: int, at: float) -> None:
@@ -255,8 +274,9 @@ class Calls:
             cost=None if ev.input_cost is None else ev.input_cost + ev.output_price * output * ev.choices,
             role=None,
             source="gateway",
-            turns=1,
             messages=1,
+            more_input=ev.more_input,
+            more_cost=ev.more_cost,
             call=info,
         )
         self._ctx.reply(ev.token, c.CallAnswer(run, self._spending.reserve(run, reservation), lowered))
@@ -266,8 +286,8 @@ class Calls:
         if room.budget is not None:
             return self._spending.reserved_of(room.budget)
         assert room.limited is not None
-        open_ = (each for run in room.limited.subtree() for each in run.account.reservations.values())
-        return sum(each.amounts.get(room.kind, 0) for each in open_)
+        accounts = (run.account for run in room.limited.subtree())
+        return sum(account.under_way.get(room.kind, 0) + account.reserved.get(room.kind, 0) for account in accounts)
 
     def _refused(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
         """Take the action of the limit or budget, and answer the call unless the run is held by it."""

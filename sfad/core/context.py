@@ -1,10 +1,10 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from ..protocol import types
-from ..protocol.types import Action, ErrorCode, RunId
+from ..protocol.types import Action, ErrorCode, RunId, Severity
 from . import commands as c
 from .access import FULL, Peer, Permissions, refuse_sessions, refuse_target, refuse_verb
 from .events import OfPeer
@@ -14,11 +14,9 @@ from .run import Run, Token
 from .tree import Tree
 from .vocabulary import EventType, Timer
 
-Severity = Literal["low", "medium", "high"]
-
 
 class Facts(TypedDict, total=False):
-    """What an event about a limit or a budget tells; see `types.Event`."""
+    """What an event tells beside its words; see `types.Event`."""
 
     scope: str
     action: Action
@@ -28,6 +26,10 @@ class Facts(TypedDict, total=False):
     exceeded_by: float | None
     refused: bool
     by: str
+    program: str
+    pid: int
+    command: str
+    depth: int
 
 
 class Context:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -131,6 +131,10 @@ class CallAsked(At, frozen=True):
     """What is recorded of it, as far as it is known before it."""
     choices: int = 1
     """Answers that are asked for."""
+    more_input: int = 0
+    """Tokens that the input may have beyond the estimate."""
+    more_cost: int = 0
+    """What these cost."""
 
 
 class CallWithdrawn(At, frozen=True):
@@ -194,6 +198,29 @@ class LevelSeen(OfRun, frozen=True):
     level: float
     refused: bool = False
     """The kernel has refused more, or killed for want of it."""
+
+
+class AgentProcess(NamedTuple):
+    """A process of a run that executes an agent program."""
+
+    pid: int
+    started: int
+    """Clock ticks since boot."""
+    program: str
+    command: str
+    above: tuple[tuple[int, str | None], ...] = ()
+    """Its ancestors up to the run's main process, the nearest first, each with the agent program that it executes, if any."""
+    is_main: bool = False
+    below_main: bool = False
+    own_group: bool = False
+    """It is not in its parent's process group."""
+
+
+class AgentSeen(OfRun, frozen=True):
+    """An agent program was seen in a run: its own, one that it has started itself, or a part of one of these. The same process may
+    be told again."""
+
+    process: AgentProcess
 
 
 class AdviceLearned(At, frozen=True):
@@ -307,7 +334,7 @@ class Reconfigured(At, frozen=True):
     policy: Policy
 
 
-OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed
+OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed | AgentSeen
 OfMeters = UseSeen | LevelSeen | ToolsCalled | AgentSaid
 OfRuns = OfLauncher | OfMeters | ClientBack | TimerFired
 OfAgentsOnRuns = ReportRequested | ReserveRequested

@@ -5,7 +5,7 @@ It knows none of the components above it, which say when.
 
 from dataclasses import dataclass
 
-from ..protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, Reason, Status
+from ..protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, Reason, Severity, Status
 from . import commands as c
 from .context import Context
 from .ladder import Rung
@@ -114,9 +114,8 @@ class Lifecycle:
         self._ctx.changed(run)
         if recorded:
             self._ctx.do(c.Record(run))
-            bad = run.status in {Status.FAILED, Status.TIMEOUT, Status.LOST}
             why = run.ending.reason.message if run.ending.reason is not None else ""
-            self._ctx.publish(EventType(f"run_{run.status}"), run, why, "medium" if bad else "low")
+            self._ctx.publish(EventType(f"run_{run.status}"), run, why, severity_of_end(run.status))
         if run.attempt:
             self._ctx.do(c.Release(run.id))
         self._ctx.do(c.TellEnd(run))
@@ -130,3 +129,7 @@ def _with_trouble(ending: Ending, trouble: ApiTrouble | None) -> Ending:
     if reason is None or trouble is None or (trouble.error and trouble.error in reason.message):
         return ending
     return Ending(ending.outcome, reason.adding(trouble.sentence))
+
+
+def severity_of_end(status: Status) -> Severity:
+    return "medium" if status in {Status.FAILED, Status.TIMEOUT, Status.LOST} else "low"

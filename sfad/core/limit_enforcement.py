@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Unpack
 
 from ..protocol.kinds import KINDS
-from ..protocol.types import Action, Limit, LimitKind, Reason, Status
+from ..protocol.types import Action, Limit, LimitKind, Reason, Severity, Status
 from . import events as e
 from .breaches import excess, reason_of, shown, words_of
-from .context import Context, Facts, Severity
+from .context import Context, Facts
 from .lifecycle import Lifecycle
 from .limit_holds import WAITING, LimitHolds
 from .limits import ActiveLimit, Crossing, all_crossings, crossings

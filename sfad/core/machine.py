@@ -22,6 +22,7 @@ from .spending import Spending
 from .stop_requests import StopRequests
 from .stopping import Stopping
 from .tool_rules import ToolRules
+from .unadmitted import Unadmitted
 from .use_requests import UseRequests
 from .vocabulary import Timer
 
@@ -45,6 +46,7 @@ class Machine:
         self._pausing = Pausing(context, self._lifecycle, self._stop_requests)
         self._attempts = AttemptTracker(context, self._lifecycle, self._stopping, self._pausing)
         self._tool_rules = ToolRules(context, self._stopping)
+        self._unadmitted = Unadmitted(context, self._stopping)
         self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
         self._limit_enforcement = LimitEnforcement(context, self._lifecycle, self._stopping, self._limit_holds, self._spending)
         self._budget_enforcement = BudgetEnforcement(
@@ -173,6 +175,8 @@ class Machine:
                 self._pausing.frozen(run)
             case e.Surveyed():
                 self._stop_requests.surveyed(run, event)
+            case e.AgentSeen():
+                self._unadmitted.agent_seen(run, event)
             case e.UseSeen():
                 self._limit_enforcement.use_seen(run, event)
             case e.LevelSeen():

@@ -8,7 +8,7 @@ the tables below list those, and nothing else is known of any program.
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ..protocol.known import PROGRAMS
 
@@ -89,6 +89,38 @@ def program_name(argv: Sequence[str]) -> str:
     `gemini`."""
     name = derive_name(argv)
     return _BY_PACKAGE.get(name, name)
+
+
+def executes(argv: Sequence[str], program: str) -> bool:
+    """Return whether a process with this command line is the program itself, and neither launches it nor runs it in a shell."""
+    name = _executed(argv)
+    return _BY_PACKAGE.get(name, name) == program
+
+
+_ONLY_TELLS = frozenset({"--version", "--help", "-v", "-V", "-h"})
+"""Last arguments with which a program tells something and ends."""
+
+
+def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
+    """Return which of `programs` a running process is, by its command line. A file in a directory called `shims` is not the
+    program, but asks for it or finds it."""
+    if not argv or argv[-1] in _ONLY_TELLS:
+        return None
+    if not argv[0].startswith("/"):
+        argv = [argv[0].split(" ")[0], *argv[1:]]  # a title that the process has given itself: `npm exec @openai/codex`
+    name = _executed(argv)
+    file = next((word for word in argv if _base(word) == name), "")
+    program = _BY_PACKAGE.get(name, name)
+    return program if program in programs and not file.endswith(f"/shims/{name}") else None
+
+
+def _executed(argv: Sequence[str]) -> str:
+    """Return the name of a command, without looking behind launchers and `sh -c`: what these run is a process of its own."""
+    first = _base(argv[0]) if argv else ""
+    plain = _VERSION.sub("", first[:64]) or first
+    inner = _of_shell(plain, list(argv[1:])) if plain in _SHELLS else None
+    inner = _of_interpreter(plain, list(argv[1:])) if plain in _INTERPRETERS else inner
+    return inner if isinstance(inner, str) else first
 
 
 def _look_inside(program: str, rest: list[str]) -> list[str] | str | None:

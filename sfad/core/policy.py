@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..protocol.kinds import KINDS
 from ..protocol.known import PROGRAMS
@@ -71,6 +72,8 @@ class Policy:
     depth_ceiling: int = 32
     descendants_ceiling: int = 1024
     allow_detach: bool = False
+    unadmitted: Literal["warn", "terminate", "off"] = "warn"
+    """What follows if an agent program is started within a run without asking."""
     defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)
     """In the order of `LimitKind`."""
     program_profile: bool = True

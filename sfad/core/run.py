@@ -214,6 +214,10 @@ class State:
     """The spawn request that still waits for its answer."""
     pause_tokens: list[Token] = field(default_factory=list)
     """Pause requests that wait until it is frozen."""
+    unadmitted: int = 0
+    """Agent programs that were started within it without asking. Each counts in `admitted`, too."""
+    unadmitted_seen: dict[int, int] = field(default_factory=dict)
+    """The last of these: when each started, by pid."""
     streak: Streak | None = None
 
     @property

@@ -182,6 +182,11 @@ class Spending:
         open_ = (reservation for run in self._ctx.tree for reservation in run.account.reservations.values())
         return sum(each.cost or 0 for each in open_ if key in each.periods)
 
+    def doubts_of(self, budget: Budget) -> int:
+        """Return what calls under way may cost beyond what they have charged to a budget."""
+        runs = (run for run in self._ctx.tree if run.account.doubts)
+        return sum(run.account.doubts.get(LimitKind.COST, 0) for run in runs if budget in self.budgets.of(run.user))
+
     def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
         used = budget.charged + (refused or 0)
         over = round(to_usd(max(0, used - budget.allowed)), 6)

@@ -69,6 +69,7 @@ class EventType(Word):
     INCREASE_REQUESTED = "increase_requested"
     INCREASE_APPROVED = "increase_approved"
     INCREASE_DENIED = "increase_denied"
+    UNADMITTED = "unadmitted"
     RUN_REPEATING = "run_repeating"
     ALERT_SURVIVORS = "alert_survivors"
 

@@ -20,6 +20,7 @@ _PARTS: dict[str, tuple[str, Any]] = {
 }
 """The attribute of `Account` and its type, by the key that it is saved under."""
 
+_MONEY = COSTS | {"more_cost"}
 _SUMS = ("held", "below", "ended")
 _NOTHING: dict[str, dict[str, Any]] = {key: {} for key in _PARTS}
 
@@ -47,6 +48,6 @@ def from_saved(wanted: type, saved: Any) -> Any:
 
 def _converted(parts: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
     for amounts in (*parts["sources"].values(), *parts["holds"].values(), *(parts[name] for name in _SUMS)):
-        for kind in COSTS & amounts.keys():
+        for kind in _MONEY & amounts.keys():
             amounts[kind] = convert(amounts[kind])
     return parts

@@ -10,7 +10,7 @@ import sys
 import trio
 
 from .daemon_link import ALONE_MAX, DaemonLink
-from .estimate import InputEstimates
+from .estimate import Estimates
 from .exchange import Shared, new_client
 from .memory import Memory
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
@@ -30,7 +30,7 @@ async def _serve(daemon: str) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon, LISTENER)
     async with new_client() as client:
-        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, InputEstimates(), Memory())
+        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory())
         # each connection may have one to an upstream
         most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
         proxy = Proxy(shared, most=most, trouble=_complain)

@@ -8,7 +8,7 @@ import httpx2
 from ..protocol.types import Tokens
 from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
-from .estimate import InputEstimates
+from .estimate import Estimates
 from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Unasked
 
 MOST_BYTES_A_TOKEN = 16
@@ -75,7 +75,7 @@ class CallRecord:
     def __init__(
         self,
         gate: Gate,
-        estimates: InputEstimates,
+        estimates: Estimates,
         asked: AskedCall,
         admitted: AdmittedCall,
         api: Api,
@@ -130,7 +130,7 @@ class CallRecord:
             self._reply.end()
         tokens, partial = self._used()
         if tokens is not None and not partial:
-            self._estimates.learn(self._asked.run, self._call, self._size, tokens)
+            self._estimates.learn(self._asked.run, self._call, self._size, tokens, self._reply.written)
         self._gate.ended(
             CallEnded(
                 run=self._asked.run,
@@ -157,5 +157,7 @@ class CallRecord:
         believed = known is reply.tokens and known.output * MOST_BYTES_A_TOKEN >= reply.written
         if reply.told and believed:
             return known, False
-        output = max(known.output, reply.estimated_output)
+        estimated = self._estimates.output(self._asked.run, self._call, reply.written)
+        most = (self._admitted.max_output or self._asked.max_output) * self._asked.choices
+        output = max(known.output, min(estimated, most))
         return Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write), True

@@ -20,6 +20,8 @@ RETRY, RETRY_MAX = 0.02, 1.0
 ALONE_MAX = 60.0
 """Seconds without a daemon after which a gateway without calls ends. A daemon that crashed is back within seconds."""
 
+_HUNG_UP = "its caller hung up before it was made"
+
 R = TypeVar("R", bound=m.Reply)
 
 
@@ -80,8 +82,9 @@ class DaemonLink:
         answer = await self._ask(
             m.CallAdmitted,
             lambda number: m.AdmitCall(
-                id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, max_output=asked.max_output,
-                fixed=asked.fixed, choices=asked.choices, caches=asked.caches, upstream=asked.upstream, streamed=asked.streams,
+                id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, more_input=asked.more_input,
+                max_output=asked.max_output, fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
+                upstream=asked.upstream, streamed=asked.streams,
             ),
         )  # fmt: skip
         if answer.reservation is None:
@@ -196,7 +199,9 @@ class DaemonLink:
                 self._withdrawn.pop(open_.request.call, None)
         elif isinstance(reply, m.CallAdmitted) and reply.reservation is not None and reply.id in self._withdrawn:
             asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
-            unused = m.EndCall(id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens())
+            unused = m.EndCall(
+                id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens(), error=_HUNG_UP
+            )
             self._send(_Open(unused))
 
 

@@ -15,7 +15,7 @@ from .apis import Api, ModelCall, Paid, most_output
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .coding import Coding, UnreadableBodyError
-from .estimate import InputEstimates, text_size
+from .estimate import Estimates, text_size
 from .gate import AskedCall, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .memory import Memory, NoMemoryError, Space
@@ -47,7 +47,7 @@ class Shared:
     client: httpx2.AsyncClient
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
-    estimates: InputEstimates
+    estimates: Estimates
     memory: Memory
 
 
@@ -157,11 +157,13 @@ class Exchange:
                 await self._pass(upstream, route, raw, self._headers, unasked)
             return
         size = text_size(plain)
+        estimate = self._shared.estimates.input(placed.run, call, size)
         asked = AskedCall(
             run=placed.run,
             upstream=upstream.name,
             model=call.model,
-            input_tokens=self._shared.estimates.tokens(placed.run, call, size),
+            input_tokens=estimate.tokens,
+            more_input=estimate.more,
             caches=call.caches,
             max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,

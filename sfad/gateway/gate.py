@@ -35,6 +35,8 @@ class AskedCall:
     model: str
     input_tokens: int
     """Estimated."""
+    more_input: int
+    """Tokens that the input may have beyond that."""
     caches: bool
     max_output: int
     fixed: bool

@@ -9,7 +9,7 @@ _LINE_END = re.compile(rb"\r\n|\r|\n")
 """In JSON none of them occurs unescaped."""
 
 
-class Events:
+class EventStream:
     """Splits a stream into the data of its events. The name of an event is not needed: the data of each API say it too."""
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """Where calls go: the providers' APIs, and what is changed in the head of a request on its way there."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ _CREDENTIALS = {b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key"}
 
 _IN_QUERY = {"key", "access_token"}
 """Where Google takes credentials too."""
+
+_KEY = re.compile(r"[!-~]+")
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -39,10 +42,17 @@ class Upstream:
         return APIS[self.api]
 
     def key(self) -> str | None:
-        """Return the key of the operator, or `None` where the caller's own is used. Raises `OSError` and `LookupError`."""
+        """Return the key of the operator, or `None` where the caller's own is used. Raises `OSError` and `LookupError`, whose texts
+        do not hold it."""
         if self.key_file is not None:
-            return Path(self.key_file).read_text().strip()
-        return None if self.key_env is None else os.environ[self.key_env]
+            where, text = self.key_file, Path(self.key_file).read_text(errors="replace")
+        elif self.key_env is not None:
+            where, text = self.key_env, os.environ.get(self.key_env, "")
+        else:
+            return None
+        if not _KEY.fullmatch(text.strip()):  # h11 would quote it in an error
+            raise LookupError(f"{where} holds no key: one word of printable ASCII is expected")
+        return text.strip()
 
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
         """Return the URL of a request. `rest`: its path after the upstream's name."""

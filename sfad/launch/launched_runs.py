@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import trio
+
 from ..protocol.types import RunId
 from . import procfs
 from .launcher import UNBOUND, Bounds, LaunchError, Remains
@@ -135,10 +137,18 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         self.instance = instance
         self.tags: dict[int, RunId] = {}
         """Runs by the number in their processes' soft RLIMIT_MSGQUEUE."""
+        self._first = trio.lowlevel.ParkingLot()
+
+    async def some(self) -> None:
+        """Wait until there is a run."""
+        while not self:
+            await self._first.park()
 
     def add(self, run_id: RunId, parent: RunId | None, nonce: str, bounds: Bounds = UNBOUND, first_started: int = 0) -> LaunchedRun:
         """Add a run below its parent, which was added before."""
         above = self[parent] if parent is not None else None
+        if not self:
+            self._first.unpark_all()
         run = self[run_id] = LaunchedRun(
             run_id, above, f"{self.instance}:{run_id}:{nonce}".encode(), bounds=bounds, first_started=first_started
         )

@@ -163,6 +163,10 @@ class Launcher(Protocol):
     def run_of_cgroup(self, inode: int) -> RunId | None:
         """Return the run whose processes are in this cgroup; `None` if there is none, or where runs have no cgroups."""
 
+    def watch_agents(self, programs: frozenset[str]) -> None:
+        """Report processes of runs that execute one of these programs (`naming.agent_of`), now and from now on: `AgentSeen`. The
+        same process may be reported again."""
+
     def own(self, pid: int) -> None:
         """Take a child of the caller for no orphan: the caller reaps it, and no run's end kills it."""
 

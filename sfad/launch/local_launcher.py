@@ -12,6 +12,7 @@ from ..core.events import Emptied, Frozen, Surveyed
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .adopter import Adopter
+from .agent_watch import AgentWatch
 from .command_starter import CommandStarter
 from .complaints import Complaints
 from .contain.cpu_binding import RunCpus
@@ -71,6 +72,7 @@ class LocalLauncher(Launcher):
         self._adopter = Adopter(self._runs, self._containment.adopted, self._cpus, self._mains)
         self._handover = LaunchHandover(self._runs)
         self._footprints = Footprints(self._runs, self._containment, complaints)
+        self._agents = AgentWatch(emitter, self._runs, self._containment)
 
     @property
     def containment(self) -> Literal["cgroup", "tags"]:
@@ -165,6 +167,9 @@ class LocalLauncher(Launcher):
     def run_of_cgroup(self, inode: int) -> RunId | None:
         return self._containment.run_of_cgroup(inode)
 
+    def watch_agents(self, programs: frozenset[str]) -> None:
+        self._agents.watch(programs)
+
     def own(self, pid: int) -> None:
         self._orphans.owned[pid] = NO_RUN
 
@@ -211,6 +216,7 @@ class LocalLauncher(Launcher):
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         self._reactor.task(self._orphans.serve)
+        self._reactor.task(self._agents.serve)
         task_status.started()
         await self._reactor.run()
 

@@ -153,6 +153,22 @@ def ancestry(pid: int) -> Iterator[int]:
         pid = process.parent if process else 0
 
 
+def command(pid: int) -> list[str]:
+    """Return the beginning of a process's command line, as it is now: a process can overwrite it. Empty if there is none."""
+    return words(read(f"/proc/{pid}/cmdline") or b"")
+
+
+def words(cmdline: bytes) -> list[str]:
+    """Return the words of /proc/PID/cmdline. Empty ones at the end are left out: a short title leaves them."""
+    return [word.decode(errors="backslashreplace") for word in cmdline.rstrip(b"\0").split(b"\0")] if cmdline else []
+
+
+def executed(pid: int) -> bool:
+    """Return whether a process has executed a program since it was forked: without PF_FORKNOEXEC, in field 9 of /proc/PID/stat."""
+    content = read(f"/proc/{pid}/stat")
+    return content is not None and not int(content[content.rindex(b")") + 2 :].split(None, 7)[6]) & 0x40
+
+
 def environ(pid: int) -> bytes | None:
     """Return the environment that a process was executed with. It is `b""` for about one in a hundred processes in the middle of
     an execve(2): then ask again."""

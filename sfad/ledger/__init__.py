@@ -14,6 +14,7 @@
 `reader`    queries: pages, filters, lookups
 `totals`    what runs have used together with their descendants
 `summary`   the report of a period
+`past_events` pages of events, and which of them a client asks for
 `advice`    limits suggested from past runs
 `retention` deletes old rows and gives pages back
 """

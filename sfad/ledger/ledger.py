@@ -68,6 +68,7 @@ class Ledger:
         self.last_event = opened.last_event
         self._boot = opened.boot
         self._listener: LedgerListener | None = None
+        self._told_of_events: Callable[[int], None] | None = None
         self._untold: list[Report] = []
         self._waking = False
         self._token = trio.lowlevel.current_trio_token()
@@ -80,6 +81,10 @@ class Ledger:
         untold, self._untold = self._untold, []
         for report in untold:
             self._told(report)
+
+    def tell_of_events(self, told: Callable[[int], None] | None) -> None:
+        """From now on, tell the highest number of an event that is on record, or that cannot be waited for while writes fail."""
+        self._told_of_events = told
 
     def admit(self, info: RunInfo, extra: RunExtra) -> None:
         """Queue a run's row. The listener is told whether it was committed or failed."""
@@ -209,6 +214,9 @@ class Ledger:
         self.trouble = result.error
         if changed or result.lost:
             listener.trouble(result.error, len(result.lost))
+        if self._told_of_events is not None:
+            events = (op.row[0] for op in reversed(result.committed) if op.kind == "event")
+            self._told_of_events(self.last_event if result.error is not None else next(events, 0))
         if committed := [op.run_id for op in result.committed if op.kind == "admit" and op.run_id]:
             listener.committed(committed)
         ends = (op for op in (*result.committed, *result.lost) if op.urgent and op.kind in ("state", "upsert"))

@@ -134,6 +134,11 @@ class Reader:
         row = self._row("SELECT parent_id FROM runs WHERE number = ?", number_of(run))
         return None if row is None else row[0]
 
+    def has_event(self, run: RunId, what: str) -> bool:
+        """Whether one of the newest events is of this run and type. No index has an event's run."""
+        sql = "SELECT 1 FROM events WHERE seq > (SELECT ifnull(max(seq), 0) FROM events) - ? AND run_id = ? AND type = ? LIMIT 1"
+        return self._row(sql, MAX_WALKED, run, what) is not None
+
     def charged(self, scope: str, name: str, period_start: float) -> float:
         """Return the USD that a budget was charged in the period that began at `period_start`."""
         sql = "SELECT charged_usd FROM budgets WHERE scope = ? AND name = ? AND period_start = ?"

@@ -80,6 +80,10 @@ class Records:
             ids.append(parent)
         return ids[::-1]
 
+    def has_event(self, run: RunId, what: str) -> bool:
+        """Whether one of the newest events in the file is of this run and type."""
+        return self._reader.has_event(run, what)
+
     def charged(self, scope: str, name: str, period_start: datetime) -> float:
         """Return the USD that a budget was charged in that period, without charges that are queued."""
         return self._reader.charged(scope, name, period_start.timestamp())

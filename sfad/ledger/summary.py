@@ -112,18 +112,32 @@ class Summariser:
             found[key] = (before[0] + runs, before[1] + failed, before[2].plus(use))
 
         key, join = (_LABEL, "JOIN labels ON labels.number = runs.number") if self._by == "label" else (f"runs.{self._by}", "")
-        failed = f"sum(runs.status IN ({', '.join(repr(status.value) for status in FAILED)}))"
-        order = f"GROUP BY {key} ORDER BY sum(runs.cost_usd) DESC, count(*) DESC LIMIT {GROUPS}"
+        failed = f"sum({_FAILED})"
+        others = f"AND NOT {_GATED} " if self._by == "model" else ""
+        order = f"{others}GROUP BY {key} ORDER BY sum(runs.cost_usd) DESC, count(*) DESC LIMIT {GROUPS}"
         for name, runs, bad, *used in self._rows(f"{key}, count(*), {failed}, {_USED}", order, join):
             add(name, runs, bad, _used(used))
+        if self._by == "model":
+            columns = f"calls.model, count(DISTINCT calls.run), count(DISTINCT iif({_FAILED}, calls.run, NULL)), {_CALLS_USED}"
+            join = "JOIN calls ON calls.run = runs.number AND calls.state = 'ended'"
+            for name, runs, bad, *used in self._rows(columns, f"AND {_GATED} GROUP BY calls.model LIMIT {GROUPS}", join):
+                add(name, runs, bad, _used(used))
         for info, model in self._unwritten:
-            for name in _KEYS[self._by](info, model):
-                add(name, 1, int(info.status in FAILED), used_by(None, info.usage))
+            for name, use in self._uses(info, model):
+                add(name, 1, int(info.status in FAILED), use)
         groups = [
             Group(key=key, runs=runs, cost_usd=use.cost_usd, tokens=use.tokens, failed=bad, partial=use.partial)
             for key, (runs, bad, use) in found.items()
         ]
         return sorted(groups, key=lambda group: (-(group.cost_usd or 0.0), -group.runs, group.key or ""))[:GROUPS]
+
+    def _uses(self, info: RunInfo, model: str | None) -> Iterator[tuple[str | None, Used]]:
+        """Yield the groups of a run that is not written, and what it has used of each."""
+        found = []
+        if self._by == "model" and info.usage.source == "gateway":
+            sql = f"SELECT calls.model, {_CALLS_USED} FROM calls WHERE run = ? AND state = 'ended' GROUP BY calls.model"  # noqa: S608
+            found = [(name, _used(used)) for name, *used in self._connection.execute(sql, (run_number(info.id),))]
+        yield from found or ((key, used_by(None, info.usage)) for key in _KEYS[self._by](info, model))
 
     def _failed(self) -> list[Failed]:
         marks = ", ".join(repr(status.value) for status in FAILED)
@@ -171,6 +185,15 @@ class Summariser:
 
 
 _USED = "sum(runs.cost_usd), sum(runs.tokens), max(runs.partial)"
+_CALLS_USED = (
+    "sum(calls.cost_usd), sum(ifnull(calls.input_tokens, 0) + ifnull(calls.output_tokens, 0)), "
+    "max(calls.partial OR (calls.cost_usd IS NULL AND calls.output_tokens > 0))"
+)
+_GATED = (
+    """(runs.usage GLOB '{"gateway"*' AND EXISTS (SELECT 1 FROM calls WHERE calls.run = runs.number AND calls.state = 'ended'))"""
+)
+"""The figures of the run are those of its calls."""
+_FAILED = f"runs.status IN ({', '.join(repr(status.value) for status in FAILED)})"
 
 _reason = msgspec.json.Decoder(Reason)
 

@@ -10,12 +10,14 @@ metering ───────────────────────�
 `launching`        launches the attempts of runs
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `announcing`       events: numbered, saved, logged, pushed
+`event_feed`       pushes events to those that follow them, once they are on record
 `arrivals`         what launcher and timers tell; ends wait until it is known what their runs have used
 `succession`       runs of an earlier daemon, and what the next one gets
 `storage`          watches over the state directory, the ledger and the disk
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway
+`gateway_keys`     what a run gets in place of the keys that the gateway has
 `run_environment`  the environment of a run
 `shims`            the directory of shims
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then

@@ -1,12 +1,12 @@
-"""Events: numbered, saved, logged, and pushed to the clients that watch their runs."""
+"""Events: numbered, recorded, logged, and pushed to the clients that watch their runs, or follow all events."""
 
 import msgspec
 
-from ..core.context import Severity
 from ..host.clock import wall_clock
-from ..protocol.types import Event, RunId
+from ..protocol.types import Event, RunId, Severity
 from ..runs.catalogue import RunCatalogue
 from ..runs.subscribers import Subscribers
+from .event_feed import EventFeed
 from .resources import Resources
 
 RESERVED = 1000
@@ -19,6 +19,7 @@ class Announcer:
         self._output = resources.output
         self._catalogue = catalogue
         self._subscribers = subscribers
+        self.feed = EventFeed(resources.ledger)
         self._reserved = 0
         """The highest number that is reserved."""
         self._ledger.skip_events(self._numbers.highest_event)
@@ -28,7 +29,7 @@ class Announcer:
         live = self._catalogue.live.get(lineage[-1])
         if live is not None and live.run.asked.session is not None:
             event = self._with_output(event, lineage[-1])
-        self._subscribers.happened(self._recorded(event), lineage)
+        self._subscribers.happened(self._numbered(event, lineage), lineage)
 
     def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium") -> None:
         """Announce an event of a live run that the core did not decide."""
@@ -48,7 +49,7 @@ class Announcer:
 
     def tell(self, what: str, message: str, severity: Severity = "low") -> None:
         """Announce an event of the daemon itself."""
-        self._recorded(Event(type=what, message=message, severity=severity))
+        self._numbered(Event(type=what, message=message, severity=severity), ())
 
     def _with_output(self, event: Event, run: RunId) -> Event:
         try:
@@ -64,7 +65,7 @@ class Announcer:
     def close(self) -> None:
         self._numbers.reserve_events(self._ledger.last_event)
 
-    def _recorded(self, event: Event) -> Event:
+    def _numbered(self, event: Event, lineage: tuple[RunId, ...]) -> Event:
         event = self._ledger.event(msgspec.structs.replace(event, time=wall_clock()))
         number = self._ledger.last_event
         if number > self._reserved:
@@ -72,4 +73,5 @@ class Announcer:
             self._reserved = number + RESERVED
             self._numbers.reserve_events(self._reserved)
         self._log.event(event)
+        self.feed.published(event, lineage)
         return event

@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -17,12 +17,12 @@ import trio
 
 from ..agents import ANY_RUN
 from ..config import GatewayConfig
-from ..core.context import Severity
 from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
-from ..protocol.types import RunId
+from ..protocol.types import RunId, Severity
+from .gateway_keys import keyless
 
 LISTENER = 3
 """The descriptor under which the gateway finds its listener."""
@@ -32,7 +32,7 @@ PAUSE, PAUSE_MAX = 0.1, 5.0
 FAILING = 0.8
 """The pause from which on callers are refused meanwhile. They must not wait for a gateway that cannot start."""
 BACKLOG = 512
-UNUSED_MAX = 2.0
+UNUSED_MAX = 1.0
 """Seconds that a gateway which is not enabled goes on after the last run that uses it."""
 LAST_CALLS = 1.0
 """Seconds that the gateway has to end when the daemon does, after its last run has ended."""
@@ -80,13 +80,17 @@ class GatewayProcess:
         """The process has begun its work; that of an earlier daemon has."""
         self._waiting: list[Callable[[str | None], None]] = []
         self._stopped = False
-        self.enabled = config.enabled
-        """New roots use it unless they ask otherwise."""
+        self._config = config
         self._record = self._read()
         if (pid := self.pid) is not None:
             self._launcher.own(pid)
         elif config.enabled:
             self._bind()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether new roots use it unless they ask otherwise."""
+        return self._config.enabled
 
     @property
     def pid(self) -> int | None:
@@ -96,7 +100,7 @@ class GatewayProcess:
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Start the gateway, or end it once no run uses it, or have it ask for the config, because that was read again."""
-        self.enabled = config.enabled
+        self._config = config
         if config.enabled and self._record is None:
             self._bind()
         self._signal(signal.SIGHUP)
@@ -171,6 +175,10 @@ class GatewayProcess:
     def is_own(self, url: str) -> bool:
         """Return whether an address is the gateway's: a run has inherited it."""
         return self._record is not None and url.startswith(f"http://127.0.0.1:{self._record.port}/")
+
+    def keyless(self, env: Sequence[bytes], program: str, own: Collection[str]) -> list[bytes]:
+        """Return an environment for a run that uses the gateway, without the keys that the gateway has."""
+        return keyless(env, program, self._config.upstreams, own)
 
     def run_of(self, token: str) -> RunId | None:
         """Return the run that a token names."""

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import trio
 
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
-from ..core.asked import SessionAsked
+from ..core.asked import Asked, SessionAsked
+from ..core.naming import program_name
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, close_soon
@@ -20,6 +22,7 @@ from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
+from .gateway_process import GatewayProcess
 from .launching import Feed, demand_descriptors
 from .translate import asked_of, upstreams_of
 
@@ -64,8 +67,7 @@ class PendingRequests:
     feed: Feed
     catalogue: RunCatalogue
     descriptors: Descriptors
-    is_gateway: Callable[[str], bool]
-    """Returns whether a URL is the gateway's own."""
+    gateway: GatewayProcess
     last_token: int = 0
     _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
     """Several, where a client lost its connection and has sent its request again on another."""
@@ -95,7 +97,9 @@ class PendingRequests:
             on_admit(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return
-        asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.is_gateway), session)
+        asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.gateway.is_own), session)
+        if spawn.gateway:
+            spawn = self._without_keys(spawn, peer, asked)
         kept = spawn.log and spawn.stdio == "files"
         pending = PendingSpawn(spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
         try:
@@ -108,6 +112,12 @@ class PendingRequests:
         token = self._token(answer)
         self._spawns[token] = pending
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
+
+    def _without_keys(self, spawn: Spawn, peer: Peer, asked: Asked) -> Spawn:
+        above = self.catalogue.live.get(peer.run) if peer.run is not None else None
+        own = {name for name, _ in (asked if above is None else above.run.root.asked).upstreams}
+        env = self.gateway.keyless(spawn.env, program_name(asked.argv), own)
+        return msgspec.structs.replace(spawn, env=env)
 
     def take_admitted(self, token: int) -> PendingSpawn:
         """Return an admitted spawn, once. Its descriptors are the caller's now."""

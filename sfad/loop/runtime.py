@@ -17,6 +17,7 @@ from ..durable.pidfds import StoredPidfds
 from ..host.descriptors import Descriptors
 from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
+from ..protocol.known import AGENTS
 from ..protocol.messages import Change
 from ..protocol.types import RunId
 from ..runs.call_list import CallList
@@ -83,7 +84,7 @@ class Runtime:
             lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
-        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway.is_own)
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
@@ -145,6 +146,8 @@ class Runtime:
 
     def _follow_config(self) -> None:
         self._budgets.know(self.config.budgets)
+        guard = self.config.guard
+        self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
 
     def _uses_gateway(self) -> bool:

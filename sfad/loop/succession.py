@@ -8,6 +8,7 @@ import trio
 from msgspec import structs
 
 from ..core import events as e
+from ..core.lifecycle import severity_of_end
 from ..core.machine import Machine
 from ..core.quotas import HOUR
 from ..durable.adoption import Adoption, Rows
@@ -16,7 +17,7 @@ from ..durable.handover import HandedRun
 from ..host.clock import wall_clock
 from ..host.tasks import Background
 from ..metering.metering import Metering
-from ..protocol.types import RunId
+from ..protocol.types import Event, RunId, RunInfo
 from ..runs.catalogue import RunCatalogue
 from .announcing import Announcer
 from .arrivals import Arrivals
@@ -89,6 +90,18 @@ class Succession:
         self.resources.spool.ended.forget(adoption.never)
         self.resources.spool.spawns.forget_others(self.catalogue.live)
         self.catalogue.forget_requests(adoption.never)
+        for info, _ in adoption.rows:
+            if info.status.terminal:
+                self._tell_of_end(info)
+
+    def _tell_of_end(self, info: RunInfo) -> None:
+        """Announce an end that an earlier daemon decided, or that was found, unless the ledger has the event."""
+        what = f"run_{info.status}"
+        if not self.resources.ledger.records.has_event(info.id, what):
+            why = info.reason.message if info.reason is not None else ""
+            event = Event(type=what, severity=severity_of_end(info.status), run_id=info.id, root_id=info.root_id,
+                          agent_name=info.name, message=why)  # fmt: skip
+            self.announcer.publish(event, tuple(self.catalogue.lineage(info.id)))
 
     def _tell_of_lost_stdin(self) -> None:
         for run, live in self.catalogue.live.items():

@@ -107,9 +107,9 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
         return Limit(kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}"))
 
-    # each key of these sections, but for `adaptive`, is a field of `Policy` with the same name
+    # each key of these sections, but for `adaptive` and `agent_programs`, is a field of `Policy` with the same name
     numbers = asdict(config.guard) | asdict(config.limits) | asdict(config.stop) | asdict(config.quotas)
-    del numbers["adaptive"]
+    del numbers["adaptive"], numbers["agent_programs"]
     for key in ("max_depth", "max_descendants"):
         numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
     return Policy(

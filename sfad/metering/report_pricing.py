@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import NamedTuple
 
 from ..core.account import OpenReservation, Use
 from ..core.money import to_nanos
@@ -12,6 +13,17 @@ from .metered_run import MeteredRun
 from .price_list import PriceList
 from .pricing import Prices
 from .use import report_of_settlement, reservation_of, use_of_report
+
+
+class CallPrice(NamedTuple):
+    """Nano-dollars."""
+
+    input: int | None
+    """Of the input as it is estimated; `None` without a price."""
+    output: int
+    """Of a token of output."""
+    more_input: int
+    """Of the input that the call may have beyond that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +49,18 @@ class ReportPricing:
     def use_of_settlement(self, run: RunId, reservation: OpenReservation, request: m.Settle) -> Use:
         return self.use_of_report(run, report_of_settlement(reservation, request))
 
-    def price_of_call(self, request: m.AdmitCall) -> tuple[int | None, int]:
-        """Return nano-dollars of a call's input, `None` without a price, and of a token of its output."""
+    def price_of_call(self, request: m.AdmitCall) -> CallPrice:
         prices, size = self._prices(request.run), request.input_tokens
-        cost = prices.cost(request.model, Tokens(input=size, cache_write=size if request.caches else 0))
-        million = prices.cost(request.model, Tokens(output=1_000_000), request_input=size)
-        if cost is None or million is None:
-            return None, 0
-        return to_nanos(cost), ceil(million * 1000)
+        most = size + request.more_input
+
+        def cost(tokens: int) -> float | None:
+            return prices.cost(request.model, Tokens(input=tokens, cache_write=tokens if request.caches else 0))
+
+        likely, dearest = cost(size), cost(most)
+        million = prices.cost(request.model, Tokens(output=1_000_000), request_input=most)
+        if likely is None or dearest is None or million is None:
+            return CallPrice(None, 0, 0)
+        return CallPrice(to_nanos(likely), ceil(million * 1000), to_nanos(max(0.0, dearest - likely)) or 0)
 
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
         """Return what a call has used; what was reserved for it where its reply could not be read."""

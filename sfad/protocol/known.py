@@ -41,6 +41,16 @@ BASE_URLS = {
 }
 """The variables in which agent programs look for their model, and the upstream of the gateway that each means."""
 
+KEYS = {
+    "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+    "openai": ("OPENAI_API_KEY", "CODEX_API_KEY"),
+    "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GENERATIVE_AI_API_KEY"),
+}
+"""The variables in which agent programs look for their key, by upstream. Each program starts with the first."""
+
+TOKENS = {"claude": {"anthropic": "ANTHROPIC_AUTH_TOKEN"}}
+"""By program: the variable to set instead. In a terminal Claude Code asks whether to use a new ANTHROPIC_API_KEY (2.1.330)."""
+
 ANY_PROGRAM = "jsonl"
 """The meter of any program that prints usage as lines of JSON."""
 

@@ -35,6 +35,7 @@ from .types import (
     Role,
     RunId,
     RunInfo,
+    Severity,
     Status,
     Survivor,
     Tokens,
@@ -328,6 +329,8 @@ class AdmitCall(Request, tag="admit_call"):
     choices: int = 1
     caches: bool = False
     """Its input may be written to a cache."""
+    more_input: int = 0
+    """Tokens that its input may have beyond the estimate."""
     upstream: str = ""
     streamed: bool = False
 
@@ -502,6 +505,24 @@ class ListCalls(Request, tag="calls"):
     after: datetime | None = None
     """Only those after the call with this time and, of several, this number."""
     after_number: int = 0
+
+
+class Events(Request, tag="events"):
+    """Return the oldest `rows` events with a higher number than `after`, or without it the newest ones. Answered by `EventPage`.
+    With `follow`, after a page that has no more behind it, each later event comes as `EventPush`, once the ledger has it."""
+
+    repeats = ALWAYS
+
+    after: int | None = None
+    rows: int = 50
+    runs: list[str] = []
+    """Only events of these runs and their descendants."""
+    types: list[str] = []
+    """Patterns as of a shell: `alert_*`."""
+    severity: Severity = "low"
+    """The least."""
+    since: float | None = None
+    follow: bool = False
 
 
 class DaemonInfo(Request, tag="status"):
@@ -690,6 +711,14 @@ class ResultText(Reply, tag="result"):
     run: RunId
     text: str
     truncated: bool
+
+
+class EventPage(Reply, tag="events"):
+    """`reached`: `after` for the next page, or where the page is the last one, to resume later."""
+
+    events: list[Event]
+    reached: int
+    more: bool = False
 
 
 class EventPush(Reply, tag="event"):

@@ -276,6 +276,9 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     total_cost_usd: float | None = None
     """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
     total_tokens: int | None = None
+    unadmitted: int | None = None
+    """Of a live run: agent programs that were started within it without asking; `None` if none was noticed. They count in
+    `descendants`, too."""
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
     session: bool = False
@@ -383,9 +386,15 @@ class Survivor(Struct, frozen=True, kw_only=True):
     why: str
 
 
+Severity = Literal["low", "medium", "high"]
+
+SEVERITIES: tuple[Severity, ...] = ("low", "medium", "high")
+"""The lowest first."""
+
+
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: str
-    severity: Literal["low", "medium", "high"] = "low"
+    severity: Severity = "low"
     time: datetime | UnsetType = UNSET
     seq: int | UnsetType = UNSET
     run_id: RunId | None = None
@@ -400,11 +409,23 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exceeded_by: float | None = None
     refused: bool = False
     by: str | None = None
+    program: str | None = None
+    """For `unadmitted`, with the next three: the agent program, its process, its command line (cut), and its depth, where a run
+    would have had it."""
+    pid: int | None = None
+    command: str | None = None
+    depth: int | None = None
     channel: str | None = None
     """Of the run."""
     stdout_bytes: int | None = None
     """Of a session: how much output it had written, for its transcript."""
     stderr_bytes: int | None = None
+
+    @property
+    def number(self) -> int:
+        """`seq`, which each event has that was published."""
+        assert isinstance(self.seq, int)
+        return self.seq
 
 
 class ErrorCode(StrEnum):

@@ -55,6 +55,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         labels=run.asked.labels,
         usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
         meter=live.program.name if live.program is not None else None,
+        unadmitted=run.unadmitted or None,
         api_trouble=run.latest.trouble if not run.status.terminal else None,  # then its reason has it
         session=run.asked.session is not None,
         repeating=run.repeating if not run.status.terminal else None,

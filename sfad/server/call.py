@@ -170,7 +170,7 @@ class Call:
                 self.reply(message)
 
         def failed(error: Exception) -> None:
-            code, said = _told(error)
+            code, said = told(error)
             if is_wanted():
                 self.fail(code, f"{failing}{said}")
 
@@ -187,7 +187,8 @@ def withdraw_calls(runtime: Runtime, connection: Connection, number: int | None,
                 runtime.requests.withdraw(asker, token, why)
 
 
-def _told(error: Exception) -> tuple[ErrorCode, str]:
+def told(error: Exception) -> tuple[ErrorCode, str]:
+    """Return what a client is told of an error."""
     if isinstance(error, RequestError):
         return error.code, str(error)
     if isinstance(error, EXPECTED):

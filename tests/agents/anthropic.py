@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.agents.script import ANTHROPIC, OPENING, Shell, Told
+from tests.agents.script import ANTHROPIC, OPENING, Shell, Told, Tool
 
 Body = dict[str, Any]
 
@@ -54,22 +54,26 @@ def _message(body: Body, reply: Told, number: int) -> Body:
         "role": "assistant",
         "model": body["model"],
         "content": _content(body, reply, number),
-        "stop_reason": "tool_use" if isinstance(reply, Shell) else "end_turn",
+        "stop_reason": "tool_use" if isinstance(reply, Shell | Tool) else "end_turn",
         "stop_sequence": None,
         "usage": _usage(ANTHROPIC.output),
     }
 
 
 def _content(body: Body, reply: Told, number: int) -> list[Body]:
-    if not isinstance(reply, Shell):
-        return [{"type": "text", "text": reply.text}]
-    (shell,) = _shells(body)
-    call: Body = {"command": reply.command, "description": "scripted"}
-    if shell == "Bash":
-        call["run_in_background"] = reply.background
+    match reply:
+        case Shell(command, background):
+            (name,) = _shells(body)
+            call: Body = {"command": command, "description": "scripted"}
+            if name == "Bash":
+                call["run_in_background"] = background
+        case Tool(wanted, call):
+            (name,) = (tool["name"] for tool in body["tools"] if tool["name"].endswith(f"_{wanted}"))
+        case _:
+            return [{"type": "text", "text": reply.text}]
     return [
         {"type": "text", "text": OPENING},
-        {"type": "tool_use", "id": f"toolu_{number:04}", "name": shell, "input": call},
+        {"type": "tool_use", "id": f"toolu_{number:04}", "name": name, "input": call},
     ]
 
 

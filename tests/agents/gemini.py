@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tests.agents.script import GEMINI, OPENING, Shell, Told
+from tests.agents.script import GEMINI, OPENING, Shell, Told, Tool
 
 Body = dict[str, Any]
 
@@ -28,7 +28,8 @@ def is_turn(body: Body) -> bool:
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
     parts = [part for content in body["contents"] for part in content["parts"]]
-    said = [str(part["functionResponse"]["response"].get("output", "")) for part in parts if "functionResponse" in part]
+    responses = [part["functionResponse"]["response"] for part in parts if "functionResponse" in part]
+    said = [str(response.get("output") or response.get("error", "")) for response in responses]
     return [found[1] if (found := _OUTPUT.search(text)) else text for text in said]
 
 
@@ -36,8 +37,8 @@ def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
     """The type of the stream that says it, its bytes up to the end of the text, and the rest; Gemini CLI asks for nothing else
     in a turn."""
     about = {"modelVersion": body.get("model", "gemini-2.5-pro"), "responseId": f"resp_{number:04}"}
-    text = OPENING if isinstance(reply, Shell) else reply.text
-    call = [{"functionCall": {"name": _SHELL, "args": _call(reply)}}] if isinstance(reply, Shell) else [{"text": ""}]
+    text = OPENING if isinstance(reply, Shell | Tool) else reply.text
+    call = [{"functionCall": _call(body, reply)}] if isinstance(reply, Shell | Tool) else [{"text": ""}]
     said = _event(about | {"candidates": [_candidate([{"text": text}])]})
     done = _candidate(call) | {"finishReason": "STOP"}
     return "text/event-stream", said, _event(about | {"candidates": [done], "usageMetadata": _usage()})
@@ -51,8 +52,12 @@ def _event(event: Body) -> bytes:
     return f"data: {json.dumps(event)}\r\n\r\n".encode()
 
 
-def _call(reply: Shell) -> Body:
-    return {"command": reply.command, "description": "scripted", "is_background": reply.background}
+def _call(body: Body, reply: Shell | Tool) -> Body:
+    if isinstance(reply, Tool):
+        offered = [call["name"] for tool in body["tools"] for call in tool.get("functionDeclarations", [])]
+        (name,) = (name for name in offered if name.endswith(reply.name))
+        return {"name": name, "args": reply.arguments}
+    return {"name": _SHELL, "args": {"command": reply.command, "description": "scripted", "is_background": reply.background}}
 
 
 def _usage() -> Body:

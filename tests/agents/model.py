@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from tests.agents import anthropic, gemini, openai
-from tests.agents.script import Fail, Reply, Say, Shell, Stall, Told
+from tests.agents.script import Fail, Reply, Say, Shell, Stall, Told, Tool
 
 Body = dict[str, Any]
 Answer = tuple[str, bytes, bytes]
@@ -64,7 +64,7 @@ class Talk:
             if isinstance(reply, Fail):
                 return reply, ("application/json", b'{"error": {"type": "overloaded_error", "message": "Overloaded"}}', b"")
             self.requests.append(body)
-            self.turns += isinstance(reply, Shell)
+            self.turns += isinstance(reply, Shell | Tool)
             return reply, self.dialect.answer(body, reply, len(self.requests))
 
     def told(self) -> list[str]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.agents.script import OPENAI, OPENING, Shell, Told
+from tests.agents.script import OPENAI, OPENING, Shell, Told, Tool
 
 Body = dict[str, Any]
 
@@ -63,22 +63,25 @@ def _stream(body: Body, reply: Told, number: int) -> Iterator[Body]:
 
 
 def _items(body: Body, reply: Told, number: int) -> list[Body]:
-    text = OPENING if isinstance(reply, Shell) else reply.text
+    text = OPENING if isinstance(reply, Shell | Tool) else reply.text
     content = [{"type": "output_text", "text": text, "annotations": []}]
     items: list[Body] = [{"type": "message", "id": f"msg_{number:04}", "role": "assistant", "content": content}]
-    if isinstance(reply, Shell):
+    if isinstance(reply, Shell | Tool):
         items.append(_call(body, reply, number))
     return items
 
 
-def _call(body: Body, reply: Shell, number: int) -> Body:
-    """Of the shell: a tool of its own, or for newer models a function of the one tool that runs JavaScript."""
+def _call(body: Body, reply: Shell | Tool, number: int) -> Body:
+    """A tool of its own, or for newer models a function of the one tool that runs JavaScript."""
     item = {"call_id": f"call_{number:04}", "status": "completed"}
-    patience = 250 if reply.background else 30_000  # the least and the most that Codex allows
-    arguments = json.dumps({"cmd": reply.command, "yield_time_ms": patience})
-    if "exec_command" in _offered(body):
-        return item | {"type": "function_call", "name": "exec_command", "arguments": arguments}
-    script = f"text((await tools.exec_command({arguments})).output)"
+    if isinstance(reply, Tool):
+        name, arguments, output = f"mcp__sfad__{reply.name}", json.dumps(reply.arguments), "content[0].text"
+    else:
+        patience = 250 if reply.background else 30_000  # the least and the most that Codex allows
+        name, arguments, output = "exec_command", json.dumps({"cmd": reply.command, "yield_time_ms": patience}), "output"
+    if name in _offered(body):
+        return item | {"type": "function_call", "name": name, "arguments": arguments}
+    script = f"text((await tools.{name}({arguments})).{output})"
     return item | {"type": "custom_tool_call", "name": "exec", "input": script}
 
 

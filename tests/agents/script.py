@@ -25,6 +25,15 @@ class Shell:
 
 
 @dataclass(frozen=True)
+class Tool:
+    """A call of a tool of an MCP server."""
+
+    name: str
+    """Without what the agent puts in front of it."""
+    arguments: dict[str, object]
+
+
+@dataclass(frozen=True)
 class Stall:
     """Text that is streamed; then the reply neither goes on nor ends until `Model.released` is set."""
 
@@ -39,7 +48,7 @@ class Fail:
     """Of HTTP; `None`: the connection is closed."""
 
 
-Told = Say | Shell | Stall
+Told = Say | Shell | Tool | Stall
 Reply = Told | Fail
 
 

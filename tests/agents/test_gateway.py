@@ -92,3 +92,27 @@ def test_each_program_is_metered_in_a_terminal(desk: MakeDesk, any_cli: Cli) -> 
         (run,) = at.listed()
         at.sfactl("stop", run["id"])
     assert metered(at)["turns"] == 2
+
+
+def test_each_program_starts_with_a_placeholder_instead_of_a_key(desk: MakeDesk, any_cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("scripted")
+    at = desk_of(desk, any_cli, PRICES)
+    path = {"codex": "/codex/v1", "opencode": "/opencode"}.get(any_cli.name, f"/{any_cli.name}")
+    name, api = {"codex": ("openai", "openai-responses"), "gemini": ("gemini", "gemini")}.get(any_cli.name, ("anthropic",) * 2)
+    upstream = f'url = "{at.model.url}{path}"\napi = "{api}"\nkey_file = "{tmp_path / "key"}"\n'
+    at.daemon.config.write_text(f"{at.daemon.config.read_text()}[gateway.upstreams.{name}]\n{upstream}")
+    assert at.sfactl("reload").returncode == 0
+    for variable in [each for each in at.env if each.endswith(("_BASE_URL", "_API_KEY"))]:
+        del at.env[variable]
+    state = Path(at.env["HOME"], ".claude.json")
+    state.write_text(
+        json.dumps({key: value for key, value in json.loads(state.read_text()).items() if key != "customApiKeyResponses"})
+    )
+    done = at.sfactl("run", "--name", "planner", "--", *command(any_cli, "as_text"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert metered(at)["turns"] == 2
+    if any_cli is CLAUDE:  # there it asks about an ANTHROPIC_API_KEY that it does not know
+        before = at.talk(any_cli).answered
+        with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(any_cli, "in_terminal")):
+            wait_until(lambda: at.talk(any_cli).answered > before, "it has made a call")
+            at.sfactl("stop", "planner")

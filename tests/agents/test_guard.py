@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
+from datetime import datetime
 
 import pytest
 
@@ -55,3 +58,18 @@ def test_two_agents_that_start_each_other_are_a_loop(desk: MakeDesk, first: Cli,
         (["planner", "reviewer"], "completed"),
         (["planner", "reviewer", "planner"], "rejected_loop"),
     ]
+
+
+def test_an_agent_that_runs_itself_in_its_shell_is_noticed_within_a_second(desk: MakeDesk, any_cli: Cli) -> None:
+    again = shlex.join(any_cli.as_text)
+    at = desk(**{any_cli.name: [Shell(f"date +%s.%N; {again}"), Say("Inner."), Say("Outer.")]})
+    at.env.pop("GEMINI_CLI_NO_RELAUNCH")  # it executes itself again, which does not count
+    done = at.sfactl("run", "--name", "planner", "--", *any_cli.argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (told,) = at.talk(any_cli).told()
+    began = float(re.search(r"\d{10}\.\d+", told)[0])  # type: ignore[index]
+    (event,) = [event for line in at.daemon.log.read_text().splitlines() if (event := json.loads(line)).get("type") == "unadmitted"]
+    assert (event["program"], event["depth"], event["action"]) == (any_cli.name, 1, "warn")
+    assert 0 < datetime.fromisoformat(event["time"]).timestamp() - began < 1
+    (planner,) = at.listed()
+    assert (planner["status"], planner["descendants"]) == ("completed", 1)

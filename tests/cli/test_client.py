@@ -15,7 +15,7 @@ from sfactl import client
 from sfactl.client import DaemonUnreachable, LimitReached, RequestFailed, Sfad, SfadError, Unanswered
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal
-from tests.docs.pages import blocks, text_of
+from tests.docs.pages import text_of
 
 from .samples import run
 from .scripted import Scripted
@@ -43,27 +43,6 @@ def daemon(tmp_path: Path) -> Iterator[Scripted]:
 def sfad(daemon: Scripted) -> Iterator[Sfad]:
     with Sfad(socket=str(daemon.path), timeout=10) as sfad:
         yield sfad
-
-
-EXAMPLES = [block.text for block in blocks(text_of("client.md")) if block.language == "python"]
-
-
-class Usage:
-    """The reply of a model, for the examples."""
-
-    input_tokens = 1100
-    output_tokens = 90
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_the_examples_of_the_page_run(daemon: Scripted, example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SFA_SOCKET", str(daemon.path))
-    exec(compile(example, "client.md", "exec"), {"call_the_model": Usage})  # noqa: S102
-    assert daemon.asked
-
-
-def test_every_example_is_on_the_page() -> None:
-    assert len(EXAMPLES) == 6
 
 
 def test_the_page_tells_every_exception() -> None:

@@ -26,6 +26,7 @@ def test_the_history_of_a_daemon_that_was_killed(daemon: World) -> None:
         assert [line.split()[0] for line in listed.stdout.splitlines()] == ["ID", done, left]
         assert "was running: no daemon is running, so this is its last known state" in daemon.sfactl("why", "left").stdout
         assert daemon.sfactl("logs", done).stdout == "hello\n"
+        assert "the gateway was not used" in daemon.sfactl("calls", "-f", done).stderr
         assert daemon.json("summary")["by_status"] == {"completed": 1, "running": 1}
         daemon.sfactl("stop", left, code=69)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 
 import msgspec
@@ -14,7 +13,6 @@ from tests.docs.pages import DOCS
 from tests.harness import wait_until
 
 from .conftest import PATIENCE, World
-from .test_client import EXAMPLES
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -200,13 +198,3 @@ def test_advice(daemon: World) -> None:
 
 def test_the_schema_is_the_one_in_the_documentation(world: World) -> None:
     assert world.sfactl("config", "schema").stdout == (DOCS / "limits.schema.json").read_text()
-
-
-@pytest.mark.alone
-def test_the_examples_of_the_client_run_in_a_run(daemon: World) -> None:
-    reply = "class call_the_model:\n    input_tokens = 1100\n    output_tokens = 90\n"
-    code = "\n".join([reply, *EXAMPLES])
-    daemon.sfactl("run", "-q", "--type", "architect", "--", sys.executable, "-c", code)
-    usage = daemon.json("info", "a1")["usage"]
-    assert (usage["turns"], usage["source"]) == (5, "report")
-    assert usage["cost_usd"] > 0

@@ -212,21 +212,23 @@ def test_outside_a_run_it_is_the_program(place: World, tmp_path: Path) -> None:
     assert outside(place, "name", path=f"{shims}:{wrapper}:{place.env['PATH']}").stdout == "None None None\n"
 
 
-def test_a_command_of_a_run_is_never_a_shim(place: World, tmp_path: Path) -> None:
-    """The daemon leaves its directory out; a shim in another one becomes the program; a wrapper that does not is told."""
+def test_the_command_of_a_run_is_no_child_of_it(place: World, tmp_path: Path) -> None:
+    """The daemon leaves its directory out; launchers and other directories lead to a shim, which becomes the program."""
+
+    def run(*words: str, code: int = 0, path: Path | str = "") -> subprocess.CompletedProcess[str]:
+        env = f"PATH={path}:{place.env['PATH']}" if path else f"PATH={place.env['PATH']}"
+        return place.sfactl("run", "-q", "--env", env, "--", *words, code=code)
+
     (tmp_path / "claude").symlink_to(shim(place))
-    other = f"PATH={tmp_path}:{place.env['PATH']}"
-    assert place.sfactl("run", "-q", "--name", "n", "--env", other, "--", "claude", "name").stdout == "n  None\n"
-    first = f"PATH={shim(place).parent}:{place.env['PATH']}"
-    assert place.sfactl("run", "-q", "--env", first, "--", "claude", "name").stdout == "claude  None\n"
-    assert place.sfactl("run", "-q", "--env", f"PATH={shim(place).parent}", "--", "claude", "name", code=127)
     wrapper = tmp_path / "wrapper"
     wrapper.mkdir()
     (wrapper / "claude").write_text(f'#!/bin/sh\nexec {shim(place)} "$@"\n')
     (wrapper / "claude").chmod(0o755)
-    looped = f"PATH={wrapper}:{place.env['PATH']}"
-    done = place.sfactl("run", "-q", "--env", looped, "--", "claude", "name", code=126)
-    assert "leads back to the shim of claude" in done.stderr
+    for words, path in ((["claude"], shim(place).parent), (["claude"], tmp_path), (["timeout", "60", "nice", "claude"], "")):
+        assert run(*words, "name", path=path).stdout == "claude  None\n"
+    assert "claude → claude" in run("timeout", "60", "claude", "call", "claude", "name", code=1).stderr
+    assert "leads back to the shim of claude" in run("claude", "name", code=126, path=wrapper).stderr
+    place.sfactl("run", "-q", "--env", f"PATH={shim(place).parent}", "--", "claude", "name", code=127)
 
 
 def test_without_a_daemon_nothing_is_started_inside_a_run(place: World) -> None:
@@ -250,22 +252,29 @@ def test_it_outlives_the_daemon(daemon: World) -> None:
 
 
 @pytest.mark.alone
-def test_install_list_remove(world: World) -> None:
+def test_install_list_remove(world: World, tmp_path: Path) -> None:
     """Before the first daemon, and while one runs. Only what sfactl made is replaced or removed."""
     world.env["PATH"] = "/usr/bin:/bin"
     assert "install them with" in world.sfactl("shim", "list").stderr
+    profile = tmp_path / "shell"
+    profile.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin\n. {tmp_path}/profile\necho hello\nexec /bin/sh -c "$2"\n')
+    profile.chmod(0o755)
+    (tmp_path / "profile").touch()
+    world.env["SHELL"] = str(profile)
     done = world.sfactl("shim", "install", "claude", "env", "claude")
+    assert world.json("shim", "list")["login_shell"] is False
+    (tmp_path / "profile").write_text(done.stderr.strip().splitlines()[-1])
     assert "env is not an agent program that sfad knows" in done.stderr
     directory = world.state / "shims"
     assert [directory.stat().st_mode & 0o777, world.state.stat().st_mode & 0o777] == [0o755, 0o700]
     found = world.json("shim", "list")
-    assert (found["directory"], found["daemon"]) == (str(directory), False)
+    assert (found["directory"], found["daemon"], found["login_shell"]) == (str(directory), False, True)
     assert [(each["program"], each["stands_for"], each["found_by_runs"], each["state"]) for each in found["shims"]] == [
         ("claude", None, None, "ok"),
         ("env", "/usr/bin/env", None, "ok"),
     ]
     (directory / "codex").write_text("#!/bin/sh\n")
-    for words in (["install", "codex"], ["remove", "codex"], ["remove", "gemini"], ["install", "../x"], ["install"], ["x", "y"]):
+    for words in (["install", "codex"], ["remove", "codex"], ["remove", "gemini"], ["install", "../x"]):
         world.sfactl("shim", *words, code=2)
     assert (directory / "codex").read_text() == "#!/bin/sh\n"
     (directory / "codex").unlink()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.core.naming import NAME, derive_name
+from sfad.core.naming import NAME, agent_of, derive_name, executes
 
 COMMANDS = """
 claude -p x                                           claude
@@ -170,3 +170,71 @@ def test_what_a_stranger_sends_cannot_hold_up_the_daemon(argv: list[str]) -> Non
     began = time.process_time()
     assert NAME.fullmatch(derive_name(argv))
     assert time.process_time() - began < 2
+
+
+PROCESSES = """
+claude -p x                                                             claude
+/home/u/.local/bin/claude                                               claude
+/p/node_modules/@anthropic-ai/claude-code/bin/claude.exe -p x           claude
+node /p/node_modules/@anthropic-ai/claude-code/cli.js -p x              claude
+node --max-old-space-size=4096 /usr/bin/gemini -p x                     gemini
+/usr/bin/node /p/node_modules/@google/gemini-cli/dist/index.js          gemini
+/p/node_modules/@openai/codex-linux-x64/vendor/x/bin/codex exec x       codex
+python -m aider                                                         aider
+/v/bin/python3.12 /v/bin/aider --model x                                aider
+/bin/sh /usr/local/bin/claude -p x                                      claude
+mine --go                                                               mine
+claude -p 'tell me --version of it'                                     claude
+vim claude.md                                                           -
+grep -r codex .                                                         -
+bash -c 'claude -p x'                                                   -
+/bin/bash -lc 'codex exec x'                                            -
+npx @anthropic-ai/claude-code                                           -
+node /usr/bin/npx @openai/codex                                         -
+'npm exec @anthropic-ai/claude-code'                                    -
+env X=1 timeout 5 claude                                                -
+/usr/bin/env node /usr/bin/codex exec                                   -
+uvx aider                                                               -
+sfactl run claude hi                                                    -
+/v/bin/python3 /v/bin/sfactl run -- claude -p x                         -
+/v/bin/python3 -I /s/shims/claude -p x                                  -
+/home/u/.local/share/mise/shims/codex exec                              -
+/p/bin/codex-code-mode-host --listen x                                  -
+rg claude                                                               -
+claude-monitor                                                          -
+cat /etc/claude                                                         -
+python -c 'import claude'                                               -
+claude --version                                                        -
+node /usr/bin/codex --help                                              -
+'' claude                                                               -
+goose run                                                               -
+"""
+
+
+@pytest.mark.parametrize("line", PROCESSES.strip().splitlines())
+def test_which_agent_a_process_is(line: str) -> None:
+    *argv, expected = shlex.split(line)
+    programs = frozenset({"claude", "codex", "gemini", "opencode", "aider", "mine"})
+    assert agent_of(argv, programs) == (None if expected == "-" else expected)
+
+
+@given(st.lists(st.text()))
+def test_any_command_line_of_a_process(argv: list[str]) -> None:
+    assert agent_of(argv, frozenset({"claude"})) in (None, "claude")
+
+
+@pytest.mark.parametrize(
+    ("command", "is_claude"),
+    [
+        ("claude -p hi", True),
+        ("/opt/bin/claude", True),
+        ("node --no-warnings /lib/node_modules/@anthropic-ai/claude-code/cli.js -p", True),
+        ("/bin/sh /home/ann/bin/claude -p", True),
+        ("timeout 60 claude", False),
+        ("sh -c claude", False),
+        ("codex", False),
+        ("", False),
+    ],
+)
+def test_a_launcher_of_a_program_is_not_the_program(command: str, is_claude: bool) -> None:
+    assert executes(command.split(), "claude") is is_claude

@@ -249,12 +249,14 @@ class Transcript:
 
     def call(
         self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
-        model: str = "m",
+        model: str = "m", more: int = 0,
     ) -> e.CallAsked:  # fmt: skip
-        """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output."""
+        """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output. `more`: input it may have, too."""
         cost = tokens * 3000 if priced else None
         info = CallInfo(time=NOON, run_id=run, number=0, state="waiting", upstream="anthropic", model="m")
-        return e.CallAsked(self.at, self.token(), run, model, tokens, cost, 15_000, output, min(least, output), info, choices)
+        return e.CallAsked(
+            self.at, self.token(), run, model, tokens, cost, 15_000, output, min(least, output), info, choices, more, more * 3000
+        )
 
     def called(self, name: str, tools: str = "", **used: Any) -> e.CallSettled:
         """A call has ended, having used this. `tools`: that its reply asks for, as `name/arguments`."""

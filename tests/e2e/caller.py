@@ -22,6 +22,8 @@ from urllib.parse import urlsplit
 MODEL = "claude-sonnet-4-5"
 """3 USD a million tokens in, 15 out."""
 
+HEADERS = {"content-type": "application/json", "x-api-key": os.environ.get("ANTHROPIC_API_KEY", "none")}
+
 PLAN: dict[str, Any] = {
     "threads": 1,
     "calls": 1,  # of each thread
@@ -66,7 +68,7 @@ def call(plan: dict[str, Any], *, stall: bool) -> dict[str, Any]:
     }
     connection = http.client.HTTPConnection(url.netloc, timeout=plan["hang_up"] or 120)
     try:
-        connection.request("POST", f"{url.path}/v1/messages", json.dumps(body), {"content-type": "application/json"})
+        connection.request("POST", f"{url.path}/v1/messages", json.dumps(body), HEADERS)
         return said(connection.getresponse())
     except (http.client.HTTPException, OSError) as failure:
         return {"status": None, "whole": False, "said": None, "error": type(failure).__name__}

@@ -26,6 +26,7 @@ class Bill:
     """Bytes of its body."""
     input: int
     max_tokens: int
+    key: str | None = None
     output: int = 0
     """Tokens that were sent."""
 
@@ -94,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def _answer(self, provider: Provider, data: bytes, request: dict[str, Any]) -> None:
-        bill = Bill(len(data), int(len(data) / provider.bytes_a_token), request["max_tokens"])
+        bill = Bill(len(data), int(len(data) / provider.bytes_a_token), request["max_tokens"], self.headers["x-api-key"])
         with provider.lock:
             provider.bills.append(bill)
         self.send_response(200)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sfad.loop.gateway_keys import PLACEHOLDER
+from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import alive, ended, wait_until
+from tests.harness import alive, ended, spawn, wait_until
 
 from .agents import info, limit
 from .provider import Provider, providing
-from .test_gateway import calling, config, gateway, results
+from .test_gateway import CALLER, calling, config, gateway, results
 
 
 @pytest.fixture
@@ -70,3 +74,53 @@ def test_a_run_whose_gateway_cannot_be_started_is_refused(start: Start, provider
     assert (done.returncode, "the gateway cannot be started: exit code 1" in done.stderr) == (75, True), done.stderr
     assert daemon.sfactl("run", "--", "true").returncode == 0
     wait_until(lambda: daemon.descriptors() <= before + 1, "only the gateway's listener stays open")
+
+
+# ---- keys
+
+REAL = "sk-ant-api03-not-to-be-seen"
+
+
+@pytest.mark.parametrize("source", ["key_env", "key_file"])
+def test_no_run_gets_a_key_that_the_gateway_has(start: Start, provider: Provider, tmp_path: Path, source: str) -> None:
+    file, done = tmp_path / "key", tmp_path / "done"
+    file.write_text(REAL)
+    where = "REAL_KEY" if source == "key_env" else str(file)
+    daemon = start(config=config(provider).replace("[quotas]", f'{source} = "{where}"\n[quotas]'))
+    daemon.stop()
+    daemon.process = daemon._start({"REAL_KEY": REAL})
+    env = [f"ANTHROPIC_API_KEY={REAL}", "ANTHROPIC_AUTH_TOKEN=own", "OPENAI_API_KEY=own"]
+    env += [f"REAL_KEY={REAL}", f"HEADERS=x-api-key: {REAL}"] if source == "key_env" else []
+    plan = {"output": 100, "then": str(done)}
+    with daemon.client() as client:
+        reply = spawn(
+            client, [sys.executable, CALLER, json.dumps(plan)], attempts=2, env=[*environment(), *(item.encode() for item in env)]
+        )
+        assert isinstance(reply, m.RunReply), reply
+        wait_until(lambda: results(daemon, reply.run.id), "it has called")
+        kept = set(Path(f"/proc/{info(client, reply.run.id).pid}/environ").read_text().split("\0"))
+        assert kept & {f"ANTHROPIC_API_KEY={PLACEHOLDER}", *env} == {f"ANTHROPIC_API_KEY={PLACEHOLDER}", "OPENAI_API_KEY=own"}
+        assert (daemon.state_dir / "spool" / f"{reply.run.id}.spawn").exists()
+        assert holding(REAL, daemon.directory) == [file] * (file.is_relative_to(daemon.directory))
+        done.touch()
+        assert ended(client, reply.run.id).status is Status.COMPLETED
+    assert [bill.key for bill in provider.bills] == [REAL]
+    assert holding(REAL, daemon.directory) == [file] * (file.is_relative_to(daemon.directory))
+
+
+def test_a_run_with_its_own_upstream_keeps_its_own_key(start: Start, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = start(config=config(provider).replace("[quotas]", 'key_env = "REAL_KEY"\n[quotas]'))
+    with providing() as other, daemon.client() as client:
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "own")
+        ended(client, calling(client, url=other.url, children=1, output=10).id)
+        assert [bill.key for bill in other.bills] == ["own"]
+
+
+def holding(secret: str, directory: Path) -> list[Path]:
+    """Return the files that hold a text."""
+    return [file for file in directory.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
+
+
+def environment() -> list[bytes]:
+    """Return this process's environment."""
+    return [key + b"=" + value for key, value in os.environb.items()]

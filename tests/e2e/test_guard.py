@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
+from sfad.protocol import messages as m
+from sfad.protocol.types import Event
 from tests.conftest import Start
+from tests.core.transcript import bound
 from tests.harness import Daemon, agent, ended, started, wait_until
+
+from .agents import info, watched
 
 DEEPER = """
 level = int(sys.argv[1])
@@ -168,3 +174,49 @@ def test_trees_beyond_the_quota_wait_their_turn(start: Start) -> None:
         assert None not in began
         assert began == sorted(began)  # type: ignore[type-var]
         wait_until(lambda: daemon.sfactl("stop", first[1].id).returncode == 0, "the second is stopped")
+
+
+def test_an_agent_that_did_not_ask_is_noticed_once_and_by_config_ends_its_run(
+    tmp_path: Path, start: Start, containment: str
+) -> None:
+    daemon = start(config='[guard]\nagent_programs = ["mine"]\nunadmitted = "warn"', mode=containment)
+    (mine := tmp_path / "mine").write_text(f"#!/bin/sh\necho >>{tmp_path}/started\ncat\n")
+    mine.chmod(0o755)
+    for fifo in ("commands", "hold"):
+        os.mkfifo(tmp_path / fifo)
+    held = os.open(tmp_path / "hold", os.O_RDWR)
+    commands = os.open(tmp_path / "commands", os.O_RDWR)
+    begin = f"while read -r word; do {mine} $word <{tmp_path}/hold & done <{tmp_path}/commands"
+    with daemon.client() as client:
+        run, _ = watched(client, ["sh", "-c", begin], meter=None, name="planner", max_descendants=bound(4))
+        os.write(commands, b"one\ntwo\n")
+        events: list[Event] = []
+        while len(events) < 2:
+            pushed = [answer.reply for answer in client.arrived()]
+            events += [push.event for push in pushed if isinstance(push, m.EventPush) and push.event.type == "unadmitted"]
+        assert [(event.program, event.depth, event.action) for event in events] == 2 * [("mine", 1, "warn")]
+        assert {event.command for event in events} == {f"/bin/sh {mine} one", f"/bin/sh {mine} two"}
+        now = info(client, run.id)
+        assert (now.unadmitted, now.descendants) == (2, 2)
+    assert "(2 unadmitted)" in daemon.sfactl("tree").stdout
+    assert "2 agent programs were started within it without asking the daemon" in daemon.sfactl("why", run.id).stdout
+
+    daemon.kill()
+    os.write(commands, b"three\n")
+    wait_until(lambda: (tmp_path / "started").read_text().count("\n") == 3, "it runs while there is no daemon")
+    daemon.restart()
+    with daemon.client() as client:
+        wait_until(lambda: (info(client, run.id).unadmitted or 0) > 2, "it is noticed")
+        assert info(client, run.id).unadmitted == 3
+        assert daemon.log.read_text().count('"type":"unadmitted"') == 3
+
+        daemon.config.write_text(daemon.config.read_text().replace('"warn"', '"terminate"'))
+        assert daemon.sfactl("reload").returncode == 0
+        os.write(commands, b"four\n")
+        over = ended(client, run.id)
+    assert (over.status, over.descendants) == ("failed", 4)
+    assert over.reason is not None
+    assert (over.reason.kind, over.reason.limit_kind) == ("limit", "unadmitted")
+    assert f"without asking the daemon: /bin/sh {mine} four; it counts as a descendant (4 of 4)" in over.reason.message
+    for fd in (held, commands):
+        os.close(fd)

@@ -11,7 +11,7 @@ import h11
 import trio
 
 from sfad.gateway.callers import Caller
-from sfad.gateway.estimate import InputEstimates
+from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Unasked
 from sfad.gateway.memory import Memory
@@ -191,7 +191,7 @@ async def house(
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
-        shared = Shared(gate, client, lambda: known, lambda: ungated, InputEstimates(), Memory())
+        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory())
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:

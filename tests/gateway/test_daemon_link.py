@@ -9,13 +9,22 @@ from pathlib import Path
 import trio
 
 from sfad.gateway.daemon_link import DaemonLink
-from sfad.gateway.gate import AskedCall
+from sfad.gateway.gate import AskedCall, Unasked
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from sfad.protocol.types import Tokens
 
 ASKED = AskedCall(
-    run="a1", upstream="up", model="m", input_tokens=10, caches=False, max_output=100, fixed=False, choices=1, streams=True
+    run="a1",
+    upstream="up",
+    model="m",
+    input_tokens=10,
+    more_input=5,
+    caches=False,
+    max_output=100,
+    fixed=False,
+    choices=1,
+    streams=True,
 )
 
 
@@ -68,4 +77,12 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
                     ended = await daemon.next()
                     assert isinstance(ended, m.EndCall)
                     assert (ended.run, ended.reservation, ended.tokens) == ("a1", "a1-7", Tokens())
+                    assert ended.error == "its caller hung up before it was made"
+                    link.unasked(Unasked("a1", 1.5, "up", "/v1/embeddings", status=200))
+                    link.unasked(Unasked("a1", 1.5, "up", "/v1/embeddings", refused="no"))
+                    first, second = await daemon.next(), await daemon.next()
+                    assert isinstance(first, m.UnaskedCall)
+                    assert isinstance(second, m.UnaskedCall)
+                    assert (first.path, first.status, second.refused) == ("/v1/embeddings", 200, "no")
+                    assert first.number != second.number
                 nursery.cancel_scope.cancel()

@@ -636,6 +636,10 @@ async def test_what_costs_money_uncounted(ungated: bool) -> None:
         assert answer.status == (200 if ungated else 400)
         assert len(provider.requests) == ungated
         assert not the.gate.asked
+        await until(lambda: bool(the.gate.unasked_for))
+        (told,) = the.gate.unasked_for
+        assert (told.upstream, told.path, told.status) == ("up", "/v1/messages/batches", 200 if ungated else None)
+        assert (told.refused is None, told.first_byte_s is None) == (ungated, not ungated)
 
 
 async def test_a_call_that_is_lowered() -> None:

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.gateway import sse
-from sfad.gateway.sse import Events
+from sfad.gateway.sse import EventStream
 
 
 def read(*pieces: bytes) -> list[bytes]:
-    events = Events()
+    events = EventStream()
     return [data for piece in pieces for data in events.feed(piece)]
 
 
@@ -53,7 +53,7 @@ def test_an_event_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch, s
     monkeypatch.setattr(sse, "MAX_EVENT", 5000)
     long = b"data: " + b"x" * 20_000 + b"\ndata: y\n\n"
     data = b"data: before\n\n" + long + b"data: after\n\n"
-    events = Events()
+    events = EventStream()
     found: list[bytes] = []
     for at in range(0, len(data), size):
         found += events.feed(data[at : at + size])

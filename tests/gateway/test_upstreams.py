@@ -57,8 +57,16 @@ def test_a_key_is_read_again_for_each_call(tmp_path: Path, monkeypatch: pytest.M
     for key in ("one", "two"):
         file.write_text(f"{key}\n")
         assert upstream.key() == key
+    for other in ("", "a key", "key\nkey", "\N{LATIN SMALL LETTER E WITH ACUTE}"):
+        file.write_text(other)
+        with pytest.raises(LookupError, match=r"holds no key") as raised:
+            upstream.key()
+        assert "key\n" not in str(raised.value)
+    by_variable = Upstream("up", "https://x", "anthropic", key_env="KEY_OF_TEST")
+    with pytest.raises(LookupError, match="KEY_OF_TEST holds no key"):
+        by_variable.key()
     monkeypatch.setenv("KEY_OF_TEST", "three")
-    assert Upstream("up", "https://x", "anthropic", key_env="KEY_OF_TEST").key() == "three"
+    assert by_variable.key() == "three"
 
 
 def test_headers_about_one_connection_go_no_further() -> None:

@@ -97,6 +97,9 @@ class FakeLauncher:
         """Find none."""
         return None
 
+    def watch_agents(self, programs: frozenset[str]) -> None:
+        """Do nothing: it has no processes."""
+
     def own(self, pid: int) -> None:
         """Do nothing: it has no children."""
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...meters.counters import BYTES_A_TOKEN, printable
+from ...meters.counters import printable
 from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
-from ..sse import Events
+from ..sse import EventStream
 
 MAX_REPLY = 16 << 20
 """Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""
@@ -90,7 +90,7 @@ class ReplyReader(ABC):
         self.background = False
         """It is generated whether or not the client reads it."""
         self._read = streamed
-        self._events = Events() if streamed else None
+        self._events = EventStream() if streamed else None
         self._document: bytearray | None = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -120,11 +120,6 @@ class ReplyReader(ABC):
     def unknown(self) -> bool:
         """Whether not even an estimate is possible, because what has come does not show all that was generated."""
         return not self.told and (self.background or not self._read)
-
-    @property
-    def estimated_output(self) -> int:
-        """Tokens of what was written, in place of a figure that was not told."""
-        return -(-self.written // BYTES_A_TOKEN)
 
     def use(self, tool: ToolUse) -> None:
         if len(self.tools) < MAX_TOOL_USES:

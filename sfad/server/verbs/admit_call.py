@@ -43,12 +43,12 @@ def admit_call(call: Call, request: AdmitCall) -> None:
         if call.connection.closed:  # while the price was looked up
             call.end()
             return
-        cost, price = runtime.metering.report_pricing.price_of_call(request)
+        price = runtime.metering.report_pricing.price_of_call(request)
         runtime.requests.ask(
             call,
             lambda token, now: e.CallAsked(
-                now, token, request.run, request.model, request.input_tokens, cost, price, request.max_output, least,
-                info, request.choices,
+                now, token, request.run, request.model, request.input_tokens, price.input, price.output, request.max_output,
+                least, info, request.choices, request.more_input, price.more_input,
             ),
         )  # fmt: skip
 

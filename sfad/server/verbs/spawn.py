@@ -1,5 +1,6 @@
 """`spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -8,10 +9,12 @@ import msgspec
 from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
 from ...core.asked import SessionAsked
+from ...core.naming import executes, program_name
 from ...core.policy import MAX_LABELS
 from ...host.descriptors import close_soon
+from ...launch import procfs
 from ...meters import PROGRAMS, UNREAD
-from ...protocol.messages import MAX_DESCRIPTORS, Spawn
+from ...protocol.messages import MAX_DESCRIPTORS, Done, Spawn
 from ...protocol.types import ErrorCode, RunId
 from ...runs.live import Live
 from ..call import Call, answers
@@ -37,6 +40,10 @@ def ask_for_run(call: Call, request: Spawn, descriptors: list[int], session: Ses
         if request.agent is not None:
             request = filled_in(request, runtime.agents, gateway)
         elif request.shim:
+            if above is not None and _is_own_program(call.connection.sender, above, request):
+                close_soon(descriptors)
+                call.reply(Done(id=call.id))
+                return
             request = shimmed(request, gateway)
         _check(request)
         if request.watch:
@@ -68,6 +75,21 @@ def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn
             "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
         )
     return request
+
+
+def _is_own_program(shim: int, run: Live, request: Spawn) -> bool:
+    """Return whether it is the run's own command that has led to a shim, as `timeout 60 claude` does in the run's PATH: no process
+    between the two is the program."""
+    program = program_name([os.fsdecode(word) for word in request.argv[:1]])
+    if run.main is None or request.name is not None or program_name(run.run.asked.argv) != program:
+        return False
+    for pid in procfs.ancestry(shim):
+        words = [os.fsdecode(word) for word in (procfs.read(f"/proc/{pid}/cmdline") or b"").split(b"\0")]
+        if pid != shim and executes(words, program):
+            return False
+        if pid == run.main.pid:
+            return True
+    return False
 
 
 def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:

@@ -63,7 +63,7 @@ def test_a_stream_that_breaks_off_with_an_error() -> None:
         delta(0, type="text_delta", text="x" * 400),
     )
     reader = read("anthropic", start + error)
-    assert (reader.tokens, reader.told, reader.estimated_output) == (Tokens(input=10, output=2), False, 100)
+    assert (reader.tokens, reader.told, reader.written) == (Tokens(input=10, output=2), False, 400)
 
 
 def test_a_figure_that_is_told_twice_counts_once() -> None:

@@ -29,7 +29,7 @@ def check(reader: ReplyReader) -> None:
         assert used.cached + used.cache_write <= used.input
     assert len(reader.tools) <= MAX_TOOL_USES
     assert all(re.fullmatch("[0-9a-f]{16}", tool.digest) and len(tool.name) <= MODEL_MAX for tool in reader.tools)
-    assert reader.estimated_output >= 0
+    assert reader.written >= 0
     json.dumps([tool.name for tool in reader.tools]).encode()
 
 
@@ -134,7 +134,7 @@ def test_a_whole_reply_that_does_not_tell_its_use_is_estimated(api: str) -> None
         each.pop("usageMetadata", None)
     reader = read(api, json.dumps(document).encode(), streamed=False)
     assert (reader.tokens, reader.told, reader.unknown) == (None, False, False)
-    assert reader.estimated_output > 0
+    assert reader.written > 0
 
 
 @pytest.mark.parametrize(

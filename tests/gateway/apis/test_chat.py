@@ -85,7 +85,7 @@ def test_reasoning_and_refusals_are_written() -> None:
 
 def test_a_stream_without_usage_is_estimated() -> None:
     reader = read("openai-chat", sse(chat(content="x" * 400), chat(finish="stop"), "[DONE]", named=False))
-    assert (reader.tokens, reader.told, reader.unknown, reader.estimated_output) == (None, False, False, 100)
+    assert (reader.tokens, reader.told, reader.unknown, reader.written) == (None, False, False, 400)
 
 
 def test_an_error_in_a_stream() -> None:

@@ -51,7 +51,7 @@ def test_each_end_tells_the_usage(end: str) -> None:
 def test_a_failure_without_usage_is_estimated() -> None:
     events = [{"type": "response.output_text.delta", "delta": "x" * 400}, {"type": "response.failed", "response": {"usage": None}}]
     reader = read("openai-responses", sse(*events))
-    assert (reader.told, reader.unknown, reader.estimated_output) == (False, False, 100)
+    assert (reader.told, reader.unknown, reader.written) == (False, False, 400)
 
 
 def test_what_runs_in_the_background_is_unknown_until_it_is_told() -> None:

@@ -1,0 +1,128 @@
+"""Print events, and follow them.
+
+Without an option: the last 50. With --since, all from that event or time on. Each line has the time, the event's number, its type,
+the run and a message. With -f, each further event is printed once the ledger has it, until Ctrl-C. If the daemon restarts, nothing
+is missed and nothing comes twice. To resume later, give the last number to --since.
+
+With --json, one object for each event.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import SEVERITIES, ErrorCode, Event
+from sfad.protocol.units import MOST_WHOLE
+
+from .. import output
+from ..connection import AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
+from ..exits import ExitCode, UsageError
+from ..history import connect
+from ..options import COMMON, Option, Parameter, whole
+from .list import moment
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Option(("--follow", "-f"), "follow_", "Print further events until Ctrl-C"),
+    Option(("--since",), "since", "Events after this number (4711), or since a time: 12h (ago), 2026-01-31T22:00", "SEQ|TIME"),
+    Option(("--tail", "-n"), "tail", "At most the last N events (default without --since: 50)", "N"),
+    Option(("--run",), "run", "Only events of this run and its descendants", "RUN", many=True, complete="run"),
+    Option(("--type",), "type_", "Only these types; * matches any text: 'alert_*'", "TYPE", many=True),
+    Option(("--severity",), "severity", "Only events of at least this severity: low, medium, high", "SEVERITY"),
+)
+
+LAST = 50
+PAGE = 1000
+MAX_AGAIN = 20
+"""Times in a row that a request is sent again which the daemon could not answer, because it was executing itself again."""
+
+
+def main(
+    *,
+    follow_: bool = False,
+    since: str | None = None,
+    tail: str | None = None,
+    run: Sequence[str] = (),
+    type_: Sequence[str] = (),
+    severity: str = "low",
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    if severity not in SEVERITIES:
+        raise UsageError(f"--severity: unknown severity {severity!r}; choose from: {', '.join(SEVERITIES)}")
+    wanted = m.Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE)
+    if since is not None and tail is not None:
+        raise UsageError("--since gives all events from there on, and --tail the last ones: leave one out")
+    if since is None:
+        wanted.rows = LAST if tail is None else whole("--tail", tail, 1, PAGE)
+    elif since.isascii() and since.isdecimal():
+        wanted.after = whole("--since", since, 0, MOST_WHOLE)
+    else:
+        wanted.after, wanted.since = 0, moment(since)
+    with connect(socket) as client:
+        for event in _Events(client, wanted):
+            if json:
+                output.print_json(event)
+            else:
+                print(line(event), flush=follow_)
+    return ExitCode.DONE
+
+
+def line(event: Event) -> str:
+    """Return an event as people read it."""
+    time_ = output.local(event.time) if event.time else "-"
+    severity = "" if event.severity == SEVERITIES[0] else f" [{event.severity}]"
+    run = f" {event.run_id} ({output.plain(event.agent_name or '-')})" if event.run_id else ""
+    message = f": {output.plain(event.message)}" if event.message else ""
+    return f"{time_} #{event.seq} {output.plain(event.type)}{severity}{run}{message}"
+
+
+@dataclass
+class _Events:
+    """The events that match, each once, across restarts of the daemon."""
+
+    client: Client
+    wanted: m.Events
+    failures: int = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            try:
+                self.client.send(self.wanted)
+                yield from self._answered()
+                return
+            except ConnectionLost as lost:
+                advice = f"resume with --since {self.wanted.after}" if self.wanted.after is not None else "try again later"
+                self.client.reconnect(advice)
+                output.note(f"sfactl: {lost.message}; it is back") if self.wanted.follow else None
+            except DaemonError as error:
+                self.failures += 1
+                if error.error is not ErrorCode.UNAVAILABLE or self.failures > MAX_AGAIN:
+                    raise
+                time.sleep(AGAIN)
+
+    def _answered(self) -> Iterator[Event]:
+        """Yield the events of one request. Return after the last page; if it follows, at the end of the connection only."""
+        while True:
+            for answer in self.client.arrived():
+                check(answer.reply)
+                self.failures = 0
+                match answer.reply:
+                    case m.EventPush(event=event):
+                        self._reached(event.number)
+                        yield event
+                    case m.EventPage(events=events, reached=reached, more=more):
+                        yield from events
+                        self._reached(reached)
+                        if more:
+                            self.client.send(self.wanted)
+                        elif not self.wanted.follow:
+                            return
+                    case _:
+                        raise Unreachable(self.client.path, "gone", f"it answered {type(answer.reply).__name__}")
+
+    def _reached(self, number: int) -> None:
+        self.wanted = structs.replace(self.wanted, after=number, rows=PAGE)

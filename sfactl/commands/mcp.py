@@ -1,0 +1,42 @@
+"""Offer subagents to an agent program, as an MCP server on stdin and stdout.
+
+Register it once with your program (--print-config shows how), or give it to one run: sfactl run --mcp claude "the task". The model
+can then start subagents, wait for their answers, and stop them. See docs/mcp.md.
+"""
+
+from importlib.util import find_spec
+
+from ..exits import ExitCode, UsageError
+from ..mcp import registration
+from ..options import SOCKET, Option, Parameter, duration
+
+PARAMETERS: tuple[Parameter, ...] = (
+    SOCKET,
+    Option(("--print-config",), "print_config", f"Show how to register it with {', '.join(registration.PROGRAMS)}", "PROGRAM"),
+    Option(
+        ("--answer-within",),
+        "answer_within",
+        "Answer each call within this time, before the program gives up (default: 50s)",
+        "TIME",
+    ),
+    Option(("--no-ask",), "no_ask", "Do not ask the person before a stop: no person is at the program"),
+)
+ANSWER_WITHIN = "50s"
+"""Several programs give a tool 60 s."""
+
+
+def main(
+    *, print_config: str | None = None, answer_within: str = ANSWER_WITHIN, no_ask: bool = False, socket: str | None = None
+) -> int:
+    if print_config is not None:
+        print(registration.explained(print_config, socket), end="")
+        return ExitCode.DONE
+    bound = duration("--answer-within", answer_within)
+    if find_spec("mcp") is None:
+        raise UsageError("the MCP server needs a package that is not installed: pip install 'sfad[mcp]'")
+    registration.restore_environment()
+    # Imported here because the SDK takes half a second, and is an extra.
+    from ..mcp.server import serve
+
+    serve(socket, bound, not no_ask)
+    return ExitCode.DONE

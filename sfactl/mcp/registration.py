@@ -1,0 +1,186 @@
+"""How each agent program is told of the server: what a person registers, and what one run is given.
+
+Found with Claude Code 2.1.330, Codex 0.169, Gemini CLI 0.61 and opencode 1.18.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from sfad.protocol.known import PROGRAMS as KNOWN
+from sfad.protocol.messages import AgentList, Agents, Spawn
+from sfad.protocol.paths import xdg
+
+from ..connection import Client
+from ..exits import UsageError
+
+SERVER = "sfad"
+PROGRAMS = ("claude", "codex", "gemini", "opencode")
+ANSWER_WITHIN = 120
+"""Seconds that a registered server takes for an answer at most: `sessions.sync_timeout_seconds`."""
+PATIENCE = 150
+"""Seconds that the program is told to wait for it."""
+
+
+def restore_environment() -> None:
+    """Give this process the variables of its parent that it lacks. Codex starts a server with hardly more than HOME and PATH, and
+    the server needs to find its daemon, and its subagents their keys, as if the program had started them itself."""
+    try:
+        data = Path(f"/proc/{os.getppid()}/environ").read_bytes()
+    except OSError:
+        return  # the parent is of another user
+    for entry in data.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if equals and name:
+            os.environb.setdefault(name, value)
+
+
+def server_command(socket: str | None, *options: str) -> list[str]:
+    """Return the command of the server, the same from any directory."""
+    own = sys.argv[0]
+    program = [os.path.abspath(own)] if os.path.basename(own) == "sfactl" else [sys.executable, "-P", "-m", "sfactl"]
+    place = [] if socket is None else ["--socket", os.path.abspath(socket)]
+    return [*program, "mcp", *place, "--answer-within", f"{ANSWER_WITHIN}s", *options]
+
+
+def explained(program: str, socket: str | None) -> str:
+    """Return what to run or to write to register the server with a program. Raise `UsageError`."""
+    command = server_command(socket)
+    match program:
+        case "claude":
+            entry = json.dumps(_claude(command))
+            return f"# Claude Code: run\nclaude mcp add-json --scope user {SERVER} {shlex.quote(entry)}\n"
+        case "codex":
+            lines = (f"{key} = {_toml(value)}" for key, value in _codex(command).items())
+            return "\n".join(["# Codex: add to ~/.codex/config.toml", f"[mcp_servers.{SERVER}]", *lines, ""])
+        case "gemini":
+            return f"# Gemini CLI: add to ~/.gemini/settings.json\n{json.dumps(_gemini(command), indent=2)}\n"
+        case "opencode":
+            return f"# opencode: add to ~/.config/opencode/opencode.json\n{json.dumps(_opencode(command), indent=2)}\n"
+    raise UsageError(f"--print-config: unknown program {program!r}; choose from: {', '.join(PROGRAMS)}")
+
+
+def with_server(spawn: Spawn, client: Client) -> Spawn:
+    """Return the request with the server added to its program, for this run only. Raise `UsageError` for another program."""
+    at, program = _program(spawn, client)
+    socket = os.fspath(client.path)
+    # A program without a terminal has no person to ask.
+    command = server_command(socket, *([] if spawn.stdio == "inherit" else ["--no-ask"]))
+    given = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (entry.partition(b"=") for entry in spawn.env)}
+    options, variables = _added(program, command, given)
+    kept = [entry for entry in spawn.env if os.fsdecode(entry.partition(b"=")[0]) not in variables]
+    return structs.replace(
+        spawn,
+        argv=[*spawn.argv[:at], *map(os.fsencode, options), *spawn.argv[at:]],
+        env=[*kept, *(os.fsencode(f"{name}={value}") for name, value in variables.items())],
+    )
+
+
+def _program(spawn: Spawn, client: Client) -> tuple[int, str]:
+    """Return where options go in the words of the command, and the program."""
+    if spawn.agent is not None:
+        agents = {agent.name: agent for agent in client.call(Agents(id=0), AgentList).agents}
+        if spawn.agent not in agents:
+            return 0, ""  # the daemon refuses the run, and says what agents there are
+        # The task is the first word or the last: options go to the other end.
+        at = len(spawn.argv) if spawn.argv and not spawn.argv[0].startswith(b"-") and b"--" not in spawn.argv else 0
+        return at, _checked(agents[spawn.agent].command)[1]
+    at, program = _checked([os.fsdecode(word) for word in spawn.argv])
+    return at + 1, program
+
+
+def _checked(words: Sequence[str]) -> tuple[int, str]:
+    """Return the position of the program, which a launcher like npx may precede, and its name."""
+    packages = {package: name for name in PROGRAMS for package in (name, *KNOWN[name].packages)}
+    for at, word in enumerate(words[:3]):
+        if (name := packages.get(os.path.basename(word).split("@")[0])) is not None:
+            return at, name
+    found = os.path.basename(words[0]) if words else ""
+    raise UsageError(f"--mcp: there is no way to give {found!r} an MCP server for one run; it works with {', '.join(PROGRAMS)}")
+
+
+def _added(program: str, command: Sequence[str], given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the options and the variables with which the program finds the server."""
+    match program:
+        case "claude":
+            servers = {"mcpServers": {SERVER: _claude(command)}}
+            # with "=", because both options would take the words that follow them
+            return [f"--mcp-config={json.dumps(servers)}", f"--allowedTools=mcp__{SERVER}"], {}
+        case "codex":
+            settings = _codex(command) | {"required": True, "default_tools_approval_mode": "approve"}
+            pairs = (f"mcp_servers.{SERVER}.{key}={_toml(value)}" for key, value in settings.items())
+            return [word for pair in pairs for word in ("-c", pair)], {}
+        case "gemini":
+            return [], {_GEMINI_DEFAULTS: os.fspath(_gemini_file(command, given))}
+        case "opencode":
+            own = _object(given.get(_OPENCODE_CONFIG, "{}"), _OPENCODE_CONFIG)
+            merged = own | {"mcp": own.get("mcp", {}) | _opencode(command)["mcp"]}
+            return [], {_OPENCODE_CONFIG: json.dumps(merged)}
+    return [], {}
+
+
+def _claude(command: Sequence[str]) -> dict[str, Any]:
+    return {"type": "stdio", "command": command[0], "args": list(command[1:]), "timeout": PATIENCE * 1000}
+
+
+def _codex(command: Sequence[str]) -> dict[str, Any]:
+    return {"command": command[0], "args": list(command[1:]), "tool_timeout_sec": PATIENCE}
+
+
+def _toml(value: str | float | list[str]) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _gemini(command: Sequence[str]) -> dict[str, Any]:
+    return {"mcpServers": {SERVER: {"command": command[0], "args": list(command[1:]), "timeout": PATIENCE * 1000}}}
+
+
+def _opencode(command: Sequence[str]) -> dict[str, Any]:
+    return {"mcp": {SERVER: {"type": "local", "command": list(command), "enabled": True, "timeout": PATIENCE * 1000}}}
+
+
+_OPENCODE_CONFIG = "OPENCODE_CONFIG_CONTENT"
+_GEMINI_DEFAULTS = "GEMINI_CLI_SYSTEM_DEFAULTS_PATH"
+
+
+def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
+    """Return a file of defaults, below the user's own settings: those of the system, and the server. Its name is of its content, so
+    that runs at the same time do not disturb each other."""
+    system = Path(given.get(_GEMINI_DEFAULTS) or "/etc/gemini-cli/system-defaults.json")
+    try:
+        own = _object(system.read_text(), str(system))
+    except FileNotFoundError:
+        own = {}
+    server = _gemini(command)["mcpServers"][SERVER] | {"trust": True}
+    text = json.dumps(own | {"mcpServers": own.get("mcpServers", {}) | {SERVER: server}})
+    directory = xdg(os.environ, "XDG_CACHE_HOME", ".cache") / "sfad"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / f"gemini-{_digest(text)}.json"
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(text)
+    draft.rename(path)
+    return path
+
+
+def _digest(text: str) -> str:
+    from hashlib import sha256
+
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+def _object(text: str, source: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--mcp: {source} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"--mcp: {source} is not a JSON object")
+    return found

@@ -1,0 +1,50 @@
+"""The report of a period, by the models of calls where the gateway has seen these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sfad.ledger import OpenedLedger, RunExtra
+from sfad.ledger.reader import Page
+from sfad.ledger.summary import summarise
+from sfad.protocol.messages import List
+from sfad.protocol.types import RunInfo, Source, Status, Usage
+
+from .samples import PLAIN, call, run
+
+
+def used(number: int, source: Source, cost: float, **changes: object) -> RunInfo:
+    usage = Usage(source=source, cost_usd=cost, tokens=round(100 * cost))
+    return run(number, **{"status": Status.COMPLETED, "usage": usage, "usage_by_source": {source: usage}, **changes})
+
+
+def test_models_are_those_of_the_calls_that_the_gateway_saw(tmp_path: Path) -> None:
+    ledger = OpenedLedger(tmp_path)
+    live = used(5, "gateway", 1.0, status=Status.RUNNING)
+    sonnet = RunExtra(uid=1000, model="sonnet")
+    ledger.upsert(
+        [
+            (used(1, "gateway", 3.0), sonnet),
+            (used(2, "gateway", 1.0, status=Status.FAILED), sonnet),
+            (used(3, "stream", 5.0), sonnet),
+            (run(4, status=Status.COMPLETED), PLAIN),
+            (live, sonnet),
+        ],
+        [
+            call(1, model="sonnet", cost_usd=2.5, input_tokens=243),
+            call(2, model="haiku", cost_usd=0.5, input_tokens=43, partial=True),
+            call(3, state="refused", model="opus", cost_usd=None, output_tokens=None),
+            call(4, run=2, model="haiku", cost_usd=1.0, input_tokens=93),
+            call(5, run=3, model="haiku"),
+            call(6, run=5, model="haiku", cost_usd=1.0, input_tokens=93),
+        ],
+    )
+    page = Page(List(id=0, since=0.0))
+    found = summarise(tmp_path, page, "model", [(live, "sonnet")])
+    ledger.close()
+    assert [(one.key, one.runs, one.failed, one.cost_usd, one.tokens, one.partial) for one in found.groups] == [
+        ("sonnet", 2, 0, 7.5, 750, False),
+        ("haiku", 3, 1, 2.5, 250, True),
+        (None, 1, 0, None, None, False),
+    ]
+    assert (found.cost_usd, found.tokens) == (10.0, 1000)
