@@ -7,12 +7,15 @@ Exit codes: 0; 1 if something is BAD.
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 from msgspec import Struct, field
+from msgspec.json import decode
 
 from sfad.host import probe
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
@@ -38,6 +41,10 @@ SERVICE = "run the daemon as a service: sfad install --user, or --system as root
 """How to give the daemon its own cgroups."""
 
 
+GATEWAY_PATIENCE = 10.0
+"""Seconds for the gateway's answer. It waits 5 for its upstreams."""
+
+
 class Finding(Struct, frozen=True):
     """One line of the report."""
 
@@ -51,7 +58,7 @@ class Finding(Struct, frozen=True):
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     status, reachable = _daemon(socket)
-    asked = (check(status) for check in (_ledger, _containment, _cgroups, _linger, _shims))
+    asked = (check(status) for check in (_ledger, _containment, _cgroups, _gateway, _linger, _shims))
     findings = [reachable, *chain.from_iterable(asked), *(f for check in (_kernel, _limits, _disk, _clock) for f in check())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
@@ -128,6 +135,54 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
         may = "may" if found.writable else "may not"
         verdict, fix = ("ok", "") if found.writable else ("warn", SERVICE)
         yield Finding("delegation", verdict, f"this session {may} make cgroups in {found.own}", fix)
+
+
+def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
+    if status is None:
+        return
+    if status.gateway is None:
+        yield Finding("gateway", "ok", "off; `sfactl run --gateway` starts it, gateway.enabled = true gives it to all runs")
+        return
+    try:
+        found = _asked(status.gateway)
+    except (OSError, HTTPException, ValueError) as error:
+        ended = "" if status.gateway_pid is not None else "; it has ended and is being started again"
+        fix = "the daemon's log says why; until then start runs with --no-gateway"
+        yield Finding("gateway", "bad", f"it does not answer at {status.gateway}{ended}: {error}", fix)
+        return
+    yield Finding("gateway", "ok", f"pid {status.gateway_pid}, answers at {status.gateway}")
+    if status.containment == "cgroup":
+        fix = "modprobe tcp_diag; it needs Linux 5.8. Or set containment.mode to tags"
+        yield _feature("sock_diag", found["cgroup"] is not None, "the kernel tells which run opened a connection", fix)
+    for name, upstream in found["upstreams"].items():
+        yield _upstream(name, upstream)
+
+
+def _asked(url: str) -> dict[str, Any]:
+    """Return what the gateway tells of itself. Raises `OSError`, `HTTPException`, `ValueError`."""
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=GATEWAY_PATIENCE)
+    try:
+        connection.request("GET", "/")
+        reply = connection.getresponse()
+        text = reply.read()
+    finally:
+        connection.close()
+    if reply.status != 200:
+        raise ValueError(f"HTTP {reply.status}: {output.plain(text.decode(errors='replace').strip())}")
+    return cast(dict[str, Any], decode(text))
+
+
+def _upstream(name: str, found: Mapping[str, Any]) -> Finding:
+    """Return the state of an upstream and of its key."""
+    title, key = f"upstream {name}", f"gateway.upstreams.{name}"
+    if found["key_error"] is not None:
+        return Finding(
+            title, "bad", f"its key cannot be read: {found['key_error']}", f"set {key}.key_file or .key_env, and the key there"
+        )
+    if found["error"] is not None:
+        return Finding(title, "warn", f"{found['url']} does not answer: {found['error']}", f"check the network and {key}.url")
+    whose = "the gateway has its key" if found["keyed"] else "callers use their own keys"
+    return Finding(title, "ok", f"{found['url']} answers; {whose}")
 
 
 def _kernel() -> Iterator[Finding]:

@@ -1,5 +1,6 @@
 """One request of an agent: whose it is, whether its tree can pay for it, and the reply as it comes."""
 
+import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import trio
 from .apis import Api, ModelCall, Paid, most_output
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
+from .checkup import checkup
 from .coding import Coding, UnreadableBodyError
 from .estimate import Estimates, text_size
 from .gate import AskedCall, CallRefusedError, Gate, Placed
@@ -109,6 +111,9 @@ class Exchange:
         """Answer the request. Raises `ClientGoneError`."""
         api: Api | None = None
         try:
+            if self._request.target == b"/" and self._method == "GET":
+                await self._check_up()
+                return
             route = route_of(self._request.target.decode("ascii", "replace"))
             upstream = self._shared.upstreams().get(route.upstream) if route is not None else None
             if route is None or upstream is None:
@@ -127,6 +132,11 @@ class Exchange:
             await self._say(400 if refusal.retry_after is None else 429, str(refusal), api, refusal.retry_after)
         except NoMemoryError as full:
             await self._say(503, str(full), api)
+
+    async def _check_up(self) -> None:
+        if self._caller is None or self._caller.uid not in {0, os.geteuid()}:
+            raise _AnsweredError(403, "only the daemon's own user may ask how the gateway is")
+        await self._http.answer(200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller))
 
     async def _place(self, route: Route) -> Placed:
         # for each request of a connection: it may outlive its run
@@ -181,6 +191,9 @@ class Exchange:
             max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,
             choices=call.choices,
+            factor=api.factor(call.model, call.tiers, {}),
+            long_cache=call.long_cache,
+            fees_usd=call.fees_usd,
             streams=call.streams,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))

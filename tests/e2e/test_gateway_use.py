@@ -124,3 +124,34 @@ def holding(secret: str, directory: Path) -> list[Path]:
 def environment() -> list[bytes]:
     """Return this process's environment."""
     return [key + b"=" + value for key, value in os.environb.items()]
+
+
+# ---- doctor
+
+
+def test_doctor_looks_at_the_gateway(start: Start, provider: Provider, tmp_path: Path) -> None:
+    upstreams = "".join(
+        f'[gateway.upstreams.{name}]\nurl = "{url}"\napi = "anthropic"\n{key}\n'
+        for name, url, key in (
+            ("anthropic", provider.url, 'key_env = "PATH"'),
+            ("openai", "http://127.0.0.1:1", ""),
+            ("gemini", provider.url, f'key_file = "{tmp_path / "absent"}"'),
+        )
+    )
+    daemon = start(config=f"[gateway]\nenabled = true\n{upstreams}")
+
+    def found() -> dict[str, tuple[str, str]]:
+        done = daemon.sfactl("doctor", "--json")
+        assert os.environ["PATH"] not in done.stdout
+        return {each["name"]: (each["verdict"], each["detail"] + each["mend"]) for each in json.loads(done.stdout)["findings"]}
+
+    rows = found()
+    assert rows["gateway"][0] == rows["sock_diag"][0] == "ok"
+    assert rows["upstream anthropic"] == ("ok", f"{provider.url} answers; the gateway has its key")
+    assert rows["upstream openai"][0] == "warn"
+    assert "check the network and gateway.upstreams.openai.url" in rows["upstream openai"][1]
+    assert rows["upstream gemini"][0] == "bad"
+    assert str(tmp_path / "absent") in rows["upstream gemini"][1]
+    daemon.config.write_text("")
+    assert daemon.sfactl("reload").returncode == 0
+    assert found()["gateway"][0] == "ok"
