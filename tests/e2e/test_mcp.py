@@ -19,6 +19,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.context import ClientRequestContext
 from mcp.client.stdio import stdio_client
 from mcp.client.subscriptions import ResourceUpdated
+from msgspec import structs
 
 from sfactl.connection import Client as Connection
 from sfad.protocol import messages as m
@@ -296,8 +297,11 @@ def test_a_server_without_variables_finds_its_run_and_hides_tools_from_a_subagen
             inner = next(run for run in runs(daemon) if run.name == "inner")
             assert (inner.parent_id, inner.channel) == (main.id, "mcp")
         else:
-            request = m.StartSession(id=client.next_id(), task="-", agent="listener", cwd=os.getcwdb(), env=_env())
-            seen = _seen(client, ended(client, client.call(request, m.RunReply).run.id))
+            asked = m.StartSession(id=0, task="-", agent="listener", cwd=os.getcwdb(), env=_env())
+            both = (structs.replace(asked, nested=nested) for nested in (True, False))
+            sessions = [client.call(request, m.RunReply).run.id for request in both]
+            granted, seen = (_seen(client, ended(client, run)) for run in sessions)
+            assert (tuple(granted["tools"]), granted["error"]) == (SEVEN, False)
             assert (seen["tools"], seen["error"]) == (["sessions_list", "sessions_log", "sessions_info", "sessions_send"], True)
             assert "may not start others" in seen["text"]
     assert (seen["code"], seen["rest"]) == (0, "")
