@@ -14,10 +14,10 @@ import trio
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.naming import agent_of
+from ..host.exec_events import ExecEvents
 from . import procfs
 from .contain.interface import RunContainment
 from .emitter import Emitter
-from .exec_events import ExecEvents
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Unplaceable
 
