@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mcp_types as types
+import psutil
 import pytest
 import trio
 from mcp import Client, StdioServerParameters
 from mcp.client.context import ClientRequestContext
 from mcp.client.stdio import stdio_client
 from mcp.client.subscriptions import ResourceUpdated
+from msgspec import structs
 
 from sfactl.connection import Client as Connection
 from sfad.protocol import messages as m
@@ -103,9 +105,8 @@ async def talking(daemon: Daemon, *options: str, era: Era = "auto", **variables:
 
 
 def _server_of(pid: int) -> int:
-    found = subprocess.run(["pgrep", "-P", str(pid), "-f", "sfactl mcp"], capture_output=True, text=True, check=True)
-    (server,) = found.stdout.split()
-    return int(server)
+    (server,) = (child for child in psutil.Process(pid).children() if "mcp" in child.cmdline())
+    return server.pid
 
 
 @pytest.fixture
@@ -296,8 +297,11 @@ def test_a_server_without_variables_finds_its_run_and_hides_tools_from_a_subagen
             inner = next(run for run in runs(daemon) if run.name == "inner")
             assert (inner.parent_id, inner.channel) == (main.id, "mcp")
         else:
-            request = m.StartSession(id=client.next_id(), task="-", agent="listener", cwd=os.getcwdb(), env=_env())
-            seen = _seen(client, ended(client, client.call(request, m.RunReply).run.id))
+            asked = m.StartSession(id=0, task="-", agent="listener", cwd=os.getcwdb(), env=_env())
+            both = (structs.replace(asked, nested=nested) for nested in (True, False))
+            sessions = [client.call(request, m.RunReply).run.id for request in both]
+            granted, seen = (_seen(client, ended(client, run)) for run in sessions)
+            assert (tuple(granted["tools"]), granted["error"]) == (SEVEN, False)
             assert (seen["tools"], seen["error"]) == (["sessions_list", "sessions_log", "sessions_info", "sessions_send"], True)
             assert "may not start others" in seen["text"]
     assert (seen["code"], seen["rest"]) == (0, "")
@@ -321,8 +325,8 @@ def _seen(client: Connection, run: RunInfo) -> dict[str, Any]:
     return json.loads(line)  # type: ignore[no-any-return]
 
 
-def test_without_the_package_it_says_how_to_install_it(common: Daemon) -> None:
+def test_without_the_package_it_says_how_to_install_it() -> None:
     words = "import sys; sys.modules['mcp'] = None; sys.argv = ['sfactl', 'mcp']; from sfactl.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=PATIENCE, env=common.env)
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'sfad[mcp]'" in done.stderr
