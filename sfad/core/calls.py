@@ -85,7 +85,9 @@ class _Room:
 
 
 _BROKEN_OFF = e.CallEnd(error="the gateway was killed before it ended; it was charged as reserved")
-_NOT_MADE = e.CallEnd(error="the daemon died before the gateway had learnt that it was admitted; it was asked for again")
+_NOT_MADE = e.CallEnd(
+    error="the daemon died before the gateway had learnt that it was admitted; it was asked for again", made=False
+)
 
 
 def _seconds(duration: float) -> float:

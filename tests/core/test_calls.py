@@ -426,7 +426,7 @@ def test_what_a_gateway_never_learnt_to_be_admitted_is_given_back() -> None:
     (t >> t.called(known, cost=0.1)).skip()
     assert account.used(LimitKind.COST) == 100_000_000
     assert not account.sources["gateway"].partial
-    assert [call.cost_usd or 0 for call in t.calls] == [0, 0.1]
+    assert [(call.state, call.cost_usd or 0) for call in t.calls] == [("withdrawn", 0), ("ended", 0.1)]
 
 
 def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
