@@ -19,6 +19,7 @@ from .config import BUILT_IN, Agent, Configuration, entry_key
 from .protocol.limits import parse_limit
 from .protocol.messages import AgentInfo, Setting, Spawn
 from .protocol.types import Limit
+from .tool_scoping import tool_options, tool_variables
 
 _PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session|gateway)\}")
 _OPTIONS = "{options}"
@@ -28,18 +29,28 @@ KNOWN_PROGRAMS: dict[str, Agent] = {
         description="Claude Code",
         command=(
             "claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages",
-            "--session-id", "{session}", _OPTIONS, "--", "{task}",
+            "--session-id", "{session}", "--model", "{model}", "--append-system-prompt", "{instructions}", _OPTIONS, "--", "{task}",
         ),
     ),
     # Codex does not follow OPENAI_BASE_URL (0.169)
     "codex": Agent(
         description="Codex",
-        command=("codex", "exec", "--json", "-c", 'openai_base_url="{gateway}/openai"', _OPTIONS, "--", "{task}"),
+        command=(
+            "codex", "exec", "--json", "-c", 'openai_base_url="{gateway}/openai"', "--model", "{model}", _OPTIONS, "--", "{task}",
+        ),
     ),
     # yargs takes a text that begins with - for an option unless it is attached to one
-    "gemini": Agent(description="Gemini CLI", command=("gemini", "--output-format", "stream-json", _OPTIONS, "--prompt={task}")),
-    "opencode": Agent(description="opencode", command=("opencode", "run", "--format", "json", _OPTIONS, "--", "{task}")),
-    "aider": Agent(description="aider", command=("aider", "--yes-always", _OPTIONS, "--message={task}")),
+    "gemini": Agent(
+        description="Gemini CLI",
+        command=("gemini", "--output-format", "stream-json", "--model", "{model}", _OPTIONS, "--prompt={task}"),
+    ),
+    "opencode": Agent(
+        description="opencode",
+        command=("opencode", "run", "--format", "json", "--model", "{provider}/{model}", _OPTIONS, "--", "{task}"),
+    ),
+    "aider": Agent(
+        description="aider", command=("aider", "--yes-always", "--model", "{provider}/{model}", _OPTIONS, "--message={task}")
+    ),
 }  # fmt: skip
 """Built-in agents. Each command starts a program without a terminal that prints the events that its meter reads."""
 
@@ -101,12 +112,19 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
     agent = entry.agent
     options, task = _sorted_out(entry, request)
     session = str(uuid.uuid4()) if "{session}" in agent.command and not _OWN_SESSION.intersection(options) else None
+    _refuse_unused(entry, request)
     given = {**request.placeholders, "session": session, "task": task, "gateway": gateway}
+    values = {name: value for name, value in given.items() if value is not None}
+    if "instructions" in values and task is not None and not any("{instructions}" in word for word in agent.command):
+        values["task"] = f"{values['instructions']}\n\n{task}"
+    program = os.path.basename(agent.command[0])
+    argv = _command(agent.command, options, values)
     kept = request.log and request.stdio == "files"
     own = entry.source != BUILT_IN
     return msgspec.structs.replace(
         request,
-        argv=_command(agent.command, options, {name: value for name, value in given.items() if value is not None}),
+        argv=[*argv[:1], *tool_options(program, request.allowed_tools, request.blocked_tools), *argv[1:]],
+        env=_with(request.env, tool_variables(program, request.allowed_tools, request.blocked_tools)),
         agent=entry.name if own else None,
         name=request.name or (entry.name if own else None),
         kind=agent.kind,
@@ -147,6 +165,22 @@ def argv_of(spawn: Spawn, attempt: int, token: str | None = None) -> list[bytes]
     return [fresh if word == first else word for word in argv]
 
 
+def _with(env: list[bytes], variables: Mapping[str, str]) -> list[bytes]:
+    if not variables:
+        return env
+    names = tuple(f"{name}=".encode() for name in variables)
+    kept = [item for item in env if not item.startswith(names)]
+    return kept + [f"{name}={value}".encode() for name, value in variables.items()]
+
+
+def _refuse_unused(entry: Registered, request: Spawn) -> None:
+    """An agent of the config may look for its model in its environment."""
+    for name in ("model", "provider"):
+        used = any(f"{{{name}}}" in word for word in entry.agent.command)
+        if name in request.placeholders and not used and entry.source == BUILT_IN:
+            raise AgentError(f"agent '{entry.name}' takes no {name}: its command has no {{{name}}} (sfactl agents {entry.name})")
+
+
 def _shown(words: Sequence[bytes]) -> str:
     text = shlex.join(word.decode(errors="backslashreplace") for word in words if word != b"--")
     return text if len(text) <= 200 else f"{text[:200]} …"
@@ -185,6 +219,8 @@ def _by_hand(entry: Registered, words: Sequence[bytes]) -> str:
 
 def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[str, str]) -> list[bytes]:
     argv: list[bytes] = []
+    if "provider" not in values:
+        command = [word.replace("{provider}/{model}", "{model}") for word in command]
     for before, word in zip(("", *command), command, strict=False):
         wanted = _PLACEHOLDER.findall(word)
         if word == _OPTIONS:

@@ -4,7 +4,8 @@ One line for each call, by the time at which the agent asked for it: tokens in a
 seconds to the first byte and in all, and what happened. Calls that wait or are under way have no figures yet. A cost with ≥ is a
 lower bound. --name, --label and --all choose the same runs as for `sfactl list`, including ended ones.
 
--f follows until the runs end: each call is printed once it has ended or was refused, also if it was printed as under way before.
+-f follows until the runs end: each call is printed once it has ended or was refused, even if it was printed before as waiting or
+under way.
 
 With --json, one object for each call, a line each (docs/protocol.md, CallInfo).
 """
@@ -14,6 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
+
+from msgspec.structs import asdict
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import CallInfo, RunId
@@ -180,13 +183,15 @@ class CallLines:
         self.any = False
 
     def print(self, call: CallInfo) -> None:
-        """Print a call, unless it was printed as it is."""
+        """Print a call, unless it was printed as it is, or has ended since."""
         key, as_is = (call.run_id, call.time.timestamp(), call.number), (call.state, call.more)
-        if (self._refused and call.state != "refused") or self._printed.get(key) == as_is:
+        before = self._printed.get(key)
+        stale = before is not None and before[0] not in OPEN and call.state in OPEN
+        if (self._refused and call.state != "refused") or before == as_is or stale:
             return
         self._printed[key] = as_is
         if self._json:
-            output.print_json(call)
+            output.print_json(asdict(call))
         else:
             if not self.any:
                 self._line(HEADER)
@@ -198,6 +203,8 @@ class CallLines:
         line = "  ".join(_padded(cell, room) for cell, room in list(shown)[0 if self._several else 1 :]).rstrip()
         print(line if self._room is None else table.cut(line, self._room), flush=True)
 
+
+OPEN = ("waiting", "under_way")
 
 HEADER = ("RUN", "TIME", "MODEL", "IN", "CACHED", "OUT", "USD", "FIRST", "TOOK", "RESULT")
 WIDTHS = (6, 12, 24, 6, 6, 6, 8, 6, 6, 0)

@@ -70,8 +70,8 @@ class SessionServer:
         self._answer_within = answer_within
         self._ask = ask
         self._tasks: TaskGroup
-        self._delegating: dict[types.RequestId, str] = {}
-        """Runs that calls of `delegate_to_subagent` wait for, by the id of the request."""
+        self._delegating: dict[types.RequestId, str | None] = {}
+        """Runs that calls of `delegate_to_subagent` wait for, by the id of the request; `None` until it has started."""
         self._news: dict[str, str] = {}
         """Sentences about sessions that have ended, by run, until the model is told with the answer to its next call."""
         self._told: set[str] = set()
@@ -114,23 +114,22 @@ class SessionServer:
         return result
 
     async def _carried_out(self, context: Context, params: types.CallToolRequestParams, call: AnyTool) -> Result:
-        at = partial(partial, socket=self._socket)
         match call:
             case DelegateToSubagent():
                 return await self._delegated(context, call)
             case tools.SessionsSpawn():
                 return _accepted(await self._started(context, _background(call)))
             case tools.SessionsList():
-                views = await _in_thread(at(sessions.list_sessions))
+                views = await self._asked(sessions.list_sessions)
                 return _structured({"sessions": [_known(view, _LISTED) for view in views]})
             case tools.SessionsStop():
                 return await self._stopped(context, params, call)
             case tools.SessionsLog():
-                return _said((await _in_thread(at(sessions.log, call.run_id, tail=call.tail))).text)
+                return _said((await self._asked(sessions.log, call.run_id, tail=call.tail)).text)
             case tools.SessionsInfo():
                 return _told(await self._waited(context, call.run_id, min(call.wait_seconds, self._answer_within)))
             case tools.SessionsSend():
-                await _in_thread(at(sessions.send, call.run_id, call.message))
+                await self._asked(sessions.send, call.run_id, call.message)
                 return _said(f"written to the stdin of {call.run_id}")
             case _ as unknown:
                 assert_never(unknown)
@@ -145,24 +144,30 @@ class SessionServer:
             allowed_tools=call.tools_needed,
         )
         begun = time.monotonic()
-        rules = await _in_thread(partial(sessions.rules, self._socket))
-        started = await self._started(context, order)
-        assert context.request_id is not None  # a call of a tool is a request
-        self._delegating[context.request_id] = started.run_id
-        await context.session.report_progress(0, None, _line(started))
-        left = min(self._answer_within, rules.sync_timeout_s) - (time.monotonic() - begun)
+        rules = await self._asked(sessions.rules)
+        request = context.request_id
+        assert request is not None  # a call of a tool is a request
+        self._delegating[request] = None
         try:
+            with anyio.CancelScope(shield=True):
+                started = await self._started(context, order)
+                if request in self._delegating:
+                    self._delegating[request] = started.run_id
+                else:
+                    await self._revoke(started.run_id)
+            await context.session.report_progress(0, None, _line(started))
+            left = min(self._answer_within, rules.sync_timeout_s) - (time.monotonic() - begun)
             view = await self._waited(context, started.run_id, left)
         except Quit:
-            del self._delegating[context.request_id]
+            self._delegating.pop(request, None)
             raise
-        del self._delegating[context.request_id]  # not after a cancellation: `_cancelled` looks for it
+        self._delegating.pop(request, None)  # not after a cancellation: `_cancelled` looks for it
         return _told(msgspec.structs.replace(view, lowered=started.lowered))
 
     async def _started(self, context: Context, order: Order) -> SessionView:
         # Cancelled in between, nobody would know of the run.
         with anyio.CancelScope(shield=True):
-            started = await _in_thread(partial(sessions.spawn, order, socket=self._socket, channel=CHANNEL))
+            started = await self._asked(sessions.spawn, order, channel=CHANNEL)
         self._tasks.start_soon(self._announce, context, started.run_id)
         return started
 
@@ -171,20 +176,20 @@ class SessionServer:
         end = anyio.current_time() + max(0.0, seconds)
         while True:
             left = end - anyio.current_time()
-            view = await self._patiently(partial(sessions.info, run, socket=self._socket, wait=max(0.0, min(PROGRESS, left))))
+            view = await self._info(run, max(0.0, min(PROGRESS, left)))
             if view.ended:
-                self._told.add(run)
-                self._news.pop(run, None)
+                self._told.add(view.run_id)
+                self._news.pop(view.run_id, None)
             if view.ended or left <= PROGRESS:
                 return view
             await context.session.report_progress(seconds - left + PROGRESS, None, _line(view))
 
-    async def _patiently(self, ask: Callable[[], T], limiter: CapacityLimiter | None = None) -> T:
-        """Ask a daemon that may be restarting. Its runs continue meanwhile."""
-        give_up = anyio.current_time() + RECONNECT
+    async def _info(self, run: str, wait: float, limiter: CapacityLimiter | None = None) -> SessionView:
+        """Return the session when it has ended, or after `wait` seconds. The daemon may be restarted meanwhile."""
+        give_up = anyio.current_time() + wait + RECONNECT
         while True:
             try:
-                return await _in_thread(ask, limiter)
+                return await _in_thread(partial(sessions.info, run, socket=self._socket, wait=wait), limiter)
             except Unreachable as error:
                 if error.kind not in ABSENT or anyio.current_time() >= give_up:
                     raise
@@ -195,7 +200,7 @@ class SessionServer:
         try:
             view = None
             while view is None or not view.ended:
-                view = await self._patiently(partial(sessions.info, run, socket=self._socket, wait=3600.0), self._waiting)
+                view = await self._info(run, 3600.0, self._waiting)
         except Quit as error:
             logging.warning("the end of run %s will not be announced: %s", run, error.message)
             return
@@ -209,58 +214,72 @@ class SessionServer:
             await context.session.send_notification(types.LoggingMessageNotification(params=told))
 
     async def _cancelled(self, _context: Context, params: types.CancelledNotificationParams) -> None:
-        """Stop the subagent of a cancelled delegate: nobody waits for its answer, and it costs money. What it has written stays."""
         run = self._delegating.pop(params.request_id, None) if params.request_id is not None else None
-        if run is None:
-            return
+        if run is not None:
+            await self._revoke(run)
+
+    async def _revoke(self, run: str) -> None:
+        """Stop the subagent of a cancelled delegate: nobody waits for its answer, and it costs money. What it has written stays."""
+        self._told.add(run)
+        self._news[run] = f"Session {run} was stopped because your call was cancelled. sessions_log shows what it had done."
         try:
             # Even if the client leaves right after. The daemon carries out a stop whose client does not wait for the answer.
             with anyio.move_on_after(FAREWELL, shield=True):
-                await _in_thread(partial(sessions.stop, run, socket=self._socket))
-            self._told.add(run)
-            self._news[run] = f"Session {run} was stopped because your call was cancelled. sessions_log shows what it had done."
+                await self._asked(sessions.stop, run)
         except Quit as error:
-            logging.warning("run %s of a cancelled call could not be stopped: %s", run, error.message)
+            self._news[run] = f"Session {run}, whose call was cancelled, could not be stopped: {error.message}"
 
     async def _stopped(self, context: Context, params: types.CallToolRequestParams, call: tools.SessionsStop) -> Result:
-        answer: Literal["accept", "decline", "cancel"] | None = None
-        if self._ask and _can_ask(context):
-            view = await _in_thread(partial(sessions.info, call.run_id, socket=self._socket))
-            asked = types.ElicitRequestFormParams(
-                message=f"Stop this subagent and everything below it? {_line(view)}",
-                requested_schema={"type": "object", "properties": {}},
-            )
-            if context.session.can_send_request:
-                answer = (await context.session.elicit_form(asked.message, asked.requested_schema, context.request_id)).action
-            elif not params.input_responses:
-                return types.InputRequiredResult(input_requests={"stop": types.ElicitRequest(params=asked)})
-            else:
-                said = params.input_responses.get("stop")
-                answer = said.action if isinstance(said, types.ElicitResult) else "cancel"
-        if answer == "decline":
-            return _said(f"the person declined to stop {call.run_id}, so it goes on", failed=True)
-        if answer != "accept" and not call.confirm:
-            return _said(f"no person could be asked whether to stop {call.run_id}: to stop it, give confirm = true", failed=True)
-        self._told.add(call.run_id)
-        done = await _in_thread(partial(sessions.stop, call.run_id, socket=self._socket))
+        view = await self._asked(sessions.info, call.run_id)
+        run = view.run_id
+        match await self._persons_answer(context, params, view):
+            case types.InputRequiredResult() as question:
+                return question
+            case "decline":
+                how = f"a person can stop it: sfactl stop {run}"
+                return _said(f"the person, or a client without one, declined to stop {run}, so it goes on; {how}", failed=True)
+            case "cancel" if not call.confirm:
+                return _said(f"no person has answered whether to stop {run}: to stop it, give confirm = true", failed=True)
+        self._told.add(run)
+        done = await self._asked(sessions.stop, run)
         if done.survivors:
             return _said(output.survivors(done.survivors), failed=True)
-        return _said(f"stopped: {', '.join(done.stopped) or f'{call.run_id} had already ended'}")
+        return _said(f"stopped: {', '.join(done.stopped) or f'{run} had already ended'}")
+
+    async def _persons_answer(
+        self, context: Context, params: types.CallToolRequestParams, view: SessionView
+    ) -> Literal["accept", "decline", "cancel"] | types.InputRequiredResult:
+        """Return what the person says to a stop, `cancel` if no person was reached, or the question that the client is to ask."""
+        if not (self._ask and _can_ask(context)):
+            return "cancel"
+        question = types.ElicitRequestFormParams(
+            message=f"Stop this subagent and everything below it? {_line(view)}",
+            requested_schema={"type": "object", "properties": {}},
+        )
+        if context.session.can_send_request:
+            return (await context.session.elicit_form(question.message, question.requested_schema, context.request_id)).action
+        if not params.input_responses:
+            return types.InputRequiredResult(input_requests={"stop": types.ElicitRequest(params=question)})
+        said = params.input_responses.get("stop")
+        return said.action if isinstance(said, types.ElicitResult) else "cancel"
+
+    async def _asked(self, ask: Callable[..., T], *arguments: object, **options: object) -> T:
+        return await _in_thread(partial(ask, *arguments, socket=self._socket, **options))
 
     async def _list_resources(self, _context: Context, _params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
         """List sessions. A client that listens to one is told when it has ended."""
-        views = await self._for_resources(partial(sessions.list_sessions, socket=self._socket))
+        views = await self._for_resources(sessions.list_sessions)
         return types.ListResourcesResult(
             resources=[types.Resource(uri=URI + view.run_id, name=f"{view.run_id} {view.name}") for view in views]
         )
 
     async def _read_resource(self, _context: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        view = await self._for_resources(partial(sessions.info, params.uri.removeprefix(URI), socket=self._socket))
+        view = await self._for_resources(sessions.info, params.uri.removeprefix(URI))
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=_answer(view))])
 
-    async def _for_resources(self, ask: Callable[[], T]) -> T:
+    async def _for_resources(self, ask: Callable[..., T], *arguments: str) -> T:
         try:
-            return await _in_thread(ask)
+            return await self._asked(ask, *arguments)
         except Quit as error:
             raise MCPError(types.INTERNAL_ERROR, error.message) from None
 
@@ -295,8 +314,10 @@ def _shown(offer: tools.Offer) -> types.Tool:
 
 
 def _can_ask(context: Context) -> bool:
+    """Whether the client can show the person a form. One that says no more than that it can ask means forms."""
     able = context.session.client_capabilities
-    return able is not None and able.elicitation is not None
+    asks = able.elicitation if able is not None else None
+    return asks is not None and (asks.form is not None or asks.url is None)
 
 
 def _background(call: tools.SessionsSpawn) -> Order:

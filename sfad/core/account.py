@@ -124,7 +124,7 @@ class OpenReservation:
 
     @property
     def doubts(self) -> dict[LimitKind, int]:
-        return {LimitKind.TOKENS: self.more_input, LimitKind.COST: self.more_cost} if self.more_input else {}
+        return {LimitKind.TOKENS: self.more_input, LimitKind.COST: self.more_cost} if self.more_cost or self.more_input else {}
 
     @property
     def use(self) -> Use:

@@ -110,6 +110,7 @@ class Calls:
         if not self._answered(call, ev.at, ahead):
             if sum(each.asked.run == ev.run for each in self.waiting.values()) < MAX_WAITING:
                 self.waiting[ev.token] = call
+                self._ctx.do(c.TellCall(call.info, self._lineage(call.info)))
                 self._arm()
             else:
                 self._fail(call, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {ev.run} wait already", ev.at)
@@ -318,8 +319,11 @@ class Calls:
         self._record(changed(call.info, state="refused", refused=why[:MAX_WORDS], waited_s=_seconds(at - call.asked.at)))
 
     def _record(self, info: CallInfo) -> None:
+        self._ctx.do(c.RecordCall(info, self._lineage(info)))
+
+    def _lineage(self, info: CallInfo) -> tuple[RunId, ...]:
         run = self._ctx.tree.get(info.run_id)
-        self._ctx.do(c.RecordCall(info, run.lineage_ids if run is not None else (info.run_id,)))
+        return run.lineage_ids if run is not None else (info.run_id,)
 
 
 def _held(run: Run) -> bool:

@@ -53,11 +53,19 @@ class CountRefusal(WithId, frozen=True):
     """Add one to the refusals counted in an earlier refused run's row."""
 
 
-class RecordCall(Struct, frozen=True):
-    """Write a call's row to the ledger: it has ended, or it is not made."""
+class OfCall(Struct, frozen=True):
+    """Base of commands about a call of a model. `lineage`: of its run."""
 
     call: CallInfo
     lineage: tuple[RunId, ...]
+
+
+class TellCall(OfCall, frozen=True):
+    """A call begins to wait: tell the clients that watch calls of its run."""
+
+
+class RecordCall(OfCall, frozen=True):
+    """A call has ended, or is not made: write its row to the ledger, and tell these clients."""
 
 
 class Launch(WithRun, frozen=True):
@@ -185,7 +193,7 @@ Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer |
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish
-ToLoop = Arm | Disarm | Rebound | TellEnd | AnswerRequest | Shutdown
+ToLoop = TellCall | Arm | Disarm | Rebound | TellEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToLedger | ToLoop
 

@@ -15,5 +15,6 @@
 `pidfds`        pidfds of main processes, which systemd keeps while no daemon is there
 `budgets`       money budgets between config, ledger, spool and core
 `maintenance`   when the jobs are due that keep the state directory within bounds
+`session_archive` deletes the output of sessions that ended a while ago
 `jobs`          old output and rows deleted, pages given back, backups made
 """

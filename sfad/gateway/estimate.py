@@ -17,7 +17,8 @@ ADDED = 1000
 """Tokens that a provider may add to a request, of which tools take 804 at most
 (https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview, "Pricing")."""
 MOST_KEPT = 400_000
-"""Tokens that a provider may keep of a conversation of which nothing is known here: the largest input of most models."""
+"""Tokens that a provider may keep of a conversation of which nothing is known here, or read from files that a request only names:
+the largest input of most models."""
 SPREAD = 0.1
 """The part by which the tokens a byte of a run's calls may be above those of the calls before."""
 MAX_RUNS = 4096
@@ -77,9 +78,9 @@ class Estimates:
 
     def input(self, run: str, call: ModelCall, size: int) -> InputEstimate:
         known = self._runs.get((run, call.model), _NOTHING)
-        kept, more_kept = 0, 0
+        kept, more_kept = 0, MOST_KEPT if call.refers else 0
         if call.continues:
-            kept, more_kept = known.kept or 0, MOST_KEPT if known.kept is None else 0
+            kept, more_kept = known.kept or 0, more_kept + (MOST_KEPT if known.kept is None else 0)
         if not known.size:
             likely = max(1 / BYTES_A_TOKEN, self._models.get(call.model, _NOTHING).a_byte)
             return _estimate(size * likely, size * MOST_A_BYTE + ADDED, kept, more_kept)

@@ -173,6 +173,9 @@ class Exchange:
             max_output=call.max_output or most_output(call.model),
             fixed=call.fixed,
             choices=call.choices,
+            factor=api.factor(call.model, call.tiers, {}),
+            long_cache=call.long_cache,
+            fees_usd=call.fees_usd,
             streams=call.streams,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))

@@ -42,6 +42,12 @@ class AskedCall:
     fixed: bool
     """The maximum cannot be lowered."""
     choices: int
+    factor: float
+    """What its tier multiplies all prices by."""
+    long_cache: bool
+    """What it writes to a cache is kept for an hour."""
+    fees_usd: float
+    """What the provider's tools may cost."""
     streams: bool
 
 
@@ -66,6 +72,10 @@ class CallEnded:
     partial: bool
     """The provider has not told its final figures."""
     tools: tuple[ToolUse, ...]
+    factor: float
+    long_cached: int
+    """Tokens written to a cache for an hour."""
+    fees_usd: float
     first_byte_s: float | None
     seconds: float
     error: str | None

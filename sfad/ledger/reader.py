@@ -174,6 +174,14 @@ class Reader:
         )
         return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since, SESSION))]
 
+    def ended_sessions(self, since: float) -> list[tuple[float, RunId]]:
+        """Return when sessions that were created after `since` ended, and their ids, the oldest end first."""
+        sql = (
+            "SELECT ended_at, id FROM runs INDEXED BY runs_created "
+            "WHERE created_at > ? AND mode = ? AND ended_at IS NOT NULL AND status NOT GLOB 'rejected_*' ORDER BY ended_at"
+        )
+        return [(at, run) for at, run in self._connection.execute(sql, (since, SESSION))]
+
     def events_of(self, run: RunId, since: float) -> list[Event]:
         """Return the run's events, the oldest first. `since`: when it was created. No index has an event's run, so at most
         `MAX_EVENTS` of the newest events are read."""

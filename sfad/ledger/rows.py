@@ -255,7 +255,8 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
     yield from upserts([op for op in batch if op.kind == "upsert"])
     yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "state"}.values()))
     yield from _many(partial(_insert, "events"), [op.row for op in batch if op.kind == "event"])
-    yield from _many(_insert_calls, [op.row for op in batch if op.kind == "call"])
+    if calls := [op.row for op in batch if op.kind == "call"]:
+        yield from _many(_insert_calls, calls)
     for op in batch:
         if op.kind == "count":
             yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row

@@ -11,6 +11,7 @@ from ..core import events as e
 from ..core.machine import Machine
 from ..core.run import Run
 from ..durable.budgets import BudgetKeeper
+from ..durable.session_archive import SessionArchive
 from ..faults import crash_point
 from ..host.clock import wall_clock
 from ..host.tasks import Background
@@ -26,7 +27,7 @@ from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
 
-_INTERNAL = c.Arm | c.Disarm
+_INTERNAL = c.Arm | c.Disarm | c.TellCall
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
@@ -72,6 +73,7 @@ class CoreLoop:
     launching: Launching
     arrivals: Arrivals
     background: Background
+    archive: SessionArchive
     shut_down: Callable[[], None]
 
     def handle(self, event: e.Event) -> None:
@@ -112,6 +114,8 @@ class CoreLoop:
                 self._refuse(run)
             case c.CountRefusal(run_id):
                 self.resources.ledger.count_refusal(run_id)
+            case c.TellCall(call, lineage):
+                self.saver.subscribers.called(call, lineage)
             case c.RecordCall(call, lineage):
                 self.saver.record_call(call, lineage)
             case c.Charge(scope, name, nanos):
@@ -161,4 +165,6 @@ class CoreLoop:
 
     def _end(self, run: Run) -> None:
         self.adviser.noticed(run.asked.type, run.name)
+        if run.asked.session is not None:
+            self.archive.ended(run.id)
         self.saver.end(self.catalogue.live[run.id])

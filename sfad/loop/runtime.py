@@ -14,6 +14,7 @@ from ..durable.budgets import BudgetKeeper
 from ..durable.jobs import MaintenanceJobs
 from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
+from ..durable.session_archive import SessionArchive
 from ..host.descriptors import Descriptors
 from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
@@ -78,6 +79,7 @@ class Runtime:
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
+        self.session_archive = SessionArchive(self.ledger.records, self.output, config.sessions, self.log.warning)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
             config.gateway, self.launcher, self.log, self.announcer.tell,
@@ -102,7 +104,7 @@ class Runtime:
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
-            self.saver, launching, self.arrivals, self.background, shut_down,
+            self.saver, launching, self.arrivals, self.background, self.session_archive, shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
@@ -113,7 +115,9 @@ class Runtime:
             await nursery.start(self.background.serve)
             await nursery.start(self.metering.serve)
             await nursery.start(self.launcher.serve)
-            for serve in (self.timers.serve, self.maintenance.serve, self.metering.sample, self.storage.serve):
+            for serve in (
+                self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
+            ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             self._follow_config()
             self.succession.count_earlier_spawns()
@@ -135,6 +139,7 @@ class Runtime:
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.metering.reconfigure(config.prices, config.limits.nearing)
         self.maintenance.reconfigure(config.retention)
+        self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
         self.shims.look()
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))

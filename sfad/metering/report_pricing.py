@@ -14,6 +14,10 @@ from .price_list import PriceList
 from .pricing import Prices
 from .use import report_of_settlement, reservation_of, use_of_report
 
+LONG_CACHE = 2.0
+"""What input costs that is written to a cache for an hour, by the price of input
+(https://platform.claude.com/docs/en/build-with-claude/prompt-caching, "Pricing")."""
+
 
 class CallPrice(NamedTuple):
     """Nano-dollars."""
@@ -54,13 +58,17 @@ class ReportPricing:
         most = size + request.more_input
 
         def cost(tokens: int) -> float | None:
-            return prices.cost(request.model, Tokens(input=tokens, cache_write=tokens if request.caches else 0))
+            cost = prices.cost(request.model, Tokens(input=tokens, cache_write=tokens if request.caches else 0))
+            if cost is not None and request.caches and request.long_cache:
+                cost = max(cost, LONG_CACHE * (prices.cost(request.model, Tokens(input=tokens)) or 0.0))
+            return cost
 
         likely, dearest = cost(size), cost(most)
         million = prices.cost(request.model, Tokens(output=1_000_000), request_input=most)
         if likely is None or dearest is None or million is None:
             return CallPrice(None, 0, 0)
-        return CallPrice(to_nanos(likely), ceil(million * 1000), to_nanos(max(0.0, dearest - likely)) or 0)
+        more = request.factor * max(0.0, dearest - likely) + request.fees_usd
+        return CallPrice(to_nanos(request.factor * likely), ceil(request.factor * million * 1000), to_nanos(more))
 
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
         """Return what a call has used; what was reserved for it where its reply could not be read."""
@@ -69,7 +77,7 @@ class ReportPricing:
         if request.tokens is None:
             return replace(reservation.use, partial=True)
         tokens = request.tokens
-        cost = self._prices(request.run).cost(request.model, tokens)
+        cost = self._cost_of_call(request, tokens)
         return Use(
             turns=len(request.tools),
             messages=int(request.status is not None and request.status < 400),
@@ -81,6 +89,18 @@ class ReportPricing:
             unpriced_tokens=tokens.input + tokens.output if cost is None else None,
             partial=request.partial,
         )
+
+    def _cost_of_call(self, request: m.EndCall, tokens: Tokens) -> float | None:
+        prices = self._prices(request.run)
+        cost = prices.cost(request.model, tokens)
+        if cost is None:
+            return None
+        if request.long_cached:
+            written, size = request.long_cached, tokens.input
+            plain = prices.cost(request.model, Tokens(input=written), request_input=size) or 0.0
+            short = prices.cost(request.model, Tokens(input=written, cache_write=written), request_input=size) or 0.0
+            cost += max(0.0, LONG_CACHE * plain - short)
+        return request.factor * cost + request.fees_usd
 
     def when_known(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
         """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.

@@ -239,6 +239,7 @@ class Codex(AgentProgram):
     """`codex exec`, and what runs it: `npx @openai/codex exec`."""
 
     name = "codex"
+    names_tools_like_calls = False
     session_files = _CodexFiles()
 
     def prints_events(self, words: Sequence[str]) -> bool:

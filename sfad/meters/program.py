@@ -136,6 +136,8 @@ class AgentProgram(ABC):
     """A program whose events a meter reads. Its module has one as `PROGRAM`."""
 
     name: str
+    names_tools_like_calls = True
+    """Whether its events name a tool as its calls of the model do."""
     tells_cost = False
     """Whether the agent itself reports costs, even of models without a known price."""
     event_types: frozenset[str] | None = None

@@ -331,6 +331,12 @@ class AdmitCall(Request, tag="admit_call"):
     """Its input may be written to a cache."""
     more_input: int = 0
     """Tokens that its input may have beyond the estimate."""
+    factor: float = 1.0
+    """What its tier multiplies all prices by."""
+    long_cache: bool = False
+    """What it writes to a cache is kept for an hour, at twice the price of input."""
+    fees_usd: float = 0.0
+    """What the provider's tools may cost."""
     upstream: str = ""
     streamed: bool = False
 
@@ -359,6 +365,10 @@ class EndCall(Request, tag="end_call"):
     """Of HTTP; `None` if no reply came."""
     tools: list[tuple[str, str]] = []
     """Calls of tools that the model has asked for: name, digest of the arguments."""
+    factor: float = 1.0
+    long_cached: int = 0
+    """Tokens of `tokens.cache_write` that are kept for an hour."""
+    fees_usd: float = 0.0
     first_byte_s: float | None = None
     seconds: float = 0.0
     error: str | None = None
@@ -493,7 +503,7 @@ class Watch(Request, tag="watch"):
 
     run: str
     calls: bool = False
-    """Push their calls of models instead, each once it has ended or is not made, by `CallPush`."""
+    """Push their calls of models instead, each when it begins to wait and when it has ended or is not made, by `CallPush`."""
 
 
 class ListCalls(Request, tag="calls"):

@@ -295,7 +295,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
         return "gateway" in self.usage_by_source or any(state.enforced_by == "gateway" for state in self.limits)
 
 
-class CallInfo(Struct, frozen=True, kw_only=True):
+class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call that the gateway has seen. Tokens and cost are what its run was charged; of a call that was not made, `None`."""
 
     time: datetime

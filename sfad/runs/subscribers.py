@@ -28,7 +28,8 @@ class Subscribers:
         return _added(self._watchers, run, watcher)
 
     def watch_calls(self, run: RunId, watcher: CallWatcher) -> GiveUp:
-        """Call `watcher` with each call of a run and of its descendants that has ended or is not made. Return how to stop it."""
+        """Call `watcher` with each call of a run and of its descendants that begins to wait, has ended or is not made. Return how
+        to stop it."""
         return _added(self._call_watchers, run, watcher)
 
     def called(self, call: CallInfo, lineage: tuple[RunId, ...]) -> None:

@@ -5,7 +5,7 @@ stdout comes before stderr.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from heapq import merge
@@ -34,39 +34,51 @@ MAX_TEXT = 64 * 1024
 _Line = tuple[float, int, str]
 """Where it belongs among the events: its number, or between two numbers; the stream; the text."""
 
+Written = tuple[int, bytes]
+"""The newest bytes of a stream, and the offset of the first."""
+
 
 def transcript(ledger: Path, output: OutputFiles, info: RunInfo, request: Transcript) -> TranscriptText:
     """Return the transcript. Call this in a thread. Raise `OSError`, `sqlite3.Error`."""
     with closing(Reader(open_reader(ledger))) as reader:
         events = reader.events_of(info.id, info.created_at.timestamp())
-    lines: deque[str] = deque(maxlen=request.tail)
-    count = 0
-    for _, _, text in merge(*_streams(output, info, events)):
-        lines.append(text)
-        count += 1
-    safe, cut = cut_oldest(sanitise("\n".join(lines).encode("utf-8", "replace")), MAX_TEXT)
-    truncated = cut or count > request.tail
-    text = wrap("subagent_transcript", safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
+    text, truncated = composed(info, events, _written(output, info), request.tail)
     return TranscriptText(id=request.id, run=info.id, text=text, truncated=truncated)
 
 
-def _streams(output: OutputFiles, info: RunInfo, events: list[Event]) -> Iterator[list[_Line]]:
-    yield [(number, 0, _event_line(event)) for number, event in enumerate(events)]
-    program = named(info.meter)
+def composed(info: RunInfo, events: Sequence[Event], written: Sequence[Written], tail: int) -> tuple[str, bool]:
+    """Return the newest `tail` lines of the events and of what was written to stdout and stderr, and whether there are more."""
+    streams: list[Iterable[_Line]] = [[(number, 0, _event_line(event)) for number, event in enumerate(events)]]
+    marks = [event.stdout_bytes for event in events], [event.stderr_bytes for event in events]
+    for stream, (start, data) in enumerate(written):
+        program = named(info.meter) if stream == 0 else None
+        streams.append(_lines(("stdout", "stderr")[stream], stream + 1, _said(program, start, data), marks[stream]))
+    lines: deque[str] = deque(maxlen=tail)
+    count = 0
+    for _, _, text in merge(*streams):
+        lines.append(text)
+        count += 1
+    safe, cut = cut_oldest(sanitise("\n".join(lines).encode("utf-8", "replace")), MAX_TEXT)
+    truncated = cut or count > tail or any(start > 0 for start, _ in written)
+    block = wrap("subagent_transcript", safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
+    return block, truncated
+
+
+def _written(output: OutputFiles, info: RunInfo) -> list[Written]:
     try:
         descriptors = output.open_for_reader(info.id)
     except NOT_KEPT:
-        return
+        return []
     try:
-        for stream, descriptor in enumerate(descriptors):
-            start, data = output.newest(descriptor, MAX_READ)
-            marks = [event.stdout_bytes if stream == 0 else event.stderr_bytes for event in events]
-            words = _said(program if stream == 0 else None, start, data)
-            name = "stderr" if stream else "stdout"
-            yield [(_place(at, marks), stream + 1, f"{name}: {line}") for at, line in words]
+        return [output.newest(descriptor, MAX_READ) for descriptor in descriptors]
     finally:
         for descriptor in descriptors:
             close(descriptor)
+
+
+def _lines(name: str, stream: int, said: Iterable[tuple[int, str]], marks: Sequence[int | None]) -> Iterator[_Line]:
+    for offset, line in said:
+        yield _place(offset, marks), stream, f"{name}: {line}"
 
 
 def _event_line(event: Event) -> str:
@@ -74,7 +86,7 @@ def _event_line(event: Event) -> str:
     return f"{at}{event.type}" + (f": {event.message}" if event.message else "")
 
 
-def _place(offset: int, marks: list[int | None]) -> float:
+def _place(offset: int, marks: Sequence[int | None]) -> float:
     """Return the place of a line that begins at this offset: after the last event before which there was less output."""
     place = 0
     for number, mark in enumerate(marks):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from itertools import repeat
 
 import pytest
 
-from tests.agents.clis import CLAUDE, CODEX, Cli
+from tests.agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli
 from tests.agents.conftest import MakeDesk
+from tests.agents.desk import Desk
 from tests.agents.script import Fail, Say, Shell
 from tests.harness import wait_until
 
@@ -46,3 +48,39 @@ def test_an_agent_that_cannot_reach_its_model_is_seen(desk: MakeDesk, cli: Cli, 
     assert f"running (API {529 if overloaded else 'failing'})" in at.sfactl("list").stdout
     assert "it cannot reach its model: the API" in at.sfactl("why", run).stdout
     at.sfactl("stop", run)
+
+
+def offers(at: Desk, cli: Cli) -> int:
+    """Return how many requests have offered the shell to the model; to Codex's, within a tool that runs JavaScript."""
+    return sum(cli is not CODEX or "### `exec_command`" in json.dumps(body) for body in at.talk(cli).requests)
+
+
+@pytest.mark.parametrize(("cli", "shell"), [(CLAUDE, "Bash"), (CODEX, "command_execution"), (OPENCODE, "bash")])
+def test_a_blocked_tool_is_not_offered_to_the_model(desk: MakeDesk, cli: Cli, shell: str) -> None:
+    at = desk(**{cli.name: repeat(Say("Done."))})
+    counts = []
+    for options in (), ("--block-tool", shell), ("--allow-tool", "Read"), ("--allow-tool", shell):
+        done = at.sfactl("run", *options, *cli.by_name)
+        assert done.returncode == 0, done.stdout + done.stderr
+        counts.append(offers(at, cli))
+    assert counts == [1, 1, 1, 2]
+
+
+def test_gemini_cli_is_offered_the_tools_that_are_allowed(desk: MakeDesk) -> None:
+    """It has no option that blocks a tool. Without a terminal, it offers none that would need a question."""
+    at = desk(gemini=repeat(Say("Done.")))
+    counts = []
+    for tool in "read_file", "run_shell_command":
+        done = at.sfactl("run", "--allow-tool", tool, "gemini", "go", "-m", "gemini-2.5-pro")
+        assert done.returncode == 0, done.stdout + done.stderr
+        counts.append(offers(at, GEMINI_CLI))
+    assert counts == [0, 1]
+
+
+def test_a_session_has_its_model_and_instructions(desk: MakeDesk) -> None:
+    at = desk(claude=repeat(Say("Done.")))
+    session = ("session", "delegate", "go", "--agent", "claude", "--model", "claude-sonnet-4-5", "--instructions", "Be very brief.")
+    done = at.sfactl(*session)
+    assert "\nDone.\n<" in done.stdout, done.stdout + done.stderr
+    (body,) = at.talk(CLAUDE).requests
+    assert (body["model"], "Be very brief." in json.dumps(body["system"])) == ("claude-sonnet-4-5", True)

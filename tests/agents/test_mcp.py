@@ -20,14 +20,16 @@ def delegate(agent: str) -> Tool:
     return Tool("delegate_to_subagent", {"task": "count the files", "tools_needed": [], "agent": agent})
 
 
-def registered(name: str, cli: Cli) -> str:
-    """Return the entry of an agent in the config."""
-    words = [word if word != "go" else "{task}" for word in cli.argv]
+def registered(name: str, cli: Cli, *, trusted: bool = True) -> str:
+    """Return the entry of an agent in the config. An untrusted one has its sandbox, and permission for nothing."""
+    words = [word if word != "go" else "{task}" for word in cli.argv if trusted or not word.startswith("--dangerously")]
     return f"{WORKER}\n[agents.{name}]\ncommand = {json.dumps(words)}\n"
 
 
 def test_an_agent_delegates_and_its_model_reads_a_safe_result(desk: MakeDesk, any_cli: Cli) -> None:
-    at = desk(config=registered("planner", any_cli), **{any_cli.name: [delegate("worker"), delegate("planner"), Say("Thanks.")]})
+    """Also where it may do nothing without asking: `--mcp` allows the tools, and the server is outside of the sandbox."""
+    script = [delegate("worker"), delegate("planner"), Say("Thanks.")]
+    at = desk(config=registered("planner", any_cli, trusted=False), **{any_cli.name: script})
     done = at.sfactl("run", "--mcp", "planner", "go")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Thanks." in done.stdout

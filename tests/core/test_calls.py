@@ -385,13 +385,15 @@ def test_a_refused_call_is_recorded_with_the_reason() -> None:
     assert len({call.number for call in t.calls}) == 2
 
 
-def test_a_call_that_waits_is_recorded_once_that_is_decided() -> None:
-    t = Transcript()
+def test_a_call_that_waits_is_told_and_recorded_once_that_is_decided() -> None:
+    t = Transcript(hear=frozenset({"waits"}))
     a = t.start("a", limits="cost=0.32:refuse")
     name, _ = t.admitted(t.call(a))
     first, second = t.call(a), t.call(a)
-    (t >> first).skip()
-    (t >> second).skip()
+    for each in (first, second):
+        t >> each
+        assert t._left.count(f"waits {a}") == 1
+        t.skip()
     assert [call.state for call in t.machine.waiting_calls(a)] == ["waiting", "waiting"]
     t.later(5)
     (t >> e.CallWithdrawn(t.at, second.token, "it hung up")).skip()

@@ -46,7 +46,7 @@ from sfad.protocol.types import (
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
-NOISE = frozenset({"save", "publish", "disarm", "ended", "call"})
+NOISE = frozenset({"save", "publish", "disarm", "ended", "call", "waits"})
 LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
@@ -408,6 +408,8 @@ class Transcript:
                 return f"{type(command).__name__.lower()} {run.id}"
             case c.Charge(scope, name, nanos):
                 return f"charge {scope} {name} {to_usd(nanos):g}"
+            case c.TellCall(call):
+                return f"waits {call.run_id}"
             case c.RecordCall(call):
                 return f"call {call.run_id} {call.state}"
             case c.Shutdown():

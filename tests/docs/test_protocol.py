@@ -152,9 +152,9 @@ def test_every_section_describes_a_type_of_the_code() -> None:
 
 
 def test_which_types_leave_defaults_out() -> None:
-    # the page says: the messages themselves, `Reason` and `Event`
+    # the page says: the messages themselves, `Reason`, `Event` and `CallInfo`
     assert all(struct.__struct_config__.omit_defaults for struct in (*m.REQUESTS, *m.REPLIES))
-    assert {tag(struct) for struct in NESTED if struct.__struct_config__.omit_defaults} == {"Reason", "Event"}
+    assert {tag(struct) for struct in NESTED if struct.__struct_config__.omit_defaults} == {"Reason", "Event", "CallInfo"}
 
 
 def test_enumerations() -> None:

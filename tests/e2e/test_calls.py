@@ -107,12 +107,18 @@ def test_a_held_call_is_shown_and_recorded_once(gated: Daemon, tmp_path: Path) -
     with gated.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"), then=str(tmp_path / "done")).id
         held(client, run)
+        watch = m.Watch(id=client.next_id(), run=run, calls=True)
+        client.call(watch, m.Done)
         gated.reexecute()
         wait_until(lambda: [each.state for each in page(client, run).calls] == ["waiting"], "it asks again")
         client.call(m.Resume(id=client.next_id(), run=run, limits=[limit("cost", 1)]), m.RunReply)
         wait_until(lambda: [each.state for each in page(client, run).calls] == ["ended"], "it is made")
         (call,) = page(client, run).calls
         assert call.waited_s is not None
+        assert [answer.reply.call.state for answer in client.arrived() if isinstance(answer.reply, m.CallPush)] == [
+            "waiting",
+            "ended",
+        ]
         (tmp_path / "done").touch()
         ended(client, run)
     assert [each.state for each in recorded(gated, run)] == ["ended"]

@@ -539,3 +539,25 @@ def test_the_gateway_ignores_a_package_in_the_working_directory(start: Start, pr
     with daemon.client() as client:
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
     assert not (tmp_path / "sfad" / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("tools", "why"),
+    [
+        ({"blocked_tools": ["Bash"]}, "--block-tool forbids"),
+        ({"allowed_tools": ["Read"]}, "--allow-tool does not name"),
+        ({}, None),
+    ],
+)
+def test_a_forbidden_tool_in_a_reply_ends_the_run(gated: Daemon, tools: dict[str, list[str]], why: str | None) -> None:
+    with gated.client() as client:
+        words = [sys.executable, CALLER, json.dumps({"tool": "Bash", "output": 100, "then": "/nowhere" if why else None})]
+        reply = spawn(client, [*words], **tools)
+        assert isinstance(reply, m.RunReply), reply
+        run = ended(client, reply.run.id)
+    if why is None:
+        assert run.status is Status.COMPLETED
+    else:
+        assert run.reason is not None
+        assert (run.status, run.reason.limit_kind) == (Status.FAILED, "tool")
+        assert f"its agent called the tool 'Bash', which {why}" in run.reason.message

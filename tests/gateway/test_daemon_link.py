@@ -25,6 +25,9 @@ ASKED = AskedCall(
     fixed=False,
     choices=1,
     streams=True,
+    factor=1.0,
+    long_cache=False,
+    fees_usd=0.0,
 )
 
 

@@ -1,6 +1,7 @@
 """The APIs that the gateway knows, by the name that `[gateway.upstreams]` uses. Pure: bytes in, facts out.
 
 `base`       what a call asks for, what a reply tells, and the interface of an API
+`extras`     what costs more than tokens at list prices
 `anthropic`  Anthropic Messages
 `responses`  OpenAI Responses
 `chat`       OpenAI Chat Completions

@@ -8,6 +8,7 @@ import msgspec
 from ...meters import counters
 from ...protocol.types import Tokens
 from .base import MAX_TOOL_USES, MODEL_MAX, Api, ModelCall, OpenToolUse, ReplyReader, encoded, fields, positive, tool_use
+from .extras import ANTHROPIC_FACTORS, ANTHROPIC_FEES, most_fees, words
 
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
@@ -17,6 +18,17 @@ class _AnthropicRequest(msgspec.Struct):
     model: str
     max_tokens: Any = None
     stream: Any = False
+    speed: Any = None
+    inference_geo: Any = None
+    tools: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _AnthropicCaches(msgspec.Struct):
+    ephemeral_1h_input_tokens: Any = None
+
+
+class _AnthropicTools(msgspec.Struct):
+    web_search_requests: Any = None
 
 
 class _AnthropicUsage(msgspec.Struct):
@@ -24,6 +36,10 @@ class _AnthropicUsage(msgspec.Struct):
     output_tokens: Any = None
     cache_read_input_tokens: Any = None
     cache_creation_input_tokens: Any = None
+    cache_creation: _AnthropicCaches | None = None
+    server_tool_use: _AnthropicTools | None = None
+    speed: Any = None
+    inference_geo: Any = None
     iterations: list["_AnthropicIteration"] | None = None
 
 
@@ -61,6 +77,8 @@ class _AnthropicApi(Api):
     name = "anthropic"
     free = re.compile(r"/messages/count_tokens$|/models(/[^/]+)?$|/files$")
     ungated = re.compile(r"/messages/batches$|/complete$|/sessions(/|$)")
+    references = (b'"type":"url"', b'"type": "url"', b'"type":"file"', b'"type": "file"')
+    factors = ANTHROPIC_FACTORS
 
     def path(self, path: str) -> str:
         # opencode takes the base URL to end in /v1 (https://github.com/anomalyco/opencode/issues/35005), Claude Code does not
@@ -75,6 +93,10 @@ class _AnthropicApi(Api):
             max_output=positive(request.max_tokens),
             streams=request.stream is True,
             caches=b'"cache_control"' in body,
+            refers=self.refers(body),
+            tiers=words(speed=request.speed, inference_geo=request.inference_geo),
+            long_cache=b'"ttl":"1h"' in body or b'"ttl": "1h"' in body,
+            fees_usd=most_fees(ANTHROPIC_FEES, request.tools),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -137,6 +159,11 @@ class _AnthropicReader(ReplyReader):
             if (told := getattr(usage, name)) is not None:
                 setattr(self._usage, name, told)
         self.tokens = _tokens(self._usage)
+        self.tiers = words(speed=self._usage.speed, inference_geo=self._usage.inference_geo)
+        if self._usage.cache_creation is not None:
+            self.long_cached = counters.number(self._usage.cache_creation.ephemeral_1h_input_tokens)
+        if self._usage.server_tool_use is not None:
+            self.fees_usd = counters.number(self._usage.server_tool_use.web_search_requests) * ANTHROPIC_FEES["web_search"]
         for iteration in self._usage.iterations or ():
             if iteration.type == "compaction":
                 self.tokens = counters.plus(self.tokens, _tokens(iteration))

@@ -2,8 +2,8 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from ...meters.counters import printable
 from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
 from ..sse import EventStream
+from .extras import Factors, factor_of
 
 MAX_REPLY = 16 << 20
 """Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""
@@ -47,6 +48,14 @@ class ModelCall:
     """Its input may be written to a cache, which costs more than to be read without one."""
     continues: bool = False
     """The provider keeps a part of its input, so the size of the request does not tell it."""
+    refers: bool = False
+    """It names files that the provider reads, whose size it does not tell."""
+    tiers: Mapping[str, str] = field(default_factory=dict)
+    """What it asks for that is dearer, by the field that says so."""
+    long_cache: bool = False
+    """What it writes to a cache is kept for an hour, at twice the price of input."""
+    fees_usd: float = 0.0
+    """What the provider's tools may cost."""
 
 
 class ToolUse(NamedTuple):
@@ -87,6 +96,12 @@ class ReplyReader(ABC):
         self.tools: list[ToolUse] = []
         self.written = 0
         """Bytes of text, thinking and arguments that have come so far."""
+        self.tiers: Mapping[str, str] = {}
+        """What the reply says of its tier."""
+        self.long_cached = 0
+        """Tokens written to a cache for an hour."""
+        self.fees_usd = 0.0
+        """What the provider's tools have cost."""
         self.background = False
         """It is generated whether or not the client reads it."""
         self._read = streamed
@@ -142,6 +157,9 @@ class Api(ABC):
     """Paths of requests that cost nothing although they name a model."""
     ungated: re.Pattern[str]
     """Paths of requests that cost money, and are no calls of a model."""
+    references: tuple[bytes, ...]
+    """What a body has that names files by URL or id."""
+    factors: Factors
 
     def path(self, path: str) -> str:
         """Return the path that the provider has for a program's path."""
@@ -169,6 +187,13 @@ class Api(ABC):
     @abstractmethod
     def reply(self, *, streamed: bool) -> ReplyReader:
         """Return what reads the reply of a call."""
+
+    def factor(self, model: str, asked: Mapping[str, str], told: Mapping[str, str]) -> float:
+        """Return what the tiers that were asked for, or what the reply tells instead, multiply all prices of a model by."""
+        return factor_of(self.factors, model, {**asked, **told}.values())
+
+    def refers(self, body: bytes) -> bool:
+        return any(reference in body for reference in self.references)
 
     def paid(self, method: str, path: str, body: bytes) -> Paid:
         """Return whether a request that is no call of a model costs money. A request that names a model does, unless it is known

@@ -6,7 +6,8 @@ import msgspec
 
 from ...meters import counters
 from .base import MAX_TOOL_USES, MODEL_MAX, Api, ModelCall, OpenToolUse, ReplyReader, encoded, fields, positive
-from .responses import OPENAI_FREE, OPENAI_UNGATED, openai_refusal
+from .extras import OPENAI_FACTORS, words
+from .responses import OPENAI_FREE, OPENAI_REFERENCES, OPENAI_UNGATED, openai_refusal
 
 
 class _ChatRequest(msgspec.Struct):
@@ -16,6 +17,7 @@ class _ChatRequest(msgspec.Struct):
     n: Any = 1
     stream: Any = False
     stream_options: Any = None
+    service_tier: Any = None
 
 
 class _ChatDetails(msgspec.Struct):
@@ -58,12 +60,15 @@ class _ChatChoice(msgspec.Struct):
 class _ChatCompletion(msgspec.Struct):
     choices: list[_ChatChoice] = []
     usage: _ChatUsage | None = None
+    service_tier: Any = None
 
 
 class _ChatApi(Api):
     name = "openai-chat"
     free = OPENAI_FREE
     ungated = OPENAI_UNGATED
+    references = OPENAI_REFERENCES
+    factors = OPENAI_FACTORS
 
     def call(self, path: str, body: bytes) -> ModelCall | None:
         if not path.endswith("/chat/completions"):
@@ -75,6 +80,8 @@ class _ChatApi(Api):
             choices=positive(request.n) or 1,
             streams=request.stream is True,
             caches=True,
+            refers=self.refers(body),
+            tiers=words(service_tier=request.service_tier),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -112,7 +119,7 @@ class _ChatReader(ReplyReader):
                 self._say(choice.index, choice.delta)
         if any(choice.finish_reason for choice in completion.choices):
             self._finish()
-        self._count(completion.usage)
+        self._count(completion)
 
     def document(self, data: bytes) -> None:
         completion = _COMPLETION.decode(data)
@@ -120,7 +127,7 @@ class _ChatReader(ReplyReader):
             if choice.message is not None:
                 self._say(choice.index, choice.message, whole=True)
         self._finish()
-        self._count(completion.usage)
+        self._count(completion)
 
     def _say(self, choice: int, said: _ChatSaid, *, whole: bool = False) -> None:
         self.written += counters.size(said.content, said.reasoning_content, said.reasoning, said.refusal)
@@ -139,7 +146,9 @@ class _ChatReader(ReplyReader):
             self.use(call.close())
         self._calls.clear()
 
-    def _count(self, usage: _ChatUsage | None) -> None:
+    def _count(self, completion: _ChatCompletion) -> None:
+        self.tiers = words(service_tier=completion.service_tier) or self.tiers
+        usage = completion.usage
         if usage is not None:
             details = usage.prompt_tokens_details or _ChatDetails()
             self.tokens = counters.tokens_in_all(

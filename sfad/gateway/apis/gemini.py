@@ -7,6 +7,7 @@ import msgspec
 
 from ...meters import counters
 from .base import MODEL_MAX, Api, Fields, ModelCall, ReplyReader, encoded, fields, positive, tool_use
+from .extras import GEMINI_FACTORS, GEMINI_QUERY, GEMINI_SEARCH, MOST_USES, words
 
 _CALL = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)$")
 
@@ -33,7 +34,12 @@ class _GeminiContent(msgspec.Struct):
     parts: list[_GeminiPart] = []
 
 
+class _GeminiGrounding(msgspec.Struct, rename="camel"):
+    web_search_queries: list[Any] | None = None
+
+
 class _GeminiCandidate(msgspec.Struct, rename="camel"):
+    grounding_metadata: _GeminiGrounding | None = None
     content: _GeminiContent | None = None
     finish_reason: Any = None
 
@@ -69,6 +75,8 @@ class _GeminiApi(Api):
     name = "gemini"
     free = re.compile(r":(countTokens|computeTokens)$|/files$|/models$")
     ungated = re.compile(r":(batch|async|embed|predict)|/(cachedContents|batches|tunedModels|interactions)(/|$)")
+    references = (b'"fileUri"', b'"file_uri"')
+    factors = GEMINI_FACTORS
 
     def call(self, path: str, body: bytes) -> ModelCall | None:
         found = _CALL.search(path)
@@ -82,6 +90,9 @@ class _GeminiApi(Api):
             choices=config.count("candidateCount") or 1,
             streams=found[2].startswith("stream"),
             continues=request.get("cachedContent") is not None,
+            refers=self.refers(body),
+            tiers=words(serviceTier=_tier(request.get("serviceTier"))),
+            fees_usd=MOST_USES * GEMINI_QUERY if _searches(request.get("tools")) else 0.0,
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -106,6 +117,16 @@ class _GeminiApi(Api):
         return _GeminiReader(streamed=streamed)
 
 
+def _tier(value: msgspec.Raw | None) -> str | None:
+    """Return the tier of a request: `priority`, also where it is written as in the protocol."""
+    told = msgspec.json.decode(value or b"null")
+    return told.removeprefix("SERVICE_TIER_").lower() if isinstance(told, str) else None
+
+
+def _searches(tools: msgspec.Raw | None) -> bool:
+    return re.search(rb'"google_?[sS]earch', tools or b"") is not None
+
+
 class _GeminiReader(ReplyReader):
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
@@ -127,6 +148,8 @@ class _GeminiReader(ReplyReader):
                 if part.function_call is not None:
                     self.written += counters.size(part.function_call.args)
                     self.use(tool_use(part.function_call.name, bytes(part.function_call.args)))
+            if candidate.grounding_metadata is not None and (queries := candidate.grounding_metadata.web_search_queries):
+                self.fees_usd = max(self.fees_usd, GEMINI_SEARCH, len(queries) * GEMINI_QUERY)
         self._finished |= any(candidate.finish_reason for candidate in generated.candidates)
         usage = generated.usage_metadata
         if usage is not None:  # each event repeats it, with what has come by then

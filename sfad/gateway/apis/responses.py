@@ -7,6 +7,7 @@ import msgspec
 
 from ...meters import counters
 from .base import MODEL_MAX, Api, ModelCall, ReplyReader, encoded, fields, positive, tool_use
+from .extras import OPENAI_FACTORS, OPENAI_FEES, fee_of_use, most_fees, words
 
 
 class _ResponsesRequest(msgspec.Struct):
@@ -15,6 +16,9 @@ class _ResponsesRequest(msgspec.Struct):
     stream: Any = False
     previous_response_id: Any = None
     conversation: Any = None
+    service_tier: Any = None
+    max_tool_calls: Any = None
+    tools: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _ResponsesDetails(msgspec.Struct):
@@ -44,6 +48,7 @@ class _ResponsesItem(msgspec.Struct):
 
 class _ResponsesResponse(msgspec.Struct):
     background: Any = None
+    service_tier: Any = None
     usage: _ResponsesUsage | None = None
     output: list[_ResponsesItem] = []
 
@@ -73,10 +78,15 @@ OPENAI_UNGATED = re.compile(
 )
 
 
+OPENAI_REFERENCES = (b'"file_id"', b'"file_url"', b'"image_url":"http', b'"image_url": "http', b'"url":"http', b'"url": "http')
+
+
 class _ResponsesApi(Api):
     name = "openai-responses"
     free = OPENAI_FREE
     ungated = OPENAI_UNGATED
+    references = OPENAI_REFERENCES
+    factors = OPENAI_FACTORS
 
     def call(self, path: str, body: bytes) -> ModelCall | None:
         if not path.endswith(("/responses", "/responses/compact")):
@@ -90,6 +100,9 @@ class _ResponsesApi(Api):
             streams=request.stream is True,
             caches=True,
             continues=bool(request.previous_response_id or request.conversation),
+            refers=self.refers(body),
+            tiers=words(service_tier=request.service_tier),
+            fees_usd=most_fees(OPENAI_FEES, request.tools, request.max_tool_calls),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -121,6 +134,7 @@ class _ResponsesReader(ReplyReader):
             self._call(item)
 
     def _call(self, item: _ResponsesItem) -> None:
+        self.fees_usd += fee_of_use(OPENAI_FEES, item.type)
         if item.type in _CALLS:
             told = next((each for each in (item.arguments, item.input) if isinstance(each, str)), "")
             name = item.name if item.name is not None else item.type
@@ -128,6 +142,8 @@ class _ResponsesReader(ReplyReader):
 
     def _count(self, response: _ResponsesResponse) -> None:
         self.background = response.background is True
+        if response.service_tier != "auto":  # which it is until that is decided
+            self.tiers = words(service_tier=response.service_tier)
         usage = response.usage  # null until the end
         if usage is not None:
             details = usage.input_tokens_details or _ResponsesDetails()

@@ -30,7 +30,20 @@ def end_call(call: Call, request: EndCall) -> None:
                 error=request.error[:MAX_WORDS] if request.error is not None else None,
             )
             runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, end, tuple(request.tools)))
+            _tell_of_tools(call, request)
             runtime.arrivals.call_settled()
         call.reply(Done(id=request.id))
 
     once_priced(call, request.run, request.model if request.tokens is not None else None, count)
+
+
+def _tell_of_tools(call: Call, request: EndCall) -> None:
+    """Tell the core which tools a reply asks for, where the run may not use all."""
+    live = call.runtime.catalogue.live.get(request.run)
+    if live is None or not (live.spawn.allowed_tools or live.spawn.blocked_tools):
+        return
+    tools = tuple(name for name, _ in request.tools)
+    if live.program is not None and not live.program.names_tools_like_calls:
+        # the names of its events, by which tools are allowed, are not those of its calls
+        tools = tuple(name for name in tools if name in live.spawn.blocked_tools)
+    call.runtime.feed(e.ToolsCalled(trio.current_time(), request.run, tools))

@@ -12,6 +12,8 @@ MAX_EACH = 64
 
 @answers_about_run(Watch)
 def watch(call: Call, request: Watch, run: RunInfo) -> None:
+    if request.calls:
+        call.permit("calls", call.runtime.catalogue.lineage(run.id))
     demand_watch(call)
     push(call, run.id, calls=request.calls)
     call.reply(Done(id=call.id))

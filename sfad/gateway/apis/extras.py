@@ -1,0 +1,73 @@
+"""What a call costs beyond its tokens at list prices: faster tiers, longer caches, and the providers' own tools."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+MOST_USES = 10
+"""Uses of the provider's tools in one call, where the request says no maximum. A guess."""
+
+Factors = Mapping[str, tuple[tuple[str, float], ...]]
+"""By the word of a tier: what it multiplies all prices by, for models whose names have the pattern. The first one counts."""
+
+ANTHROPIC_FACTORS: Factors = {"fast": (("opus-4-[67]", 6.0), ("", 2.0)), "us": (("", 1.1),)}
+"""https://platform.claude.com/docs/en/build-with-claude/fast-mode, and `inference_geo` of
+https://platform.claude.com/docs/en/about-claude/pricing"""
+OPENAI_FACTORS: Factors = dict.fromkeys(("priority", "fast"), ((r"gpt-5\.5", 2.5), ("", 2.0)))
+"""https://openai.com/api-fast-mode/; some models cost 1.7 times."""
+GEMINI_FACTORS: Factors = {"priority": (("", 2.0),)}
+"""https://ai.google.dev/gemini-api/docs/priority-inference: 1.75 to 2 times."""
+
+ANTHROPIC_FEES = {"web_search": 0.01}
+OPENAI_FEES = {"web_search": 0.01, "file_search": 0.0025, "code_interpreter": 0.03, "image_generation": 0.25}
+"""USD for a use (https://platform.claude.com/docs/en/about-claude/pricing, https://openai.com/api/pricing): of a container for the
+smallest, of an image for the dearest."""
+GEMINI_SEARCH, GEMINI_QUERY = 0.035, 0.014
+"""USD for a grounded reply of Gemini 2, for a query of Gemini 3 (https://ai.google.dev/gemini-api/docs/pricing). The free ones of
+each day are taken to be used up."""
+
+
+class _ServerTool(msgspec.Struct):
+    type: Any = None
+    max_uses: Any = None
+
+
+_TOOLS = msgspec.json.Decoder(list[_ServerTool])
+
+
+def factor_of(factors: Factors, model: str, tiers: Iterable[str]) -> float:
+    """Return what the tiers multiply the price of a model by."""
+    found = 1.0
+    for tier in tiers:
+        found *= next((factor for pattern, factor in factors.get(tier, ()) if re.search(pattern, model)), 1.0)
+    return found
+
+
+def words(**told: Any) -> dict[str, str]:
+    """Return the fields that have a word."""
+    return {name: word for name, word in told.items() if isinstance(word, str)}
+
+
+def most_fees(fees: Mapping[str, float], tools: msgspec.Raw, uses: Any = None) -> float:
+    """Return what the provider's tools in a request may cost. `uses`: how often it may use all of them."""
+    try:
+        offered = _TOOLS.decode(tools or b"[]")
+    except msgspec.DecodeError:
+        return 0.0
+    return max((_fee(fees, tool.type) * _number(tool.max_uses, _number(uses, MOST_USES)) for tool in offered), default=0.0)
+
+
+def fee_of_use(fees: Mapping[str, float], kind: str) -> float:
+    """Return what an item of a reply costs, such as a `web_search_call`."""
+    return fees.get(kind.removesuffix("_call"), 0.0)
+
+
+def _fee(fees: Mapping[str, float], kind: Any) -> float:
+    # `web_search_20250305`, `web_search_preview`
+    return max((fee for name, fee in fees.items() if isinstance(kind, str) and kind.startswith(name)), default=0.0)
+
+
+def _number(value: Any, default: int) -> int:
+    return min(value, 1000) if type(value) is int and value >= 0 else default

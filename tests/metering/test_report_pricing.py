@@ -1,0 +1,54 @@
+"""What calls of models cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfad.config import Price
+from sfad.core.account import OpenReservation
+from sfad.metering.price_list import PriceList
+from sfad.metering.report_pricing import ReportPricing
+from sfad.protocol import messages as m
+from sfad.protocol.types import Tokens
+
+OWN = {"m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25)}
+PRICING = ReportPricing({}, PriceList(OWN, loaded=lambda: None, trouble=lambda _: None))
+RESERVED = OpenReservation("m", 1, 1, 1, None, source="gateway")
+
+
+@pytest.mark.parametrize(
+    ("call", "price"),
+    [
+        ({}, (1_000_000, 5000, 0)),
+        ({"caches": True}, (1_250_000, 5000, 0)),
+        ({"caches": True, "long_cache": True}, (2_000_000, 5000, 0)),
+        ({"long_cache": True}, (1_000_000, 5000, 0)),
+        ({"more_input": 500}, (1_000_000, 5000, 500_000)),
+        ({"more_input": 500, "caches": True, "long_cache": True, "factor": 2.0}, (4_000_000, 10_000, 2_000_000)),
+        ({"fees_usd": 0.1, "factor": 2.0}, (2_000_000, 10_000, 100_000_000)),
+        ({"model": "unknown"}, (None, 0, 0)),
+    ],
+)
+def test_what_a_call_may_cost(call: dict[str, Any], price: tuple[int | None, int, int]) -> None:
+    asked: dict[str, Any] = {"id": 1, "run": "a", "model": "m", "input_tokens": 1000, "max_output": 10}
+    request = m.AdmitCall(**asked | call)
+    assert PRICING.price_of_call(request) == price
+
+
+@pytest.mark.parametrize(
+    ("call", "cost"),
+    [
+        ({}, 0.0001 * 8 + 0.00125 + 0.0005),
+        ({"long_cached": 400}, 0.0008 + 0.00125 + 0.0005 + 400 * 0.75e-6),
+        ({"factor": 6.0, "fees_usd": 0.02}, 6 * 0.00255 + 0.02),
+        ({"model": "unknown", "fees_usd": 0.02}, None),
+    ],
+)
+def test_what_a_call_has_cost(call: dict[str, Any], cost: float | None) -> None:
+    tokens = Tokens(input=9000, cached=8000, cache_write=1000, output=100)
+    told: dict[str, Any] = {"id": 1, "run": "a", "reservation": "r", "model": "m", "tokens": tokens}
+    request = m.EndCall(**told | call)
+    used = PRICING.use_of_call(request, RESERVED).cost
+    assert used == (None if cost is None else pytest.approx(cost * 1e9))
