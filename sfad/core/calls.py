@@ -19,7 +19,7 @@ from msgspec.structs import replace as changed
 from ..protocol.types import Action, CallInfo, ErrorCode, LimitKind, RunId, Status
 from . import commands as c
 from . import events as e
-from .account import OpenReservation
+from .account import OpenReservation, Use
 from .budget_enforcement import BudgetEnforcement
 from .budgets import Budget
 from .call_rates import Barrier, CallRates
@@ -85,6 +85,7 @@ class _Room:
 
 
 _BROKEN_OFF = e.CallEnd(error="the gateway was killed before it ended; it was charged as reserved")
+_NOT_MADE = e.CallEnd(error="the daemon died before the gateway had learnt that it was admitted; it was asked for again")
 
 
 def _seconds(duration: float) -> float:
@@ -132,12 +133,24 @@ class Calls:
         self._limits.enforce(run, ev.at)
 
     def gateway_started(self, ev: e.GatewayStarted) -> None:
-        for run in self._ctx.tree:
-            lost = {name: each for name, each in run.account.reservations.items() if each.source == "gateway"}
-            for name, reservation in lost.items():
-                self._spending.end_call(run, name, replace(reservation.use, partial=True), _BROKEN_OFF)
-            if lost:
-                self._limits.enforce(run, ev.at)
+        lost = self._reservations()
+        for run, name, reservation in lost:
+            self._spending.end_call(run, name, replace(reservation.use, partial=True), _BROKEN_OFF)
+        for run in dict.fromkeys(run for run, _, _ in lost):
+            self._limits.enforce(run, ev.at)
+
+    def gateway_connected(self, ev: e.GatewayConnected) -> None:
+        for run, name, _ in self._reservations():
+            if name not in ev.reservations:
+                self._spending.end_call(run, name, Use(), _NOT_MADE)
+
+    def _reservations(self) -> list[tuple[Run, str, OpenReservation]]:
+        return [
+            (run, name, each)
+            for run in self._ctx.tree
+            for name, each in run.account.reservations.items()
+            if each.source == "gateway"
+        ]
 
     def look(self, at: float) -> None:
         """Decide again about the calls that wait, because there may be more room now."""

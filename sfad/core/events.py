@@ -171,6 +171,12 @@ class GatewayStarted(At, frozen=True):
     """A gateway was started. What an earlier one had under way, and did not settle, counts in full."""
 
 
+class GatewayConnected(At, frozen=True):
+    """The gateway has a new connection. Of reservations that are not among these, it never learnt: no call was made for them."""
+
+    reservations: frozenset[str]
+
+
 class UseSeen(OfRun, frozen=True):
     """What a run has used in all its attempts, as a source tells it now."""
 
@@ -341,7 +347,7 @@ OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
-OfGateway = CallAsked | CallWithdrawn | CallSettled | GatewayStarted
+OfGateway = CallAsked | CallWithdrawn | CallSettled | GatewayStarted | GatewayConnected
 OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | RunsAdopted
 
 Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon

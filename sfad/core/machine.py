@@ -141,6 +141,8 @@ class Machine:
                 self._calls.settled(event)
             case e.GatewayStarted():
                 self._calls.gateway_started(event)
+            case e.GatewayConnected():
+                self._calls.gateway_connected(event)
             case e.Committed():
                 self._admission.committed(event)
             case e.CommitFailed():

@@ -11,6 +11,9 @@ from .coding import Coding, UnreadableBodyError
 from .estimate import Estimates
 from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Unasked
 
+MOST_BYTES_A_TOKEN = 16
+"""Of what a model has written. A provider that tells fewer tokens than that, or no input, is not believed. Text and code have
+three to four bytes a token."""
 MAX_PIECE = 16 << 20
 """Bytes that one piece of a reply may decode to. Pieces have at most 64 KiB before that."""
 
@@ -153,9 +156,10 @@ class CallRecord:
             return Tokens(), False  # providers do not bill a call that they answered with an error
         if self._unreadable or reply.unknown:
             return None, True
-        if reply.told and reply.tokens is not None:
-            return reply.tokens, False
-        known = reply.tokens or Tokens(input=self._asked.input_tokens)
+        known = reply.tokens if reply.tokens is not None and reply.tokens.input else Tokens(input=self._asked.input_tokens)
+        believed = known is reply.tokens and known.output * MOST_BYTES_A_TOKEN >= reply.written
+        if reply.told and believed:
+            return known, False
         estimated = self._estimates.output(self._asked.run, self._call, reply.written)
         most = (self._admitted.max_output or self._asked.max_output) * self._asked.choices
         output = max(known.output, min(estimated, most))

@@ -50,6 +50,8 @@ class DaemonLink:
         self._open: dict[int, _Open] = {}
         self._withdrawn: dict[int, m.AdmitCall] = {}
         """Whose withdrawal is not answered yet, by the number of the request."""
+        self._reservations: set[str] = set()
+        """Of calls whose end the daemon has not answered yet."""
         self._last = 0
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
 
@@ -159,7 +161,8 @@ class DaemonLink:
         decoder = FrameDecoder(MAX_REPLY)
         hello, settings = self._number(), self._number()
         await stream.send_all(m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway")))
-        await _send_with(stream.socket, m.pack_message(m.ServeGateway(id=settings, descriptors=1)), self._listener)
+        serve = m.ServeGateway(id=settings, descriptors=1, reservations=sorted(self._reservations))
+        await _send_with(stream, m.pack_message(serve), self._listener)
         again = dict(self._open)
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
         self.alone_since = None
@@ -194,11 +197,15 @@ class DaemonLink:
             }
             self.ungated = reply.ungated
             self.ready.set()
+        if isinstance(reply, m.CallAdmitted) and reply.reservation is not None:
+            self._reservations.add(reply.reservation)
         if (open_ := self._open.pop(reply.id, None)) is not None:
             open_.reply = reply
             open_.answered.set()
             if isinstance(open_.request, m.WithdrawCall):
                 self._withdrawn.pop(open_.request.call, None)
+            elif isinstance(open_.request, m.EndCall):
+                self._reservations.discard(open_.request.reservation)
         elif isinstance(reply, m.CallAdmitted) and reply.reservation is not None and reply.id in self._withdrawn:
             asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
             unused = m.EndCall(
@@ -207,8 +214,8 @@ class DaemonLink:
             self._send(_Open(unused))
 
 
-async def _send_with(sock: trio.socket.SocketType, data: bytes, descriptor: int) -> None:
+async def _send_with(stream: trio.SocketStream, data: bytes, descriptor: int) -> None:
     """Send `data`, and the descriptor with its first byte."""
     rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor])
-    sent = await sock.sendmsg([data], [rights])
-    assert sent == len(data)  # a message this small is sent whole, or not at all
+    sent = await stream.socket.sendmsg([data], [rights])
+    await stream.send_all(data[sent:])

@@ -27,6 +27,8 @@ MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
 MAX_PATH = 200
 """Characters of a path that are recorded."""
+CONNECT_TIMEOUT = 60.0
+"""Seconds until an upstream has taken a connection, TLS included."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to say goodbye to an upstream."""
 T = TypeVar("T")
@@ -54,16 +56,16 @@ class Shared:
 
 
 def new_client() -> httpx2.AsyncClient:
-    """Return what makes the requests of all calls. It has no timeouts: how long a model may think is the provider's and the agent's
-    business.
+    """Return what makes the requests of all calls. It has no timeouts but for connecting: how long a model may think is the
+    provider's and the agent's business.
 
     HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up
     (https://github.com/encode/httpcore/issues/943). The provider would go on, bill it, and use up the window of the connection
     that other calls share."""
-    limits = httpx2.Limits(
-        max_connections=None, max_keepalive_connections=100, keepalive_expiry=50.0
-    )  # load balancers often have 60
-    return httpx2.AsyncClient(http1=True, http2=False, timeout=None, limits=limits, follow_redirects=False)
+    # load balancers often have 60
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=50.0)
+    timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
+    return httpx2.AsyncClient(http1=True, http2=False, timeout=timeout, limits=limits, follow_redirects=False)
 
 
 @contextmanager
@@ -78,6 +80,22 @@ def _closing(record: RequestRecord | None) -> Iterator[None]:
     finally:
         if record is not None:
             record.close()
+
+
+_NOT_SENT = httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError
+
+
+def _text_of(error: BaseException) -> str:
+    # trio tells why TLS failed in the cause of the cause
+    at: BaseException | None = error
+    while at is not None and not str(at):
+        at = at.__cause__ or at.__context__
+    return str(at) if at is not None else type(error).__name__
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BODY:
+        raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
 
 
 class Exchange:
@@ -143,10 +161,10 @@ class Exchange:
             await self._forward_whole(placed, upstream, api, route, raw, space)
 
     async def _body(self, space: Space) -> bytes:
+        _check_size(next((int(value) for name, value in self._request.headers if name == b"content-length"), 0))
         body = bytearray()  # a list of thousands of pieces would leave the allocator with holes that it never gives back
         while piece := await self._http.body():
-            if len(body) + len(piece) > MAX_BODY:
-                raise _AnsweredError(413, f"the request has more than {MAX_BODY >> 20} MiB")
+            _check_size(len(body) + len(piece))
             space.grow(len(piece))
             body += piece
         return bytes(body)
@@ -273,9 +291,9 @@ class Exchange:
         try:
             response = await self._shared.client.send(request, stream=True)
         except httpx2.HTTPError as error:
-            what = str(error) or type(error).__name__
+            what = _text_of(error)
             if record is not None:
-                record.error, record.sent = what, not isinstance(error, httpx2.ConnectError)
+                record.error, record.sent = what, not isinstance(error, _NOT_SENT)
             raise _AnsweredError(502, f"upstream '{upstream.name}' ({upstream.url}) does not answer: {what}") from error
         try:
             if record is not None:
@@ -299,7 +317,7 @@ class Exchange:
             await self._http.end()
         except httpx2.HTTPError as error:
             # the client sees what it would have seen without the gateway: the connection ends in the middle
-            raise ClientGoneError(f"upstream '{upstream.name}' broke off its reply: {error}") from error
+            raise ClientGoneError(f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}") from error
         finally:
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await response.aclose()

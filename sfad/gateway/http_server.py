@@ -59,7 +59,7 @@ class HttpServer:
                     self._asked_for_head = event.method == b"HEAD"
                     return event
         except _MalformedError as error:
-            await self.answer(error.status, [(b"content-type", b"text/plain")], f"{error}\n".encode())
+            await self._answer_malformed(error)
             raise
         return None
 
@@ -69,7 +69,11 @@ class HttpServer:
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[]))
         while True:
-            event = self._next()
+            try:
+                event = self._next()
+            except _MalformedError as error:
+                await self._answer_malformed(error)
+                raise
             if event is h11.NEED_DATA:
                 with trio.move_on_at(min(self._body_until, trio.current_time() + BODY_TIMEOUT)) as waiting:
                     await self._receive()
@@ -81,6 +85,10 @@ class HttpServer:
                 return b""
             elif not isinstance(event, h11.Data):
                 raise ClientGoneError("it closed the connection in its request")
+
+    async def _answer_malformed(self, error: _MalformedError) -> None:
+        if not self.answering:
+            await self.answer(error.status, [(b"content-type", b"text/plain")], f"{error}\n".encode())
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a reply of the gateway's own, before or after the request's body has come."""

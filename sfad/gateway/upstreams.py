@@ -14,6 +14,8 @@ _HOP_BY_HOP = {
     b"transfer-encoding", b"upgrade",
 }  # fmt: skip
 """RFC 9110, section 7.6.1: they are about one connection."""
+_OVERRIDES = {b"x-http-method-override", b"x-http-method", b"x-method-override"}
+"""To the gateway such a request would be a GET, which costs nothing, and to the provider a call."""
 _CREDENTIALS = {b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key"}
 
 _IN_QUERY = {"key", "access_token"}
@@ -94,7 +96,7 @@ def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, 
     kept = [
         (name, value)
         for name, value in headers
-        if name.lower() not in _HOP_BY_HOP | named | {b"host", b"content-length", b"expect"}
+        if name.lower() not in _HOP_BY_HOP | _OVERRIDES | named | {b"host", b"content-length", b"expect"}
         and not (key is not None and name.lower() in _CREDENTIALS)
     ]
     return kept if key is None else [*kept, _credentials(api, key)]

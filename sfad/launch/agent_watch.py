@@ -14,10 +14,10 @@ import trio
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.naming import agent_of
+from ..host.exec_events import ExecEvents
 from . import procfs
 from .contain.interface import RunContainment
 from .emitter import Emitter
-from .exec_events import ExecEvents
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Unplaceable
 
@@ -27,7 +27,7 @@ _SHARE = 19
 """A pause is at least so many times as long as the look before it, so looking takes at most a twentieth of a CPU."""
 _GATHER = 0.05
 """Seconds for which exec events gather: a build may execute a thousand programs a second, and each wake-up costs more than a
-look at a process."""
+look at a process. Nor does a run that ends sooner cost one."""
 _MAX_COMMAND = 512
 """Characters of a command line that are told."""
 _MAX_ABOVE = 64
@@ -71,24 +71,24 @@ class AgentWatch:
     async def _follow(self, events: ExecEvents) -> None:
         """Look at what the kernel tells, until no run is live."""
         look_at = trio.current_time() + _LOOK_EVERY  # runs may have been adopted
-        while self._runs:
+        pause = _GATHER
+        while True:
+            await trio.sleep(pause)
+            if not self._runs:
+                return
             with trio.move_on_at(look_at):
                 await trio.lowlevel.wait_readable(events)
-            pids = events.pids()
+            pids, pause = events.pids(), _GATHER
             if pids is None or trio.current_time() >= look_at:
-                self._look_at_all()
-                look_at = math.inf
+                pause, look_at = max(pause, self._look_at_all()), math.inf
             else:
                 self._look_at(pids)
-            await trio.sleep(_GATHER)
 
     async def _look_now_and_then(self) -> None:
         pause = _LOOK_EVERY
         while self._runs:
             await trio.sleep(pause)
-            began = trio.current_time()
-            self._look_at_all()
-            pause = max(_LOOK_EVERY, _SHARE * (trio.current_time() - began))
+            pause = max(_LOOK_EVERY, self._look_at_all())
 
     def _look_at(self, pids: Iterable[int]) -> None:
         for pid in sorted(pids):  # parents first
@@ -96,13 +96,15 @@ class AgentWatch:
             if seen is not None:
                 self._tell(pid, *seen)
 
-    def _look_at_all(self) -> None:
-        """Tell agents that the last look has not found. Raises `OSError`."""
+    def _look_at_all(self) -> float:
+        """Tell agents that the last look has not found. Return for how long to pause after it. Raises `OSError`."""
+        began = trio.current_time()
         before, self._told = self._told, {}
         for pid in procfs.pids():
             seen = self._seen(pid)
             if seen is not None and (before.get(pid) == seen or self._tell(pid, *seen)):
                 self._told[pid] = seen
+        return _SHARE * (trio.current_time() - began)
 
     def _seen(self, pid: int) -> tuple[int, str] | None:
         """Return when a process has started, and which agent program it executes, if it does."""

@@ -80,6 +80,8 @@ class Launching:
                 return
             parent = run.parent.id if run.parent is not None else None
             self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
+            if live.stdin is not None and run.attempt >= run.asked.attempts:
+                live.stdin.leave_to_run()
             crash_point("launched")
             self.expect(run)
             self.resources.spool.spawns.launched(run)
@@ -109,6 +111,8 @@ class Launching:
         token = self.gateway.token(run.id)
         gateway = self.gateway.address(token) if spawn.gateway else None
         shims = self.shims.in_path
+        if shims is not None and not self.shims.open_to(run.birth.uid):
+            shims = None
         return LaunchSpec(
             argv=argv_of(spawn, run.attempt, token),
             cwd=spawn.cwd,

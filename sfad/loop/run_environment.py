@@ -15,6 +15,10 @@ _OWN = (
     b"SFA_NO_LOG=", b"SFA_QUIET=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
 )  # fmt: skip
 
+_PROXIES = (b"http_proxy=", b"https_proxy=", b"all_proxy=")
+_NO_PROXY = (b"no_proxy", b"NO_PROXY")
+"""Most programs read the first one first."""
+
 
 def run_environment(
     run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: str | None = None, shims: bytes | None = None
@@ -24,9 +28,22 @@ def run_environment(
     told = [*_told(run, spawn, socket, deadline), *_leading_to(gateway)]
     own = _OWN + tuple(f"{key}=".encode() for key, _ in _leading_to(gateway))
     kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(own)]
+    if gateway is not None:
+        kept = _exempt_from_proxies(kept)
     if shims is not None:
         kept = [_beginning_with(shims, item) if item.startswith(b"PATH=") else item for item in kept]
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
+
+
+def _exempt_from_proxies(env: list[bytes]) -> list[bytes]:
+    """Return an environment in which no program looks for the gateway behind a proxy."""
+    if not any(item.lower().startswith(_PROXIES) and not item.endswith(b"=") for item in env):
+        return env
+    no_proxy = {name: value for name, _, value in (item.partition(b"=") for item in env) if name in _NO_PROXY}
+    hosts = next((value for name in _NO_PROXY if (value := no_proxy.get(name))), b"")
+    if hosts.strip() != b"*" and b"127.0.0.1" not in (host.strip() for host in hosts.split(b",")):
+        hosts += b",127.0.0.1" if hosts else b"127.0.0.1"
+    return [item for item in env if item.partition(b"=")[0] not in _NO_PROXY] + [name + b"=" + hosts for name in _NO_PROXY]
 
 
 def _beginning_with(shims: bytes, path: bytes) -> bytes:

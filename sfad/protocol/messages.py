@@ -299,6 +299,8 @@ class ServeGateway(Request, tag="serve_gateway"):
 
     descriptors: int = 0
     """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
+    reservations: list[str] | None = None
+    """Those of calls whose end was not answered yet, on a new connection. Others, whose answers were lost, are given back."""
 
 
 class PlaceCaller(Request, tag="place_caller"):

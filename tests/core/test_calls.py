@@ -415,6 +415,20 @@ def test_a_call_that_will_be_asked_again_is_not_recorded() -> None:
     assert t.calls == []
 
 
+def test_what_a_gateway_never_learnt_to_be_admitted_is_given_back() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5")
+    known, _ = t.admitted(t.call(a, output=1000))
+    t.admitted(t.call(a, output=1000))
+    (t >> e.GatewayConnected(t.at, frozenset([known, "of another run"]))).skip()
+    account = t.run(a).account
+    assert list(account.reservations) == [known]
+    (t >> t.called(known, cost=0.1)).skip()
+    assert account.used(LimitKind.COST) == 100_000_000
+    assert not account.sources["gateway"].partial
+    assert [call.cost_usd or 0 for call in t.calls] == [0, 0.1]
+
+
 def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
     t = Transcript()
     a, b = t.start("a", limits="cost=1"), t.start("b", limits="cost=1")
@@ -429,7 +443,9 @@ def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
     assert "the gateway was killed" in (of_gateway.error or "")
 
 
-STEP = st.tuples(st.sampled_from(["ask", "settle", "withdraw", "gateway", "resume", "wait", "exit"]), st.integers(0, 9))
+STEP = st.tuples(
+    st.sampled_from(["ask", "settle", "withdraw", "gateway", "connected", "resume", "wait", "exit"]), st.integers(0, 9)
+)
 
 
 @settings(max_examples=150)
@@ -451,6 +467,8 @@ def test_every_call_is_recorded_once_and_the_records_add_up(steps: list[tuple[st
                 (t >> e.CallWithdrawn(t.at, asked[number % len(asked)].token, "it hung up")).skip()
             case "gateway":
                 (t >> e.GatewayStarted(t.at)).skip()
+            case "connected":
+                (t >> e.GatewayConnected(t.at, frozenset(names[:number]))).skip()
             case "resume":
                 (t >> t.resume(a, room="cost=5")).skip()
             case "wait":

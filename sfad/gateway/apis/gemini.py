@@ -74,7 +74,7 @@ class _Spelled:
 class _GeminiApi(Api):
     name = "gemini"
     free = re.compile(r":(countTokens|computeTokens)$|/files$|/models$")
-    ungated = re.compile(r":(batch|async|embed|predict)|/(cachedContents|batches|tunedModels|interactions)(/|$)")
+    ungated = re.compile(r"^/batch(/|$)|:(batch|async|embed|predict)|/(cachedContents|batches|tunedModels|interactions)(/|$)")
     references = (b'"fileUri"', b'"file_uri"')
     factors = GEMINI_FACTORS
 
