@@ -58,6 +58,6 @@ Output:
 `line_follower`     copies output files line by line
 
 Typer takes 60 ms to import, so `options.read` reads the plain command lines that agents write in loops, and typer reads all others.
-A test checks that both give the same values. No module here imports trio, and of sfad only `sfad.protocol` (`doctor` also
-`sfad.host.probe`).
+A test checks that both give the same values. No module here imports trio (`mcp.server` runs on it by anyio), and of sfad only
+`sfad.protocol` (`doctor` also `sfad.host.probe`).
 """

@@ -95,7 +95,7 @@ class Foreground:
             _clear_status(self._status_file)
         message, descriptors = _with_descriptors(self._message, self._terminal)
         if self._terminal:
-            self._terminal.enter_raw()
+            self._terminal.begin()
         self._requests.ask(message, self._started, descriptors)
 
     def _started(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ import struct
 import termios
 import tty
 from contextlib import suppress
+from typing import Any
 
 CHUNK = 64 * 1024
 STATE = 0.25
@@ -21,6 +22,8 @@ STATE = 0.25
 of the daemon no process of sfad."""
 TIOCGSID = 0x5429
 """ioctl_tty(2): the session of a terminal."""
+_LOCAL_MODES = 3
+"""In what tcgetattr(3) returns."""
 LAST_WORDS = 0.5
 """Seconds without output after which an ended run's terminal is closed, although an escaped process still has it open."""
 
@@ -33,8 +36,10 @@ class Terminal:
         self._ending = False
         self._was_stopped = False
         self.master, self.slave = os.openpty()
-        self._saved = termios.tcgetattr(0)
-        termios.tcsetattr(self.slave, termios.TCSANOW, self._saved)
+        self._saved: list[Any] | None = None
+        if in_foreground():  # else the shell edits its command line there
+            self._saved = termios.tcgetattr(0)
+            termios.tcsetattr(self.slave, termios.TCSANOW, self._saved)
         self._to_run = b""
         self._to_user = b""
         self._hung_up = False
@@ -50,16 +55,24 @@ class Terminal:
         os.close(self.slave)
         self.slave = -1
 
+    def begin(self) -> None:
+        """Give the run's terminal our size, and enter raw mode if this process is in the foreground. In the background the run
+        can only write, as any job of a shell."""
+        self.resize()
+        if in_foreground():
+            self.enter_raw()
+
     def enter_raw(self) -> None:
         """Give the run's terminal our size, and pass every key to the run from now on. Raise `InterruptedError` for a signal in
         the background."""
         self.resize()
         await_foreground()
+        self._saved = self._saved or termios.tcgetattr(0)
         tty.setraw(0, termios.TCSADRAIN)
         self.raw = True
 
     def leave_raw(self) -> None:
-        if self.raw:
+        if self.raw and self._saved:
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
             self.raw = False
 
@@ -70,12 +83,14 @@ class Terminal:
         self._input_open = False
 
     def program_stopped(self) -> bool:
-        """Return whether the run's main program has stopped since the last call. A job of a shell does not count, because the shell
-        takes the terminal back from it."""
+        """Return whether the run's main program has stopped since the last call, or has changed its terminal while this process is
+        in the background, at which a job stops. A job of a shell does not count, because the shell takes the terminal back from
+        it."""
         try:
             leader = struct.unpack("i", fcntl.ioctl(self.master, TIOCGSID, b"\0" * 4))[0]
             stopped = os.tcgetpgrp(self.master) == leader and _state(leader) == "T"
-        except OSError:  # it has ended, so the terminal has no session
+            stopped = stopped or (not self.raw and not termios.tcgetattr(self.master)[_LOCAL_MODES] & termios.ICANON)
+        except (OSError, termios.error):  # it has ended, so the terminal has no session
             stopped = False
         since, self._was_stopped = stopped and not self._was_stopped, stopped
         return since
@@ -92,7 +107,7 @@ class Terminal:
     def interests(self) -> dict[int, int]:
         """Read one chunk at a time in each direction, so that a slow side delays only its own direction."""
         wanted: dict[int, int] = {}
-        if self._input_open and not self._to_run:
+        if self.raw and self._input_open and not self._to_run:
             wanted[0] = select.POLLIN
         if self._to_user:
             wanted[1] = select.POLLOUT
@@ -104,6 +119,9 @@ class Terminal:
     def advance(self, ready: dict[int, int]) -> None:
         if not ready and self._ending:
             self._hung_up = True
+        if not self.raw and not self._ending and in_foreground():
+            with suppress(InterruptedError):  # the signal is handled first
+                self.enter_raw()
         if self._to_user and 1 in ready:
             self._to_user = self._to_user[os.write(1, self._to_user[:4096]) :]
         if ready.get(0, 0) & (select.POLLIN | select.POLLHUP) and self._input_open:
@@ -134,6 +152,14 @@ class Terminal:
         os.close(self.master)
         if self.slave >= 0:
             self.handed_over()
+
+
+def in_foreground() -> bool:
+    """Return whether this process is in the foreground of its terminal, descriptor 0."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # another session's terminal
+        return True
 
 
 def await_foreground() -> None:

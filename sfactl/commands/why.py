@@ -36,7 +36,7 @@ def _show(run: RunInfo, json: bool) -> None:
 
 def sentence(run: RunInfo, now: datetime | None = None) -> str:
     used = output.at_least(run.usage)
-    more = _trouble(run) + _unadmitted(run) + _repeating(run)
+    more = _trouble(run) + _refused_calls(run) + _unadmitted(run) + _repeating(run)
     return _sentence(run, now or datetime.now(UTC)) + more + (f"; it used {used}" if used else "")
 
 
@@ -49,6 +49,13 @@ def _trouble(run: RunInfo) -> str:
         f"; its model has not answered for {output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell whether it tries "
         f"again (what it prints: sfactl logs {run.id} --stderr)"
     )
+
+
+def _refused_calls(run: RunInfo) -> str:
+    if not run.calls_refused:
+        return ""
+    calls = counted(run.calls_refused, "call of its model was", "calls of its model were")
+    return f"; {calls} refused (sfactl calls {run.id} --refused)"
 
 
 def _unadmitted(run: RunInfo) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -41,7 +43,7 @@ from .tools import AnyTool, DelegateToSubagent
 PROGRESS = 4.0
 """Seconds between reports of progress. opencode gives up after 5 s without one (1.18)."""
 FAREWELL = 1.0
-"""Seconds that a last request to the daemon may delay the end of the server."""
+"""Seconds that a last request to the daemon, and last words to the client, may each delay the end of the server."""
 URI = "sfad://sessions/"
 CHANNEL = "mcp"
 INSTRUCTIONS = """\
@@ -98,6 +100,7 @@ class SessionServer:
         async with stdio_server() as (incoming, outgoing), anyio.create_task_group() as self._tasks:
             await server.run(incoming, outgoing, server.create_initialization_options())
             self._tasks.cancel_scope.cancel()
+            _end_soon()
 
     async def _list_tools(self, _context: Context, _params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         main_agent, agents = await _in_thread(partial(_offer, self._socket))
@@ -286,6 +289,13 @@ class SessionServer:
     async def _set_level(self, _context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
         self._logs = params.level in ("debug", "info")
         return types.EmptyResult()
+
+
+def _end_soon() -> None:
+    """Exit even if the client neither reads what is being written to it nor closes the pipe."""
+    timer = threading.Timer(FAREWELL, os._exit, [0])
+    timer.daemon = True
+    timer.start()
 
 
 async def _in_thread(work: Callable[[], T], limiter: CapacityLimiter | None = None) -> T:

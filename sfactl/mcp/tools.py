@@ -53,7 +53,7 @@ class DelegateToSubagent(ModelTool, tag="delegate_to_subagent"):
     task: _Task
     tools_needed: Annotated[
         _Tools,
-        Meta(description="The tools it may use, by the names that its program has for them; [] leaves it all that it has"),
+        Meta(description="The only tools it may use, by the names that its program has for them; [] if you do not know them"),
     ]
     agent: _Agent = None
     worker_name: Annotated[

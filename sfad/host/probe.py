@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from .exec_events import ExecEvents
+
 SO_PEERPIDFD = 77
 UCRED = struct.Struct("=iII")
 """`struct ucred` of unix(7): pid, uid and gid of the process at the other end."""
@@ -103,6 +105,15 @@ def _asks(pidfd: int, request: int, size: int) -> bool:
     except OSError as error:
         # EINVAL: the kernel refuses our size. ENOTTY: an older kernel, which does not know the request
         return error.errno not in (errno.ENOTTY, errno.EINVAL)
+    return True
+
+
+def exec_events() -> bool:
+    """Return whether the kernel tells this user which processes execute a program."""
+    try:
+        ExecEvents().close()
+    except OSError:
+        return False
     return True
 
 

@@ -7,7 +7,6 @@
 `handing_over`     hands runs over to the process that this one becomes
 `footprints`       the processes and memory of runs
 `agent_watch`      notices agent programs that are started within runs
-`exec_events`      has the kernel tell which processes execute a program
 `sweep`            kills what a dead daemon left
 
 `contain`          keeps the processes of a run together: by cgroups, or by tags

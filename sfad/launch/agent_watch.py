@@ -14,10 +14,10 @@ import trio
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.naming import agent_of
+from ..host.exec_events import ExecEvents
 from . import procfs
 from .contain.interface import RunContainment
 from .emitter import Emitter
-from .exec_events import ExecEvents
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Unplaceable
 
@@ -27,7 +27,7 @@ _SHARE = 19
 """A pause is at least so many times as long as the look before it, so looking takes at most a twentieth of a CPU."""
 _GATHER = 0.05
 """Seconds for which exec events gather: a build may execute a thousand programs a second, and each wake-up costs more than a
-look at a process."""
+look at a process. Nor does a run that ends sooner cost one."""
 _MAX_COMMAND = 512
 """Characters of a command line that are told."""
 _MAX_ABOVE = 64
@@ -71,7 +71,10 @@ class AgentWatch:
     async def _follow(self, events: ExecEvents) -> None:
         """Look at what the kernel tells, until no run is live."""
         look_at = trio.current_time() + _LOOK_EVERY  # runs may have been adopted
-        while self._runs:
+        while True:
+            await trio.sleep(_GATHER)
+            if not self._runs:
+                return
             with trio.move_on_at(look_at):
                 await trio.lowlevel.wait_readable(events)
             pids = events.pids()
@@ -80,7 +83,6 @@ class AgentWatch:
                 look_at = math.inf
             else:
                 self._look_at(pids)
-            await trio.sleep(_GATHER)
 
     async def _look_now_and_then(self) -> None:
         pause = _LOOK_EVERY

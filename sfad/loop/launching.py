@@ -109,6 +109,8 @@ class Launching:
         token = self.gateway.token(run.id)
         gateway = self.gateway.address(token) if spawn.gateway else None
         shims = self.shims.in_path
+        if shims is not None and not self.shims.open_to(run.birth.uid):
+            shims = None
         return LaunchSpec(
             argv=argv_of(spawn, run.attempt, token),
             cwd=spawn.cwd,

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..protocol.paths import shim_dir
+from ..protocol.paths import SYSTEM_SHIMS, shim_dir
 
 
 class ShimDirectory:
@@ -14,16 +14,17 @@ class ShimDirectory:
     def __init__(self, state: Path) -> None:
         self.path = shim_dir(state)
         self.programs: Sequence[str] = ()
+        self.in_path: bytes | None = None
+        """What the PATH of a run begins with; `None` if there is no shim."""
         self.look()
 
     def look(self) -> None:
-        """Find out which programs have a shim. Without a shim, or with a path that PATH cannot hold, no run gets the directory."""
-        self.programs = () if ":" in str(self.path) else sorted(_executables(self.path))
+        self.programs = sorted(_executables(self.path)) if ":" not in str(self.path) else ()  # PATH could not hold it
+        self.in_path = os.fsencode(self.path) if self.programs else None
 
-    @property
-    def in_path(self) -> bytes | None:
-        """What the PATH of a run begins with."""
-        return os.fsencode(self.path) if self.programs else None
+    def open_to(self, uid: int) -> bool:
+        """Return whether a user can enter the directory: a state directory is open to the daemon's own user only."""
+        return self.path == SYSTEM_SHIMS or uid == os.geteuid()
 
 
 def _executables(directory: Path) -> list[str]:

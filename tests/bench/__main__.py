@@ -214,6 +214,12 @@ def command_line() -> None:
             command = [sys.executable, "-m", "sfactl", *words]
             taken = milliseconds(lambda: subprocess.run(command, env=one.env, check=True, stdout=subprocess.DEVNULL), 15)  # noqa: B023
             say("cli", f"python {bare:.0f} ms", f"{' '.join(words)}: {taken:.0f} ms")
+        one.sfactl("shim", "install", "true")
+        inside = one.env | {"SFA_RUN_ID": "a1", "SFA_SOCKET": str(one.socket)}
+        shim = one.state_dir / "shims" / "true"
+        taken = milliseconds(lambda: subprocess.run([shim], env=inside, check=True), 15)
+        direct = milliseconds(lambda: subprocess.run([TRUE], check=True), 15)
+        say("cli", f"python {bare:.0f} ms", f"true: {direct:.0f} ms", f"through its shim: {taken:.0f} ms")
 
 
 if __name__ == "__main__":

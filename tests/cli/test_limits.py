@@ -49,7 +49,7 @@ def test_a_limit_on_one_line(limit: LimitState, shown: str) -> None:
 
 
 def facts(found: RunInfo) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in info.facts(found) if name in ("limit", "usage", "meter")]
+    return [(name, value) for name, value in info.facts(found) if name in ("limit", "usage", "calls", "meter")]
 
 
 def test_info_shows_usage_with_its_source() -> None:
@@ -58,6 +58,15 @@ def test_info_shows_usage_with_its_source() -> None:
     said = "12 turns, 1 message, 4650 tokens in (1200 from a cache), 180 tokens out, cost 0.45 USD (from prices), planning 0.10 USD"
     found = facts(run(usage=usage, limits=[], meter="claude"))
     assert found == [("usage", f"{said} [stream]"), ("meter", "claude")]
+
+
+def test_calls_through_the_gateway_are_counted_and_their_refusals_named() -> None:
+    usage = Usage(cost_usd=0.31, source="gateway")
+    found = run(usage=usage, usage_by_source={"gateway": usage}, limits=[], meter="claude", calls=3, calls_refused=2)
+    assert facts(found)[-2:] == [("calls", "3, 2 refused (sfactl calls a1 --refused)"), ("meter", "gateway, claude")]
+    assert why.sentence(found).endswith("; 2 calls of its model were refused (sfactl calls a1 --refused)")
+    assert [column.cell(found) for column in list_.COLUMNS if column.name == "METER"] == ["gateway, claude"]
+    assert ("calls", "3") in facts(run(limits=[], calls=3, calls_refused=0))
 
 
 def test_a_figure_that_may_still_grow_is_shown_as_a_lower_bound() -> None:

@@ -13,7 +13,7 @@ import pytest
 from sfactl import shim_files
 
 from .conftest import PATIENCE, SFACTL, World
-from .test_terminal import Screen, wait_for_foreground
+from .test_terminal import Screen
 
 PROGRAM = """#!{python} -S
 import os, signal, sys, time
@@ -152,25 +152,35 @@ for number, code in ((signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGUSR1
 done = subprocess.run(["claude", "wait"], env=os.environ | {"SFA_DEFAULTS_TIMEOUT": "1"}, capture_output=True)
 assert done.returncode == 3 and b"ended as timeout" in done.stderr, done
 """
-    assert place.sfactl("run", "-q", "--type", "x", "--", sys.executable, "-c", caller).stderr == ""
+    done = place.sfactl("run", "-q", "--type", "x", "--name", "root", "--", sys.executable, "-c", caller)
+    assert done.stderr == ""
+    assert place.json("info", "root")["unadmitted"] is None, "neither a shim nor its child was started without asking"
 
 
-def test_a_terminal(place: World) -> None:
+def test_a_terminal(place: World, tmp_path: Path) -> None:
     """The program has the caller's terminal: job control, its size, and a stderr that may be redirected."""
     screen = Screen(place, "run", "-q", "--stdio", "inherit", "--", "bash", "--norc", "--noprofile", "-i")
     screen.expect("> $")
-    screen.type("PS1='inner> ' claude shell 2>/dev/null; echo left-$?\r")
-    screen.type("tty >&2; sleep 50\r")
-    wait_for_foreground(screen)
+    screen.type("PS1='inner: ' claude shell; echo left-$?\r")
+    screen.expect("inner: $")
+    screen.type("sh -c 'echo in-$((1+1)); exec sleep 50'\r")
+    screen.expect("in-2")
     screen.type("\x03")
+    screen.expect("inner: $")
     screen.resize(33, 77)
-    screen.type("stty size; echo now-$((1+1))\r")
-    screen.expect("now-2")
     screen.type("stty size\r")
     while screen.expect(r"\d+ \d+\r") != "33 77\r":
         screen.type("stty size\r")
     screen.type("exit 9\r")
     screen.expect("left-9")
+    screen.type(f"claude shell 2>{tmp_path}/err\r")
+    screen.type("echo redirected >&2; echo written-$((1+1))\r")
+    screen.expect("written-2")
+    screen.type("exit\r")
+    screen.expect("> $")
+    assert "\nredirected\n" in (tmp_path / "err").read_text().replace("\r", "")
+    screen.type("claude exit 5 & wait $!; echo behind-$?\r")
+    screen.expect("behind-5")
     screen.type("claude wait; echo stopped-$?\r")
     screen.expect(r"\d+\r")
     screen.type("\x1a")

@@ -139,6 +139,31 @@ def test_a_stopped_job_can_be_ended_by_kill(daemon: World, shell: Screen) -> Non
         shell.type("\r")
 
 
+def test_a_program_that_begins_in_the_background(daemon: World, shell: Screen, tmp_path: Path) -> None:
+    """It may write; input waits for `fg`. A program that changes the terminal stops until then."""
+    shell.type("$SFACTL run -q --stdio inherit -- sh -c 'echo from-$((1+1)); read word; echo got $word; exit 7' &\r")
+    shell.expect("from-2")
+    shell.type("echo mine\r")
+    shell.expect(r"\nmine(.|\n)*> $")
+    shell.type("fg\r")
+    shell.expect(r"exit 7'\r\n")
+    shell.type("that\r")
+    shell.expect("got that")
+    shell.expect("> $")
+    program = tmp_path / "program.py"
+    program.write_text(HANDLES_THE_KEY.format(stop="pass"))
+    shell.type(f"echo code-$?; $SFACTL run -q --stdio inherit -- {sys.executable} {program} &\r")
+    shell.expect("code-7")
+    shell.expect("ready")
+    wait_for(daemon, last(daemon), "paused")
+    shell.type("fg\r")
+    wait_for(daemon, last(daemon), "running")
+    shell.type("q")
+    shell.expect("> $")
+    shell.type("echo code-$?\r")
+    shell.expect("code-5")
+
+
 def test_a_run_without_a_terminal_goes_on_in_the_background(daemon: World, shell: Screen) -> None:
     shell.type("$SFACTL run -- sh -c 'echo one; while sleep 0.2; do echo tick; done'\r")
     shell.expect(r"\none")

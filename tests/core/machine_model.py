@@ -136,8 +136,10 @@ class Book:
     max_depth: int
     max_descendants: int
     descendants: int = 0
+    unasked: int = 0
+    """Agent programs that were started without asking, in it and below."""
     unheard: int = 0
-    """Those of them whose admission was not saved yet when the daemon was killed."""
+    """Those descendants whose admission was not saved yet when the daemon was killed."""
     saves: list[Status] = field(default_factory=list)
     ended: bool = False
     released: bool = False
@@ -399,7 +401,7 @@ class World:
             book.unheard += sum(name in [above.id for above in run.ancestors] for run in unheard)
             known = sum(book in other.ancestors and not other.failed_commit for other in self.books.values())
             book.descendants = known + book.unheard
-            assert book.run.admitted == book.descendants
+            assert book.run.admitted == book.descendants + book.unasked
         self.batch = []
 
     def _meet_fate(self, box: Box, fate: str) -> None:

@@ -98,6 +98,7 @@ POLICIES = st.builds(
     depth_ceiling=st.just(6),
     descendants_ceiling=st.just(8),
     allow_detach=st.booleans(),
+    unadmitted=st.sampled_from(["warn", "warn", "terminate", "off"]),
     defaults=st.lists(limits_of([LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST, LimitKind.PIDS]), max_size=3).flatmap(
         lambda some: limits_of([LimitKind.TIME]).map(
             lambda time: {each.kind: each for each in (*some, time) if each.threshold >= KINDS[each.kind].least}
@@ -400,6 +401,18 @@ class MachineAgainstShell(RuleBasedStateMachine):
         self.world.feed(e.AgentSaid(self.world.now, run, finished, failed))
 
     @precondition(lambda self: self.world.boxes)
+    @rule(data=st.data(), pid=st.integers(5000, 5003), is_main=st.booleans())
+    def agent_seen(self, data: st.DataObject, pid: int, is_main: bool) -> None:
+        """An agent program was started without asking, or is the run's own."""
+        book = self.world.live[data.draw(st.sampled_from(sorted(self.world.boxes)))]
+        before, stopping = book.run.unadmitted, book.run.status is Status.STOPPING
+        process = e.AgentProcess(pid, 1, "claude", "claude", is_main=is_main)
+        self.world.feed(e.AgentSeen(self.world.now, book.run.id, process))
+        assert not (is_main or stopping) or book.run.unadmitted == before
+        for each in (book, *book.ancestors):
+            each.unasked += book.run.unadmitted - before
+
+    @precondition(lambda self: self.world.boxes)
     @rule(data=st.data(), tools=st.sampled_from([("Read",), ("Bash", "Read"), ("Bash", "Bash")]))
     def tools_called(self, data: st.DataObject, tools: tuple[str, ...]) -> None:
         """An agent calls tools, forbidden ones too."""
@@ -673,7 +686,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def budgets_add_up(self) -> None:
         """The machine's counters match the books, and stay within their bounds."""
         for book in self.world.live.values():
-            assert book.run.admitted == book.descendants <= book.run.birth.max_descendants.value
+            assert book.run.admitted == book.descendants + book.unasked
+            assert book.descendants <= book.run.birth.max_descendants.value
             assert book.run.birth.max_descendants.value == book.max_descendants
             assert book.run.birth.max_depth.value == book.max_depth
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sfad.core.events import AgentProcess, AgentSeen, MainExited
+from sfad.host.exec_events import ExecEvents
 from sfad.launch import agent_watch
-from sfad.launch.exec_events import ExecEvents
 from tests.launch.rig import Rig
 
 NAMES = frozenset({"claude", "codex"})

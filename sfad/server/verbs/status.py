@@ -50,7 +50,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             gateway=runtime.gateway.url,
             gateway_pid=runtime.gateway.pid,
             shim_dir=str(runtime.shims.path),
-            shims=list(runtime.shims.programs),
+            shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
 
