@@ -298,9 +298,9 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
         assert "inside" in world.sfactl("run", "-q", "--", *SFACTL, "shim", "remove", "env", code=77).stderr
         path = ["run", "-q", "--", "sh", "-c", "echo $PATH"]
         assert world.sfactl(*path).stdout == f"{directory}:/usr/bin:/bin\n"
-        world.sfactl("shim", "remove", "env", "claude")
+        assert [each["program"] for each in world.json("shim", "remove", "env")["shims"]] == ["claude"]
+        world.sfactl("shim", "remove", "claude")
         assert not directory.exists()
-        world.sfactl("status")
         assert world.sfactl(*path).stdout == "/usr/bin:/bin\n"
 
 
