@@ -142,10 +142,16 @@ def charged(shown: Mapping[RunId, RunInfo], provider: Provider) -> list[str]:
     ]
 
 
+def gateway_of(daemon: Daemon) -> int | None:
+    """Return the pid of the daemon's gateway, if it is alive."""
+    pid = int(msgspec.json.decode((daemon.state_dir / "gateway.json").read_bytes())["pid"])
+    return pid if pid and alive(pid) else None
+
+
 def no_gateway(daemon: Daemon) -> list[str]:
     """After the daemon has ended: so has its gateway."""
-    pid = msgspec.json.decode((daemon.state_dir / "gateway.json").read_bytes())["pid"]
-    return [f"the gateway {pid} is alive"] if alive(pid) else []
+    pid = gateway_of(daemon)
+    return [f"the gateway {pid} is alive"] if pid is not None else []
 
 
 def _untrue(info: RunInfo, diary: Diary) -> list[str]:

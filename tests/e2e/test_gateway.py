@@ -22,7 +22,7 @@ from tests.conftest import Start
 from tests.harness import GONE, Daemon, alive, as_nobody, as_root, ended, spawn, stopped, wait_until
 
 from .agents import info, limit
-from .provider import IN_USD, OUT_USD, Provider, providing
+from .provider import IN_USD, OUT_USD, Bill, Provider, providing
 
 CALLER = str(Path(__file__).with_name("caller.py"))
 ACTIONS = ("terminate", "refuse", "pause", "request_increase")
@@ -230,22 +230,49 @@ MANY: dict[str, Any] = {"threads": 50, "output": 1000, "stall": True}
 AMPLE = (limit("cost", 50), limit("turns", 100))
 
 
-def test_a_killed_gateway_is_back_at_once_and_loses_no_money(gated: Daemon, provider: Provider, tmp_path: Path) -> None:
+def reserved(bills: list[Bill]) -> float:
+    """Return what was reserved for the first calls of a run."""
+    return sum(IN_USD * (1 + int(bill.size / 2.5)) + OUT_USD * bill.max_tokens for bill in bills)
+
+
+def test_a_killed_gateway_is_back_at_once_and_loses_no_money(
+    start: Start, provider: Provider, tmp_path: Path, containment: str
+) -> None:
+    daemon = start(config=config(provider), mode=containment)
     done = tmp_path / "done"
-    with gated.client() as client:
+    with daemon.client() as client:
         run = calling(client, *AMPLE, calls=2, on=True, then=str(done), **MANY)
         wait_until(lambda: provider.stalled == 50, "fifty replies are in their middle")
         cut = list(provider.bills)
-        killed_gateway(gated)
+        killed_gateway(daemon)
         provider.released.set()
-        wait_until(lambda: len(results(gated, run.id)) == 100, "all calls have ended")
-        assert [each["whole"] for each in results(gated, run.id)].count(True) == 50
-        assert [each for each in results(gated, run.id) if not each["whole"] and each["error"] is None] == []
-        reserved = sum(IN_USD * (1 + int(bill.size / 2.5)) + OUT_USD * bill.max_tokens for bill in cut)
-        expected = pytest.approx(reserved + sum(bill.usd for bill in provider.bills[len(cut) :]))
+        wait_until(lambda: len(results(daemon, run.id)) == 100, "all calls have ended")
+        assert [each["whole"] for each in results(daemon, run.id)].count(True) == 50
+        assert [each for each in results(daemon, run.id) if not each["whole"] and each["error"] is None] == []
+        expected = pytest.approx(reserved(cut) + sum(bill.usd for bill in provider.bills[len(cut) :]))
         wait_until(lambda: info(client, run.id).total_cost_usd == expected, "all calls are settled")
         done.touch()
         assert ended(client, run.id).total_cost_usd == expected
+
+
+def test_daemon_and_gateway_are_killed_together(gated: Daemon, provider: Provider, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with gated.client() as client:
+        run = calling(client, *AMPLE, then=str(done), **MANY)
+        wait_until(lambda: provider.stalled == 50, "fifty replies are in their middle")
+    pid, port = gateway(gated)
+    gated.kill()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(results(gated, run.id)) == 50, "all calls have broken off")
+    assert [each for each in results(gated, run.id) if each["whole"] or each["error"] is None] == []
+    provider.released.set()
+    gated.restart()
+    with gated.client() as client:
+        assert gateway(gated)[1] == port
+        wait_until(lambda: info(client, run.id).total_cost_usd == pytest.approx(reserved(provider.bills)), "all are charged")
+        assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
+        done.touch()
+        assert ended(client, run.id).total_cost_usd == pytest.approx(reserved(provider.bills[:50]))
 
 
 @pytest.mark.parametrize("how", ["killed", "re-executed"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mcp_types as types
+import psutil
 import pytest
 import trio
 from mcp import Client, StdioServerParameters
@@ -104,9 +105,8 @@ async def talking(daemon: Daemon, *options: str, era: Era = "auto", **variables:
 
 
 def _server_of(pid: int) -> int:
-    found = subprocess.run(["pgrep", "-P", str(pid), "-f", "sfactl mcp"], capture_output=True, text=True, check=True)
-    (server,) = found.stdout.split()
-    return int(server)
+    (server,) = (child for child in psutil.Process(pid).children() if "mcp" in child.cmdline())
+    return server.pid
 
 
 @pytest.fixture
@@ -325,8 +325,8 @@ def _seen(client: Connection, run: RunInfo) -> dict[str, Any]:
     return json.loads(line)  # type: ignore[no-any-return]
 
 
-def test_without_the_package_it_says_how_to_install_it(common: Daemon) -> None:
+def test_without_the_package_it_says_how_to_install_it() -> None:
     words = "import sys; sys.modules['mcp'] = None; sys.argv = ['sfactl', 'mcp']; from sfactl.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=PATIENCE, env=common.env)
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'sfad[mcp]'" in done.stderr

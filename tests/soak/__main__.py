@@ -18,6 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
 from tests.crash import promises
 from tests.crash.victim import Agents, Victim
+from tests.e2e.provider import providing
 from tests.harness import PATIENCE, strays, wait_until
 
 from .chaos import Chaos, small_disk
@@ -44,16 +45,23 @@ grace = 1
 [limits]
 approval_timeout = 20
 pause_max = 20
+[gateway]
+enabled = true
+[gateway.upstreams.anthropic]
+url = "{url}"
+api = "anthropic"
 """
+"""With the URL of a provider to be filled in."""
 
 
 class Soak:
     """A daemon, its clients and its faults."""
 
-    def __init__(self, directory: Path, mode: str, seed: int, *, disk: bool) -> None:
+    def __init__(self, directory: Path, mode: str, seed: int, url: str, *, disk: bool) -> None:
+        """`url`: of a provider."""
         self._random = Random(seed)
         self.agents = Agents(directory)
-        self.daemon = Victim(directory, config=CONFIG, mode=mode)
+        self.daemon = Victim(directory, config=CONFIG.format(url=url), mode=mode)
         self.chaos = Chaos(self.daemon, Random(seed + 1), disk=disk)
         self.book = Book()
         self.wrong: list[str] = []
@@ -119,6 +127,7 @@ class Soak:
         wait_until(lambda: self.daemon.process.poll() is not None, "it ends")
         self.wrong += [f"it ended with {self.daemon.process.returncode}"] if self.daemon.process.returncode else []
         self.wrong += self.daemon.leftovers()
+        self.wrong += promises.no_gateway(self.daemon)
         log = self.daemon.log.read_text()
         self.wrong += ["the log tells of an internal error"] if "internal error" in log or "Traceback" in log else []
 
@@ -161,8 +170,8 @@ def main() -> int:
     mode = options.mode or ("cgroup", "tags")[options.seed % 2]
     directory = Path(tempfile.mkdtemp(prefix="sfad-soak-"))
     print(f"seed {options.seed}, {mode}, {options.minutes:g} minutes, in {directory}", flush=True)
-    with small_disk(directory / "state") as disk:
-        soak = Soak(directory, mode, options.seed, disk=disk)
+    with small_disk(directory / "state") as disk, providing() as provider:
+        soak = Soak(directory, mode, options.seed, provider.url, disk=disk)
         try:
             soak.go(60 * options.minutes)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from random import Random
 from typing import Any
 
 from sfad.protocol.types import Action, Bound, Limit, LimitKind
-from tests.crash.scenario import fork_away
+from tests.crash.scenario import CALLER, CALLS, fork_away
 from tests.crash.victim import Agents
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,9 @@ def options(random: Random, **more: Any) -> dict[str, Any]:
 
 def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dict[str, Any]]:
     """Return the command of a random agent with at most `depth` generations below it, and the options to start it with."""
-    what = random.choice(("short", "short", "long", "stubborn", "forking", "chatty", "retrying", "metered", "nested", "nested"))
+    what = random.choice(
+        ("short", "short", "long", "stubborn", "forking", "chatty", "retrying", "metered", "calling", "nested", "nested")
+    )
     more: dict[str, Any] = {"queue": False} if random.random() < 0.2 else {}
     if what == "nested" and depth:
         words = [str(depth - 1), str(random.randrange(1 << 30)), str(agents.diary)]
@@ -49,6 +52,7 @@ def argument(random: Random, agents: Agents, depth: int) -> tuple[list[str], dic
         "forking": f"{fork_away(60)} {fork_away(60)} sleep {seconds}; end {random.choice((0, 3))}",
         "chatty": "i=0; while [ $i -lt 2000 ]; do echo a line of some length that says nothing $i; i=$((i+1)); done; end 0",
         "retrying": f'[ "$SFA_ATTEMPT" = {random.randint(1, 4)} ] && end 0; sleep {seconds / 4}; end 1',
+        "calling": f"{sys.executable} {CALLER} '{json.dumps(CALLS)}' > /dev/null; end 0",
         "metered": """for i in 1 2 3 4 5 6 7; do echo '{"type": "turn", "tool": "Bash"}'; sleep 0.1; done; end 0""",
     }.get(what, f"sleep {seconds}; end 0")
     return agents.argv(what, script), options(random, **more)

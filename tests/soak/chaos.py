@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 from sfad.faults import STATUS
+from tests.crash.promises import gateway_of
 from tests.crash.victim import Victim
 from tests.harness import PATIENCE
 
@@ -51,6 +52,7 @@ class Chaos:
         self._daemon = daemon
         self._random = random
         self._faults = [self.kill, self.kill, self.renew, self.renew, self.stall, self.lock, self.lose_output]
+        self._faults += [self.kill_gateway]
         self._faults += [self.fill] if disk else []
 
     def strike(self) -> None:
@@ -93,6 +95,12 @@ class Chaos:
         """Kill the daemon with SIGKILL."""
         self._daemon.process.kill()
         self._daemon.process.wait()
+
+    def kill_gateway(self) -> None:
+        """Kill the gateway with SIGKILL."""
+        pid = gateway_of(self._daemon)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
 
     def renew(self) -> None:
         """Re-execute the daemon."""
