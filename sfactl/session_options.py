@@ -72,18 +72,26 @@ def _limits(given: OrderOptions) -> list[Limit]:
 
 
 def started(start: Callable[[], SessionView], *, json: bool) -> SessionView:
-    """Return the session that `start` returns, and print on stderr what the caller must know of it. Raise `Quit`."""
+    """Return the session that `start` returns. Print a refusal as JSON if that is asked for. Raise `Quit`."""
     try:
-        session = start()
+        return start()
     except SessionRefused as refused:
         if json:
             output.print_json({"refused": refused.refused})
             raise exits.Quit(refused.code) from None
         recorded = f" (recorded as {refused.run})" if refused.run else ""
         raise exits.Quit(refused.code, f"refused: {refused.message}{recorded}") from None
+
+
+def tell(session: SessionView) -> None:
+    """Print on stderr what the caller should know of a new session: also its id, for the case that the caller is killed."""
+    output.note(f"sfactl: {session.run_id} ({session.name}) has started")
+    tell_lowered(session)
+
+
+def tell_lowered(session: SessionView) -> None:
     for words in session.lowered:
         output.note(f"sfactl: {words}")
-    return session
 
 
 def show(session: SessionView, *, json: bool) -> int:

@@ -7,7 +7,7 @@ A refusal raises `SessionRefused`, and everything else that goes wrong `Quit`, b
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -100,14 +100,22 @@ def rules(socket: str | None = None) -> m.SessionRules:
         return client.call(m.SessionRights(id=0), m.SessionRules)
 
 
-def delegate(order: Order, *, socket: str | None = None, channel: str | None = None, wait: float | None = None) -> SessionView:
+def delegate(
+    order: Order,
+    *,
+    socket: str | None = None,
+    channel: str | None = None,
+    wait: float | None = None,
+    started: Callable[[SessionView], object] = lambda _: None,
+) -> SessionView:
     """Start a session and wait for its result: for `wait` seconds, by default and at most `sessions.sync_timeout_seconds`. Where it
-    has not ended by then, `advice` says how to wait on."""
+    has not ended by then, `advice` says how to wait on. `started` is called once it has started."""
     with connect_or_start(socket) as client:
         longest = client.call(m.SessionRights(id=0), m.SessionRules).sync_timeout_s
-        started = _start(client, order, channel)
-        run = _ended(client, started.run.id, longest if wait is None else min(wait, longest))
-        return _with_result(client, run, started.lowered)
+        new = _start(client, order, channel)
+        started(_shown(new.run, new.lowered))
+        run = _ended(client, new.run.id, longest if wait is None else min(wait, longest))
+        return _with_result(client, run, new.lowered)
 
 
 def spawn(order: Order, *, socket: str | None = None, channel: str | None = None) -> SessionView:

@@ -1,10 +1,12 @@
 """Watch the daemon refuse, limit and stop runs (15 seconds, leaves nothing).
 
 Starts its own daemon in a private directory, and scripted agents under it: a planner that asks a reviewer that asks a
-summariser, an agent that would call itself, agents that would nest too deep, and one that ignores SIGTERM, double-forks and
-changes session. Each command shown is really run. Afterwards the daemon is stopped and the directory removed.
+summariser, an agent that would call itself, agents that would nest too deep, one that ignores SIGTERM, double-forks and changes
+session, and one that calls a model without end. That model is the demo's own: nothing is sent to the net. Each command shown is
+really run. Afterwards the daemon is stopped and the directory removed.
 """
 
+import json
 import os
 import select
 import shutil
@@ -12,8 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import sfactl
@@ -29,6 +33,16 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 PATIENCE = 10.0
 """Seconds that one step may take before the demo gives up."""
 CALL = '"$DEMO_PYTHON" -m sfactl'
+
+MODEL, OUTPUT, USD = "demo-model", 1000, 0.015
+"""The model of the demo, the tokens that each reply has, and what they cost."""
+CONFIG = f"""
+[gateway.upstreams.anthropic]
+url = "http://127.0.0.1:%d"
+api = "anthropic"
+[prices]
+{MODEL} = {{ input_mtok = 0, output_mtok = {1e6 * USD / OUTPUT:g} }}
+"""
 
 SCRIPTS = {
     "planner": f"echo 'planner: I ask a reviewer'\n{CALL} run -q --name reviewer -- sh reviewer\necho 'planner: done'\n",
@@ -48,6 +62,19 @@ SCRIPTS = {
         "        tell(); signal.pause(); signal.pause()\n"
         "tell()\n"
         "while True: signal.pause()\n"
+    ),
+    "spender": (
+        "import http.client, json, os, urllib.parse\n"
+        "url = urllib.parse.urlsplit(os.environ['ANTHROPIC_BASE_URL'])\n"
+        f"body = json.dumps({{'model': '{MODEL}', 'max_tokens': {OUTPUT}, 'messages': [{{'role': 'user', 'content': 'go on'}}]}})\n"
+        "for number in range(1, 99):\n"
+        "    connection = http.client.HTTPConnection(url.netloc)\n"
+        "    connection.request('POST', f'{url.path}/v1/messages', body)\n"
+        "    reply = connection.getresponse()\n"
+        "    said = json.load(reply)\n"
+        "    if reply.status != 200:\n"
+        "        raise SystemExit(f'call {number}: HTTP {reply.status}: ' + said['error']['message'])\n"
+        "    print(f'call {number}: the model answers', flush=True)\n"
     ),
 }
 """The agents. Agents and demo wait for each other at `gate`, a named pipe, instead of sleeping."""
@@ -69,23 +96,60 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     inside = inside_run()
     if inside is not None:
         raise exits.Quit(exits.ExitCode.UNREACHABLE, f"the demo starts a daemon, which is not allowed inside a run ({inside})")
-    with _directory() as directory, _daemon(directory) as surroundings:
+    with _model() as model, _directory(CONFIG % model.server_port) as directory, _daemon(directory) as surroundings:
         stage = Stage(directory, surroundings)
         stage.tree()
         stage.loop()
         stage.depth()
         stage.stubborn()
+        stage.spender(model)
     print("\nThe demo's daemon is stopped and its directory removed. To begin: sfactl spawn -- COMMAND…")
     return exits.ExitCode.DONE
 
 
+class Model(ThreadingHTTPServer):
+    """An API that answers each call with the tokens that it asks for, and counts them."""
+
+    calls = 0
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Model
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.calls += 1
+        usage = {"input_tokens": 10, "output_tokens": asked["max_tokens"]}
+        body = json.dumps({"content": [{"type": "text", "text": "…"}], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Print nothing."""
+
+
 @contextmanager
-def _directory() -> Iterator[Path]:
+def _model() -> Iterator[Model]:
+    with Model(("127.0.0.1", 0), _Answer) as model:
+        thread = threading.Thread(target=model.serve_forever, args=[0.05])
+        thread.start()
+        try:
+            yield model
+        finally:
+            model.shutdown()
+            thread.join()
+
+
+@contextmanager
+def _directory(config: str) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="sfad-demo-"))
     try:
         for name, text in SCRIPTS.items():
             (directory / name).write_text(text)
-        (directory / "sfad.toml").write_text("")
+        (directory / "sfad.toml").write_text(config)
         os.mkfifo(directory / "gate")
         yield directory
     finally:
@@ -117,7 +181,10 @@ def _daemon(directory: Path) -> Iterator[dict[str, str]]:
 
 def _surroundings(directory: Path) -> dict[str, str]:
     packages = str(Path(sfactl.__file__).parents[1])
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_"))}
+    elsewhere = ("_BASE_URL", "_PROXY", "_proxy")  # calls must reach the demo's model, and no other
+    ours = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SFA_", "SFAD_")) and not name.endswith(elsewhere)
+    }
     return {
         **ours,
         "SFAD_SOCKET": str(directory / "sock"),
@@ -172,6 +239,14 @@ class Stage:
         self._run("stop", "--grace", "1", run)
         _show(processes, "after")
         self._run("why", run)
+
+    def spender(self, model: Model) -> None:
+        """Show that the gateway makes no call that the limit has no room for."""
+        _say("5. An agent that calls a model without end. The gateway makes no call that could cost more than 0.05 USD in all:")
+        limit = ("--limit", "cost=0.05:refuse")
+        self._run("run", "-q", "--gateway", *limit, "--name", "spender", "--", sys.executable, "spender")
+        self._run("calls", "spender")
+        print(f"     The model has answered {model.calls} calls, for {model.calls * USD:g} USD.", flush=True)
 
     def _run(self, *words: str) -> str:
         print(f"   $ sfactl {' '.join(words)}", flush=True)

@@ -36,6 +36,10 @@ from .vocabulary import Timer
 MAX_WAITING = 1000
 """Calls of one run that wait. A thousand are a leak."""
 
+MAX_LOOKED_AT = 32
+"""Calls of one run that stay waiting, after which the others of the run are not decided again by the same event. A run with a
+thousand calls must not slow down the others'."""
+
 MAX_WORDS = 1000
 """Characters of a refusal that are recorded. It may name a model, whose name the agent chooses."""
 
@@ -85,7 +89,9 @@ class _Room:
 
 
 _BROKEN_OFF = e.CallEnd(error="the gateway was killed before it ended; it was charged as reserved")
-_NOT_MADE = e.CallEnd(error="the daemon died before the gateway had learnt that it was admitted; it was asked for again")
+_NOT_MADE = e.CallEnd(
+    error="the daemon died before the gateway had learnt that it was admitted; it was asked for again", made=False
+)
 
 
 def _seconds(duration: float) -> float:
@@ -112,7 +118,8 @@ class Calls:
             if sum(each.asked.run == ev.run for each in self.waiting.values()) < MAX_WAITING:
                 self.waiting[ev.token] = call
                 self._ctx.do(c.TellCall(call.info, self._lineage(call.info)))
-                self._arm()
+                due = min(inf if call.due is None else call.due, self._armed.get(ev.run, inf))
+                self._arm(self._armed | {ev.run: due} if due < inf else self._armed)
             else:
                 self._fail(call, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {ev.run} wait already", ev.at)
 
@@ -154,23 +161,32 @@ class Calls:
 
     def look(self, at: float) -> None:
         """Decide again about the calls that wait, because there may be more room now."""
-        ahead = Counter[str]()
+        ahead, stay = Counter[str](), Counter[RunId]()
+        due: dict[RunId, float] = {}
         for token, call in list(self.waiting.items()):
-            if self._answered(call, at, ahead):
+            name = call.asked.run
+            looked_at = stay[name] < MAX_LOOKED_AT or self._is_over(call, at)
+            if looked_at and self._answered(call, at, ahead):
                 del self.waiting[token]
-            elif call.rate is not None:
+                continue
+            stay[name] += 1
+            if call.rate is not None:
                 ahead[call.rate.key] += 1
-        self._arm()
+            again = call.due if looked_at else call.until
+            if again is not None:
+                due[name] = min(again, due.get(name, again))
+        self._arm(due)
+
+    def _is_over(self, call: WaitingCall, at: float) -> bool:
+        """Return whether the call cannot wait any longer."""
+        run = self._ctx.tree.get(call.asked.run)
+        return run is None or run.status is Status.STOPPING or (call.until is not None and call.until <= at)
 
     def forget(self, ended: Iterable[Run]) -> None:
         self._rates.forget(ended)
 
-    def _arm(self) -> None:
-        """Have the calls that wait decided again when the first of each run is due."""
-        due: dict[RunId, float] = {}
-        for call in self.waiting.values():
-            if call.due is not None:
-                due[call.asked.run] = min(call.due, due.get(call.asked.run, call.due))
+    def _arm(self, due: dict[RunId, float]) -> None:
+        """Have calls that wait decided again when the first of each run is due."""
         for name, at in due.items():
             run = self._ctx.tree.get(name)
             if run is not None and self._armed.get(name) != at:

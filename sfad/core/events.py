@@ -155,6 +155,8 @@ class CallEnd(Struct, frozen=True):
     first_byte_s: float | None = None
     elapsed_s: float | None = None
     error: str | None = None
+    made: bool = True
+    """False: it never went out."""
 
 
 class CallSettled(At, frozen=True):

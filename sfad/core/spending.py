@@ -57,7 +57,7 @@ class Spending:
             return
         ended = changed(
             reservation.call,
-            state="ended",
+            state="ended" if end.made else "withdrawn",
             input_tokens=used.input_tokens,
             cached_tokens=used.cached_tokens,
             output_tokens=used.output_tokens,

@@ -71,16 +71,16 @@ class AgentWatch:
     async def _follow(self, events: ExecEvents) -> None:
         """Look at what the kernel tells, until no run is live."""
         look_at = trio.current_time() + _LOOK_EVERY  # runs may have been adopted
+        pause = _GATHER
         while True:
-            await trio.sleep(_GATHER)
+            await trio.sleep(pause)
             if not self._runs:
                 return
             with trio.move_on_at(look_at):
                 await trio.lowlevel.wait_readable(events)
-            pids = events.pids()
+            pids, pause = events.pids(), _GATHER
             if pids is None or trio.current_time() >= look_at:
-                self._look_at_all()
-                look_at = math.inf
+                pause, look_at = max(pause, self._look_at_all()), math.inf
             else:
                 self._look_at(pids)
 
@@ -88,9 +88,7 @@ class AgentWatch:
         pause = _LOOK_EVERY
         while self._runs:
             await trio.sleep(pause)
-            began = trio.current_time()
-            self._look_at_all()
-            pause = max(_LOOK_EVERY, _SHARE * (trio.current_time() - began))
+            pause = max(_LOOK_EVERY, self._look_at_all())
 
     def _look_at(self, pids: Iterable[int]) -> None:
         for pid in sorted(pids):  # parents first
@@ -98,13 +96,15 @@ class AgentWatch:
             if seen is not None:
                 self._tell(pid, *seen)
 
-    def _look_at_all(self) -> None:
-        """Tell agents that the last look has not found. Raises `OSError`."""
+    def _look_at_all(self) -> float:
+        """Tell agents that the last look has not found. Return for how long to pause after it. Raises `OSError`."""
+        began = trio.current_time()
         before, self._told = self._told, {}
         for pid in procfs.pids():
             seen = self._seen(pid)
             if seen is not None and (before.get(pid) == seen or self._tell(pid, *seen)):
                 self._told[pid] = seen
+        return _SHARE * (trio.current_time() - began)
 
     def _seen(self, pid: int) -> tuple[int, str] | None:
         """Return when a process has started, and which agent program it executes, if it does."""

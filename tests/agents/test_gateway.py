@@ -57,6 +57,12 @@ def metered(at: Desk) -> dict[str, Any]:
     return usage
 
 
+def calls(at: Desk) -> list[dict[str, Any]]:
+    """Return the calls of the only run."""
+    (run,) = at.listed()
+    return [json.loads(line) for line in at.sfactl("calls", "--json", run["id"]).stdout.splitlines()]
+
+
 @pytest.mark.parametrize("form", ["argv", "as_text"])
 def test_each_program_is_metered_by_the_gateway(desk: MakeDesk, any_cli: Cli, containment: str, form: str) -> None:
     at = desk_of(desk, any_cli, PRICES, mode=containment)
@@ -68,6 +74,10 @@ def test_each_program_is_metered_by_the_gateway(desk: MakeDesk, any_cli: Cli, co
     assert usage["messages"] == replies
     assert usage["output_tokens"] == replies * any_cli.price.output
     assert usage["cost_usd"] > 0
+    made = [call for call in calls(at) if call["state"] == "ended" and call["status"] == 200]
+    assert (len(made), sum(call["tools"] for call in made)) == (replies, 2)
+    assert sum(call["cost_usd"] for call in made) == pytest.approx(usage["cost_usd"])
+    assert {call["error"] for call in made} == {None}
 
 
 def test_each_program_stops_with_the_sentence_of_the_refusal(desk: MakeDesk, any_cli: Cli) -> None:
@@ -76,6 +86,7 @@ def test_each_program_stops_with_the_sentence_of_the_refusal(desk: MakeDesk, any
     assert done.returncode != 0, done.stdout + done.stderr
     assert "above its cost limit" in done.stdout + done.stderr
     assert at.talk(any_cli).answered == 1
+    assert [call["state"] for call in calls(at)].count("refused") >= 1
 
 
 def test_codex_finds_the_gateway_by_its_name(desk: MakeDesk) -> None:

@@ -10,6 +10,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import GATEWAY, Peer
 from sfad.core.account import Use
+from sfad.core.calls import MAX_WAITING
 from sfad.core.money import to_nanos
 from sfad.core.vocabulary import Timer
 from sfad.protocol.types import Action, LimitKind, Status
@@ -151,6 +152,28 @@ def test_each_waiting_call_has_its_own_time() -> None:
     assert second.token not in t.answers
     assert f"arm {a} calls +20" in t._left
     t.skip()
+
+
+def test_a_thousand_waiting_calls_are_decided_in_their_order_and_each_is_answered() -> None:
+    t = Transcript()
+    a = t.start("a", limits="messages=1:refuse")
+    b = t.start("b", limits="messages=1:refuse")
+    name, _ = t.admitted(t.call(a, 10))
+    other, _ = t.admitted(t.call(b, 10))
+    calls = [t.call(a, 10) for _ in range(MAX_WAITING)]
+    for call in calls:
+        (t >> call).skip()
+    behind = t.call(b, 10)
+    (t >> behind).skip()
+    assert "wait already" in t.failed(t.call(a, 10))
+    (t >> e.CallSettled(t.at, other, Use())).skip()
+    assert t.admission(behind), "the calls of another run are decided, too"
+    (t >> e.CallSettled(t.at, name, Use())).skip()
+    assert t.admission(calls[0])
+    assert calls[1].token not in t.answers
+    t.later(60)
+    (t >> t.fired(a, Timer.CALLS)).skip()
+    assert all(call.token in t.answers for call in calls)
 
 
 def test_terminate_ends_the_run_and_answers_at_once() -> None:
@@ -433,7 +456,7 @@ def test_what_a_gateway_never_learnt_to_be_admitted_is_given_back() -> None:
     (t >> t.called(known, cost=0.1)).skip()
     assert account.used(LimitKind.COST) == 100_000_000
     assert not account.sources["gateway"].partial
-    assert [call.cost_usd or 0 for call in t.calls] == [0, 0.1]
+    assert [(call.state, call.cost_usd or 0) for call in t.calls] == [("withdrawn", 0), ("ended", 0.1)]
 
 
 def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:

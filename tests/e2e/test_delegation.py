@@ -35,6 +35,9 @@ command = ["sh", "-c", "trap '' TERM; sleep 1000 & sleep 1000"]
 [agents.reader]
 command = ["cat"]
 stdin = true
+[agents.closed]
+command = ["sh", "-c", "exec 0<&-; echo ready; exec sleep 1000"]
+stdin = true
 [agents.deaf]
 command = ["sleep", "1000"]
 stdin = true
@@ -151,7 +154,14 @@ def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) 
     with pytest.raises(Quit, match="bytes already wait for it to read its stdin; at most 1048576 may") as caught:
         sessions.send(deaf.run_id, "x" * 100_000, socket=place(at))
     assert caught.value.code == 75
-    sessions.stop(reader.run_id, deaf.run_id, mute.run_id, socket=place(at))
+    sessions.stop(mute.run_id, socket=place(at))
+    closed = sessions.spawn(Order(task="x", agent="closed"), socket=place(at))
+    wait_until(lambda: "stdout: ready" in sessions.log(closed.run_id, socket=place(at)).text, "it has closed its stdin")
+    for _ in range(2):
+        with pytest.raises(Quit, match="it has closed its stdin") as caught:
+            sessions.send(closed.run_id, "x", socket=place(at))
+        assert caught.value.code == 1
+    sessions.stop(reader.run_id, closed.run_id, deaf.run_id, socket=place(at))
     with pytest.raises(Quit, match="is cancelled; it reads no input any more"):
         sessions.send(reader.run_id, "x", socket=place(at))
 

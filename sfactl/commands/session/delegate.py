@@ -1,7 +1,7 @@
 """Start a session, wait for it, and print its answer.
 
 The answer is made safe for a language model and marked as data. Waits for `sessions.sync_timeout_seconds` of the config at most. If
-the session has not ended by then, prints its id and exits with 75; it continues.
+the session has not ended by then, prints its id and exits with 75; it continues. It continues also if this client is killed.
 
 Exit codes: 0; 1 refused; 75 not over yet; 77 not permitted; else as the session ended (see `sfactl --help`).
 """
@@ -29,5 +29,6 @@ def main(
     **given: Unpack[OrderOptions],
 ) -> int:
     longest = seconds("--wait", wait)
-    delegate = partial(sessions.delegate, order(task, given), socket=socket, channel=channel, wait=longest)
+    wanted, told = order(task, given), session_options.tell
+    delegate = partial(sessions.delegate, wanted, socket=socket, channel=channel, wait=longest, started=told)
     return session_options.show(session_options.started(delegate, json=json), json=json)

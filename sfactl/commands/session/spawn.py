@@ -18,6 +18,7 @@ def main(
     *, task: str, channel: str | None = None, socket: str | None = None, json: bool = False, **given: Unpack[OrderOptions]
 ) -> int:
     session = session_options.started(partial(sessions.spawn, order(task, given), socket=socket, channel=channel), json=json)
+    session_options.tell_lowered(session)
     if json:
         output.print_json(session)
     else:

@@ -15,7 +15,10 @@ def send(call: Call, request: Send, run: RunInfo) -> None:
         raise wrong_state(f"run {run.id} reads no input any more: its stdin ended with the daemon that held it")
     if live.stdin is None:
         raise wrong_state(f"run {run.id} was not started with --stdin, so nothing can be sent to it")
+    if live.stdin.over is not None:
+        raise wrong_state(f"nothing can be sent to run {run.id}: {live.stdin.over}")
     refused = live.stdin.write(request.data, eof=request.eof)
     if refused is not None:
-        raise unavailable(f"could not send {len(request.data)} bytes to run {run.id}: {refused}")
+        code = wrong_state if live.stdin.over is not None else unavailable
+        raise code(f"could not send {len(request.data)} bytes to run {run.id}: {refused}")
     call.reply(Done(id=call.id))
