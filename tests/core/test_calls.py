@@ -208,6 +208,13 @@ def test_a_call_is_held_until_there_is_more_room(action: str) -> None:
     again = t.call(a)
     t >> again
     t.quiet()
+    other = t.start("other", limits="cost=5")
+    for _ in range(10):
+        t.later(59.9)
+        name, _ = t.admitted(t.call(other, output=4096))
+        (t >> t.called(name, cost=0.01)).skip()
+        (t >> t.fired(a, Timer.CALLS)).skip()
+        assert held.token not in t.answers
     (t >> (t.resume(a, room="cost=1") if action == "pause" else t.approve(a, room="cost=1"))).skip()
     assert t.run(a).status is Status.RUNNING
     assert t.admission(held)[1] is None
