@@ -29,27 +29,27 @@ KNOWN_PROGRAMS: dict[str, Agent] = {
         description="Claude Code",
         command=(
             "claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages",
-            "--session-id", "{session}", "--model", "{model}", "--append-system-prompt", "{instructions}", _OPTIONS, "--", "{task}",
+            "--session-id", "{session}", "--model={model}", "--append-system-prompt={instructions}", _OPTIONS, "--", "{task}",
         ),
     ),
     # Codex does not follow OPENAI_BASE_URL (0.169)
     "codex": Agent(
         description="Codex",
         command=(
-            "codex", "exec", "--json", "-c", 'openai_base_url="{gateway}/openai"', "--model", "{model}", _OPTIONS, "--", "{task}",
+            "codex", "exec", "--json", "-c", 'openai_base_url="{gateway}/openai"', "--model={model}", _OPTIONS, "--", "{task}",
         ),
     ),
     # yargs takes a text that begins with - for an option unless it is attached to one
     "gemini": Agent(
         description="Gemini CLI",
-        command=("gemini", "--output-format", "stream-json", "--model", "{model}", _OPTIONS, "--prompt={task}"),
+        command=("gemini", "--output-format", "stream-json", "--model={model}", _OPTIONS, "--prompt={task}"),
     ),
     "opencode": Agent(
         description="opencode",
-        command=("opencode", "run", "--format", "json", "--model", "{provider}/{model}", _OPTIONS, "--", "{task}"),
+        command=("opencode", "run", "--format", "json", "--model={provider}/{model}", _OPTIONS, "--", "{task}"),
     ),
     "aider": Agent(
-        description="aider", command=("aider", "--yes-always", "--model", "{provider}/{model}", _OPTIONS, "--message={task}")
+        description="aider", command=("aider", "--yes-always", "--model={provider}/{model}", _OPTIONS, "--message={task}")
     ),
 }  # fmt: skip
 """Built-in agents. Each command starts a program without a terminal that prints the events that its meter reads."""
@@ -226,10 +226,21 @@ def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[s
         if word == _OPTIONS:
             argv += options
         elif all(name in values for name in wanted):
-            argv.append(os.fsencode(_PLACEHOLDER.sub(lambda found: values[found[1]], word)))
+            filled = _PLACEHOLDER.sub(lambda found: values[found[1]], word)
+            if filled.startswith("-") and not word.startswith("-") and b"--" not in argv:
+                raise AgentError(_like_an_option(wanted[0], command))
+            argv.append(os.fsencode(filled))
         elif before.startswith("-") and not word.startswith("-"):
             argv.pop()
     return argv if _OPTIONS in command else [*argv, *options]
+
+
+def _like_an_option(name: str, command: Sequence[str]) -> str:
+    """A model that gives a subagent its task must not choose the options of the program, such as those about permissions."""
+    return (
+        f"the {name} begins with '-', and {os.path.basename(command[0])[:64]} could take it for an option; begin otherwise, or in "
+        f"the agent's command write '--' before {{{name}}}, or --OPTION={{{name}}}"
+    )
 
 
 def _other_limits(entry: Registered, asked: Sequence[Limit]) -> list[Limit]:

@@ -95,8 +95,18 @@ def test_the_error_for_odd_words_says_what_was_probably_meant(words: list[str], 
 
 
 def test_placeholders_come_from_the_request() -> None:
-    made = command("reviewer", "--verbose", placeholders={"task": "- {model} of a", "model": "opus"})
-    assert made == ["claude", "-p", "- {model} of a", "--model", "opus", "--verbose"], "a value is not looked into"
+    made = command("reviewer", "--verbose", placeholders={"task": "{model} of a", "model": "opus"})
+    assert made == ["claude", "-p", "{model} of a", "--model", "opus", "--verbose"], "a value is not looked into"
+
+
+def test_no_value_becomes_an_option_of_the_program() -> None:
+    for name in ("task", "model"):
+        with pytest.raises(AgentError, match=f"the {name} begins with '-', and claude could take it for an option"):
+            command("reviewer", placeholders={"task": "go", "model": "opus"} | {name: "--dangerously-skip-permissions"})
+    for name in KNOWN:
+        told = {"task": "--yolo", "model": "--yolo"} | ({"instructions": "--yolo"} if name == "claude" else {})
+        made = command(name, placeholders=told)
+        assert "--yolo" not in made[: made.index("--") if "--" in made else None]
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
