@@ -179,7 +179,7 @@ class SessionServer:
         end = anyio.current_time() + max(0.0, seconds)
         while True:
             left = end - anyio.current_time()
-            view = await self._info(run, max(0.0, min(PROGRESS, left)))
+            view = await self._info(run, max(0.0, min(PROGRESS, left)), self._waiting)
             if view.ended:
                 self._told.add(view.run_id)
                 self._news.pop(view.run_id, None)

@@ -228,6 +228,18 @@ async def test_a_delegate_survives_the_daemon_and_what_is_wrong_is_an_answer(sta
         assert talk.asked == []
 
 
+async def test_many_waits_hold_up_no_other_call(share: Start, gate: Path) -> None:
+    daemon = share(config=CONFIG)
+    async with talking(daemon, GATE=str(gate)) as talk, trio.open_nursery() as nursery:
+        run = await talk.spawned(GATED)
+        server = psutil.Process(await trio.to_thread.run_sync(talk.pid))
+        for _ in range(60):  # a pool of threads has 40
+            nursery.start_soon(talk.waited, run)
+        await trio.to_thread.run_sync(lambda: wait_until(lambda: server.num_threads() > 60, "all wait"))
+        assert run in await talk.said("sessions_list")
+        await trio.to_thread.run_sync(opened, gate)
+
+
 async def test_a_cancelled_delegate_is_stopped_and_no_other_end_loses_a_run(share: Start, gate: Path) -> None:
     daemon = share(config=CONFIG)
     with daemon.client() as client:
