@@ -19,7 +19,7 @@ from ..meters import AgentProgram, named
 from ..meters.text import Cursor, TextReader
 from ..output.files import OutputFiles
 from ..protocol.messages import Transcript, TranscriptText
-from ..protocol.sanitise import cut_oldest, sanitise, wrap
+from ..protocol.sanitise import SafeText, cut_oldest, sanitise, wrap
 from ..protocol.types import Event, RunInfo
 from .results import NOT_KEPT
 
@@ -58,10 +58,15 @@ def composed(info: RunInfo, events: Sequence[Event], written: Sequence[Written],
     for _, _, text in merge(*streams):
         lines.append(text)
         count += 1
-    safe, cut = cut_oldest(sanitise("\n".join(lines).encode("utf-8", "replace")), MAX_TEXT)
+    safe, cut = cut_oldest(SafeText("\n".join(map(_one_line, lines))), MAX_TEXT)
     truncated = cut or count > tail or any(start > 0 for start, _ in written)
     block = wrap("subagent_transcript", safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
     return block, truncated
+
+
+def _one_line(text: str) -> str:
+    # each line by itself: a control string that begins in one line must not hide the events up to where it ends
+    return sanitise(text.encode("utf-8", "replace")).replace("\n", " ")
 
 
 def _written(output: OutputFiles, info: RunInfo) -> list[Written]:

@@ -54,6 +54,19 @@ def test_output_stands_between_the_events_that_came_before_and_after_it() -> Non
     assert not truncated
 
 
+def test_no_control_string_hides_an_event_and_no_message_looks_like_another_line() -> None:
+    events = [
+        Event(type="run_started", stdout_bytes=0, stderr_bytes=0),
+        Event(type="unadmitted", message="x\nstdout: y", stdout_bytes=5, stderr_bytes=0),
+    ]
+    assert body(told(b"\x1bPone\ntwo\x1b\\\n", b"", *events)[0]) == [
+        "run_started",
+        "stdout: ",
+        "unadmitted: x stdout: y",
+        "stdout: two",
+    ]
+
+
 def test_of_an_agents_events_there_is_what_they_say() -> None:
     lines = [
         b'{"type":"text","part":{"text":"first\\nsecond"}}',
