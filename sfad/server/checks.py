@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import isfinite
 from signal import Signals
 
 from ..core.labels import values_of
@@ -43,6 +44,9 @@ def check_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
     if twice is not None:
         raise bad_request(f"the limit '{twice}' is given more than once")
+    odd = next((limit for limit in limits if not isfinite(limit.threshold)), None)
+    if odd is not None:
+        raise bad_request(f"{odd.kind} = {odd.threshold} is not a finite number")
     if any(len(limit.source) > MAX_SOURCE for limit in limits):
         raise bad_request(f"the source of a limit has more than {MAX_SOURCE} characters")
     return tuple(limits)

@@ -36,7 +36,7 @@ def find_run(runs: KnownRuns, handle: str, own: RunId | None) -> RunInfo:
     caller checks what the peer may do with that run."""
     found = runs.info(handle) or _by_name(runs, handle, own) or _by_prefix(runs, handle, own)
     if found is None:
-        raise RequestError(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle}'; 'sfactl list' shows them")
+        raise RequestError(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle[:80]}'; 'sfactl list' shows them")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 from collections.abc import Iterator
@@ -129,6 +130,10 @@ WRONG = [
     (Order(task="x", limits={"max_turns": 26}), "turns = 26 .limits max_turns. is more than a session may have: at most 25"),
     (Order(task="x", limits={"turns": 1}), "unknown field"),
     (Order(task="x\0y"), "a NUL character in task"),
+    (Order(task="x", blocked_tools=["x\0y"]), "a NUL character in the name of a tool"),
+    (Order(task="x", allowed_tools=[""] * 70_000), "70000 characters of tool names, with 1 more for each; at most 65536"),
+    (Order(task="x", timeout=math.inf), "time = inf is not a finite number"),
+    (Order(task="--help"), "the task begins with '-', and .* could take it for an option"),
     (Order(task="x" * 120_001), "120001 bytes of task; at most 120000"),
     (Order(task="x", agent="claude", provider="p"), "agent 'claude' takes no provider"),
 ]

@@ -135,6 +135,8 @@ def _check(request: Spawn) -> None:
         for word in words:
             if b"\0" in word:
                 raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
+    if any("\0" in tool for tool in (*request.allowed_tools, *request.blocked_tools)):
+        raise bad_request("a NUL character in the name of a tool")
     if not request.cwd.startswith(b"/"):
         raise bad_request(f"cwd must be absolute, got {request.cwd!r}")
     _check_sizes(request)
@@ -148,7 +150,7 @@ def _check(request: Spawn) -> None:
 
 def _check_sizes(request: Spawn) -> None:
     """What the daemon keeps and shows while it remembers the run is bounded here; argv and env by the frame and by execve(2)."""
-    tools = sum(map(len, request.allowed_tools)) + sum(map(len, request.blocked_tools))
+    tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
         ("bytes of cwd", len(request.cwd), 4096),
@@ -158,7 +160,7 @@ def _check_sizes(request: Spawn) -> None:
         ("characters of a label", labels, 256),
         ("characters of --type", len(request.run_type or ""), 64),
         ("characters of --channel", len(request.channel or ""), 64),
-        ("characters of tool names", tools, 65536),
+        ("characters of tool names, with 1 more for each", tools, 65536),
         ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),

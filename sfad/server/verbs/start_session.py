@@ -27,7 +27,7 @@ def start_session(call: Call, request: StartSession) -> None:
         key = runtime.machine.policy.where_set("sessions.default_agent")
         raise bad_request(f"no agent was named, and {key} is not set; choose one: {', '.join(runtime.agents)}")
     if agent not in runtime.agents:
-        raise bad_request(f"there is no agent '{agent[:64]}'; choose from: {', '.join(runtime.agents)}")
+        raise bad_request(f"there is no agent {agent[:64]!r}; choose from: {', '.join(runtime.agents)}")
     ask_for_run(call, _spawn(request, agent, given), [], SessionAsked(limits, time.time()))
 
 
