@@ -107,8 +107,8 @@ def test_agents_are_listed_and_explained(there: World) -> None:
     assert "codex: not on your PATH" in there.sfactl("agents", "codex", PATH="/nowhere").stdout
     told = there.sfactl("agents", "claude").stdout
     assert (
-        "claude -p --output-format stream-json --verbose --include-partial-messages --session-id {session} {options} -- {task}"
-        in told
+        "claude -p --output-format stream-json --verbose --include-partial-messages --session-id {session} --model {model} "
+        "--append-system-prompt {instructions} {options} -- {task}" in told
     )
     found = {agent["name"]: agent for agent in there.json("agents")["agents"]}
     assert (found["claude"]["source"], found["reviewer"]["source"]) == ("built-in", str(there.config))
