@@ -26,12 +26,8 @@ MAX_EXEC = 6 << 20
 
 
 @answers(Spawn, permission=None)
-def spawn(call: Call, request: Spawn) -> None:
-    ask_for_run(call, request, _claim(call, request))
-
-
-def ask_for_run(call: Call, request: Spawn, descriptors: list[int], session: SessionAsked | None = None) -> None:
-    """Check the request, and have the core decide about it. Take over `descriptors`. Raise `RequestError`, `OSError`."""
+def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
+    descriptors = _claim(call, request)
     runtime, peer = call.runtime, call.peer
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
