@@ -110,8 +110,10 @@ class Daemon:
                     parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
                     await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
                 if handed is not None:
-                    server.handover.continue_waiting(handed.clients)  # clients that watch are told what has happened since
+                    server.handover.continue_watching(handed.clients)  # they are told what has happened since
                 await runtime.succession.supervise(adoption, unwritten)
+                if handed is not None:
+                    server.handover.continue_waiting(handed.clients)  # the core knows the runs and what those may do
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)

@@ -47,6 +47,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "unadmitted", f"{counted(run.unadmitted, 'agent program')} started within it without asking the daemon"
     yield "command", output.command(run)
     yield "cwd", output.plain(run.cwd)
+    if run.session:
+        yield "session", f"its transcript: sfactl session log {run.id}"
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
     if run.pid is not None:
         yield "pid", str(run.pid)

@@ -75,7 +75,10 @@ def main(*, action: str, programs: Sequence[str] = (), socket: str | None = None
             _remove(place.directory, programs)
     except OSError as error:
         raise Quit(ExitCode.NOT_PERMITTED, f"cannot {action} in {place.directory}: {error.strerror}") from error
-    return _list(place_of_shims(socket), programs, json) if action == "install" else ExitCode.DONE
+    after = place_of_shims(socket)  # the daemon looks at the directory again
+    if action == "remove" and not json:
+        return ExitCode.DONE
+    return _list(after, programs if action == "install" else (), json)
 
 
 def place_of_shims(socket: str | None) -> ShimPlace:

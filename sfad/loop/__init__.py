@@ -17,7 +17,7 @@ metering ───────────────────────�
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway
-`gateway_keys`     what a run gets in place of the keys that the gateway has
+`gateway_keys`     what a run gets in place of the keys that the gateway has, and what one without the gateway gets
 `run_environment`  the environment of a run
 `shims`            the directory of shims
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then

@@ -1,10 +1,10 @@
-"""Keys of upstreams: a run gets a placeholder in place of each."""
+"""What a run that uses the gateway gets in place of keys, and what one that leaves it out must not inherit."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..config import UpstreamConfig
-from ..protocol.known import KEYS, TOKENS
+from ..protocol.known import BASE_URLS, KEYS, TOKENS
 
 PLACEHOLDER = "the-gateway-has-the-key"
 SHORTEST = 8
@@ -27,3 +27,17 @@ def keyless(env: Sequence[bytes], program: str, upstreams: Mapping[str, Upstream
     ]
     variables = [TOKENS.get(program, {}).get(name, KEYS[name][0]) for name in keyed if name in KEYS]
     return kept + [f"{variable}={PLACEHOLDER}".encode() for variable in variables]
+
+
+def direct(env: Sequence[bytes], is_gateway: Callable[[str], bool], own: Mapping[str, str]) -> list[bytes]:
+    """Return the environment of a run that leaves out the gateway, which the run above it may use: without placeholders, and with
+    the upstreams `own` that the root has chosen in place of the gateway's address."""
+    kept = []
+    for item in env:
+        variable, _, value = item.partition(b"=")
+        name = BASE_URLS.get(variable.decode(errors="replace"))
+        if name is not None and is_gateway(value.decode(errors="replace")):
+            kept += [variable + b"=" + own[name].encode()] if name in own else []
+        elif value != PLACEHOLDER.encode():
+            kept.append(item)
+    return kept

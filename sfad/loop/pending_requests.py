@@ -22,6 +22,7 @@ from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
+from .gateway_keys import direct
 from .gateway_process import GatewayProcess
 from .launching import Feed, demand_descriptors
 from .translate import asked_of, upstreams_of
@@ -98,8 +99,8 @@ class PendingRequests:
             self._answer_again(known, client if spawn.tied else None, answer)
             return
         asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.gateway.is_own), session)
-        if spawn.gateway:
-            spawn = self._without_keys(spawn, peer, asked)
+        if spawn.gateway is not None:
+            spawn = self._led(spawn, peer, asked)
         kept = spawn.log and spawn.stdio == "files"
         pending = PendingSpawn(spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
         try:
@@ -113,10 +114,14 @@ class PendingRequests:
         self._spawns[token] = pending
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
 
-    def _without_keys(self, spawn: Spawn, peer: Peer, asked: Asked) -> Spawn:
+    def _led(self, spawn: Spawn, peer: Peer, asked: Asked) -> Spawn:
+        """Return the request with an environment that leads through the gateway, or around it."""
         above = self.catalogue.live.get(peer.run) if peer.run is not None else None
-        own = {name for name, _ in (asked if above is None else above.run.root.asked).upstreams}
-        env = self.gateway.keyless(spawn.env, program_name(asked.argv), own)
+        own = dict((asked if above is None else above.run.root.asked).upstreams)
+        if spawn.gateway:
+            env = self.gateway.keyless(spawn.env, program_name(asked.argv), own)
+        else:
+            env = direct(spawn.env, self.gateway.is_own, own)
         return msgspec.structs.replace(spawn, env=env)
 
     def take_admitted(self, token: int) -> PendingSpawn:

@@ -1,11 +1,12 @@
 """Re-execution: the clients are handed to the program that this process becomes, which takes them over."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import trio
 
 from ..durable.handover import Clients
-from ..protocol.messages import Watch
+from ..protocol.messages import Events, Wait, Watch
 from ..protocol.types import ErrorCode
 from .call import Call, Services, withdraw_calls
 from .clients import ClientTable
@@ -64,14 +65,20 @@ class ClientHandover:
         }
         self.services.runtime.requests.restore(askers, last_token=last_token)
 
+    def continue_watching(self, handed: Clients) -> None:
+        """Push events to the clients that watch runs."""
+        for connection, request in self._pending(handed):
+            if isinstance(request, Watch):
+                push(Call(self.services, connection, request.id), request.run, calls=request.calls)
+
     def continue_waiting(self, handed: Clients) -> None:
         """Continue the requests that wait for runs, once the core knows the runs."""
+        for connection, request in self._pending(handed):
+            if not isinstance(request, Watch):
+                self.dispatcher.handle(connection, request)
+
+    def _pending(self, handed: Clients) -> Iterator[tuple[Connection, Wait | Watch | Events]]:
         for each in handed.connections:
             connection = self.clients.by_fd.get(each.fd)
-            if connection is None:
-                continue
-            for request in each.pending:
-                if isinstance(request, Watch):
-                    push(Call(self.services, connection, request.id), request.run, calls=request.calls)
-                else:
-                    self.dispatcher.handle(connection, request)
+            if connection is not None:
+                yield from ((connection, request) for request in each.pending)

@@ -41,7 +41,7 @@ if what == "shell":
     os.execv("/bin/bash", ["bash", "--norc", "--noprofile", "-i"])
 if what == "wait":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR1, lambda *_: os._exit(77))
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(76))
     print(os.getpid(), flush=True)
     time.sleep(100)
 if what in ("name", "--version"):
@@ -143,7 +143,7 @@ def test_signals_and_ends(place: World) -> None:
     """A signal to the shim reaches the program or stops the run, and nothing is left. A limit is named on stderr."""
     caller = """
 import os, select, signal, subprocess
-for number, code in ((signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGUSR1, 77), (signal.SIGKILL, -9)):
+for number, code in ((signal.SIGTERM, -15), (signal.SIGINT, -2), (signal.SIGUSR1, 76), (signal.SIGKILL, -9)):
     called = subprocess.Popen(["claude", "wait"], stdout=subprocess.PIPE)
     pidfd = os.pidfd_open(int(called.stdout.readline()))
     called.send_signal(number)
@@ -254,11 +254,15 @@ def test_it_outlives_the_daemon(daemon: World) -> None:
     waiting = daemon.popen("run", "-q", "--", "sh", "-c", "claude wait; echo code $?")
     assert waiting.stdout is not None
     main = int(waiting.stdout.readline())
+    os.kill(daemon.json("status")["pid"], signal.SIGUSR2)
+    while daemon.json("status")["adopted"] != 2:
+        """Until it has executed itself again."""
+    assert daemon.json("list", "--name", "claude")["runs"][0]["status"] == "running"
     daemon.kill()
     daemon.begin()
     os.kill(main, signal.SIGUSR1)
     out, _ = waiting.communicate(timeout=PATIENCE)
-    assert out in (b"code 77\n", b"code 70\n"), "70: before Linux 6.15 nothing tells how it ended"
+    assert out in (b"code 76\n", b"code 70\n"), "70: before Linux 6.15 nothing tells how it ended"
 
 
 @pytest.mark.alone
@@ -298,9 +302,9 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
         assert "inside" in world.sfactl("run", "-q", "--", *SFACTL, "shim", "remove", "env", code=77).stderr
         path = ["run", "-q", "--", "sh", "-c", "echo $PATH"]
         assert world.sfactl(*path).stdout == f"{directory}:/usr/bin:/bin\n"
-        world.sfactl("shim", "remove", "env", "claude")
+        assert [each["program"] for each in world.json("shim", "remove", "env")["shims"]] == ["claude"]
+        world.sfactl("shim", "remove", "claude")
         assert not directory.exists()
-        world.sfactl("status")
         assert world.sfactl(*path).stdout == "/usr/bin:/bin\n"
 
 

@@ -35,6 +35,7 @@ PLAN: dict[str, Any] = {
     "on": False,  # a call that failed does not end the thread
     "hang_up": 0.0,  # seconds after which the caller closes its connection
     "children": 0,  # runs with this plan
+    "child_options": [],
     "child_url": None,  # in their environment
     "uid": None,  # to become before the first call
     "cgroup": None,  # to enter before the first call
@@ -96,7 +97,10 @@ def children(plan: dict[str, Any]) -> list[subprocess.Popen[bytes]]:
     env = os.environ | ({"ANTHROPIC_BASE_URL": plan["child_url"]} if plan["child_url"] else {})
     words = [sys.executable, __file__, json.dumps(plan | {"children": 0})]
     return [
-        subprocess.Popen([sys.executable, "-m", "sfactl", "run", "--quiet", "--name", f"c{number}", "--", *words], env=env)
+        subprocess.Popen(
+            [sys.executable, "-m", "sfactl", "run", "--quiet", "--name", f"c{number}", *plan["child_options"], "--", *words],
+            env=env,
+        )
         for number in range(plan["children"])
     ]
 

@@ -123,22 +123,49 @@ def test_a_start_that_is_sent_again_starts_one(at: Daemon) -> None:
         stopped(client, first.id)
 
 
-@pytest.mark.parametrize(
-    ("order", "why"),
-    [
-        (Order(task="x", agent="nobody"), "there is no agent 'nobody'; choose from: aider, claude, "),
-        (Order(task="x", timeout=601), "time = 601s .* is more than a session may have: at most 10m"),
-        (Order(task="x", limits={"max_turns": 26}), "turns = 26 .limits max_turns. is more than a session may have: at most 25"),
-        (Order(task="x", limits={"turns": 1}), "unknown field"),
-        (Order(task="x\0y"), "a NUL character in task"),
-        (Order(task="x" * 120_001), "120001 bytes of task; at most 120000"),
-        (Order(task="x", agent="claude", provider="p"), "agent 'claude' takes no provider"),
-    ],
-)
-def test_what_makes_no_sense_is_an_error(at: Daemon, order: Order, why: str) -> None:
-    with pytest.raises(Quit, match=why) as caught:
-        sessions.spawn(order, socket=place(at))
-    assert caught.value.code == 2
+WRONG = [
+    (Order(task="x", agent="nobody"), "there is no agent 'nobody'; choose from: aider, claude, "),
+    (Order(task="x", timeout=601), "time = 601s .* is more than a session may have: at most 10m"),
+    (Order(task="x", limits={"max_turns": 26}), "turns = 26 .limits max_turns. is more than a session may have: at most 25"),
+    (Order(task="x", limits={"turns": 1}), "unknown field"),
+    (Order(task="x\0y"), "a NUL character in task"),
+    (Order(task="x" * 120_001), "120001 bytes of task; at most 120000"),
+    (Order(task="x", agent="claude", provider="p"), "agent 'claude' takes no provider"),
+]
+
+
+def test_what_makes_no_sense_is_an_error(at: Daemon) -> None:
+    for order, why in WRONG:
+        with pytest.raises(Quit, match=why) as caught:
+            sessions.spawn(order, socket=place(at))
+        assert caught.value.code == 2
+
+
+def test_the_command_line_says_how_it_went(at: Daemon) -> None:
+    done = at.sfactl("session", "delegate", "x", "--json")
+    assert (done.returncode, json.loads(done.stdout)["status"], done.stderr) == (
+        0,
+        "completed",
+        "sfactl: a1 (talker) has started\n",
+    )
+    over = at.sfactl("session", "delegate", "x", "--agent", "sleeper", "--wait", "0.1")
+    assert (over.returncode, over.stdout) == (75, "a2  sleeper  running\n")
+    assert over.stderr.endswith("a2 is running; to wait for its end: sfactl session info a2 --wait 60\n")
+    for name in "bc":
+        assert at.sfactl("session", "spawn", "x", "--agent", "sleeper", "--name", name).returncode == 0
+    refused = at.sfactl("session", "spawn", "x", "--json")
+    assert (refused.returncode, refused.stderr) == (1, "")
+    said = json.loads(refused.stdout)["refused"]
+    assert (said["kind"], said["key"], said["limit"]) == ("concurrency", "sessions.max_concurrent_per_user", 3)
+    assert 290 < said["possible_in_s"] < 300
+    assert [one["run_id"] for one in json.loads(at.sfactl("session", "list", "--json").stdout)["sessions"]] == [
+        "a1",
+        "a2",
+        "a3",
+        "a4",
+    ]
+    assert at.sfactl("session", "stop", "a2", "b", "c").returncode == 0
+    assert at.sfactl("session", "info", "a2", "--wait", "9").returncode == 143
 
 
 def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) -> None:

@@ -62,6 +62,10 @@ def test_a_run_and_its_children_leave_out_a_gateway_that_is_enabled(start: Start
         run = calling(client, gateway=False, url=other.url, children=1, output=100)
         assert ended(client, run.id).status is Status.COMPLETED
         assert (len(other.bills), len(provider.bills)) == (1, 0)
+        run = calling(client, url=other.url, children=1, child_options=["--no-gateway"], output=100)
+        assert ended(client, run.id).status is Status.COMPLETED
+        assert len(other.bills) == 2
+        assert info(client, run.id).total_cost_usd is None  # the gateway has not seen the child's call
 
 
 def test_a_run_whose_gateway_cannot_be_started_is_refused(start: Start, provider: Provider, tmp_path: Path) -> None:
