@@ -25,8 +25,8 @@ MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
 
 
-@answers(Spawn, permission=None)
-def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
+def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
+    """Check the request, and have the core decide about it. Raise `RequestError`, `OSError`."""
     descriptors = _claim(call, request)
     runtime, peer = call.runtime, call.peer
     try:
@@ -86,6 +86,9 @@ def _is_own_program(shim: int, run: Live, request: Spawn) -> bool:
         if pid == run.main.pid:
             return True
     return False
+
+
+answers(Spawn, permission=None)(start)
 
 
 def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
