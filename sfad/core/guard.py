@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..protocol.types import Refusal, Rule, Status
 from ..protocol.units import counted, format_elapsed, format_moment
-from .access import FULL, Peer, Permissions, refuse_sessions, refuse_verb
+from .access import FULL, Peer, refuse_sessions, refuse_verb
 from .budgets import Budget
 from .policy import Policy
 from .quotas import SlidingWindow, Slots
@@ -71,7 +71,7 @@ class Question:
 
 def first_refusal(question: Question) -> Refusal | None:
     """Return the first rule's refusal, or `None`: admitted."""
-    for rule in RULES:
+    for rule in RULES if question.run.asked.session is None else SESSION_RULES:
         refusal = rule(question)
         if refusal is not None:
             return refusal
@@ -98,15 +98,13 @@ def _enabled(q: Question) -> Refusal | None:
     return q.refuse(Rule.ENABLED, detail, f"{detail}. Nothing can be started now", remedy)
 
 
-def _refuse_spawn(peer: Peer, permissions: Permissions) -> str | None:
-    return refuse_verb(peer, "spawn", permissions)
-
-
 def _permission(q: Question) -> Refusal | None:
     permissions = q.caller.birth.permissions if q.caller is not None else FULL
     asked = q.run.asked
-    refuse = refuse_sessions if asked.session is not None or asked.nested else _refuse_spawn
-    detail = refuse(q.peer, permissions)
+    if asked.session is not None or asked.nested:
+        detail = refuse_sessions(q.peer, permissions)
+    else:
+        detail = refuse_verb(q.peer, "spawn", permissions)
     if detail is None and q.detached and not q.policy.allow_detach:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:
@@ -234,8 +232,6 @@ def _session_rate(q: Question) -> Refusal | None:
 
 
 def _session_concurrency(q: Question) -> Refusal | None:
-    if q.run.asked.session is None:
-        return None
     rules = q.policy.sessions
     own = [run for run in q.sessions if run.user == q.peer.user]
     for live, limit, whose, key in (
@@ -282,6 +278,8 @@ def _refuse_session(q: Question, rule: Rule, said: str, *, key: str, limit: int,
 
 
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
-    _enabled, _permission, _loop, _depth, _descendants, _money, _rate, _session_rate, _concurrency, _session_concurrency,
+    _enabled, _permission, _loop, _depth, _descendants, _money, _rate, _concurrency,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
+
+SESSION_RULES = (*RULES, _session_rate, _session_concurrency)

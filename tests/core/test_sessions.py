@@ -121,6 +121,15 @@ def test_a_reload_changes_the_rate() -> None:
     t.start("b", **session())
 
 
+def test_after_a_lower_rate_enough_must_have_left_the_window() -> None:
+    t = sessions(starts=3)
+    for name in "abc":
+        t.start(name, **session())
+        t.later(60)
+    t.machine.handle(e.Reconfigured(t.at, Transcript(sessions=SessionPolicy(starts=1)).machine.policy))
+    assert refused(t, "d").possible_in_s == 3600 - 60
+
+
 def test_sessions_may_be_off() -> None:
     refusal = refused(sessions(enabled=False), "a")
     assert (refusal.kind, refusal.detail) == (Rule.ENABLED, "sessions.enabled = false in the daemon's config")

@@ -56,7 +56,8 @@ def test_a_follower_misses_nothing_and_gets_nothing_twice_when_the_daemon_dies(s
     daemon, out = start(), tmp_path / "out"
     with following(daemon, out, "--since", "0") as follower:
         with daemon.client() as client:
-            failed(client, "first")
+            first = failed(client, "first")
+            wait_until(lambda: any(each["run_id"] == first for each in seen(out)), "it has begun to follow")
             started(client, ["sh", "-c", "exit 1"], name="unlucky")
         daemon.kill()
         daemon.restart()

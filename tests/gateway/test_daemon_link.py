@@ -88,4 +88,15 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
                     assert isinstance(second, m.UnaskedCall)
                     assert (first.path, first.status, second.refused) == ("/v1/embeddings", 200, "no")
                     assert first.number != second.number
+                for known in (["a1-7"], []):
+                    async with await listener.accept() as stream:
+                        daemon = ScriptedDaemon(stream)
+                        assert isinstance(await daemon.next(), m.Hello)
+                        serve = await daemon.next()
+                        assert isinstance(serve, m.ServeGateway)
+                        assert serve.reservations == known
+                        if known:
+                            again = await daemon.next()
+                            assert again == ended
+                            await daemon.say(m.Done(id=again.id))
                 nursery.cancel_scope.cancel()

@@ -25,13 +25,9 @@ MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
 
 
-@answers(Spawn, permission=None)
-def spawn(call: Call, request: Spawn) -> None:
-    ask_for_run(call, request, _claim(call, request))
-
-
-def ask_for_run(call: Call, request: Spawn, descriptors: list[int], session: SessionAsked | None = None) -> None:
-    """Check the request, and have the core decide about it. Take over `descriptors`. Raise `RequestError`, `OSError`."""
+def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
+    """Check the request, and have the core decide about it. Raise `RequestError`, `OSError`."""
+    descriptors = _claim(call, request)
     runtime, peer = call.runtime, call.peer
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
@@ -90,6 +86,9 @@ def _is_own_program(shim: int, run: Live, request: Spawn) -> bool:
         if pid == run.main.pid:
             return True
     return False
+
+
+answers(Spawn, permission=None)(start)
 
 
 def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:

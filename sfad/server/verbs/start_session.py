@@ -6,7 +6,7 @@ from ...core.asked import SessionAsked
 from ...protocol.messages import Spawn, StartSession
 from ..call import Call, answers
 from ..checks import bad_request, check_limits, check_most
-from .spawn import ask_for_run
+from .spawn import start
 
 MAX_TEXT = 120_000
 """Bytes of a task or of instructions. execve(2) takes an argument of 128 KiB at most, with what the command adds to it."""
@@ -28,7 +28,7 @@ def start_session(call: Call, request: StartSession) -> None:
         raise bad_request(f"no agent was named, and {key} is not set; choose one: {', '.join(runtime.agents)}")
     if agent not in runtime.agents:
         raise bad_request(f"there is no agent {agent[:64]!r}; choose from: {', '.join(runtime.agents)}")
-    ask_for_run(call, _spawn(request, agent, given), [], SessionAsked(limits, time.time()))
+    start(call, _spawn(request, agent, given), SessionAsked(limits, time.time()))
 
 
 def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> Spawn:
