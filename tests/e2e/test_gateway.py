@@ -588,3 +588,12 @@ def test_a_forbidden_tool_in_a_reply_ends_the_run(gated: Daemon, tools: dict[str
         assert run.reason is not None
         assert (run.status, run.reason.limit_kind) == (Status.FAILED, "tool")
         assert f"its agent called the tool 'Bash', which {why}" in run.reason.message
+
+
+def test_a_gateway_that_stands_still_does_not_keep_the_daemon_from_ending(start: Start) -> None:
+    daemon = start(config="[gateway]\nenabled = true\n")
+    with daemon.client() as client:
+        pid = wait_until(lambda: client.call(m.DaemonInfo(id=0), m.DaemonStatus).gateway_pid, "the gateway is there")
+    os.kill(pid, signal.SIGSTOP)
+    assert daemon.stop() == 0
+    assert not alive(pid)
