@@ -486,9 +486,11 @@ def test_a_recycled_pid_is_never_signalled(share: Start) -> None:
     daemon.kill()
     psutil.Process(run.pid).kill()
     wait_until(lambda: not psutil.pid_exists(run.pid or 0), "it is gone", seconds=60)
-    stranger = process_with_pid(run.pid or 0)
     try:
+        stranger = process_with_pid(run.pid or 0)
+    finally:
         daemon.restart()
+    try:
         with daemon.client() as client:
             assert info(client, run.id).status is Status.LOST
             stopped(client, run.id)

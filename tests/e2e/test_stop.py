@@ -18,6 +18,8 @@ from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, agent, ended, running, spawn, started, stopped, strays, wait_until
 
+from .agents import info
+
 PROGRAMS = Path(__file__).with_name("programs.py")
 
 
@@ -114,7 +116,8 @@ def test_a_second_stop_skips_the_grace(share: Start, containment: str) -> None:
     with daemon.client() as patient, daemon.client() as hasty:
         run = begun(daemon, patient, "stubborn", "3")
         patient.send(m.Stop(id=patient.next_id(), runs=[run.id]))
-        wait_until(lambda: hasty.call(m.Info(id=hasty.next_id(), run=run.id), m.RunReply).run.status is Status.STOPPING, "stopping")
+        now = wait_until(lambda: (seen := info(hasty, run.id)).status is not Status.RUNNING and seen, "the stop is handled")
+        assert now.status is Status.STOPPING, now
         assert stopped(hasty, run.id, grace=0).survivors == []
         (first,) = patient.arrived()
         assert isinstance(first.reply, m.Stopped)
