@@ -24,6 +24,8 @@ from .autostart import connect_or_start
 from .connection import Client, connect
 from .exits import Quit, UsageError, understood
 
+LATE = 30.0
+"""Seconds that the answer to a wait may be late. A daemon that stands still must not hold a model's call without end."""
 LISTED = 20
 """Sessions that have ended in a list."""
 
@@ -235,6 +237,7 @@ def _ended(client: Client, run: str, wait: float) -> RunInfo:
     """Return the run as soon as it has ended, or as it is after `wait` seconds."""
     if not 0 <= wait < _LONGEST:
         raise UsageError(f"{wait:g} seconds to wait: give 0 to {_LONGEST:g}")
+    client.be_patient(wait + LATE)
     return client.call(m.Wait(id=0, run=run, timeout=wait), m.RunReply).run
 
 

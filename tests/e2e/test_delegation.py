@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sfactl import sessions
+from sfactl.connection import Client
 from sfactl.exits import Quit
 from sfactl.sessions import Order, SessionRefused
 from sfad.protocol import messages as m
@@ -122,6 +125,23 @@ def test_a_start_that_is_sent_again_starts_one(at: Daemon) -> None:
         first = client.call(request, m.RunReply).run
         assert other.call(request, m.RunReply).run.id == first.id
         stopped(client, first.id)
+
+
+def test_a_daemon_that_stands_still_holds_no_wait_without_end(at: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_still(client: Client, seconds: float | None) -> None:
+        os.kill(at.pid, signal.SIGSTOP)
+        patient(client, seconds)
+
+    patient = Client.be_patient
+    monkeypatch.setattr(Client, "be_patient", stand_still)
+    monkeypatch.setattr(sessions, "LATE", 0.2)
+    session = sessions.spawn(Order(task="x", agent="sleeper"), socket=place(at))
+    try:
+        with pytest.raises(Quit, match=r"no answer within 0.3 s"):
+            sessions.info(session.run_id, socket=place(at), wait=0.1)
+    finally:
+        os.kill(at.pid, signal.SIGCONT)
+    assert sessions.stop(session.run_id, socket=place(at)).stopped == [session.run_id]
 
 
 WRONG = [
