@@ -171,7 +171,8 @@ class SessionServer:
         # Cancelled in between, nobody would know of the run.
         with anyio.CancelScope(shield=True):
             started = await self._asked(sessions.spawn, order, channel=CHANNEL)
-        self._tasks.start_soon(self._announce, context, started.run_id)
+        if not started.ended:
+            self._tasks.start_soon(self._announce, context, started.run_id)
         return started
 
     async def _waited(self, context: Context, run: str, seconds: float) -> SessionView:
@@ -334,6 +335,7 @@ def _background(call: tools.SessionsSpawn) -> Order:
     return Order(
         task=call.task,
         agent=call.agent,
+        name=call.worker_name,
         model=call.model,
         provider=call.provider,
         timeout=None if call.timeout_minutes is None else call.timeout_minutes * 60,
@@ -354,7 +356,8 @@ def _said(text: str, *, failed: bool = False) -> types.CallToolResult:
 def _accepted(view: SessionView) -> types.CallToolResult:
     if view.ended:
         return _told(view)  # it could not be started
-    return _structured({"status": "accepted"} | _known(view, ("run_id", "name", "lowered", "advice")))
+    known = _known(view, ("run_id", "name", "lowered"))
+    return _structured({"status": "accepted"} | known | {"advice": _waiting(view)})
 
 
 _LISTED = ("run_id", "name", "status", "elapsed_s", "turns", "tokens", "cost_usd", "partial", "reason")
@@ -376,7 +379,12 @@ def _told(view: SessionView) -> types.CallToolResult:
 
 
 def _answer(view: SessionView) -> str:
-    return "\n".join(filter(None, (_line(view), view.reason, *view.lowered, view.advice, view.result)))
+    advice = view.advice if view.ended else _waiting(view)
+    return "\n".join(filter(None, (_line(view), view.reason, *view.lowered, advice, view.result)))
+
+
+def _waiting(view: SessionView) -> str:
+    return f"sessions_info with run_id '{view.run_id}' and wait_seconds waits for its end, so do not poll with sleep"
 
 
 def _line(view: SessionView) -> str:

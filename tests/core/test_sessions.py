@@ -140,6 +140,15 @@ def test_a_model_is_told_to_wait_for_what_it_has() -> None:
     t.start("a", **session())
     assert "wait for your sessions with sessions_info" in refused(t, "b", channel="mcp").message
     assert "reload" not in refused(t, "b", channel="mcp").message
+    main = t.start("main")
+    assert "with sfactl session info RUN --wait 60" in refused(t, "b", inside(main)).message
+
+
+def test_a_refused_loop_names_the_parameter_of_the_road() -> None:
+    t = sessions()
+    main = t.start("main")
+    assert refused(t, "main", inside(main)).message.endswith("give it its own --name.")
+    assert refused(t, "main", inside(main), channel="mcp").message.endswith("give it its own worker_name.")
 
 
 def may(t: Transcript, run: RunId) -> bool:

@@ -45,6 +45,8 @@ stdin = true
 [agents.deaf]
 command = ["sleep", "1000"]
 stdin = true
+[agents.missing]
+command = ["sfad-no-such-program"]
 [sessions]
 default_agent = "talker"
 {more}
@@ -97,7 +99,7 @@ def test_a_delegation_hands_back_the_run_before_the_caller_gives_up(at: Daemon) 
     session = sessions.delegate(Order(task="x", agent="sleeper"), socket=place(at), wait=0.2)
     assert (session.ended, session.result) == (False, None)
     assert session.advice is not None
-    assert f"sessions_info with run_id '{session.run_id}'" in session.advice
+    assert f"sfactl session info {session.run_id} --wait 60" in session.advice
     again = sessions.info(session.run_id, socket=place(at), wait=0.1)
     assert again.status == "running"
     assert [one.run_id for one in sessions.list_sessions(socket=place(at))] == [session.run_id]
@@ -175,7 +177,7 @@ def test_the_command_line_says_how_it_went(at: Daemon) -> None:
     )
     over = at.sfactl("session", "delegate", "x", "--agent", "sleeper", "--wait", "0.1")
     assert (over.returncode, over.stdout) == (75, "a2  sleeper  running\n")
-    assert over.stderr.endswith("a2 is running; to wait for its end: sfactl session info a2 --wait 60\n")
+    assert over.stderr.endswith("a2 is running; to wait for its end, without polling: sfactl session info a2 --wait 60\n")
     for name in "bc":
         assert at.sfactl("session", "spawn", "x", "--agent", "sleeper", "--name", name).returncode == 0
     refused = at.sfactl("session", "spawn", "x", "--json")
@@ -190,7 +192,21 @@ def test_the_command_line_says_how_it_went(at: Daemon) -> None:
         "a4",
     ]
     assert at.sfactl("session", "stop", "a2", "b", "c").returncode == 0
-    assert at.sfactl("session", "info", "a2", "--wait", "9").returncode == 143
+    for options in (), ("--wait", "9"):
+        assert at.sfactl("session", "info", "a2", *options).returncode == 143
+
+
+def test_the_command_line_says_why_a_session_failed(at: Daemon) -> None:
+    slow = at.sfactl("session", "delegate", "x", "--agent", "sleeper", "--timeout", "1")
+    assert (slow.returncode, slow.stderr.splitlines()[1].partition(": ")[2][:27]) == (3, "a1 (sleeper) has timed out:")
+    for verb in "spawn", "delegate":
+        missing = at.sfactl("session", verb, "x", "--agent", "missing")
+        assert missing.returncode == 127
+        assert "(missing) has failed: " in missing.stderr, missing.stderr
+        assert "sfad-no-such-program" in missing.stderr
+    info = at.sfactl("session", "info", "a2", "--json")
+    found = json.loads(info.stdout)
+    assert (info.returncode, found["exit"], found["advice"]) == (127, 127, "it never ran, so it has no result")
 
 
 def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) -> None:

@@ -37,6 +37,8 @@ command = ["sh", "-c", "{task}"]
 [agents.reader]
 command = ["sh", "-c", "read -r line; echo $line"]
 stdin = true
+[agents.missing]
+command = ["sfad-no-such-program"]
 [sessions]
 max_concurrent_per_user = 6
 spawn_rate_limit = { max_requests = 10000, window_seconds = 3600 }
@@ -216,6 +218,10 @@ async def test_a_delegate_survives_the_daemon_and_what_is_wrong_is_an_answer(sta
         assert f"{run} (shell): completed" in said[0]
         assert [each.id for each in runs(daemon)] == [run]
 
+        missing = await talk.said("sessions_spawn", task="x", agent="missing", worker_name="gone", failed=True)
+        assert "(gone): failed" in missing
+        assert "sfad-no-such-program" in missing
+        assert "sessions_info" not in missing
         assert "missing required field `task`" in await talk.said("sessions_spawn", failed=True)
         assert "unknown tool 'fly'" in await talk.said("fly", failed=True)
         assert "no run" in await talk.said("sessions_info", run_id="zzzz", failed=True)
