@@ -344,7 +344,8 @@ def _seen(client: Connection, run: RunInfo) -> dict[str, Any]:
 
 
 def test_without_the_package_it_says_how_to_install_it() -> None:
-    words = "import sys; sys.modules['mcp'] = None; sys.argv = ['sfactl', 'mcp']; from sfactl.__main__ import main; main()"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'sfad[mcp]'" in done.stderr
+    for words in (["mcp"], ["mcp", "--print-config", "claude"], ["run", "--mcp", "claude", "hi"]):
+        code = f"import sys; sys.modules['mcp'] = None; sys.argv = {['sfactl', *words]}; from sfactl.__main__ import main; main()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "pip install '.[mcp]'" in done.stderr
