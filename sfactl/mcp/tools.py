@@ -97,7 +97,7 @@ class SessionsStop(ModelTool, tag="sessions_stop"):
     main_agent_only = True
 
     run_id: _RunId
-    confirm: Annotated[bool, Meta(description="Stop it without asking, where no person can be asked")] = False
+    confirm: Annotated[bool, Meta(description="Stop it without asking; only where the client cannot ask a person")] = False
 
 
 class SessionsLog(ModelTool, tag="sessions_log"):

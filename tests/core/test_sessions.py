@@ -161,7 +161,9 @@ def test_the_main_agent_may_and_its_subagents_may_not() -> None:
     own = t.start("own", inside(main), **session())
     child = t.start("child", inside(main))
     assert [may(t, run) for run in (main, own, child)] == [True, False, False]
-    assert refused(t, "x", inside(own)).detail == f"run {own} was started with --leaf and may not start others"
+    assert refused(t, "x", inside(own)).detail == (
+        f"run {own} is a session that was started without --nested and may not start others"
+    )
     assert refused(t, "x", inside(child)).detail.startswith(f"run {child} is a subagent: sessions are for the main agent")
     assert t.run(own).parent is t.run(main)
     t.start("plain", inside(child))

@@ -191,7 +191,13 @@ def test_the_command_line_says_how_it_went(at: Daemon) -> None:
         "a3",
         "a4",
     ]
-    assert at.sfactl("session", "stop", "a2", "b", "c").returncode == 0
+    wrong = at.sfactl("session", "stop", "b", "zzz", "c")
+    assert (wrong.returncode, wrong.stderr.splitlines()[-1].partition(" (")[0]) in (
+        (66, "stopped: a3, a4"),
+        (66, "stopped: a4, a3"),
+    )
+    assert "no run has the id or the name 'zzz'" in wrong.stderr
+    assert at.sfactl("session", "stop", "a2").returncode == 0
     for options in (), ("--wait", "9"):
         assert at.sfactl("session", "info", "a2", *options).returncode == 143
 
@@ -215,7 +221,7 @@ def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) 
     mute = sessions.spawn(Order(task="x", agent="sleeper"), socket=place(at))
     sessions.send(reader.run_id, '{"say": "hello"}', socket=place(at))
     wait_until(lambda: 'stdout: {"say": "hello"}' in sessions.log(reader.run_id, socket=place(at)).text, "it has read it")
-    with pytest.raises(Quit, match="was not started with --stdin"):
+    with pytest.raises(Quit, match="the entry of its agent 'sleeper' needs stdin = true"):
         sessions.send(mute.run_id, "x", socket=place(at))
     for _ in range(11):  # the pipe holds 64 KiB
         sessions.send(deaf.run_id, "x" * 100_000, socket=place(at))
@@ -241,6 +247,7 @@ def ask(*words):
     done = sfactl(*words)
     return done.returncode, (done.stdout + done.stderr).strip()
 said = {"start": ask("session", "spawn", "x", "--agent", "sleeper", "--name", f"by-{name}", *more)}
+said["list"] = ask("session", "list", "--json")
 said["stop"] = ask("session", "stop", os.environ["SFA_RUN_ID"])
 print(json.dumps(said), flush=True)
 if name == "main":
@@ -256,6 +263,7 @@ def test_sessions_are_for_the_main_agent_and_for_whom_it_grants_them(tmp_path: P
     assert main["start"][0] == granted["start"][0] == 0, done.stdout
     assert child["start"][0] == child["stop"][0] == 77
     assert "is a subagent: sessions are for the main agent, and for runs that it started with --nested" in child["start"][1]
+    assert json.loads(granted["list"][1])["sessions"][0]["name"] == "by-granted"
     assert "is not a session" in main["stop"][1]
     runs = {run["name"]: run for run in json.loads(at.sfactl("list", "--json").stdout)["runs"]}
     assert runs["by-main"]["parent_id"] == runs["main"]["id"]
