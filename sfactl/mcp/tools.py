@@ -36,6 +36,9 @@ _Limits = Annotated[
         examples=[{"max_turns": 10, "max_cost_usd": 0.5}],
     ),
 ]
+_WorkerName = Annotated[
+    str | None, Meta(description="A name for it, such as reviewer; a subagent cannot start one of the same name below itself")
+]
 _RunId = Annotated[str, Meta(description="The run id that delegate_to_subagent or sessions_spawn has returned")]
 _Tools = list[str]
 
@@ -56,9 +59,7 @@ class DelegateToSubagent(ModelTool, tag="delegate_to_subagent"):
         Meta(description="The only tools it may use, by the names that its program has for them; [] if you do not know them"),
     ]
     agent: _Agent = None
-    worker_name: Annotated[
-        str | None, Meta(description="A name for it, such as reviewer; a subagent cannot start one of the same name below itself")
-    ] = None
+    worker_name: _WorkerName = None
     worker_instructions: Annotated[str | None, Meta(description="How to do it: role, rules, form of the answer")] = None
     limits: _Limits = None
 
@@ -73,6 +74,7 @@ class SessionsSpawn(ModelTool, tag="sessions_spawn"):
 
     task: _Task
     agent: _Agent = None
+    worker_name: _WorkerName = None
     model: Annotated[str | None, Meta(description="The model that it uses (default: its program's)")] = None
     provider: str | None = None
     timeout_minutes: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="It is stopped after this time")] = None
@@ -95,7 +97,7 @@ class SessionsStop(ModelTool, tag="sessions_stop"):
     main_agent_only = True
 
     run_id: _RunId
-    confirm: Annotated[bool, Meta(description="Stop it without asking, where no person can be asked")] = False
+    confirm: Annotated[bool, Meta(description="Stop it without asking; only where the client cannot ask a person")] = False
 
 
 class SessionsLog(ModelTool, tag="sessions_log"):
