@@ -42,7 +42,8 @@ def sentence(run: RunInfo, now: datetime | None = None) -> str:
 
 def _trouble(run: RunInfo) -> str:
     if run.api_trouble:
-        return f"; it cannot reach its model: {output.plain(run.api_trouble.sentence)}"
+        cannot = "could not" if run.status.terminal else "cannot"
+        return f"; it {cannot} reach its model: {output.plain(run.api_trouble.sentence)}"
     if not output.unanswered(run):
         return ""
     return (

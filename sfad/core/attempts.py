@@ -16,6 +16,9 @@ from .run import Attempt, Ending, ProcessExit, Run
 from .stopping import Stopping, frozen_in
 from .vocabulary import EventType, ReasonKind, Timer, signal_name
 
+MAX_ERROR = 200
+"""Characters of a failed call's error that are shown with its run."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptTracker:
@@ -147,7 +150,8 @@ class AttemptTracker:
         if run.status is Status.STOPPING:
             return
         latest = run.latest
-        self._hear_of_trouble(run, latest, ev.trouble)
+        trouble, latest.trouble = latest.known_trouble, ev.trouble
+        self._publish_trouble(run, trouble)
         before = latest.finished
         if (ev.finished, ev.failed) != (before, latest.failed):
             latest.finished, latest.failed = ev.finished, ev.failed
@@ -162,9 +166,22 @@ class AttemptTracker:
         if run.latest.finished and not run.asked.interactive:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
 
-    def _hear_of_trouble(self, run: Run, latest: Attempt, trouble: ApiTrouble | None) -> None:
+    def call_ended(self, run: Run, end: e.CallEnd) -> None:
+        """Take note of how a call of the gateway ended."""
+        latest = run.latest
+        if run.status is Status.STOPPING or not (end.failed or latest.failing):
+            return
+        before = latest.known_trouble
+        if end.failed:
+            count = latest.failing.count + 1 if latest.failing is not None else 1
+            latest.failing = ApiTrouble(count=count, status=end.status, error=(end.error or "")[:MAX_ERROR])
+        elif end.status is not None:
+            latest.failing = None
+        self._publish_trouble(run, before)
+
+    def _publish_trouble(self, run: Run, before: ApiTrouble | None) -> None:
         """Publish when calls of the model begin to fail, whenever twice as many have failed, and when it answers again."""
-        before, latest.trouble = latest.trouble, trouble
+        trouble = run.latest.known_trouble
         if trouble == before:
             return
         self._ctx.changed(run)

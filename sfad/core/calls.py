@@ -20,6 +20,7 @@ from ..protocol.types import Action, CallInfo, ErrorCode, LimitKind, RunId, Stat
 from . import commands as c
 from . import events as e
 from .account import OpenReservation, Use
+from .attempts import AttemptTracker
 from .budget_enforcement import BudgetEnforcement
 from .budgets import Budget
 from .call_rates import Barrier, CallRates
@@ -99,8 +100,11 @@ def _seconds(duration: float) -> float:
 
 
 class Calls:
-    def __init__(self, context: Context, spending: Spending, limits: LimitEnforcement, budgets: BudgetEnforcement) -> None:
+    def __init__(
+        self, context: Context, spending: Spending, limits: LimitEnforcement, budgets: BudgetEnforcement, attempts: AttemptTracker
+    ) -> None:
         self._ctx = context
+        self._attempts = attempts
         self._spending = spending
         self._limits = limits
         self._budgets = budgets
@@ -136,6 +140,7 @@ class Calls:
             return  # its run has ended, and was charged in full for what it had reserved
         run, _ = found
         self._spending.end_call(run, ev.name, ev.used, ev.end)
+        self._attempts.call_ended(run, ev.end)
         self._repeats.tools_asked_for(run, ev.tools)
         self._limits.enforce(run, ev.at)
 

@@ -157,6 +157,8 @@ class CallEnd(Struct, frozen=True):
     error: str | None = None
     made: bool = True
     """False: it never went out."""
+    failed: bool = False
+    """The model did not answer, or answered with an error; a caller that hangs up is not such a failure."""
 
 
 class CallSettled(At, frozen=True):

@@ -84,7 +84,7 @@ class Lifecycle:
     def decide_end(self, run: Run, at: float, ending: Ending) -> None:
         """Decide how the run ends. It is `stopping` until none of its processes is alive."""
         run.move(Status.STOPPING)
-        run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.trouble)
+        run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.known_trouble)
         self.unpause(run)
         self.release_breach(run)
         if run.latest.finished:

@@ -54,7 +54,7 @@ class Machine:
         )
         self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement)
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
-        self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement)
+        self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement, self._attempts)
         self._admission = Admission(context, self._lifecycle, self._spending, next_number)
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,

@@ -27,5 +27,6 @@ class Repeats:
     def _tell(self, run: Run, repetition: Repetition) -> None:
         most = self._ctx.policy.repeats
         facts = Facts(scope="run", limit_kind="repeats", threshold=most, used=repetition.count)
-        message = f"{repetition.sentence} ({self._ctx.policy.where_set('limits.repeats')} is {most})"
+        where = f" in {file}" if (file := self._ctx.policy.files.get("limits.repeats")) else ""
+        message = f"{repetition.sentence} (limits.repeats{where} is {most})"
         self._ctx.publish(EventType.RUN_REPEATING, run, message, "high", **facts)

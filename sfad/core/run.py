@@ -94,7 +94,13 @@ class Attempt:
     failed: str | None = None
     """Why the agent says that it failed, whatever its exit code."""
     trouble: ApiTrouble | None = None
-    """The agent cannot reach its model."""
+    """The agent cannot reach its model, as it tells."""
+    failing: ApiTrouble | None = None
+    """The same, as the gateway tells."""
+
+    @property
+    def known_trouble(self) -> ApiTrouble | None:
+        return self.trouble or self.failing
 
     @property
     def succeeded(self) -> bool:

@@ -10,6 +10,7 @@ from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
 from .estimate import Estimates
 from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Unasked
+from .http_server import ClientGoneError
 
 MOST_BYTES_A_TOKEN = 16
 """Of what a model has written. A provider that tells fewer tokens than that, or no input, is not believed. Text and code have
@@ -99,9 +100,11 @@ class CallRecord:
         self.error: str | None = None
         self.sent = False
         self.whole = False
+        self._failed = False
 
     def begun(self, response: httpx2.Response) -> None:
         self._status = response.status_code
+        self._failed = response.status_code >= 400
         self._first_byte = time.monotonic() - self._began
         kind = response.headers.get("content-type", "")
         if kind:  # servers that cannot stream answer in one piece, and Gemini streams one JSON array if it is not asked for events
@@ -124,6 +127,8 @@ class CallRecord:
 
     def broken(self, error: BaseException) -> None:
         self.error = self.error or str(error) or type(error).__name__
+        if self._status is None:
+            self._failed = isinstance(error, Exception) and not isinstance(error, ClientGoneError)
 
     def close(self) -> None:
         if self.whole:
@@ -146,6 +151,7 @@ class CallRecord:
                 first_byte_s=self._first_byte,
                 seconds=time.monotonic() - self._began,
                 error=self.error,
+                failed=self._failed,
             )
         )
 

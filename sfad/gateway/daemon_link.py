@@ -100,7 +100,7 @@ class DaemonLink:
             id=number, run=call.run, reservation=call.reservation, model=call.model, tokens=call.tokens, partial=call.partial,
             status=call.status, tools=[(tool.name, tool.digest) for tool in call.tools], first_byte_s=call.first_byte_s,
             factor=call.factor, long_cached=call.long_cached, fees_usd=call.fees_usd,
-            seconds=call.seconds, error=call.error,
+            seconds=call.seconds, error=call.error, failed=call.failed,
         )  # fmt: skip
         self._send(_Open(request))
 

@@ -79,6 +79,8 @@ class CallEnded:
     first_byte_s: float | None
     seconds: float
     error: str | None
+    failed: bool
+    """The upstream did not answer, or answered with an error, or its key cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

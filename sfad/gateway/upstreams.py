@@ -50,9 +50,14 @@ class Upstream:
         """Return the key of the operator, or `None` where the caller's own is used. Raises `OSError` and `LookupError`, whose texts
         do not hold it."""
         if self.key_file is not None:
-            where, text = self.key_file, Path(self.key_file).read_text(errors="replace")
+            try:
+                where, text = self.key_file, Path(self.key_file).read_text(errors="replace")
+            except FileNotFoundError:
+                raise LookupError(f"{self.key_file} does not exist") from None
         elif self.key_env is not None:
-            where, text = self.key_env, os.environ.get(self.key_env, "")
+            if self.key_env not in os.environ:
+                raise LookupError(f"the daemon's environment has no {self.key_env}: set it there, and restart the daemon")
+            where, text = f"{self.key_env} in the daemon's environment", os.environ[self.key_env]
         else:
             return None
         if not _KEY.fullmatch(text.strip()):  # h11 would quote it in an error

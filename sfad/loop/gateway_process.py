@@ -78,6 +78,7 @@ class GatewayProcess:
         """When a run asked for it last."""
         self._serving = True
         """The process has begun its work; that of an earlier daemon has."""
+        self._told_to_end = False
         self._waiting: list[Callable[[str | None], None]] = []
         self._stopped = False
         self._config = config
@@ -209,8 +210,8 @@ class GatewayProcess:
                 how = f"it cannot be started: {error}"
             if not self._serving:
                 self._answer(how)
-            if not self._wanted():
-                continue
+            if not self._wanted() or (self._told_to_end and how == "exit code 0"):
+                continue  # a run may ask for it while it ends
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
             self._failed(how, pause)
             await trio.sleep(pause)
@@ -246,6 +247,7 @@ class GatewayProcess:
         while self._wanted():
             with trio.move_on_after(math.inf if self.enabled else UNUSED_MAX):
                 await self._change()
+        self._told_to_end = True
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: int) -> None:
@@ -270,7 +272,7 @@ class GatewayProcess:
             self._listener.close()
 
     def _start(self) -> int:
-        self._serving = False
+        self._serving = self._told_to_end = False
         if self._listener is None:
             self._bind()
         assert self._listener is not None

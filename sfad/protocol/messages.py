@@ -374,6 +374,8 @@ class EndCall(Request, tag="end_call"):
     first_byte_s: float | None = None
     seconds: float = 0.0
     error: str | None = None
+    failed: bool = False
+    """The upstream did not answer, or answered with an error, or its key cannot be read."""
 
 
 class UnaskedCall(Request, tag="unasked_call"):

@@ -11,7 +11,7 @@ from ..host.clock import wall_clock
 from ..launch.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
-from ..protocol.types import Action, LimitKind, LimitState, RunInfo, Source, Usage
+from ..protocol.types import Action, ApiTrouble, LimitKind, LimitState, RunInfo, Source, Status, Usage
 from .live import Live
 
 Enforcer = Literal["clock", "gateway", "meter", "kernel", "watching", "nothing"]
@@ -56,10 +56,16 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
         meter=live.program.name if live.program is not None else None,
         unadmitted=run.unadmitted or None,
-        api_trouble=run.latest.trouble if not run.status.terminal else None,  # then its reason has it
+        api_trouble=_trouble(run),
         session=run.asked.session is not None,
         repeating=run.repeating if not run.status.terminal else None,
     )
+
+
+def _trouble(run: Run) -> ApiTrouble | None:
+    if not run.status.terminal:
+        return run.latest.known_trouble
+    return run.latest.failing if run.status is Status.COMPLETED else None  # else its reason has it
 
 
 def usage_of(live: Live, elapsed: float | None = None) -> Usage:

@@ -33,6 +33,30 @@ def test_a_call_that_fits_is_not_changed() -> None:
     assert (source, use.cost, use.turns, use.messages, use.tokens) == ("gateway", 10_000_000, 2, 1, 1300)
 
 
+def test_failed_calls_are_told_until_one_succeeds_and_in_the_end() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=50")
+
+    def ends(**how: object) -> str | None:
+        name, _ = t.admitted(t.call(a, 10))
+        (t >> e.CallSettled(t.at, name, Use(), e.CallEnd(**how))).skip()  # type: ignore[arg-type]
+        trouble = t.run(a).latest.known_trouble
+        return trouble.sentence if trouble is not None else None
+
+    assert ends(error="it hung up") is None
+    assert ends(status=529, failed=True) == "the API answered 529 once"
+    assert ends(status=529, failed=True) == "the API answered 529 twice"
+    assert ends(error="it hung up") == "the API answered 529 twice"
+    assert ends(error="no key", failed=True) == "the API failed three times: no key"
+    assert ends(status=200) is None
+    ends(status=529, failed=True)
+    run = t.run(a)
+    t.machine.handle(t.exited(a, 1))
+    assert run.ending is not None
+    assert run.ending.reason is not None
+    assert run.ending.reason.message.endswith("the API answered 529 once")
+
+
 def test_a_call_that_does_not_fit_is_lowered() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.2 tokens=100000")

@@ -28,6 +28,7 @@ def end_call(call: Call, request: EndCall) -> None:
                 first_byte_s=rounded(request.first_byte_s),
                 elapsed_s=rounded(request.seconds),
                 error=request.error[:MAX_WORDS] if request.error is not None else None,
+                failed=request.failed,
             )
             runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, end, tuple(request.tools)))
             _tell_of_tools(call, request)
