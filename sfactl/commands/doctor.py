@@ -213,7 +213,7 @@ def _shims(status: DaemonStatus | None) -> Iterator[Finding]:
     if status is None or not status.shims:
         return
     found = installed(ShimPlace(Path(status.shim_dir), frozenset(status.shims)))
-    outdated = [shim.program for shim in found if shim.state != "ok"]
+    outdated = [shim.program for shim in found if shim.state == "outdated"]
     names = ", ".join(shim.program for shim in found)
     if outdated:
         yield Finding("shims", "warn", f"made by another sfad: {', '.join(outdated)}", f"sfactl shim install {' '.join(outdated)}")

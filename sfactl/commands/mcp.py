@@ -4,9 +4,7 @@ Register it once with your program (--print-config shows how), or give it to one
 can then start subagents, wait for their answers, and stop them. See docs/mcp.md.
 """
 
-from importlib.util import find_spec
-
-from ..exits import ExitCode, UsageError
+from ..exits import ExitCode
 from ..mcp import registration
 from ..options import SOCKET, Option, Parameter, duration
 
@@ -32,8 +30,7 @@ def main(
         print(registration.explained(print_config, socket), end="")
         return ExitCode.DONE
     bound = duration("--answer-within", answer_within)
-    if find_spec("mcp") is None:
-        raise UsageError("the MCP server needs a package that is not installed: pip install 'sfad[mcp]'")
+    registration.check_installed()
     registration.restore_environment()
     # Imported here because the SDK takes half a second, and is an extra.
     from ..mcp.server import serve

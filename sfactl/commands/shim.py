@@ -49,7 +49,7 @@ class InstalledShim(Struct, frozen=True):
     found_by_runs: bool | None
     """Whether runs that start now have it in their PATH; `None` if no daemon is running."""
     state: str
-    """`ok`, or `outdated`: another sfad made it."""
+    """`ok`; `outdated`: another sfad made it; `missing`: what it stands for is not in this process's PATH."""
 
 
 class ShimPlace(Struct, frozen=True):
@@ -77,6 +77,7 @@ def main(*, action: str, programs: Sequence[str] = (), socket: str | None = None
         raise Quit(ExitCode.NOT_PERMITTED, f"cannot {action} in {place.directory}: {error.strerror}") from error
     after = place_of_shims(socket)  # the daemon looks at the directory again
     if action == "remove" and not json:
+        print(f"removed from {place.directory}: {', '.join(programs)}")
         return ExitCode.DONE
     return _list(after, programs if action == "install" else (), json)
 
@@ -114,7 +115,7 @@ def _looked_at(place: ShimPlace, program: str) -> InstalledShim:
         path=str(path),
         stands_for=os.fsdecode(file) if file is not None else None,
         found_by_runs=program in place.seen if place.seen is not None else None,
-        state="ok" if path.read_bytes() == shim_files.text(program) else "outdated",
+        state="outdated" if path.read_bytes() != shim_files.text(program) else "ok" if file is not None else "missing",
     )
 
 
@@ -164,14 +165,17 @@ def _list(place: ShimPlace, programs: Sequence[str], json: bool) -> int:
     kept = _kept_by_login_shell(place.directory, [shim.program for shim in shims]) if shims else None
     if json:
         about = {"directory": str(place.directory), "daemon": place.seen is not None, "login_shell": kept}
-        output.print_json({**about, "shims": shims})
+        line = _for_profile(place.directory) if kept is False else None
+        output.print_json({**about, "profile_line": line, "shims": shims})
         return ExitCode.DONE
     if shims:
         print(table.drawn(HEADER, map(_row, shims)))
     else:
         output.note("sfactl: no shims; install them with, for example: sfactl shim install claude codex")
-    if outdated := [shim.program for shim in shims if shim.state != "ok"]:
+    if outdated := [shim.program for shim in shims if shim.state == "outdated"]:
         output.note(f"sfactl: made by another sfad; fix it with: sfactl shim install {' '.join(outdated)}")
+    if missing := [shim.program for shim in shims if shim.state == "missing"]:
+        output.note(f"sfactl: not in your PATH: {', '.join(missing)}; in a run with your PATH its shim exits with 127")
     if kept is False:
         output.note(
             "sfactl: your login shell, which Codex uses, sets PATH again and loses the shims. Append to its file (~/.profile, "

@@ -62,7 +62,11 @@ def _unadmitted(run: RunInfo) -> str:
     if not run.unadmitted:
         return ""
     programs = counted(run.unadmitted, "agent program was", "agent programs were")
-    return f"; {programs} started within it without asking the daemon (guard.unadmitted), and count as descendants"
+    counts, it = ("counts as a descendant", "it") if run.unadmitted == 1 else ("count as descendants", "them")
+    return (
+        f"; {programs} started within it without asking the daemon (guard.unadmitted), and {counts}; to have {it} ask: "
+        f"sfactl shim install PROGRAM, or start {it} with sfactl run"
+    )
 
 
 def _repeating(run: RunInfo) -> str:

@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ def restore_environment() -> None:
             os.environb.setdefault(name, value)
 
 
+def check_installed() -> None:
+    """Raise `UsageError` if the server could not start. The SDK is not imported: that takes half a second."""
+    if find_spec("mcp") is None:
+        raise UsageError(
+            "the MCP server needs a package that is not installed; install sfad with its extra mcp, as in: pip install '.[mcp]' "
+            "in the checkout"
+        )
+
+
 def server_command(socket: str | None, *options: str) -> list[str]:
     """Return the command of the server, the same from any directory."""
     own = sys.argv[0]
@@ -53,6 +63,7 @@ def server_command(socket: str | None, *options: str) -> list[str]:
 
 def explained(program: str, socket: str | None) -> str:
     """Return what to run or to write to register the server with a program. Raise `UsageError`."""
+    check_installed()
     command = server_command(socket)
     match program:
         case "claude":
@@ -72,7 +83,7 @@ def with_server(spawn: Spawn, client: Client) -> Spawn:
     """Return the request with the server added to its program, for this run only. Raise `UsageError` for another program."""
     at, program = _program(spawn, client)
     socket = os.fspath(client.path)
-    # A program without a terminal has no person to ask.
+    # Without the terminal, the program has no person to ask, in the foreground too.
     command = server_command(socket, *([] if spawn.stdio == "inherit" else ["--no-ask"]))
     given = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (entry.partition(b"=") for entry in spawn.env)}
     options, variables = _added(program, command, given)

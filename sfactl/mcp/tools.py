@@ -56,9 +56,7 @@ class DelegateToSubagent(ModelTool, tag="delegate_to_subagent"):
     task: _Task
     tools_needed: Annotated[
         _Tools,
-        Meta(
-            description="The only tools it may use, by its program's names, where that has a setting for it; [] if unknown"
-        ),
+        Meta(description="The only tools it may use, by its program's names, where that has a setting for it; [] if unknown"),
     ]
     agent: _Agent = None
     worker_name: _WorkerName = None

@@ -35,13 +35,14 @@ class Unadmitted:
             f"'{process.program}' (process {process.pid}) was started within run {run.id} ('{run.name}') without asking the "
             f"daemon: {process.command}; it counts as a descendant ({run.admitted} of {run.birth.max_descendants.value})"
         )
+        advice = f"to have it ask: sfactl shim install {process.program}, or start it with sfactl run"
         if policy == "terminate" or run.unadmitted <= _EACH_TOLD or run.unadmitted.bit_count() == 1:
             self._ctx.publish(
-                EventType.UNADMITTED, run, message, "medium",
+                EventType.UNADMITTED, run, f"{message}; {advice}", "medium",
                 action=Action(policy), program=process.program, pid=process.pid, command=process.command, depth=depth,
             )  # fmt: skip
         if policy == "terminate":
-            why = f'{message}; guard.unadmitted = "terminate" ends the run'
+            why = f'{message}; guard.unadmitted = "terminate" ends the run; {advice}'
             self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="unadmitted"), ev.at)
 
     def _count(self, run: Run, process: e.AgentProcess) -> None:

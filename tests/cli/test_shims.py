@@ -246,6 +246,7 @@ def test_without_a_daemon_nothing_is_started_inside_a_run(place: World) -> None:
     done = subprocess.run([shim(place), "name"], env=env, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (69, "")
     assert "claude was not started" in done.stderr
+    assert "tell the person that the daemon does not answer" in done.stderr
 
 
 @pytest.mark.alone
@@ -276,15 +277,17 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
     (tmp_path / "profile").touch()
     world.env["SHELL"] = str(profile)
     done = world.sfactl("shim", "install", "claude", "env", "claude")
-    assert world.json("shim", "list")["login_shell"] is False
-    (tmp_path / "profile").write_text(done.stderr.strip().splitlines()[-1])
+    told = world.json("shim", "list")
+    assert (told["login_shell"], told["profile_line"]) == (False, done.stderr.strip().splitlines()[-1].strip())
+    (tmp_path / "profile").write_text(told["profile_line"])
+    assert "not in your PATH: claude" in done.stderr
     assert "env is not an agent program that sfad knows" in done.stderr
     directory = world.state / "shims"
     assert [directory.stat().st_mode & 0o777, world.state.stat().st_mode & 0o777] == [0o755, 0o700]
     found = world.json("shim", "list")
     assert (found["directory"], found["daemon"], found["login_shell"]) == (str(directory), False, True)
     assert [(each["program"], each["stands_for"], each["found_by_runs"], each["state"]) for each in found["shims"]] == [
-        ("claude", None, None, "ok"),
+        ("claude", None, None, "missing"),
         ("env", "/usr/bin/env", None, "ok"),
     ]
     (directory / "codex").write_text("#!/bin/sh\n")
@@ -303,7 +306,7 @@ def test_install_list_remove(world: World, tmp_path: Path) -> None:
         path = ["run", "-q", "--", "sh", "-c", "echo $PATH"]
         assert world.sfactl(*path).stdout == f"{directory}:/usr/bin:/bin\n"
         assert [each["program"] for each in world.json("shim", "remove", "env")["shims"]] == ["claude"]
-        world.sfactl("shim", "remove", "claude")
+        assert world.sfactl("shim", "remove", "claude").stdout == f"removed from {directory}: claude\n"
         assert not directory.exists()
         assert world.sfactl(*path).stdout == "/usr/bin:/bin\n"
 

@@ -95,7 +95,7 @@ def test_a_warning_tells_program_process_command_and_depth() -> None:
     )  # fmt: skip
     assert first.message == (
         "'claude' (process 20) was started within run a2 ('b') without asking the daemon: claude -p x; it counts as a "
-        "descendant (1 of 64)"
+        "descendant (1 of 64); to have it ask: sfactl shim install claude, or start it with sfactl run"
     )
     nested = seen(30)._replace(above=((29, None), (20, "claude"), (MAIN, None)))
     assert second.depth == 2
@@ -119,7 +119,7 @@ def test_terminate_ends_the_run_with_the_reason() -> None:
     reason = t.reasons[a]
     assert reason is not None
     assert (reason.kind, reason.limit_kind) == ("limit", "unadmitted")
-    assert reason.message.endswith('it counts as a descendant (1 of 64); guard.unadmitted = "terminate" ends the run')
+    assert 'it counts as a descendant (1 of 64); guard.unadmitted = "terminate" ends the run; to have it ask: ' in reason.message
 
 
 def test_a_bomb_is_counted_and_told_a_few_times() -> None:
