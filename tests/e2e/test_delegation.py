@@ -211,6 +211,7 @@ def test_the_command_line_says_why_a_session_failed(at: Daemon) -> None:
         missing = at.sfactl("session", verb, "x", "--agent", "missing")
         assert missing.returncode == 127
         assert "(missing) has failed: " in missing.stderr, missing.stderr
+        assert "has started" not in missing.stderr
         assert "sfad-no-such-program" in missing.stderr
     info = at.sfactl("session", "info", "a2", "--json")
     found = json.loads(info.stdout)
