@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
+from msgspec import structs
+
 from sfad.protocol.types import Limit
 
 from . import exits, limits, output, spawn_options
 from .options import COMMON, Argument, Option, Parameter, seconds
-from .sessions import Order, SessionRefused, SessionView
+from .sessions import Order, SessionRefused, SessionView, headline
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -85,7 +87,8 @@ def started(start: Callable[[], SessionView], *, json: bool) -> SessionView:
 
 def tell(session: SessionView) -> None:
     """Print on stderr what the caller should know of a new session: also its id, for the case that the caller is killed."""
-    output.note(f"sfactl: {session.run_id} ({session.name}) has started")
+    if not session.ended:
+        output.note(f"sfactl: {session.run_id} ({session.name}) has started")
     tell_lowered(session)
 
 
@@ -96,15 +99,22 @@ def tell_lowered(session: SessionView) -> None:
 
 def show(session: SessionView, *, json: bool) -> int:
     """Print a session with its result; return the exit code."""
+    if not session.ended:
+        session = structs.replace(session, exit=exits.ExitCode.UNAVAILABLE)
     if json:
         output.print_json(session)
     elif session.result is not None:
         output.write(session.result.encode())
-    else:
-        print(f"{session.run_id}  {session.name}  {session.status}" + (f": {session.reason}" if session.reason else ""))
+    elif not session.ended:
+        print(f"{session.run_id}  {session.name}  {session.status}")
     if session.ended:
-        return session.exit
-    output.note(
-        f"sfactl: {session.run_id} is {session.status}; to wait for its end: sfactl session info {session.run_id} --wait 60"
-    )
-    return exits.ExitCode.UNAVAILABLE
+        tell_failure(session)
+    else:
+        output.note(f"sfactl: {session.run_id} is {session.status}; {session.advice}")
+    return session.exit
+
+
+def tell_failure(session: SessionView) -> None:
+    """Print on stderr why a session that has ended did not complete."""
+    if session.ended and session.status != "completed":
+        output.note(f"sfactl: {output.plain(headline(session))}")

@@ -19,7 +19,7 @@ from sfad.protocol.limits import format_amount, parse_limits
 from sfad.protocol.sanitise import sanitise
 from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
 
-from . import environment, exits, limits
+from . import environment, exits, limits, output
 from .autostart import connect_or_start
 from .connection import Client, connect
 from .exits import Quit, UsageError, understood
@@ -65,7 +65,7 @@ class SessionView(Struct, frozen=True, kw_only=True):
     result: str | None = None
     """The final answer, in a block that marks it as data. Only from `delegate` and `info`, of a session that has ended."""
     advice: str | None = None
-    """What the caller can do next."""
+    """What the caller can do next, in a shell."""
     exit: int = 0
     """What `sfactl` exits with: how the session ended."""
 
@@ -124,7 +124,7 @@ def spawn(order: Order, *, socket: str | None = None, channel: str | None = None
     """Start a session in the background."""
     with connect_or_start(socket) as client:
         started = _start(client, order, channel)
-        return _shown(started.run, started.lowered, advice=_waiting(started.run.id))
+        return _shown(started.run, started.lowered, advice=_advice(started.run))
 
 
 def list_sessions(*, socket: str | None = None, rows: int = LISTED) -> list[SessionView]:
@@ -170,10 +170,27 @@ def send(run: str, message: str, *, socket: str | None = None) -> None:
         client.call(m.Send(id=0, run=run, data=line + b"\n"), m.Done)
 
 
+_STATES = {
+    "completed": "has completed",
+    "failed": "has failed",
+    "timeout": "has timed out",
+    "cancelled": "was cancelled",
+    "lost": "was lost",
+}
+
+
+def headline(session: SessionView) -> str:
+    """Return how a session is or how it ended, and why: `a4 (slow) has timed out: …`."""
+    state = _STATES.get(session.status, f"is {session.status}")
+    return f"{session.run_id} ({session.name}) {state}" + (f": {session.reason}" if session.reason else "")
+
+
 def described(session: SessionView) -> Iterator[str]:
     """Yield what is known of a session, a line each, and its result."""
-    yield f"{session.run_id} ({session.name}) is {session.status}" + (f": {session.reason}" if session.reason else "")
-    figures = {"time": session.elapsed_s, "turns": session.turns, "tokens": session.tokens, "USD": session.cost_usd}
+    yield headline(session)
+    if session.elapsed_s is not None:
+        yield f"time     {output.seconds(session.elapsed_s)}"
+    figures = {"turns": session.turns, "tokens": session.tokens, "USD": session.cost_usd}
     for name, value in figures.items():
         if value is not None:
             yield f"{name:<8} {'at least ' if session.partial and name in {'tokens', 'USD'} else ''}{value:.15g}"
@@ -245,8 +262,8 @@ _LONGEST = 86400.0
 
 
 def _with_result(client: Client, run: RunInfo, lowered: Sequence[Lowered] = ()) -> SessionView:
-    if not run.status.terminal:
-        return _shown(run, lowered, advice=_waiting(run.id))
+    if not run.status.terminal or run.started_at is None:
+        return _shown(run, lowered, advice=_advice(run))
     try:
         text = client.call(m.Result(id=0, run=run.id), m.ResultText).text
     except Quit as error:
@@ -254,8 +271,10 @@ def _with_result(client: Client, run: RunInfo, lowered: Sequence[Lowered] = ()) 
     return _shown(run, lowered, result=text)
 
 
-def _waiting(run: str) -> str:
-    return f"it is running; sessions_info with run_id '{run}' and wait_seconds waits for its end, so do not poll with sleep"
+def _advice(run: RunInfo) -> str:
+    if run.status.terminal:
+        return "it never ran, so it has no result"
+    return f"to wait for its end, without polling: sfactl session info {run.id} --wait 60"
 
 
 def _shown(run: RunInfo, lowered: Sequence[Lowered] = (), *, result: str | None = None, advice: str | None = None) -> SessionView:

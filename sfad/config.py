@@ -168,7 +168,7 @@ class BudgetsConfig(Struct, frozen=True, kw_only=True):
 class UpstreamConfig(Struct, frozen=True, kw_only=True):
     """A provider of models."""
 
-    url: Annotated[str, Meta(pattern=r"^https?://[^/?#]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)]
+    url: Annotated[str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)]
     """What the provider's own base URL variable would hold."""
     api: Literal["anthropic", "openai-responses", "openai-chat", "gemini"]
     key_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)] | None = None
@@ -418,7 +418,16 @@ def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
         return converted(kind, value)
     except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
-        raise _bad_value(path, key, value, allowed(kind)) from error
+        raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
+
+
+def _without_secret(key: str, value: Any) -> Any:
+    """Return a wrong value as an error may show it: a key may have been written in place of its variable's name."""
+    if key.endswith(".key_env"):
+        return "…"
+    if key.endswith(".url") and isinstance(value, str):
+        return re.sub(r"//.*@", "//…@", value, flags=re.DOTALL)
+    return value
 
 
 def _bad_value(path: Path, key: str, value: Any, expected: str) -> ConfigError:
@@ -486,6 +495,10 @@ def _check_default_agent(config: Configuration, found: _FileValues) -> None:
 
 def _check_upstreams(config: Configuration, found: _FileValues) -> None:
     for name, upstream in config.gateway.upstreams.items():
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in {".", "..", "run"}:
+            path = found.names["gateway.upstreams"][name]
+            what = 'an upstream\'s name has only A-Z a-z 0-9 . _ -, and is not ".", ".." or "run": it is a part of a URL'
+            raise ConfigError(f"{path}: {entry_key('gateway.upstreams', name)}: {what}")
         if upstream.key_env is not None and upstream.key_file is not None:
             key = entry_key("gateway.upstreams", name)
             path, value = found.values[f"{key}.key_file"]

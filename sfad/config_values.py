@@ -1,10 +1,13 @@
 """Values in a config file: how each kind is written, converted, and described in an error."""
 
+import ipaddress
 import math
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -39,10 +42,26 @@ _WORDS = {
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
     "variable": "the name of an environment variable",
-    "url": 'a URL that begins with http:// or https:// and does not end with "/"',
+    "url": 'a URL that begins with http:// or https:// and does not end with "/", without user or password (use key_file)',
     "command": "a list of texts: the program and its arguments, one text each",
     "limits": 'a list of limits as --limit takes them, such as "turns=50" or "cost=2.50:warn"',
 }
+
+
+_HOST = re.compile(r"[^\s\x00-\x1f\x7f\"%<>\\\\^`{|}@]+")
+
+
+def is_base_url(url: str) -> bool:
+    """Return whether requests can be sent to paths below a URL."""
+    try:
+        found = urlsplit(url)
+        host, port = found.hostname or "", found.port
+        if ":" in host:
+            ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    well_formed = found.scheme in {"http", "https"} and _HOST.fullmatch(host) and not re.search(r"[\s\x00-\x1f\x7f?#]", url)
+    return bool(well_formed) and port != 0
 
 
 def converted(kind: Any, value: Any) -> Any:
@@ -57,6 +76,8 @@ def converted(kind: Any, value: Any) -> Any:
     elif unit == "path" and not Path(value).is_absolute():
         raise ValueError
     result = msgspec.convert(value, kind)
+    if (unit == "url" and not is_base_url(value)) or (unit == "patterns" and "" in value):
+        raise ValueError
     if isinstance(result, float) and not math.isfinite(result):
         raise ValueError
     return result

@@ -134,6 +134,26 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
             "[gateway.upstreams.a]\nurl = 'https://x/'\napi = 'gemini'",
             "gateway.upstreams.a.url = 'https://x/': allowed is a URL that begins with http:// or https://",
         ),
+        *(
+            (f"[gateway.upstreams.a]\napi = 'gemini'\nurl = '{url}'", f"gateway.upstreams.a.url = '{shown}': allowed is a URL that")
+            for url, shown in (
+                ("http://[::1", "http://[::1"),
+                ("http://[x]", "http://[x]"),
+                ("http://a:99999", "http://a:99999"),
+                ("http://a:0/v1", "http://a:0/v1"),
+                ("http://a b", "http://a b"),
+                ("http://a/b c", "http://a/b c"),
+                ("http://:80", "http://:80"),
+                ("http://u:p@w@a", "http://…@a"),
+            )
+        ),
+        (
+            "[gateway.upstreams.a]\nurl = 'https://x'\napi = 'gemini'\nkey_env = 'sk-1'",
+            "gateway.upstreams.a.key_env = '…': allowed is",
+        ),
+        ("[gateway.upstreams.'a/b']\nurl = 'https://x'\napi = 'gemini'", 'gateway.upstreams."a/b": an upstream\'s name has only'),
+        ("[gateway.upstreams.run]\nurl = 'https://x'\napi = 'gemini'", "gateway.upstreams.run: an upstream's name has only"),
+        ("[gateway]\nmodels = ['']", "gateway.models = ['']: allowed is a list of names in which * stands"),
         ("[gateway.upstreams.a]\nurl = 'https://x'", "gateway.upstreams.a.api is missing"),
         (
             "[gateway.upstreams.a]\nurl = 'https://x'\napi = 'gemini'\nkey_env = 'K'\nkey_file = '/k'",

@@ -17,10 +17,9 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event
 from sfad.protocol.units import MOST_WHOLE
 
-from .. import output
+from .. import connection, history, output
 from ..connection import AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
 from ..exits import ExitCode, UsageError
-from ..history import connect
 from ..options import COMMON, Option, Parameter, whole
 from .list import moment
 
@@ -61,14 +60,26 @@ def main(
     elif since.isascii() and since.isdecimal():
         wanted.after = whole("--since", since, 0, MOST_WHOLE)
     else:
-        wanted.after, wanted.since = 0, moment(since)
-    with connect(socket) as client:
+        wanted.after, wanted.since = 0, _moment(since)
+    found = False
+    # without a daemon there is a history, but nothing to follow
+    with connection.connect(socket) if follow_ else history.connect(socket) as client:
         for event in _Events(client, wanted):
+            found = True
             if json:
                 output.print_json(event)
             else:
                 print(line(event), flush=follow_)
+    if not found:
+        output.note("no event matches")
     return ExitCode.DONE
+
+
+def _moment(text: str) -> float:
+    try:
+        return moment(text)
+    except UsageError as error:
+        raise UsageError(f"{error.message}, nor the number of an event (4711)") from None
 
 
 def line(event: Event) -> str:

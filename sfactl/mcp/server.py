@@ -32,9 +32,10 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from sfad import __version__
 from sfad.protocol import messages as m
+from sfad.protocol.types import ErrorCode
 
 from .. import output, sessions
-from ..connection import ABSENT, AGAIN, RECONNECT, Unreachable, connect
+from ..connection import ABSENT, AGAIN, RECONNECT, DaemonError, Unreachable, connect
 from ..exits import Quit
 from ..sessions import Order, SessionView
 from . import tools
@@ -110,7 +111,7 @@ class SessionServer:
         try:
             result = await self._carried_out(context, params, tools.read(params.name, params.arguments))
         except Quit as error:
-            result = _said(error.message, failed=True)
+            result = _said(_in_words_of_tools(error), failed=True)
         if isinstance(result, types.CallToolResult) and self._news:
             result.content += [_text(news) for news in self._news.values()]
             self._news.clear()
@@ -161,9 +162,12 @@ class SessionServer:
             await context.session.report_progress(0, None, _line(started))
             left = min(self._answer_within, rules.sync_timeout_s) - (time.monotonic() - begun)
             view = await self._waited(context, started.run_id, left)
-        except Quit:
-            self._delegating.pop(request, None)
-            raise
+        except Quit as error:
+            run = self._delegating.pop(request, None)
+            if run is None:
+                raise
+            how = f"its run is {run}, which may go on: ask with sessions_info later"
+            return _said(f"no answer of the subagent: {error.message}; {how}", failed=True)
         self._delegating.pop(request, None)  # not after a cancellation: `_cancelled` looks for it
         return _told(msgspec.structs.replace(view, lowered=started.lowered))
 
@@ -171,7 +175,8 @@ class SessionServer:
         # Cancelled in between, nobody would know of the run.
         with anyio.CancelScope(shield=True):
             started = await self._asked(sessions.spawn, order, channel=CHANNEL)
-        self._tasks.start_soon(self._announce, context, started.run_id)
+        if not started.ended:
+            self._tasks.start_soon(self._announce, context, started.run_id)
         return started
 
     async def _waited(self, context: Context, run: str, seconds: float) -> SessionView:
@@ -235,14 +240,17 @@ class SessionServer:
     async def _stopped(self, context: Context, params: types.CallToolRequestParams, call: tools.SessionsStop) -> Result:
         view = await self._asked(sessions.info, call.run_id)
         run = view.run_id
+        if view.ended:
+            return _said(f"there was nothing to stop: {sessions.headline(view)}")
         match await self._persons_answer(context, params, view):
             case types.InputRequiredResult() as question:
                 return question
-            case "decline":
-                how = f"a person can stop it: sfactl stop {run}"
-                return _said(f"the person, or a client without one, declined to stop {run}, so it goes on; {how}", failed=True)
-            case "cancel" if not call.confirm:
-                return _said(f"no person has answered whether to stop {run}: to stop it, give confirm = true", failed=True)
+            case "decline" | "cancel" as answer:
+                did = "declined to stop" if answer == "decline" else "did not answer whether to stop"
+                how = "ask the person whether to stop it; they can do so themselves"
+                return _said(f"the person {did} {run}, so it goes on; {how}: sfactl stop {run}", failed=True)
+            case None if not call.confirm:
+                return _said(f"no person can be asked here whether to stop {run}: to stop it, give confirm = true", failed=True)
         self._told.add(run)
         done = await self._asked(sessions.stop, run)
         if done.survivors:
@@ -251,10 +259,10 @@ class SessionServer:
 
     async def _persons_answer(
         self, context: Context, params: types.CallToolRequestParams, view: SessionView
-    ) -> Literal["accept", "decline", "cancel"] | types.InputRequiredResult:
-        """Return what the person says to a stop, `cancel` if no person was reached, or the question that the client is to ask."""
+    ) -> Literal["accept", "decline", "cancel"] | types.InputRequiredResult | None:
+        """Return what the person says to a stop, `None` if the client cannot ask, or the question that it is to ask."""
         if not (self._ask and _can_ask(context)):
-            return "cancel"
+            return None
         question = types.ElicitRequestFormParams(
             message=f"Stop this subagent and everything below it? {_line(view)}",
             requested_schema={"type": "object", "properties": {}},
@@ -334,6 +342,7 @@ def _background(call: tools.SessionsSpawn) -> Order:
     return Order(
         task=call.task,
         agent=call.agent,
+        name=call.worker_name,
         model=call.model,
         provider=call.provider,
         timeout=None if call.timeout_minutes is None else call.timeout_minutes * 60,
@@ -341,6 +350,13 @@ def _background(call: tools.SessionsSpawn) -> Order:
         allowed_tools=call.allowed_tools,
         blocked_tools=call.blocked_tools,
     )
+
+
+def _in_words_of_tools(error: Quit) -> str:
+    """Return the message of an error without the commands that a person would use."""
+    if isinstance(error, DaemonError) and error.error in (ErrorCode.NO_SUCH_RUN, ErrorCode.AMBIGUOUS_RUN):
+        return f"{error.message.partition('; ')[0]}; sessions_list shows the ids"
+    return error.message
 
 
 def _text(text: str) -> types.TextContent:
@@ -354,7 +370,8 @@ def _said(text: str, *, failed: bool = False) -> types.CallToolResult:
 def _accepted(view: SessionView) -> types.CallToolResult:
     if view.ended:
         return _told(view)  # it could not be started
-    return _structured({"status": "accepted"} | _known(view, ("run_id", "name", "lowered", "advice")))
+    known = _known(view, ("run_id", "name", "lowered"))
+    return _structured({"status": "accepted"} | known | {"advice": _waiting(view)})
 
 
 _LISTED = ("run_id", "name", "status", "elapsed_s", "turns", "tokens", "cost_usd", "partial", "reason")
@@ -376,7 +393,12 @@ def _told(view: SessionView) -> types.CallToolResult:
 
 
 def _answer(view: SessionView) -> str:
-    return "\n".join(filter(None, (_line(view), view.reason, *view.lowered, view.advice, view.result)))
+    advice = view.advice if view.ended else _waiting(view)
+    return "\n".join(filter(None, (_line(view), view.reason, *view.lowered, advice, view.result)))
+
+
+def _waiting(view: SessionView) -> str:
+    return f"sessions_info with run_id '{view.run_id}' and wait_seconds waits for its end, so do not poll with sleep"
 
 
 def _line(view: SessionView) -> str:

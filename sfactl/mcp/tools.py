@@ -36,6 +36,9 @@ _Limits = Annotated[
         examples=[{"max_turns": 10, "max_cost_usd": 0.5}],
     ),
 ]
+_WorkerName = Annotated[
+    str | None, Meta(description="A name for it, such as reviewer; a subagent cannot start one of the same name below itself")
+]
 _RunId = Annotated[str, Meta(description="The run id that delegate_to_subagent or sessions_spawn has returned")]
 _Tools = list[str]
 
@@ -53,12 +56,10 @@ class DelegateToSubagent(ModelTool, tag="delegate_to_subagent"):
     task: _Task
     tools_needed: Annotated[
         _Tools,
-        Meta(description="The only tools it may use, by the names that its program has for them; [] if you do not know them"),
+        Meta(description="The only tools it may use, by its program's names, where that has a setting for it; [] if unknown"),
     ]
     agent: _Agent = None
-    worker_name: Annotated[
-        str | None, Meta(description="A name for it, such as reviewer; a subagent cannot start one of the same name below itself")
-    ] = None
+    worker_name: _WorkerName = None
     worker_instructions: Annotated[str | None, Meta(description="How to do it: role, rules, form of the answer")] = None
     limits: _Limits = None
 
@@ -73,11 +74,14 @@ class SessionsSpawn(ModelTool, tag="sessions_spawn"):
 
     task: _Task
     agent: _Agent = None
+    worker_name: _WorkerName = None
     model: Annotated[str | None, Meta(description="The model that it uses (default: its program's)")] = None
     provider: str | None = None
     timeout_minutes: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="It is stopped after this time")] = None
-    allowed_tools: Annotated[_Tools, Meta(description="The only tools it may use; [] leaves it all that it has")] = []
-    blocked_tools: Annotated[_Tools, Meta(description="Tools it may not use")] = []
+    allowed_tools: Annotated[
+        _Tools, Meta(description="The only tools it may use, where its program has a setting for it; [] leaves it all")
+    ] = []
+    blocked_tools: Annotated[_Tools, Meta(description="Tools it may not use, where its program has a setting for it")] = []
     limits: _Limits = None
 
 
@@ -95,7 +99,7 @@ class SessionsStop(ModelTool, tag="sessions_stop"):
     main_agent_only = True
 
     run_id: _RunId
-    confirm: Annotated[bool, Meta(description="Stop it without asking, where no person can be asked")] = False
+    confirm: Annotated[bool, Meta(description="Stop it without asking; only where the client cannot ask a person")] = False
 
 
 class SessionsLog(ModelTool, tag="sessions_log"):
@@ -148,8 +152,19 @@ def read(name: str, arguments: Mapping[str, Any] | None) -> AnyTool:
     try:
         call: AnyTool = msgspec.convert(given | {"tool": name}, AnyTool, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{name}: {error}") from None
+        raise UsageError(f"{name}: {_plainly(str(error), name)}") from None
     return call
+
+
+def _plainly(error: str, name: str) -> str:
+    """Return the error of msgspec in words for a model."""
+    said, _, where = (
+        error.removeprefix("Object contains ").removeprefix("Object is ").removeprefix("Object ").partition(" - at `$.")
+    )
+    if "unknown field" in said:
+        kind = next(kind for kind, known in NAMES.items() if known == name)
+        return f"{said}; choose from: {', '.join(kind.__struct_fields__) or 'none, it takes no parameter'}"
+    return f"{where.removesuffix('`')}: {said[0].lower()}{said[1:]}" if where else said
 
 
 class Offer(NamedTuple):

@@ -46,12 +46,14 @@ class Permissions:
     leaf: bool = False
     sessions: bool = False
     """Start sessions and stop them: for the main agent, which is a root but no session, and for whom it grants that."""
+    session: bool = False
+    """Of a session. It is a leaf unless it was started with `--nested`."""
 
-    def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool, sessions: bool) -> "Permissions":
+    def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool, sessions: bool, session: bool) -> "Permissions":
         """Return the permissions of a child that is started with `--allow`, `--deny` and `--leaf`. `sessions`: it is a main agent,
-        or was started with `--nested`."""
+        or was started with `--nested`. `session`: it is one."""
         verbs = (self.verbs & allow if allow else self.verbs) - deny
-        return Permissions(verbs, leaf, self.sessions and sessions)
+        return Permissions(verbs, leaf, self.sessions and sessions, session)
 
 
 FULL = Permissions(sessions=True)
@@ -72,7 +74,8 @@ def refuse_verb(peer: Peer, verb: str, permissions: Permissions) -> str | None:
     if verb not in permissions.verbs:
         return f"run {peer.run} was started without permission for '{verb}' (--allow / --deny)"
     if verb == "spawn" and permissions.leaf:
-        return f"run {peer.run} was started with --leaf and may not start others"
+        how = "is a session that was started without --nested" if permissions.session else "was started with --leaf"
+        return f"run {peer.run} {how} and may not start others"
     return None
 
 

@@ -6,6 +6,9 @@ from ..protocol.types import Action, Bound, Claim, Kind, Limit
 
 NO_CLAIM = Claim()
 
+MODEL_CHANNEL = "mcp"
+"""The channel on which only models ask, with tools."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionAsked:
@@ -59,3 +62,13 @@ class Asked:
     nested: bool = False
     """It may start sessions and stop them, although it is a subagent."""
     session: SessionAsked | None = None
+
+    @property
+    def by_tool(self) -> bool:
+        """Whether a model asked with a tool, not on a command line."""
+        return self.channel == MODEL_CHANNEL
+
+    @property
+    def from_model(self) -> bool:
+        """Whether the request itself says that it comes from a model."""
+        return bool(self.claim.names) or self.claim.depth > 0 or self.by_tool

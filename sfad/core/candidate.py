@@ -52,6 +52,7 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
             deny=asked.deny,
             leaf=asked.leaf,
             sessions=asked.nested or (peer_run is None and asked.session is None),
+            session=asked.session is not None,
         ),
         origin=origin,
         claimed_depth=claimed_depth,

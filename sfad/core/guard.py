@@ -16,10 +16,6 @@ FINISH = "Do not try again; finish your task with what you already have."
 """The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in 6 minutes."""
 
 
-MODEL_CHANNEL = "mcp"
-"""The channel on which only models ask."""
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     at: float
@@ -42,8 +38,7 @@ class Question:
     @property
     def for_model(self) -> bool:
         """Whether a model reads the answer: the peer is in a run, or says that it comes from one."""
-        claim = self.run.asked.claim
-        return self.peer.run is not None or bool(claim.names) or claim.depth > 0 or self.run.birth.channel == MODEL_CHANNEL
+        return self.peer.run is not None or self.run.asked.from_model
 
     def message(self, why: str, remedy: str) -> str:
         """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `remedy`."""
@@ -136,8 +131,9 @@ def _loop(q: Question) -> Refusal | None:
 
 def _another(q: Question) -> str:
     if q.run.asked.identity is not None:
-        return f"It is the registered agent '{q.run.asked.identity}', whatever its --name; another agent needs an entry of its own."
-    return "If it really is a different agent, give it its own --name."
+        return f"It is the registered agent '{q.run.asked.identity}', whatever its name; another agent needs an entry of its own."
+    name = "worker_name" if q.run.asked.by_tool else "--name"
+    return f"If it really is a different agent, give it its own {name}."
 
 
 def _depth(q: Question) -> Refusal | None:
@@ -261,8 +257,9 @@ def _refuse_session(q: Question, rule: Rule, said: str, *, key: str, limit: int,
         moment = f"{format_moment(q.run.asked.session.unix_time + wait)}, in {format_elapsed(wait)}"
         latest = "" if rule is Rule.RATE else " at the latest: when one of them reaches its time limit"
         when = f"A start will be possible at {moment}{latest}"
+    waiting = "sessions_info" if q.run.asked.by_tool else "sfactl session info RUN --wait 60"
     advice = (
-        "Do not try again before; continue with what you already have, or wait for your sessions with sessions_info"
+        f"Do not try again before; continue with what you already have, or wait for your sessions with {waiting}"
         if q.for_model
         else f"To allow more, {q.raised(key)}"
     )

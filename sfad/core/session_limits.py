@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace as with_values
 
+from ..protocol.kinds import KINDS
 from ..protocol.limits import format_amount
 from ..protocol.types import Action, Limit, LimitKind, Lowered
 from .asked import Asked
-from .limits import ActiveLimit, Limits, Parent, limits_of
+from .limits import ActiveLimit, Limits, Parent, limits_of, most_of
 from .policy import Invalid, Policy
 from .run import Run
 
@@ -30,11 +31,13 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Lim
     registered = {kind: active for kind, active in found.items() if active.binds and active.limit is not policy.defaults.get(kind)}
     entry = {limit.kind for limit in asked.limits}
     caps = _caps(policy)
+    for limit in asked.session.limits:
+        _check(limit, registered.get(limit.kind), caps.get(limit.kind), policy, for_model=above is not None or asked.from_model)
     wanted = {limit.kind: limit for limit in asked.session.limits}
     chosen = {limit.kind: limit for limit in asked.limits}
     for kind in dict.fromkeys([*wanted, *caps]):
         if kind in wanted:
-            chosen[kind] = _asked_for(wanted[kind], registered.get(kind), caps.get(kind), policy)
+            chosen[kind] = _asked_for(wanted[kind], registered.get(kind), caps.get(kind))
         else:
             own = found.get(kind) if kind is not LimitKind.TIME or kind in registered else None
             chosen[kind] = _by_default(kind, own, caps[kind], by_entry=kind in entry)
@@ -75,27 +78,48 @@ def _caps(policy: Policy) -> dict[LimitKind, _Cap]:
     }
 
 
-def _asked_for(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None, policy: Policy) -> Limit:
-    bounds = [Limit(kind=limit.kind, threshold=cap.most, source=cap.most_key)] if cap is not None else []
+def _bound(kind: LimitKind, registered: ActiveLimit | None, cap: _Cap | None) -> Limit | None:
+    bounds = [Limit(kind=kind, threshold=cap.most, source=cap.most_key)] if cap is not None else []
     bounds += [registered.limit] if registered is not None else []
-    if not bounds:
+    return min(bounds, key=lambda each: each.threshold, default=None)
+
+
+def _check(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None, policy: Policy, *, for_model: bool) -> None:
+    """Raise `Invalid` for less than the kind allows, and for more than a session may have, unless that is lowered."""
+    bound = _bound(limit.kind, registered, cap)
+    spec, most = KINDS[limit.kind], most_of(limit.kind, policy)
+    if bound is None and most is not None:
+        bound = Limit(kind=limit.kind, threshold=most, source=f"limits.{spec.most}")
+    if bound is None:
+        return
+    if limit.threshold < spec.least:
+        least, highest = format_amount(limit.kind, spec.least), format_amount(limit.kind, bound.threshold)
+        asked = f"{limit.kind} = {limit.threshold:g}{spec.suffix} ({limit.source})"
+        raise Invalid(f"{asked} is outside the range of a session: {least} to {highest}")
+    if limit.threshold > bound.threshold and not (cap is not None and cap.lowers):
+        raise Invalid(_too_much(limit, bound, policy, for_model=for_model))
+
+
+def _asked_for(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None) -> Limit:
+    bound = _bound(limit.kind, registered, cap)
+    if bound is None:
         return limit
-    bound = min(bounds, key=lambda each: each.threshold)
     if limit.action in {None, Action.WARN}:
         limit = with_values(limit, action=registered.action if registered is not None else Action.TERMINATE)
     if not limit.threshold > bound.threshold:
         return limit
-    if cap is not None and cap.lowers:
-        return with_values(limit, threshold=bound.threshold, source=bound.source)
-    raise Invalid(_too_much(limit, bound, policy))
+    return with_values(limit, threshold=bound.threshold, source=bound.source)
 
 
-def _too_much(limit: Limit, bound: Limit, policy: Policy) -> str:
+def _too_much(limit: Limit, bound: Limit, policy: Policy, *, for_model: bool) -> str:
     kind, key = limit.kind, bound.source
-    where = policy.where_set(key) if key.startswith("sessions.") else key
+    configured = key.startswith(("sessions.", "limits."))
+    where = f"the default of {key}" if configured and key not in policy.files else f"set by {key}"
     asked, most = format_amount(kind, limit.threshold), format_amount(kind, bound.threshold)
-    raising = ". To allow more, raise it there, then run: sfactl reload" if key.startswith("sessions.") else ""
-    return f"{kind} = {asked} ({limit.source}) is more than a session may have: at most {most}, set by {where}{raising}"
+    said = f"{kind} = {asked} ({limit.source}) is more than a session may have: at most {most}, {where}"
+    if for_model:
+        return f"{said}. Ask for at most {most}"
+    return f"{said}. To allow more, raise {policy.where_set(key)}, then run: sfactl reload" if configured else said
 
 
 def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry: bool) -> Limit:

@@ -24,7 +24,7 @@ async def checkup(client: httpx2.AsyncClient, upstreams: Mapping[str, Upstream],
 
 
 async def _look_at(client: httpx2.AsyncClient, upstream: Upstream, found: dict[str, Any]) -> None:
-    found |= {"url": upstream.url, "status": None, "error": None, "keyed": None, "key_error": None}
+    found |= {"url": upstream.shown, "status": None, "error": None, "keyed": None, "key_error": None}
     try:
         found["keyed"] = upstream.key() is not None
     except (OSError, LookupError) as error:
@@ -32,7 +32,7 @@ async def _look_at(client: httpx2.AsyncClient, upstream: Upstream, found: dict[s
     with trio.move_on_after(PATIENCE) as waiting:
         try:
             found["status"] = (await client.head(upstream.url)).status_code
-        except httpx2.HTTPError as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             found["error"] = str(error) or type(error).__name__
     if waiting.cancelled_caught:
         found["error"] = f"no answer within {PATIENCE:g} s"

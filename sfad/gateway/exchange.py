@@ -277,12 +277,17 @@ class Exchange:
             key = upstream.key()
         except (OSError, LookupError) as error:
             raise _AnsweredError(502, f"the key of upstream '{upstream.name}' cannot be read: {error}") from error
-        request = httpx2.Request(
-            self._method,
-            upstream.target(route.rest, route.query, keyed=key is not None),
-            headers=upward(headers, key, upstream.api),
-            content=body if body or self._method in {"POST", "PUT", "PATCH"} else None,
-        )
+        try:
+            request = httpx2.Request(
+                self._method,
+                upstream.target(route.rest, route.query, keyed=key is not None),
+                headers=upward(headers, key, upstream.api),
+                content=body if body or self._method in {"POST", "PUT", "PATCH"} else None,
+            )
+        except httpx2.InvalidURL as error:
+            raise _AnsweredError(
+                502, f"no request can be sent to upstream '{upstream.name}' ({upstream.shown}): {error}"
+            ) from error
         await self._while_there(partial(self._relay, upstream, request, record))
 
     async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None) -> None:
@@ -294,7 +299,7 @@ class Exchange:
             what = _text_of(error)
             if record is not None:
                 record.error, record.sent = what, not isinstance(error, _NOT_SENT)
-            raise _AnsweredError(502, f"upstream '{upstream.name}' ({upstream.url}) does not answer: {what}") from error
+            raise _AnsweredError(502, f"upstream '{upstream.name}' ({upstream.shown}) does not answer: {what}") from error
         try:
             if record is not None:
                 record.begun(response)

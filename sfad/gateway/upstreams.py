@@ -35,6 +35,11 @@ class Upstream:
     key_env: str | None = None
     key_file: str | None = None
 
+    @property
+    def shown(self) -> str:
+        """The URL without the password that a person's environment may have in it."""
+        return re.sub(r"//[^/]*@", "//", self.url)
+
     def api_of(self, path: str) -> Api:
         """Return the format of a request. OpenAI's base URL serves two."""
         if self.api.startswith("openai-"):

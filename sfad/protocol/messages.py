@@ -446,7 +446,7 @@ class List(Request, tag="list"):
     live: bool = False
     before: RunId | None = None
     sessions: bool = False
-    """Only sessions."""
+    """Only sessions; in a session, those below it."""
 
 
 class Summarise(Request, tag="summary"):

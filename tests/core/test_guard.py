@@ -189,7 +189,7 @@ def test_loop_compares_the_identity_of_a_registered_agent_and_not_its_name() -> 
     refused = t.answers[event.token]
     assert isinstance(refused, c.SpawnRefused)
     assert refused.refusal.path == ["reviewer", "helper", "reviewer"]
-    assert "whatever its --name" in refused.refusal.message
+    assert "whatever its name" in refused.refusal.message
     assert t.start("one", inside(b)), "a name that no identity has"
 
 

@@ -47,11 +47,28 @@ def test_more_tokens_are_lowered_and_fewer_are_given() -> None:
 
 @pytest.mark.parametrize(
     ("wish", "most"),
-    [(limit(TIME, 601), "10m, set by sessions.max_timeout_minutes"), (limit(TURNS, 26), "25, set by sessions.max_tool")],
+    [
+        (limit(TIME, 601), "10m, the default of sessions.max_timeout_minutes"),
+        (limit(TURNS, 26), "25, the default of sessions.max_tool"),
+    ],
 )
 def test_more_time_or_turns_are_refused(wish: Limit, most: str) -> None:
     with pytest.raises(Invalid, match=rf"{wish.kind} = .* is more than a session may have: at most {most}"):
         limits(wish)
+
+
+def test_what_to_do_depends_on_the_reader() -> None:
+    configured = replace(POLICY, files={"sessions.max_timeout_minutes": "/f"})
+    person = "at most 10m, set by sessions.max_timeout_minutes. To allow more, raise sessions.max_timeout_minutes in /f, then run"
+    with pytest.raises(Invalid, match=person):
+        limits(limit(TIME, 601), policy=configured)
+    with pytest.raises(Invalid, match=r"at most 10m, the default of sessions.max_timeout_minutes. Ask for at most 10m$"):
+        limits(limit(TIME, 601), channel="mcp")
+    with pytest.raises(Invalid, match=r"at most 100.00 USD, the default of limits.max_cost. Ask for at most 100.00 USD$"):
+        limits(limit(COST, 101), channel="mcp")
+    for wish, range_ in (limit(TIME, 0), "1s to 10m"), (limit(TURNS, 0), "1 to 25"):
+        with pytest.raises(Invalid, match=f"is outside the range of a session: {range_}$"):
+            limits(wish)
 
 
 def test_a_profile_that_terminates_is_a_cap() -> None:

@@ -140,6 +140,15 @@ def test_a_model_is_told_to_wait_for_what_it_has() -> None:
     t.start("a", **session())
     assert "wait for your sessions with sessions_info" in refused(t, "b", channel="mcp").message
     assert "reload" not in refused(t, "b", channel="mcp").message
+    main = t.start("main")
+    assert "with sfactl session info RUN --wait 60" in refused(t, "b", inside(main)).message
+
+
+def test_a_refused_loop_names_the_parameter_of_the_road() -> None:
+    t = sessions()
+    main = t.start("main")
+    assert refused(t, "main", inside(main)).message.endswith("give it its own --name.")
+    assert refused(t, "main", inside(main), channel="mcp").message.endswith("give it its own worker_name.")
 
 
 def may(t: Transcript, run: RunId) -> bool:
@@ -152,7 +161,9 @@ def test_the_main_agent_may_and_its_subagents_may_not() -> None:
     own = t.start("own", inside(main), **session())
     child = t.start("child", inside(main))
     assert [may(t, run) for run in (main, own, child)] == [True, False, False]
-    assert refused(t, "x", inside(own)).detail == f"run {own} was started with --leaf and may not start others"
+    assert refused(t, "x", inside(own)).detail == (
+        f"run {own} is a session that was started without --nested and may not start others"
+    )
     assert refused(t, "x", inside(child)).detail.startswith(f"run {child} is a subagent: sessions are for the main agent")
     assert t.run(own).parent is t.run(main)
     t.start("plain", inside(child))

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ stdin = true
 [agents.deaf]
 command = ["sleep", "1000"]
 stdin = true
+[agents.missing]
+command = ["sfad-no-such-program"]
 [sessions]
 default_agent = "talker"
 {more}
@@ -97,7 +100,7 @@ def test_a_delegation_hands_back_the_run_before_the_caller_gives_up(at: Daemon) 
     session = sessions.delegate(Order(task="x", agent="sleeper"), socket=place(at), wait=0.2)
     assert (session.ended, session.result) == (False, None)
     assert session.advice is not None
-    assert f"sessions_info with run_id '{session.run_id}'" in session.advice
+    assert f"sfactl session info {session.run_id} --wait 60" in session.advice
     again = sessions.info(session.run_id, socket=place(at), wait=0.1)
     assert again.status == "running"
     assert [one.run_id for one in sessions.list_sessions(socket=place(at))] == [session.run_id]
@@ -149,6 +152,7 @@ WRONG = [
     (Order(task="x", timeout=601), "time = 601s .* is more than a session may have: at most 10m"),
     (Order(task="x", limits={"max_turns": 26}), "turns = 26 .limits max_turns. is more than a session may have: at most 25"),
     (Order(task="x", limits={"turns": 1}), "unknown field"),
+    (Order(task=" \n"), "the task is blank"),
     (Order(task="x\0y"), "a NUL character in task"),
     (Order(task="x", blocked_tools=["x\0y"]), "a NUL character in the name of a tool"),
     (Order(task="x", allowed_tools=[""] * 70_000), "70000 characters of tool names, with 1 more for each; at most 65536"),
@@ -175,7 +179,7 @@ def test_the_command_line_says_how_it_went(at: Daemon) -> None:
     )
     over = at.sfactl("session", "delegate", "x", "--agent", "sleeper", "--wait", "0.1")
     assert (over.returncode, over.stdout) == (75, "a2  sleeper  running\n")
-    assert over.stderr.endswith("a2 is running; to wait for its end: sfactl session info a2 --wait 60\n")
+    assert over.stderr.endswith("a2 is running; to wait for its end, without polling: sfactl session info a2 --wait 60\n")
     for name in "bc":
         assert at.sfactl("session", "spawn", "x", "--agent", "sleeper", "--name", name).returncode == 0
     refused = at.sfactl("session", "spawn", "x", "--json")
@@ -189,8 +193,42 @@ def test_the_command_line_says_how_it_went(at: Daemon) -> None:
         "a3",
         "a4",
     ]
-    assert at.sfactl("session", "stop", "a2", "b", "c").returncode == 0
-    assert at.sfactl("session", "info", "a2", "--wait", "9").returncode == 143
+    wrong = at.sfactl("session", "stop", "b", "zzz", "c")
+    assert (wrong.returncode, wrong.stderr.splitlines()[-1].partition(" (")[0]) in (
+        (66, "stopped: a3, a4"),
+        (66, "stopped: a4, a3"),
+    )
+    assert "no run has the id or the name 'zzz'" in wrong.stderr
+    assert at.sfactl("session", "stop", "a2").returncode == 0
+    for options in (), ("--wait", "9"):
+        assert at.sfactl("session", "info", "a2", *options).returncode == 143
+
+
+def test_the_command_line_says_why_a_session_failed(at: Daemon) -> None:
+    slow = at.sfactl("session", "delegate", "x", "--agent", "sleeper", "--timeout", "1")
+    assert (slow.returncode, slow.stderr.splitlines()[1].partition(": ")[2][:27]) == (3, "a1 (sleeper) has timed out:")
+    for verb in "spawn", "delegate":
+        missing = at.sfactl("session", verb, "x", "--agent", "missing")
+        assert missing.returncode == 127
+        assert "(missing) has failed: " in missing.stderr, missing.stderr
+        assert "has started" not in missing.stderr
+        assert "sfad-no-such-program" in missing.stderr
+    info = at.sfactl("session", "info", "a2", "--json")
+    found = json.loads(info.stdout)
+    assert (info.returncode, found["exit"], found["advice"]) == (127, 127, "it never ran, so it has no result")
+
+
+def test_an_interrupted_delegation_says_that_the_session_goes_on(at: Daemon) -> None:
+    words = [sys.executable, "-m", "sfactl", "session", "delegate", "x", "--agent", "sleeper", "--socket", place(at)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as client:
+        assert client.stderr is not None
+        assert client.stderr.readline() == "sfactl: a1 (sleeper) has started\n"
+        client.send_signal(signal.SIGINT)
+        assert client.stderr.read() == (
+            "sfactl: a1 goes on; to wait for its end: sfactl session info a1 --wait 60; to stop it: sfactl session stop a1\n"
+        )
+    assert client.returncode == 130
+    assert sessions.stop("a1", socket=place(at)).stopped == ["a1"]
 
 
 def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) -> None:
@@ -199,7 +237,7 @@ def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) 
     mute = sessions.spawn(Order(task="x", agent="sleeper"), socket=place(at))
     sessions.send(reader.run_id, '{"say": "hello"}', socket=place(at))
     wait_until(lambda: 'stdout: {"say": "hello"}' in sessions.log(reader.run_id, socket=place(at)).text, "it has read it")
-    with pytest.raises(Quit, match="was not started with --stdin"):
+    with pytest.raises(Quit, match="the entry of its agent 'sleeper' needs stdin = true"):
         sessions.send(mute.run_id, "x", socket=place(at))
     for _ in range(11):  # the pipe holds 64 KiB
         sessions.send(deaf.run_id, "x" * 100_000, socket=place(at))
@@ -225,6 +263,7 @@ def ask(*words):
     done = sfactl(*words)
     return done.returncode, (done.stdout + done.stderr).strip()
 said = {"start": ask("session", "spawn", "x", "--agent", "sleeper", "--name", f"by-{name}", *more)}
+said["list"] = ask("session", "list", "--json")
 said["stop"] = ask("session", "stop", os.environ["SFA_RUN_ID"])
 print(json.dumps(said), flush=True)
 if name == "main":
@@ -240,6 +279,7 @@ def test_sessions_are_for_the_main_agent_and_for_whom_it_grants_them(tmp_path: P
     assert main["start"][0] == granted["start"][0] == 0, done.stdout
     assert child["start"][0] == child["stop"][0] == 77
     assert "is a subagent: sessions are for the main agent, and for runs that it started with --nested" in child["start"][1]
+    assert json.loads(granted["list"][1])["sessions"][0]["name"] == "by-granted"
     assert "is not a session" in main["stop"][1]
     runs = {run["name"]: run for run in json.loads(at.sfactl("list", "--json").stdout)["runs"]}
     assert runs["by-main"]["parent_id"] == runs["main"]["id"]

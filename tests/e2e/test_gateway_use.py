@@ -56,16 +56,19 @@ def test_a_run_asks_for_a_gateway_that_is_not_enabled(start: Start, provider: Pr
     assert "started again" not in daemon.log.read_text()
 
 
-def test_a_run_and_its_children_leave_out_a_gateway_that_is_enabled(start: Start, provider: Provider) -> None:
+def test_a_root_may_leave_out_a_gateway_that_is_enabled_and_a_child_may_not(start: Start, provider: Provider) -> None:
     daemon = start(config=config(provider))
     with providing() as other, daemon.client() as client:
         run = calling(client, gateway=False, url=other.url, children=1, output=100)
         assert ended(client, run.id).status is Status.COMPLETED
         assert (len(other.bills), len(provider.bills)) == (1, 0)
-        run = calling(client, url=other.url, children=1, child_options=["--no-gateway"], output=100)
-        assert ended(client, run.id).status is Status.COMPLETED
-        assert len(other.bills) == 2
-        assert info(client, run.id).total_cost_usd is None  # the gateway has not seen the child's call
+        bad = [b"PATH=/usr/bin:/bin", b"ANTHROPIC_BASE_URL=localhost:9"]
+        refused = spawn(client, ["true"], env=bad)
+        assert isinstance(refused, m.Error), refused
+        assert "ANTHROPIC_BASE_URL in the environment cannot be an upstream" in refused.message
+        assert isinstance(spawn(client, ["true"], env=bad, gateway=False), m.RunReply)
+    left = daemon.sfactl("run", "--", sys.executable, "-m", "sfactl", "run", "--no-gateway", "true")
+    assert (left.returncode, "uses the gateway, so what it starts may not leave it" in left.stderr) == (2, True), left.stderr
 
 
 def test_a_run_whose_gateway_cannot_be_started_is_refused(start: Start, provider: Provider, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ command = ["sh", "-c", "{task}"]
 [agents.reader]
 command = ["sh", "-c", "read -r line; echo $line"]
 stdin = true
+[agents.missing]
+command = ["sfad-no-such-program"]
 [sessions]
 max_concurrent_per_user = 6
 spawn_rate_limit = { max_requests = 10000, window_seconds = 3600 }
@@ -164,19 +166,21 @@ async def test_the_seven_tools(share: Start, gate: Path, era: Era) -> None:
         assert listed.structured_content is not None
         assert {"run_id": run, "status": "running"}.items() <= listed.structured_content["sessions"][-1].items()
         assert "run_started" in await talk.said("sessions_log", run_id=run, tail=5)
-        assert "not started with --stdin" in await talk.said("sessions_send", run_id=run, message="hi", failed=True)
+        assert "needs stdin = true" in await talk.said("sessions_send", run_id=run, message="hi", failed=True)
         await trio.to_thread.run_sync(opened, gate)
         assert "&lt;b&gt;done&lt;/b&gt;" in await talk.waited(run)
 
         reader = await talk.spawned("-", agent="reader")
-        assert await talk.said("sessions_send", run_id=reader, message="hello") == f"written to the stdin of {reader}"
+        sent = await talk.said("sessions_send", run_id=reader, message="hello")
+        assert sent.startswith(f"written to the stdin of {reader}")  # and that it has ended, if it was so fast
         assert "\nhello\n</subagent_result>" in await talk.waited(reader)
 
         run = await talk.spawned(GATED)
-        for talk.person, said in (("decline", "declined to stop"), ("cancel", "give confirm = true")):
-            assert said in await talk.said("sessions_stop", run_id=run, failed=True)
+        for talk.person, said in (("decline", "declined to stop"), ("cancel", "did not answer whether to stop")):
+            assert said in await talk.said("sessions_stop", run_id=run, confirm=talk.person == "cancel", failed=True)
         talk.person = "accept"
         assert await talk.said("sessions_stop", run_id=run) == f"stopped: {run}"
+        assert f"nothing to stop: {run} (shell) was cancelled" in await talk.said("sessions_stop", run_id=run)
         assert {message.partition("? ")[2].partition(" (")[0] for message in talk.asked} == {run}
 
         run = await talk.spawned(GATED)
@@ -216,9 +220,14 @@ async def test_a_delegate_survives_the_daemon_and_what_is_wrong_is_an_answer(sta
         assert f"{run} (shell): completed" in said[0]
         assert [each.id for each in runs(daemon)] == [run]
 
+        missing = await talk.said("sessions_spawn", task="x", agent="missing", worker_name="gone", failed=True)
+        assert "(gone): failed" in missing
+        assert "sfad-no-such-program" in missing
+        assert "sessions_info" not in missing
         assert "missing required field `task`" in await talk.said("sessions_spawn", failed=True)
         assert "unknown tool 'fly'" in await talk.said("fly", failed=True)
-        assert "no run" in await talk.said("sessions_info", run_id="zzzz", failed=True)
+        unknown = "no run has the id or the name 'zzzz'; sessions_list shows the ids"
+        assert await talk.said("sessions_info", run_id="zzzz", failed=True) == unknown
         assert "there is no agent 'nobody'" in await talk.said("sessions_spawn", task="x", agent="nobody", failed=True)
         assert "max_cats" in await talk.said("sessions_spawn", task="x", agent="shell", limits={"max_cats": 3}, failed=True)
 

@@ -1,10 +1,9 @@
 """Show a session, and its answer if it has ended; with --wait, wait for that.
 
-Exit codes: 0; 75 not over yet, after --wait; else as the session ended (see `sfactl --help`).
+Exit codes: as the session ended (see `sfactl --help`); if it has not, 75 after --wait, else 0.
 """
 
 from ... import output, session_options, sessions
-from ...exits import ExitCode
 from ...options import COMMON, RUN, Option, Parameter, seconds
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -23,4 +22,4 @@ def main(*, run: str, wait: str | None = None, socket: str | None = None, json: 
         output.print_json(session)
     else:
         output.write("".join(f"{line}\n" for line in sessions.described(session)).encode())
-    return ExitCode.DONE
+    return session.exit

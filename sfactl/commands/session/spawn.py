@@ -23,4 +23,5 @@ def main(
         output.print_json(session)
     else:
         print(session.run_id)
+    session_options.tell_failure(session)
     return session.exit if session.ended else ExitCode.DONE

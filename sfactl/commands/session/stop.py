@@ -1,14 +1,16 @@
 """Stop sessions and everything below them, to the last process.
 
-Only for sessions: `sfactl stop` stops any run.
+Only for sessions: `sfactl stop` stops any run. If a session does not exist or is not yours, prints an error and stops the others.
 
 Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such run; 77 not permitted.
 """
 
 from collections.abc import Sequence
 
-from ... import output, sessions
+from ... import exits, output, sessions
+from ...connection import connect
 from ...options import COMMON, RUNS, Option, Parameter, seconds
+from ...selection import RunSelection
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -19,5 +21,11 @@ PARAMETERS: tuple[Parameter, ...] = (
 
 def main(*, runs: Sequence[str], grace: str | None = None, socket: str | None = None, json: bool = False) -> int:
     wait = seconds("--grace", grace)
+    code: int = exits.ExitCode.DONE
+    if len(runs) > 1:  # one that cannot be stopped must not keep the others alive
+        with connect(socket) as client:
+            runs, code = RunSelection("stop", runs).without_failures(client)
+        if not runs:
+            return code
     stopped = sessions.stop(*runs, socket=socket, grace=wait)
-    return output.stopped(stopped, json=json)
+    return exits.worst([code, output.stopped(stopped, json=json)])

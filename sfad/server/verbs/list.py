@@ -21,4 +21,6 @@ def list_(call: Call, request: List) -> None:
     catalogue = call.runtime.catalogue
     footprints = call.runtime.launcher.footprints(catalogue.live) if query.live else {}
     found = catalogue.select(Page(query, within=root or call.peer.run), footprints)
-    call.reply(RunList(id=call.id, runs=catalogue.with_totals(found.runs), next=found.reached or None))
+    # a session does not count itself among those that it may look after
+    runs = [run for run in found.runs if run.id != call.peer.run] if request.sessions else found.runs
+    call.reply(RunList(id=call.id, runs=catalogue.with_totals(runs), next=found.reached or None))

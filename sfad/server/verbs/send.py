@@ -13,6 +13,9 @@ def send(call: Call, request: Send, run: RunInfo) -> None:
         raise wrong_state(f"run {run.id} is {run.status}; it reads no input any more")
     if live.stdin is None and live.spawn.stdin == "pipe":
         raise wrong_state(f"run {run.id} reads no input any more: its stdin ended with the daemon that held it")
+    if live.stdin is None and run.session:
+        where = f"{live.spawn.agent!r}" if live.spawn.agent else "it"
+        raise wrong_state(f"run {run.id} reads no input: in the config, the entry of its agent {where} needs stdin = true")
     if live.stdin is None:
         raise wrong_state(f"run {run.id} was not started with --stdin, so nothing can be sent to it")
     if live.stdin.over is not None:

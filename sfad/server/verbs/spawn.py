@@ -13,6 +13,7 @@ from ...core.naming import executes, program_name
 from ...core.policy import MAX_LABELS
 from ...host.descriptors import close_soon
 from ...launch import procfs
+from ...loop.translate import BaseUrlError, check_base_urls
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Done, Spawn
 from ...protocol.types import ErrorCode, RunId
@@ -33,6 +34,8 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
         request = _with_gateway(request, above, enabled=runtime.gateway.enabled)
         gateway = runtime.gateway.address() if request.gateway else None
+        if gateway is not None:
+            check_base_urls(request, peer, runtime.gateway.is_own)
         if request.agent is not None:
             request = filled_in(request, runtime.agents, gateway)
         elif request.shim:
@@ -44,7 +47,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         _check(request)
         if request.watch:
             demand_watch(call)
-    except AgentError as error:
+    except (AgentError, BaseUrlError) as error:
         close_soon(descriptors)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
@@ -69,6 +72,11 @@ def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn
     if not request.gateway and (request.allowed_models or (above is not None and above.run.birth.models)):
         raise bad_request(
             "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
+        )
+    if not request.gateway and above is not None and above.spawn.gateway:
+        raise bad_request(
+            f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
+            "from outside any run"
         )
     return request
 
@@ -103,9 +111,8 @@ def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) ->
             call.end()
         elif trouble is not None:
             close_soon(descriptors)
-            message = (
-                f"the gateway cannot be started: {trouble}; the daemon's log says more. --no-gateway starts the run without it"
-            )
+            way_out = ". --no-gateway starts the run without it" if call.peer.run is None else ""
+            message = f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}"
             call.fail(ErrorCode.UNAVAILABLE, message)
         else:
             try:
