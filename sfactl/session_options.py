@@ -87,7 +87,8 @@ def started(start: Callable[[], SessionView], *, json: bool) -> SessionView:
 
 def tell(session: SessionView) -> None:
     """Print on stderr what the caller should know of a new session: also its id, for the case that the caller is killed."""
-    output.note(f"sfactl: {session.run_id} ({session.name}) has started")
+    if not session.ended:
+        output.note(f"sfactl: {session.run_id} ({session.name}) has started")
     tell_lowered(session)
 
 

@@ -190,7 +190,7 @@ def _kernel() -> Iterator[Finding]:
     yield _feature("SO_PEERPIDFD", probe.peer_pidfd(), "peers are told apart from recycled pids", f"Linux 6.5; {less}")
     yield _feature("PIDFD_GET_INFO", probe.pidfd_info(), "cgroup and exit status of a peer", f"Linux 6.13; {less}")
     yield _feature("subreaper", probe.subreaper(), "orphans of runs come back to the daemon", "a sandbox forbids prctl")
-    what = "the daemon hears at once of agents that do not ask"
+    what = "the daemon hears of agents that do not ask, unless they end within milliseconds"
     yield _feature("exec events", probe.exec_events(), what, "Linux 6.6 or root, no container; it looks twice a second")
 
 

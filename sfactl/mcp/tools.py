@@ -56,7 +56,7 @@ class DelegateToSubagent(ModelTool, tag="delegate_to_subagent"):
     task: _Task
     tools_needed: Annotated[
         _Tools,
-        Meta(description="The only tools it may use, by the names that its program has for them; [] if you do not know them"),
+        Meta(description="The only tools it may use, by its program's names, where that has a setting for it; [] if unknown"),
     ]
     agent: _Agent = None
     worker_name: _WorkerName = None
@@ -78,8 +78,10 @@ class SessionsSpawn(ModelTool, tag="sessions_spawn"):
     model: Annotated[str | None, Meta(description="The model that it uses (default: its program's)")] = None
     provider: str | None = None
     timeout_minutes: Annotated[Annotated[float, Meta(gt=0)] | None, Meta(description="It is stopped after this time")] = None
-    allowed_tools: Annotated[_Tools, Meta(description="The only tools it may use; [] leaves it all that it has")] = []
-    blocked_tools: Annotated[_Tools, Meta(description="Tools it may not use")] = []
+    allowed_tools: Annotated[
+        _Tools, Meta(description="The only tools it may use, where its program has a setting for it; [] leaves it all")
+    ] = []
+    blocked_tools: Annotated[_Tools, Meta(description="Tools it may not use, where its program has a setting for it")] = []
     limits: _Limits = None
 
 
@@ -150,8 +152,19 @@ def read(name: str, arguments: Mapping[str, Any] | None) -> AnyTool:
     try:
         call: AnyTool = msgspec.convert(given | {"tool": name}, AnyTool, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{name}: {error}") from None
+        raise UsageError(f"{name}: {_plainly(str(error), name)}") from None
     return call
+
+
+def _plainly(error: str, name: str) -> str:
+    """Return the error of msgspec in words for a model."""
+    said, _, where = (
+        error.removeprefix("Object contains ").removeprefix("Object is ").removeprefix("Object ").partition(" - at `$.")
+    )
+    if "unknown field" in said:
+        kind = next(kind for kind, known in NAMES.items() if known == name)
+        return f"{said}; choose from: {', '.join(kind.__struct_fields__) or 'none, it takes no parameter'}"
+    return f"{where.removesuffix('`')}: {said[0].lower()}{said[1:]}" if where else said
 
 
 class Offer(NamedTuple):

@@ -26,8 +26,12 @@ _LOOK_EVERY = 0.5
 _SHARE = 19
 """A pause is at least so many times as long as the look before it, so looking takes at most a twentieth of a CPU."""
 _GATHER = 0.05
-"""Seconds for which exec events gather: a build may execute a thousand programs a second, and each wake-up costs more than a
-look at a process. Nor does a run that ends sooner cost one."""
+"""Seconds for which exec events gather if there are many: a build may execute a thousand programs a second, and each wake-up costs
+more than a look at a process."""
+_AT_ONCE, _BACK = 20, 0.1
+"""Wake-ups without gathering, for what lives for some milliseconds only, and the seconds in which one of them comes back."""
+_BEGIN = 0.005
+"""Seconds before the first wait for events: a run that ends sooner costs none."""
 _MAX_COMMAND = 512
 """Characters of a command line that are told."""
 _MAX_ABOVE = 64
@@ -43,6 +47,8 @@ class AgentWatch:
         self._mentioned = re.compile(rb"(?!)")
         self._told: dict[int, tuple[int, str]] = {}
         """What the last look at all processes has found: start and program, by pid."""
+        self._at_once = float(_AT_ONCE)
+        self._counted_at = -math.inf
         self._scope = trio.CancelScope()
 
     def watch(self, programs: frozenset[str]) -> None:
@@ -71,18 +77,28 @@ class AgentWatch:
     async def _follow(self, events: ExecEvents) -> None:
         """Look at what the kernel tells, until no run is live."""
         look_at = trio.current_time() + _LOOK_EVERY  # runs may have been adopted
-        pause = _GATHER
-        while True:
-            await trio.sleep(pause)
-            if not self._runs:
-                return
+        await trio.sleep(self._pause(_BEGIN))
+        while self._runs:
             with trio.move_on_at(look_at):
                 await trio.lowlevel.wait_readable(events)
-            pids, pause = events.pids(), _GATHER
+            pids = events.pids()
             if pids is None or trio.current_time() >= look_at:
-                pause, look_at = max(pause, self._look_at_all()), math.inf
+                pause, look_at = max(_GATHER, self._look_at_all()), math.inf
             else:
                 self._look_at(pids)
+                pause = self._pause(0)
+            if pause:
+                await trio.sleep(pause)
+
+    def _pause(self, least: float) -> float:
+        """Count a wake-up. Return for how long events gather: `least` while wake-ups are rare."""
+        now = trio.current_time()
+        self._at_once = min(_AT_ONCE, self._at_once + (now - self._counted_at) / _BACK)
+        self._counted_at = now
+        if self._at_once < 1:
+            return _GATHER
+        self._at_once -= 1
+        return least
 
     async def _look_now_and_then(self) -> None:
         pause = _LOOK_EVERY

@@ -103,7 +103,8 @@ def test_a_call_is_read_as_models_write_it() -> None:
     for wrong, why in (
         ({}, "missing required field `run_id`"),
         ({"run_id": "a1", "tail": 0}, ">= 1"),
-        ({"run_id": "a1", "colour": "red"}, "unknown field `colour`"),
+        ({"run_id": "a1", "tail": {}}, "tail: expected `int`, got `object`"),
+        ({"run_id": "a1", "colour": "red"}, "unknown field `colour`; choose from: run_id, tail$"),
     ):
         with pytest.raises(UsageError, match=f"sessions_log: .*{why}"):
             tools.read("sessions_log", wrong)

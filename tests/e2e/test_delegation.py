@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -151,6 +152,7 @@ WRONG = [
     (Order(task="x", timeout=601), "time = 601s .* is more than a session may have: at most 10m"),
     (Order(task="x", limits={"max_turns": 26}), "turns = 26 .limits max_turns. is more than a session may have: at most 25"),
     (Order(task="x", limits={"turns": 1}), "unknown field"),
+    (Order(task=" \n"), "the task is blank"),
     (Order(task="x\0y"), "a NUL character in task"),
     (Order(task="x", blocked_tools=["x\0y"]), "a NUL character in the name of a tool"),
     (Order(task="x", allowed_tools=[""] * 70_000), "70000 characters of tool names, with 1 more for each; at most 65536"),
@@ -209,10 +211,24 @@ def test_the_command_line_says_why_a_session_failed(at: Daemon) -> None:
         missing = at.sfactl("session", verb, "x", "--agent", "missing")
         assert missing.returncode == 127
         assert "(missing) has failed: " in missing.stderr, missing.stderr
+        assert "has started" not in missing.stderr
         assert "sfad-no-such-program" in missing.stderr
     info = at.sfactl("session", "info", "a2", "--json")
     found = json.loads(info.stdout)
     assert (info.returncode, found["exit"], found["advice"]) == (127, 127, "it never ran, so it has no result")
+
+
+def test_an_interrupted_delegation_says_that_the_session_goes_on(at: Daemon) -> None:
+    words = [sys.executable, "-m", "sfactl", "session", "delegate", "x", "--agent", "sleeper", "--socket", place(at)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as client:
+        assert client.stderr is not None
+        assert client.stderr.readline() == "sfactl: a1 (sleeper) has started\n"
+        client.send_signal(signal.SIGINT)
+        assert client.stderr.read() == (
+            "sfactl: a1 goes on; to wait for its end: sfactl session info a1 --wait 60; to stop it: sfactl session stop a1\n"
+        )
+    assert client.returncode == 130
+    assert sessions.stop("a1", socket=place(at)).stopped == ["a1"]
 
 
 def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) -> None:

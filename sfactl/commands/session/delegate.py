@@ -9,9 +9,10 @@ Exit codes: 0; 1 refused; 75 not over yet; 77 not permitted; else as the session
 from functools import partial
 from typing import Unpack
 
-from ... import session_options, sessions
+from ... import output, session_options, sessions
 from ...options import Option, Parameter, seconds
 from ...session_options import OrderOptions, order
+from ...sessions import SessionView
 
 PARAMETERS: tuple[Parameter, ...] = (
     *session_options.PARAMETERS,
@@ -29,6 +30,18 @@ def main(
     **given: Unpack[OrderOptions],
 ) -> int:
     longest = seconds("--wait", wait)
-    wanted, told = order(task, given), session_options.tell
-    delegate = partial(sessions.delegate, wanted, socket=socket, channel=channel, wait=longest, started=told)
-    return session_options.show(session_options.started(delegate, json=json), json=json)
+    begun: list[SessionView] = []
+
+    def told(session: SessionView) -> None:
+        begun.append(session)
+        session_options.tell(session)
+
+    delegate = partial(sessions.delegate, order(task, given), socket=socket, channel=channel, wait=longest, started=told)
+    try:
+        session = session_options.started(delegate, json=json)
+    except KeyboardInterrupt:
+        for run in (each.run_id for each in begun):
+            how = f"to wait for its end: sfactl session info {run} --wait 60; to stop it: sfactl session stop {run}"
+            output.note(f"sfactl: {run} goes on; {how}")
+        raise
+    return session_options.show(session, json=json)

@@ -21,6 +21,8 @@ def start_session(call: Call, request: StartSession) -> None:
         check_most(f"bytes of {name}", len(text.encode()), MAX_TEXT)
         if "\0" in text:
             raise bad_request(f"a NUL character in {name}")
+    if not request.task.strip():
+        raise bad_request("the task is blank; say what to do")
     limits = check_limits(request.limits)
     agent = request.agent or runtime.config.sessions.default_agent
     if agent is None:
