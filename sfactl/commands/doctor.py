@@ -141,7 +141,12 @@ def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
     if status is None:
         return
     if status.gateway is None:
-        yield Finding("gateway", "ok", "off; `sfactl run --gateway` starts it, gateway.enabled = true gives it to all runs")
+        yield Finding(
+            "gateway",
+            "ok",
+            "off; `sfactl run --gateway` starts it, gateway.enabled = true gives it to all runs"
+            ". Its upstreams and keys are only checked while it runs",
+        )
         return
     try:
         found = _asked(status.gateway)
@@ -179,6 +184,8 @@ def _upstream(name: str, found: Mapping[str, Any]) -> Finding:
         return Finding(
             title, "bad", f"its key cannot be read: {found['key_error']}", f"set {key}.key_file or .key_env, and the key there"
         )
+    if (file := found.get("exposed")) is not None:
+        return Finding(title, "warn", f"other users may read or write its key in {file}", f"chmod 600 {file}")
     if found["error"] is not None:
         return Finding(title, "warn", f"{found['url']} does not answer: {found['error']}", f"check the network and {key}.url")
     whose = "the gateway has its key" if found["keyed"] else "callers use their own keys"

@@ -94,7 +94,9 @@ class LimitEnforcement:
             if crossing.active.action is Action.REQUEST_INCREASE:
                 self.publish_about(EventType.INCREASE_REQUESTED, run, crossing.active, words_of(run, crossing, refused))
         if worst.active.action in WAITING:
-            self._holds.hold(run, worst.active, reason_of(run, worst, at, words, refused=refused is not None), at, freeze=freeze)
+            self._holds.hold(
+                run, worst.active, reason_of(run, worst, at, words, refused=refused is not None), at, refused=refused, freeze=freeze
+            )
 
     def reservation_refused(
         self, limited: Run, active: ActiveLimit, used: float, more: float, at: float, *, freeze: bool = True

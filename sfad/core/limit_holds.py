@@ -21,11 +21,13 @@ class LimitHolds:
     _stopping: Stopping
     _pausing: Pausing
 
-    def hold(self, run: Run, active: ActiveLimit, reason: Reason, at: float, *, freeze: bool = True) -> None:
+    def hold(
+        self, run: Run, active: ActiveLimit, reason: Reason, at: float, *, refused: float | None = None, freeze: bool = True
+    ) -> None:
         asks = active.action is Action.REQUEST_INCREASE
         wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
         if run.breach is None or asks:
-            run.breach = LimitHold(active.limit.kind, reason, at + wait)
+            run.breach = LimitHold(active.limit.kind, reason, at + wait, refused)
         if asks:
             self._ctx.arm(run, Timer.APPROVAL, at + wait)
         if run.status in {Status.RUNNING, Status.PAUSED} and run.paused is None:
@@ -42,8 +44,11 @@ class LimitHolds:
             self._pausing.resume(run, at)
 
     def end_held(self, run: Run, active: ActiveLimit, why: str, at: float) -> None:
-        crossing = Crossing(active, _used(run, active.limit.kind, at), exceeded=True)
-        self._stopping.stop_for(run, reason_of(run, crossing, at, f"{words_of(run, crossing, None)}; {why}"), at)
+        breach = run.breach
+        refused = breach.refused if breach is not None and breach.kind == active.limit.kind else None
+        crossing = Crossing(active, _used(run, active.limit.kind, at) + (refused or 0), exceeded=True)
+        words = f"{words_of(run, crossing, refused)}; {why}"
+        self._stopping.stop_for(run, reason_of(run, crossing, at, words, refused=refused is not None), at)
 
     def approval_due(self, run: Run, at: float) -> None:
         active = run.held_by

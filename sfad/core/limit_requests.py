@@ -158,6 +158,11 @@ def _check_room(run: Run, limit: Limit) -> None:
     # memory and processes may have become fewer, but not of a run that is held for them
     if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
         raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
+    more = run.breach.refused if run.breach is not None and stands else None
+    if used is not None and more is not None and ActiveLimit(limit).above(used + more):
+        needs = f"what it is held for takes {amount(limit.kind, more)} more"
+        least = f"the new limit must be {bare(limit.kind, used + more)} at least"
+        raise Invalid(f"run {run.id} has used {amount(limit.kind, used)}, and {needs}: {least}")
     _check_above(run, limit)
 
 

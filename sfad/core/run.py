@@ -144,6 +144,8 @@ class LimitHold:
     reason: Reason
     until: float | None
     """`None` as in `Paused`."""
+    refused: float | None = None
+    """What the call or reservation that it is held for takes at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ async def checkup(client: httpx2.AsyncClient, upstreams: Mapping[str, Upstream],
 
 
 async def _look_at(client: httpx2.AsyncClient, upstream: Upstream, found: dict[str, Any]) -> None:
-    found |= {"url": upstream.shown, "status": None, "error": None, "keyed": None, "key_error": None}
+    found |= {"url": upstream.shown, "status": None, "error": None, "keyed": None, "key_error": None, "exposed": None}
     try:
         found["keyed"] = upstream.key() is not None
+        found["exposed"] = upstream.exposed()
     except (OSError, LookupError) as error:
         found["key_error"] = str(error)
     with trio.move_on_after(PATIENCE) as waiting:

@@ -64,6 +64,10 @@ class Upstream:
             raise LookupError(f"{where} holds no key: one word of printable ASCII is expected")
         return text.strip()
 
+    def exposed(self) -> str | None:
+        """Return the file of the key if other users may read or write it. Raises `OSError`."""
+        return self.key_file if self.key_file is not None and Path(self.key_file).stat().st_mode & 0o066 else None
+
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
         """Return the URL of a request. `rest`: its path after the upstream's name."""
         if not self.url.endswith("/v1"):

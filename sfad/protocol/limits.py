@@ -17,6 +17,8 @@ ALIASES = {word: kind for kind, spec in KINDS.items() for word in spec.words}
 """Other words for a kind. A leading `max_` means nothing, `-` is `_`."""
 LIMIT_FORM = "KIND=N or KIND=N:ACTION, as in turns=50, time=90s, cost=2.50:warn, tokens=200k:pause, memory=2G"
 
+_NONE_BY_DEFAULT = '"off" for its key in [defaults] of the config means no limit where none is given'
+
 
 def parse_limit(text: str, source: str = "--limit") -> Limit:
     """Return `turns=50` or `cost=2.50:warn` as a limit. Raise `ValueError` with `source`, what is wrong, and what is allowed."""
@@ -26,6 +28,8 @@ def parse_limit(text: str, source: str = "--limit") -> Limit:
         raise ValueError(f"{source}: {text!r} is not a limit: write {LIMIT_FORM}")
     try:
         kind = parse_kind(word)
+        if amount.strip().lower() == "off":
+            raise ValueError(f"a limit of a run cannot be off: {kind}=N:warn only warns, and {_NONE_BY_DEFAULT}")
         threshold, wanted = parse_amount(kind, amount.strip()), parse_action(action) if colon else None
         return Limit(kind=kind, threshold=threshold, action=wanted, source=f"{source} {kind.value}")
     except ValueError as error:

@@ -588,7 +588,7 @@ async def test_a_token_in_the_path() -> None:
         assert provider.requests[0].startswith(b"POST /v1/messages HTTP/1.1\r\n")
 
 
-OPENAI = {"error": {"message": "no room", "type": "invalid_request_error", "param": None, "code": "limit_exceeded"}}
+OPENAI = {"error": {"message": "no room", "type": "invalid_request_error", "param": None, "code": "refused_by_gateway"}}
 REFUSALS: dict[str, tuple[str, dict[str, Any]]] = {
     "anthropic": (MESSAGES, {"type": "error", "error": {"type": "invalid_request_error", "message": "no room"}}),
     "openai-responses": ("/up/responses", OPENAI),

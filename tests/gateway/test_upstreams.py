@@ -57,6 +57,10 @@ def test_a_key_is_read_again_for_each_call(tmp_path: Path, monkeypatch: pytest.M
     for key in ("one", "two"):
         file.write_text(f"{key}\n")
         assert upstream.key() == key
+    file.chmod(0o644)
+    assert upstream.exposed() == str(file)
+    file.chmod(0o600)
+    assert upstream.exposed() is None
     for other in ("", "a key", "key\nkey", "\N{LATIN SMALL LETTER E WITH ACUTE}"):
         file.write_text(other)
         with pytest.raises(LookupError, match=r"holds no key") as raised:

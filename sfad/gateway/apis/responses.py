@@ -67,7 +67,7 @@ _CALLS = {"function_call", "custom_tool_call", "local_shell_call", "shell_call",
 
 
 def openai_refusal(message: str, retry_after: int | None) -> bytes:
-    kind, code = ("invalid_request_error", "limit_exceeded") if retry_after is None else ("requests", "rate_limit_exceeded")
+    kind, code = ("invalid_request_error", "refused_by_gateway") if retry_after is None else ("requests", "rate_limit_exceeded")
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
