@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import ceil
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from .lifecycle import Lifecycle
 from .limit_enforcement import STRENGTH, LimitEnforcement
 from .limit_holds import LimitHolds, holding
 from .limits import ActiveLimit, amount, bare, check_range
+from .money import to_wire
 from .pausing import Pausing
 from .policy import Invalid
 from .run import Run, Token
@@ -159,10 +161,11 @@ def _check_room(run: Run, limit: Limit) -> None:
     if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
         raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
     more = run.breach.refused if run.breach is not None and stands else None
-    if used is not None and more is not None and ActiveLimit(limit).above(used + more):
+    if more is not None and ActiveLimit(limit).above((used or 0) + more):
         needs = f"what it is held for takes {amount(limit.kind, more)} more"
-        least = f"the new limit must be {bare(limit.kind, used + more)} at least"
-        raise Invalid(f"run {run.id} has used {amount(limit.kind, used)}, and {needs}: {least}")
+        enough = ceil(to_wire(limit.kind, (used or 0) + more) * 10_000) / 10_000
+        least = f"the new limit must be {enough:.15g}{KINDS[limit.kind].suffix} at least"
+        raise Invalid(f"run {run.id} has used {amount(limit.kind, used or 0)}, and {needs}: {least}")
     _check_above(run, limit)
 
 

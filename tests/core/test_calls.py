@@ -242,7 +242,7 @@ def test_a_call_is_held_until_there_is_more_room(action: str) -> None:
     small = t.resume(a, room="cost=0.06") if action == "pause" else t.approve(a, room="cost=0.06")
     (t >> small).skip()
     answer = t.answers[small.token]
-    assert "takes 0.06444 USD more: the new limit must be 0.06444 USD at least" in getattr(answer, "message", "")
+    assert "takes 0.0644 USD more: the new limit must be 0.0645 USD at least" in getattr(answer, "message", "")
     (t >> (t.resume(a, room="cost=1") if action == "pause" else t.approve(a, room="cost=1"))).skip()
     assert t.run(a).status is Status.RUNNING
     assert t.admission(held)[1] is None
