@@ -27,6 +27,8 @@ from .gateway_keys import keyless
 LISTENER = 3
 """The descriptor under which the gateway finds its listener."""
 RECORD = "gateway.json"
+UNKNOWN = "how is not known"
+"""The end of a process that another has reaped."""
 PAUSE, PAUSE_MAX = 0.1, 5.0
 """Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
 FAILING = 0.8
@@ -210,7 +212,7 @@ class GatewayProcess:
                 how = f"it cannot be started: {error}"
             if not self._serving:
                 self._answer(how)
-            if not self._wanted() or (self._told_to_end and how == "exit code 0"):
+            if not self._wanted() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
                 continue  # a run may ask for it while it ends
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
             self._failed(how, pause)
@@ -354,5 +356,5 @@ def _reap(pidfd: int) -> str:
     except ChildProcessError:  # that of an earlier daemon
         status = None
     if status is None:
-        return "how is not known"
+        return UNKNOWN
     return f"{'exit code' if status.si_code == os.CLD_EXITED else 'signal'} {status.si_status}"
