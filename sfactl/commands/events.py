@@ -108,7 +108,8 @@ class _Events:
             except ConnectionLost as lost:
                 advice = f"resume with --since {self.wanted.after}" if self.wanted.after is not None else "try again later"
                 self.client.reconnect(advice)
-                output.note(f"sfactl: {lost.message}; it is back") if self.wanted.follow else None
+                if self.wanted.follow:
+                    output.note(f"sfactl: {lost.message}; it is back")
             except DaemonError as error:
                 self.failures += 1
                 if error.error is not ErrorCode.UNAVAILABLE or self.failures > MAX_AGAIN:

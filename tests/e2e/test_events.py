@@ -88,6 +88,7 @@ def test_an_end_that_a_killed_daemon_did_not_record_is_announced_by_the_next(sta
     with daemon.client() as client:
         [end] = recorded(client, types=["run_[cf]*", "run_lost"])
     assert (end.type, end.run_id, end.severity, end.message) == ("run_failed", run, "medium", "exited with code 1")
+    assert end.channel == "cli"
 
 
 def test_a_follower_that_does_not_read_keeps_no_other_waiting(daemon: Daemon) -> None:
