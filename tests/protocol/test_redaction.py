@@ -55,8 +55,10 @@ def test_other_text_stays(text: str) -> None:
     assert redacted(text) == text
 
 
-_PIECES = """token API_KEY= --password = : " ' \\ :// @ / -u sk- eyJ . Bearer ghp_ AKIA a1b2c3d4e5f6a7b8""".split()
-_SECRETIVE = st.lists(st.sampled_from((*_PIECES, " ", "-----BEGIN PRIVATE KEY-----"))).map("".join)
+_PIECES = ("token", "API_KEY=", "--password", "=", ": ", '"', "'", "\\", "://", "@", "/", "-u ", "sk-", "eyJ", ".", "Bearer")
+_SECRETIVE = st.lists(st.sampled_from((*_PIECES, " ", "ghp_", "AKIA", "a1b2c3d4e5f6a7b8", "-----BEGIN PRIVATE KEY-----"))).map(
+    "".join
+)
 
 
 @given(st.text() | _SECRETIVE)
