@@ -60,6 +60,7 @@ class Runtime:
         self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
+        self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.began = now if began is None else began
         self.feed = queue.feed
