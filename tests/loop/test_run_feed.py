@@ -53,9 +53,9 @@ class Catalogue:
 
 
 async def test_looks_and_pushes_only_while_somebody_follows(autojump_clock: trio.testing.MockClock) -> None:
-    launcher, catalogue, timers = Launcher(), Catalogue(3 * SLICE), Timers(pytest.fail)
+    launcher, catalogue, timers = Launcher(), Catalogue(3 * SLICE), Timers(lambda error: pytest.fail(str(error)))
     feed = RunFeed(catalogue, launcher, timers)  # type: ignore[arg-type]
-    told: list[list[object] | None] = []
+    told: list[list[str] | None] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(timers.serve)
         nursery.start_soon(feed.serve)
