@@ -27,6 +27,7 @@ from .config_values import (
     LIMITS,
     NAMES,
     PATH,
+    PATHS,
     PATTERNS,
     SIZE,
     TEXT,
@@ -128,6 +129,13 @@ class ContainmentConfig(Struct, frozen=True, kw_only=True):
 
 class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
+
+
+class IsolationConfig(Struct, frozen=True, kw_only=True):
+    default: Literal["off", "on", "net"] = "off"
+    """The least isolation of every run."""
+    writable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
+    """Where each isolated run may write, beside its working directory."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -257,6 +265,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     quotas: QuotasConfig = QuotasConfig()
     attempts: AttemptsConfig = AttemptsConfig()
     containment: ContainmentConfig = ContainmentConfig()
+    isolation: IsolationConfig = IsolationConfig()
     access: AccessConfig = AccessConfig()
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()

@@ -61,7 +61,14 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         api_trouble=_trouble(run),
         session=run.asked.session is not None,
         repeating=run.repeating if not run.status.terminal else None,
+        isolation=_isolation(live) if not run.status.terminal else None,
     )
+
+
+def _isolation(live: Live) -> Literal["on", "net", "offline"] | None:
+    if live.spawn.isolation is None:
+        return None
+    return "on" if live.spawn.isolation.network else "net" if live.spawn.gateway else "offline"
 
 
 def info_with_totals(live: Live, now: float, footprint: Footprint | None, cpu: float | None) -> RunInfo:
