@@ -14,10 +14,11 @@ the command. It never runs the command uncontained. Its contract:
     fd 6    this program, when it is an ELF image
 
 It sets the umask, writes "0" to fd 3, marks every descriptor above 2 close-on-exec, waits at the gate, becomes the user if it
-was given credentials, with a session keyring of its own and without capabilities, enters CWD, and executes the first FILE that is there, much as execvp(3) does: it skips a file whatever is wrong with it, unless the command
-itself is wrong (E2BIG, EAGAIN, ENOMEM, ETXTBSY), and gives a file to /bin/sh if the kernel says ENOEXEC. When the command
-runs, the other end of fd 4 reads end-of-file. At a gate that stays shut the trampoline exits without a report: it executes
-nothing that the next daemon would not know of.
+was given credentials, with a session keyring of its own and without capabilities, and enters CWD. Then it executes the first
+FILE that is there, much as execvp(3) does: it skips a file whatever is wrong with it, unless the command itself is wrong
+(E2BIG, EAGAIN, ENOMEM, ETXTBSY), and gives a file to /bin/sh if the kernel says ENOEXEC. When the command runs, the other end
+of fd 4 reads end-of-file. At a gate that stays shut the trampoline exits without a report: it executes nothing that the next
+daemon would not know of. It is root's until the gate opens, so no process of the user can stop or trace it before that.
 
 The directory and the files are first touched here, not by the daemon: on a mount that does not answer, this process hangs,
 within its run, where it can be stopped.
