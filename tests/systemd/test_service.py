@@ -144,6 +144,7 @@ def test_a_services_life(unified: Booted) -> None:
         service.systemctl("start", "sfad.service", code=1)
         shows(service, "not started: ")
         assert "guard.max_dept: unknown key" in service.systemctl("status", "sfad.service", code=3)
+        service.set_config("")  # a user's daemon reads it, too
 
 
 def test_the_life_of_a_users_service(unified: Booted) -> None:
