@@ -545,6 +545,13 @@ class DaemonInfo(Request, tag="status"):
     repeats = 1
 
 
+class Metrics(Request, tag="metrics"):
+    """Return the daemon's metrics. Answered by `MetricsText`."""
+
+    repeats = 1
+    access = "outside"
+
+
 class Agents(Request, tag="agents"):
     """Return the registered agents. Answered by `AgentList`."""
 
@@ -786,6 +793,12 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+
+
+class MetricsText(Reply, tag="metrics_text"):
+    """`text`: the text format of Prometheus, version 0.0.4."""
+
+    text: str
 
 
 class Setting(Struct, frozen=True, kw_only=True):
