@@ -15,7 +15,7 @@ from ..core.access import Peer
 from ..core.remembered import Ticket
 from ..launch.launcher import Remains
 from ..observe.counts import Counts
-from ..protocol.messages import Events, Wait, Watch
+from ..protocol.messages import Events, Wait, Watch, WatchRuns
 from ..protocol.types import RunId
 from ..protocol.units import parse_whole
 from ..runs.stdin import Stdin
@@ -41,7 +41,7 @@ class Connected(Struct, frozen=True):
     bodies: list[bytes]
     received: list[int]
     unsent: list[tuple[bytes, list[int]]]
-    pending: list[Wait | Watch | Events]
+    pending: list[Wait | Watch | WatchRuns | Events]
     ended: bool
     greeted: bool = True
 

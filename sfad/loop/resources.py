@@ -48,3 +48,5 @@ class Resources:
     state_dir_lost: Callable[[], str | None]
     """Returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""
     counts: Counts
+    everyone: bool = False
+    """Whether the daemon serves every user of the machine, each run as its submitter; else only its owner and root."""

@@ -32,6 +32,7 @@ from .gateway_process import GatewayProcess
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
+from .run_feed import RunFeed
 from .saving import Saver
 from .shims import ShimDirectory
 from .storage import StorageWatch
@@ -60,6 +61,7 @@ class Runtime:
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
         self.counts = resources.counts
+        self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.began = now if began is None else began
         self.feed = queue.feed
@@ -93,7 +95,10 @@ class Runtime:
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
-        self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
+        self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
+        self.saver = Saver(
+            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed
+        )
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
         launching = Launching(
@@ -118,6 +123,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
+                self.run_feed.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             self._follow_config()

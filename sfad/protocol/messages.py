@@ -451,6 +451,21 @@ class List(Request, tag="list"):
     """Only sessions; in a session, those below it."""
 
 
+class WatchRuns(Request, tag="watch_runs"):
+    """Return runs as `List` does, with their processes, memory and cores, and then push those that change. It needs the permission
+    for `list`. Answered by `RunList`, then by `RunsPush` with the same id; by `RunList` again where all runs must be read again;
+    and by `Error` at the end, if the client does not read."""
+
+    repeats = ALWAYS
+    access = "none"
+
+    name: str | list[str] | None = None
+    user: str | None = None
+    root: str | None = None
+    labels: dict[str, str | list[str]] = {}
+    rows: int = 50
+
+
 class Summarise(Request, tag="summary"):
     """Report how the runs created since a time ended, and what they used; live runs as they are now. Answered by `Summarised`."""
 
@@ -701,6 +716,12 @@ class Recommended(Reply, tag="recommended"):
 class RunList(Reply, tag="runs"):
     runs: list[RunInfo]
     next: RunId | None = None
+
+
+class RunsPush(Reply, tag="runs_changed"):
+    """Runs that have changed since they were sent last, or are new."""
+
+    runs: list[RunInfo]
 
 
 class Summarised(Reply, tag="summarised"):
