@@ -16,6 +16,7 @@ metering ───────────────────────�
 `arrivals`         what launcher and timers tell; ends wait until it is known what their runs have used
 `succession`       runs of an earlier daemon, and what the next one gets
 `storage`          watches over the state directory, the ledger and the disk
+`measuring`        metrics as they are now
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway

@@ -64,6 +64,7 @@ class Runtime:
         self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
+        self.counts = resources.counts
         self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.rejected_config = loaded.rejected
@@ -95,7 +96,7 @@ class Runtime:
             lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
-        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway)
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
@@ -172,6 +173,7 @@ class Runtime:
 
     def _follow_config(self) -> None:
         self._budgets.know(self.config.budgets)
+        self.counts.registers(agent.type for agent in self.config.agents.values() if agent.type is not None)
         guard = self.config.guard
         self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)

@@ -560,6 +560,13 @@ class DaemonInfo(Request, tag="status"):
     repeats = 1
 
 
+class Metrics(Request, tag="metrics"):
+    """Return the daemon's metrics. Answered by `MetricsText`."""
+
+    repeats = 1
+    access = "outside"
+
+
 class Agents(Request, tag="agents"):
     """Return the registered agents. Answered by `AgentList`."""
 
@@ -809,6 +816,12 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The programs in it."""
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
+
+
+class MetricsText(Reply, tag="metrics_text"):
+    """`text`: the text format of Prometheus, version 0.0.4."""
+
+    text: str
 
 
 class Setting(Struct, frozen=True, kw_only=True):
