@@ -18,6 +18,7 @@ from ..launch.credentials import Credentials
 from ..launch.launcher import Launcher
 from ..metering.metering import program_of
 from ..meters import AgentProgram
+from ..observe.counts import Counts
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
@@ -72,6 +73,7 @@ class PendingRequests:
     catalogue: RunCatalogue
     descriptors: Descriptors
     gateway: GatewayProcess
+    counts: Counts
     last_token: int = 0
     _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
     """Several, where a client lost its connection and has sent its request again on another."""
@@ -139,6 +141,8 @@ class PendingRequests:
         unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted
         if unclaimed is not None:
             unclaimed.close()
+        if isinstance(answer, c.SpawnRefused):
+            self.counts.spawn_refused(answer.refusal.kind)
         for asker in self._askers.pop(token, ()):
             asker(answer)
 
