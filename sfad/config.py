@@ -24,6 +24,7 @@ from .config_values import (
     COMMAND,
     COUNT,
     DURATION,
+    GROUP,
     LIMITS,
     NAMES,
     PATH,
@@ -114,6 +115,13 @@ class QuotasConfig(Struct, frozen=True, kw_only=True):
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
+
+
+class AccessConfig(Struct, frozen=True, kw_only=True):
+    users: Literal["own", "all"] = "own"
+    """Whether the daemon serves only its own user, or each user. Root and the admin group are always served."""
+    admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
+    """The group whose members may do with all runs what root may."""
 
 
 class AttemptsConfig(Struct, frozen=True, kw_only=True):
@@ -250,6 +258,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     defaults: DefaultsConfig = DefaultsConfig()
     limits: LimitsConfig = LimitsConfig()
     stop: StopConfig = StopConfig()
+    access: AccessConfig = AccessConfig()
     quotas: QuotasConfig = QuotasConfig()
     attempts: AttemptsConfig = AttemptsConfig()
     containment: ContainmentConfig = ContainmentConfig()
@@ -417,7 +426,7 @@ def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
         return converted(kind, value)
-    except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
+    except (ValueError, TypeError, OverflowError, KeyError) as error:  # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
 
 
