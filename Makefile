@@ -25,7 +25,7 @@ test: $(READY) ## lint, types, and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy >$(VENV)/types.log 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	$(BIN)/python -m tests.suite; tests=$$?; \
 	wait $$types; code=$$?; cat $(VENV)/types.log; exit $$((tests | code))
 
 agents: $(READY) ## tests with the real agents, on two cores (a minute; 550 MB from npm the first time)

@@ -117,13 +117,6 @@ class QuotasConfig(Struct, frozen=True, kw_only=True):
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
 
 
-class AccessConfig(Struct, frozen=True, kw_only=True):
-    users: Literal["own", "all"] = "own"
-    """Whether the daemon serves only its own user, or each user. Root and the admin group are always served."""
-    admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
-    """The group whose members may do with all runs what root may."""
-
-
 class AttemptsConfig(Struct, frozen=True, kw_only=True):
     delay: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 1.0
     delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
@@ -132,6 +125,12 @@ class AttemptsConfig(Struct, frozen=True, kw_only=True):
 class ContainmentConfig(Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "cgroup", "tags"] = "auto"
     cgroup_parent: Annotated[str, Meta(extra=PATH)] | None = None
+
+
+class AccessConfig(Struct, frozen=True, kw_only=True):
+    users: Literal["auto", "all", "own"] = "auto"
+    admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
+    """The group whose members may do with all runs what root may."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -258,10 +257,10 @@ class Configuration(Struct, frozen=True, kw_only=True):
     defaults: DefaultsConfig = DefaultsConfig()
     limits: LimitsConfig = LimitsConfig()
     stop: StopConfig = StopConfig()
-    access: AccessConfig = AccessConfig()
     quotas: QuotasConfig = QuotasConfig()
     attempts: AttemptsConfig = AttemptsConfig()
     containment: ContainmentConfig = ContainmentConfig()
+    access: AccessConfig = AccessConfig()
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()
     programs: dict[str, ProgramConfig] = msgspec.field(

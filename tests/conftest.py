@@ -20,9 +20,12 @@ from tests.leaks import cgroups, no_leaks, stays
 from tests.reaper import reap_above
 from tests.template import close_template
 
-# slow generation of examples says nothing about the product
-hypothesis.settings.register_profile("shared machine", suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("shared machine")
+# Slow generation of examples says nothing about the product. The examples are the same each time, here and where CI is set, which
+# Hypothesis looks at: a change is not held up by what it did not touch. `--hypothesis-profile=search` looks for others.
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("search", deadline=None, derandomize=False, suppress_health_check=SLOW)
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)
+hypothesis.settings.load_profile("same")
 
 Start = Callable[..., Daemon]
 
@@ -103,6 +106,10 @@ def pytest_sessionstart() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--failures", type=Path, help="write the ids of failed tests to this file, a line each")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail if the suite as a whole has left processes or cgroups behind."""
@@ -116,9 +123,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Report them, or that there are none."""
     terminalreporter.section("left behind")
     terminalreporter.write_line("\n".join(_remains(config)) or "nothing: no process, no cgroup")
+    if failures := config.getoption("--failures"):
+        reports = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
+        failures.write_text("".join(f"{name}\n" for name in dict.fromkeys(report.nodeid for report in reports)))
 
 
 def _remains(config: pytest.Config) -> list[str]:
+    """Return what is left a while after the last test: what ends by itself is not left behind."""
+    until = time.monotonic() + 10
+    while (found := _remaining(config)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return found
+
+
+def _remaining(config: pytest.Config) -> list[str]:
     factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
     instances = {instance_of(Path(directory)) for directory, _, _ in os.walk(factory.getbasetemp())}
     found = [f"cgroup {path}" for path in cgroups() if path[-12:] in instances]

@@ -49,6 +49,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,
+    "metrics": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "pause": _ONE,
     "place_caller": _FOR_GATEWAY,
     "prune": Access(inside=False, narrowed_by=None, scope="many"),
@@ -74,6 +75,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "unasked_call": _FOR_GATEWAY,
     "wait": _ONE,
     "watch": _ONE,
+    "watch_runs": Access(narrowed_by="list", scope="many"),
     "withdraw_call": _FOR_GATEWAY,
 })  # fmt: skip
 """By the tag of the request."""

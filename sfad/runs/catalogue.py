@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import trio
 
@@ -16,7 +17,7 @@ from ..ledger.totals import used_by, with_totals
 from ..protocol.messages import List
 from ..protocol.types import RunId, RunInfo
 from .live import Live, SpawnKey
-from .showing import info_of, usage_of
+from .showing import info_of, info_with_totals, usage_of
 
 RECENT = 1000
 """Ended runs kept in memory. They cover what the ledger's writer has not committed yet, and the pages that clients ask for most."""
@@ -30,6 +31,14 @@ class RecentRun:
     kept: bool
     """Whether its output went to files."""
     key: SpawnKey | None = None
+
+
+class KnownRun(NamedTuple):
+    """A run as it is now, with its user's uid and the ids from the root to it."""
+
+    info: RunInfo
+    uid: int
+    lineage_ids: tuple[RunId, ...]
 
 
 class RunCatalogue:
@@ -114,6 +123,14 @@ class RunCatalogue:
         """Return the run if there is one, and a caller with this scope may be told of it."""
         info = self.info(run)
         return info if info is not None and scope.knows(self.uid(run), self.lineage(run)) else None
+
+    def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
+        """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""
+        live = self.live.get(run)
+        if live is not None:
+            return KnownRun(info_with_totals(live, trio.current_time(), footprint, cpu), live.uid, live.lineage_ids)
+        ended = self._recent.get(run)
+        return KnownRun(ended.info, ended.uid, ended.lineage_ids) if ended is not None else None
 
     def lineage(self, run: RunId) -> list[RunId]:
         """Return the ids from the root to the run."""

@@ -8,6 +8,7 @@ import msgspec
 
 from sfad.core.access import TABLE
 from sfad.core.run import mermaid
+from sfad.observe.metrics import METRICS
 from sfad.protocol.limits import schema
 from sfad.protocol.messages import Reply, Request, pack_message
 
@@ -21,8 +22,9 @@ WIDTH = 32
 
 def parts() -> dict[str, str]:
     """Return every generated part, by the name in its marker."""
-    tables = {"states": f"```mermaid\n{mermaid()}```\n", "access": access_table()}
-    return tables | {name: shown(message) for name, message in EXAMPLES.items()}
+
+    fixed = {"states": f"```mermaid\n{mermaid()}```\n", "metrics": metrics(), "access": access_table()}
+    return fixed | {name: shown(message) for name, message in EXAMPLES.items()}
 
 
 def access_table() -> str:
@@ -35,6 +37,14 @@ def access_table() -> str:
         name = "" if access.narrowed_by is None else f"`{access.narrowed_by or verb}`"
         lines.append(f"| `{verb}` | {people[access.outside]} | {inside} | {leaf} | {runs[access.scope]} | {name} |")
     return "\n".join(lines) + "\n"
+
+
+def metrics() -> str:
+    """Return the table of metrics."""
+    rows = (
+        f"| `{each.shown}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} | {each.help} |" for each in METRICS
+    )
+    return "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"
 
 
 def shown(message: Request | Reply) -> str:
