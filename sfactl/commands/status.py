@@ -38,6 +38,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {backup}"
     if status.ledger_trouble is not None:
         yield "LEDGER", f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}"
+    if status.rejected_config is not None:
+        yield "CONFIG", f"REJECTED, an earlier one is in force: {status.rejected_config}; correct it, then: sfactl reload"
     if status.enforcement:
         who = (f"{kind} by {by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)

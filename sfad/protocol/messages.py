@@ -782,6 +782,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    rejected_config: str | None = None
+    """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
 
 
 class MetricsText(Reply, tag="metrics_text"):

@@ -52,6 +52,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             budgets=[_state(budget, machine.tree) for budget in budgets],
             linger_command=logout.linger_command(),
             gateway=runtime.gateway.url,
+            rejected_config=runtime.rejected_config if call.peer.uid in (0, os.geteuid()) else None,
             gateway_pid=runtime.gateway.pid,
             shim_dir=str(runtime.shims.path),
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
