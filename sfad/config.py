@@ -25,6 +25,7 @@ from .config_values import (
     COMMAND,
     COUNT,
     DURATION,
+    GROUP,
     LIMITS,
     NAMES,
     PATH,
@@ -129,6 +130,8 @@ class ContainmentConfig(Struct, frozen=True, kw_only=True):
 
 class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
+    admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
+    """The group whose members may do with all runs what root may."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -437,7 +440,7 @@ def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
         return converted(kind, value)
-    except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
+    except (ValueError, TypeError, OverflowError, KeyError) as error:  # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
 
 

@@ -28,8 +28,11 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "state", status.state_dir
     yield "containment", f"{status.containment} ({status.containment_detail})"
     live = f"{status.live} live" + (f" (adopted {status.adopted})" if status.adopted else "")
-    yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
-    yield "connections", str(status.connections)
+    if status.admitted is None:  # the caller may not know of all runs
+        yield "runs", f"{live}, {status.queued} queued"
+    else:
+        yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
+        yield "connections", str(status.connections)
     age = output.age(status.backup_at)
     backup = "no backup yet" if status.backup_at is None else f"backup {output.size(status.backup_bytes)}, {age} old"
     yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {backup}"

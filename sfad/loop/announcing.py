@@ -28,7 +28,7 @@ class Announcer:
         self._catalogue = catalogue
         self._subscribers = subscribers
         self._happened = happened
-        self.feed = EventFeed(resources.ledger)
+        self.feed = EventFeed(resources.ledger, catalogue.uid)
         self._reserved = 0
         """The highest number that is reserved."""
         self._ledger.skip_events(self._numbers.highest_event)

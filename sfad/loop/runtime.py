@@ -73,7 +73,9 @@ class Runtime:
         self.feed = queue.feed
         """Handles an event and applies its commands."""
         # the clock has gone on since an earlier daemon named its reservations, so these names are new
-        self.machine = Machine(policy_of(loaded), next_number=self.ledger.next_number, reservations=int(1000 * now))
+        self.machine = Machine(
+            policy_of(loaded, everyone=self.everyone), next_number=self.ledger.next_number, reservations=int(1000 * now)
+        )
         self.descriptors = Descriptors()
         self.background = Background(self.log.internal_error)
         self.pidfds = StoredPidfds()
@@ -164,7 +166,7 @@ class Runtime:
         self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
         self.shims.look()
-        self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
+        self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting := [change.key for change in changed if change.waits]:

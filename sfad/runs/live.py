@@ -122,6 +122,10 @@ class Live:
         return self.run.lineage_ids
 
     @property
+    def uid(self) -> int:
+        return self.run.birth.uid
+
+    @property
     def kept(self) -> bool:
         """Whether its output goes to files."""
         return self.spawn.log and self.spawn.stdio == "files"
