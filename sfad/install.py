@@ -243,9 +243,7 @@ class Installer:
             owner = probe.user_name(modes[foreign].st_uid)
             print(f"warning: {foreign} belongs to {owner}, who can thereby become root; install sfad where only root can write")
         if closed := next((path for path, found in modes.items() if not found.st_mode & stat.S_IXOTH), None):
-            print(
-                f"warning: other users cannot run sfactl, because {closed} is closed to them; to open it: chmod o+rx {closed}"
-            )
+            print(f"warning: other users cannot run sfactl, because {closed} is closed to them; to open it: chmod o+rx {closed}")
 
     def _write(self, path: Path, text: str) -> bool:
         if path.exists() and path.read_text() == text:
