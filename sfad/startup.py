@@ -30,6 +30,7 @@ from .launch.choice import choose_launcher
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, OpenedLedger
 from .loop.resources import EarlyEvents, Resources
+from .observe.counts import Counts
 from .observe.log import Log
 from .output.files import OutputFiles
 from .protocol.types import RunId
@@ -132,8 +133,9 @@ def open_state(
     ledger = Ledger(opened, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
     resources = Resources(
-        log, timers, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost, everyone
-    )
+        log, timers, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost,
+        (handed.counts if handed is not None else None) or Counts(), everyone,
+    )  # fmt: skip
     return resources, adoption, unwritten
 
 

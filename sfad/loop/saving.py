@@ -102,6 +102,7 @@ class Saver:
         live = self.catalogue.live.get(call.run_id)
         if live is not None and call.state != "ended":
             call = live.unrecorded_calls.add_not_made(call, trio.current_time())
+        self.resources.counts.call_recorded(call)
         self.resources.ledger.record_call(call)
         self.subscribers.called(call, lineage)
 
@@ -129,6 +130,8 @@ class Saver:
             self._tell_ends([info.id])
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
+        if saved is not None:
+            self.resources.counts.run_ended(info)
         live.close()
 
     def _note_use(self, runs: Iterable[RunId]) -> None:
@@ -167,7 +170,12 @@ class Saver:
         crash_point("forgotten")
         self._tell_ends(ended)
 
+    def took(self, seconds: float) -> None:
+        """A transaction has taken so long."""
+        self.resources.counts.commit.observe(seconds)
+
     def trouble(self, error: str | None, lost: int) -> None:
+        self.resources.counts.unrecorded += lost
         # ends are held in memory while the ledger cannot be written, and clients do not wait for that
         self.storage.ledger_failing(error, lost)
         if error is not None:

@@ -299,7 +299,7 @@ class RunInfo(Struct, frozen=True, kw_only=True):
         return "gateway" in self.usage_by_source or any(state.enforced_by == "gateway" for state in self.limits)
 
 
-class Isolation(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Isolation(Struct, frozen=True, kw_only=True):
     """How a run is isolated. A client says only `network` and `writable`; the daemon fills in the rest for the run that is isolated
     first, and what that starts inherits it."""
 

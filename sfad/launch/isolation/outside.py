@@ -3,15 +3,18 @@
 It decides what the command sees and can write, and becomes `bwrap`, which makes the namespaces and starts the command in them.
 """
 
+from __future__ import annotations
+
 import os
 import pwd
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import NoReturn
 
-from . import forwarder, kernel, system_calls, visible
+from . import kernel, system_calls, visible
+
+TYPE_CHECKING = False  # as in `typing`, whose import takes as long as all others
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import NoReturn
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL")
@@ -42,8 +45,7 @@ class _Settings:
 
 def main(words: list[str]) -> None:
     """Become the command's sandbox. Return only by `SystemExit`, after a line on stderr."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)  # Python has changed these, and the command would inherit it
+    kernel.default(kernel.SIGPIPE, kernel.SIGXFSZ, kernel.SIGINT)  # Python has changed these, and the command would inherit it
     settings = _Settings(words)
     try:
         _become_sandbox(settings)
@@ -60,14 +62,12 @@ def _become_sandbox(settings: _Settings) -> None:
     if settings.has("net"):
         arguments += ["--unshare-net", *_way_to_gateway(settings.one("port"))]
     else:
-        with suppress(OSError):  # before Linux 6.12, or without Landlock: docs/isolation.md says so
-            kernel.leave_abstract_sockets()
+        kernel.leave_abstract_sockets()
     said = _memory("sfad-sandbox", b"".join(os.fsencode(word) + b"\0" for word in arguments))
     command = [file, *settings.command[1:]]
     if settings.has("terminal"):
         # the terminal sends them to bubblewrap as well, which would end
-        for number in (signal.SIGINT, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
+        kernel.ignore(kernel.SIGINT, kernel.SIGQUIT)
         command = [sys.executable, "-I", "-S", "-c", _DEFAULT_SIGNALS, file, *settings.command]
     os.execv(settings.one("bwrap"), ["bwrap", "--args", str(said), "--", *command])
 
@@ -76,6 +76,8 @@ def _way_to_gateway(port: str) -> list[str]:
     """Start the forwarder. Return the words that have the command wait for it."""
     if not port:
         return []
+    from . import forwarder  # here, because its imports take as long as all others
+
     told, tells = os.pipe()
     waits, gate = os.pipe()
     forwarder.start(int(port), told, gate)

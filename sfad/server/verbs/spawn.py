@@ -21,6 +21,7 @@ from ...protocol.types import ErrorCode, RunId
 from ...runs.live import Live
 from ..call import Call, answers
 from ..checks import RequestError, bad_request, check_limits, check_most, unavailable
+from ..submitters import submitter
 from .watch import demand_watch, push
 
 MAX_EXEC = 6 << 20
@@ -47,6 +48,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
             request = shimmed(request, gateway)
         request = runtime.isolating.decided(request, above, peer.uid)
         _check(request)
+        user = submitter(call.connection, runtime.launcher.containment)
         if request.watch:
             demand_watch(call)
     except IsolationImpossible as error:
@@ -63,7 +65,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         if request.watch:
             push(call, run)
 
-    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session)
+    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user)
     if request.gateway:
         runtime.gateway.demand(_once_served(call, ask, descriptors))
     else:
@@ -105,7 +107,7 @@ def _is_own_program(shim: int, run: Live, request: Spawn) -> bool:
     return False
 
 
-answers(Spawn, permission=None)(start)
+answers(Spawn, checked_later=True)(start)
 
 
 def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
