@@ -814,6 +814,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    metrics: str | None = None
+    """Where Prometheus reads metrics; `None` if nowhere."""
+    metrics_trouble: str | None = None
+    """Why they are not served there."""
 
 
 class MetricsText(Reply, tag="metrics_text"):

@@ -49,6 +49,8 @@ def status(call: Call, _request: DaemonInfo) -> None:
             linger_command=logout.linger_command(),
             gateway=runtime.gateway.url,
             gateway_pid=runtime.gateway.pid,
+            metrics=runtime.metrics.listen,
+            metrics_trouble=runtime.metrics.trouble,
             shim_dir=str(runtime.shims.path),
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
