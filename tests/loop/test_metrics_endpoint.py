@@ -21,8 +21,7 @@ async def test_clients_that_send_nothing_lose_their_places(tmp_path: Path, autoj
     log = Log("error", file=tmp_path / "log")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(MetricsEndpoint(MetricsConfig(listen=f"unix:{path}"), text, log).serve)
-        while not path.exists():
-            await trio.sleep(0.01)
+        await trio.testing.wait_all_tasks_blocked()
         idle = [await trio.open_unix_socket(path) for _ in range(MAX_CONNECTIONS)]
         asking = await trio.open_unix_socket(path)
         await asking.send_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
