@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -71,8 +72,8 @@ def scraping(directory: Path, target: str) -> Iterator[Prometheus]:
 
     def scraped() -> bool:
         assert server.poll() is None, (directory / "prometheus.log").read_text()
-        with suppress(OSError):
-            return any(series["value"][1] == "1" for series in prometheus.query("up"))
+        with suppress(OSError):  # 503 while it starts
+            return any(series["value"][1] == "1" for series in prometheus.get("query?query=up")["data"]["result"])
         return False
 
     try:

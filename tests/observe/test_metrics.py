@@ -119,13 +119,9 @@ def configure(daemon: Daemon, listen: str) -> None:
 
 def asked(address: str | Path, request: bytes) -> bytes:
     """Send bytes and return all that comes until the connection is closed."""
-    if isinstance(address, Path):
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(address))
-    else:
-        host, _, port = address.rpartition(":")
-        connection = socket.create_connection((host, int(port)))
-    with connection:
+    where = str(address) if isinstance(address, Path) else ("127.0.0.1", int(address.rpartition(":")[2]))
+    with socket.socket(socket.AF_UNIX if isinstance(address, Path) else socket.AF_INET) as connection:
+        connection.connect(where)
         connection.settimeout(PATIENCE)
         connection.sendall(request)
         reply = b""
