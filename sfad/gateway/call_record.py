@@ -21,7 +21,7 @@ MAX_PIECE = 16 << 20
 
 
 GIVEN_UP_AFTER = 3.0
-"""Seconds without a byte, after which an agent that hangs up counts as one whose call has failed. Before that, a person or a parallel
+"""Seconds without a byte, after which an agent that hangs up counts as one whose call has failed. Before that, a person or another
 call may have made it needless."""
 
 

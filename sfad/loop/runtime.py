@@ -32,6 +32,7 @@ from .gateway_process import GatewayProcess
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
+from .run_feed import RunFeed
 from .saving import Saver
 from .shims import ShimDirectory
 from .storage import StorageWatch
@@ -59,6 +60,8 @@ class Runtime:
         self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
+        self.counts = resources.counts
+        self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.began = now if began is None else began
         self.feed = queue.feed
@@ -75,7 +78,8 @@ class Runtime:
         self.announcer = Announcer(resources, self.catalogue, self.subscribers)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self.announcer.tell_milestone,
-            trouble=self.log.warning, output=self.output, launcher=self.launcher, prices=config.prices, nearing=config.limits.nearing,
+            trouble=self.log.warning, output=self.output, launcher=self.launcher,
+            prices=config.prices, nearing=config.limits.nearing,
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
@@ -86,13 +90,16 @@ class Runtime:
             lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
-        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway)
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
-        self.saver = Saver(resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed)
+        self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
+        self.saver = Saver(
+            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed
+        )
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
         launching = Launching(
@@ -117,6 +124,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
+                self.run_feed.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             self._follow_config()
@@ -151,6 +159,7 @@ class Runtime:
 
     def _follow_config(self) -> None:
         self._budgets.know(self.config.budgets)
+        self.counts.registers(agent.type for agent in self.config.agents.values() if agent.type is not None)
         guard = self.config.guard
         self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)

@@ -309,6 +309,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     calls_refused: int | None = None
     api_silence: ApiSilence | None = None
     """Of a live run whose calls of the model are not answered."""
+    cpu_cores: float | None = None
+    """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
 
     @property
     def by_gateway(self) -> bool:
