@@ -49,6 +49,8 @@ def start() -> Client:
             ) from error
     output.note(f"sfactl: no daemon was running; started one {how} (pid {started.welcome.pid}, {started.path})")
     status = started.call(DaemonInfo(id=0), DaemonStatus)
+    if status.rejected_config is not None:
+        output.note(f"sfactl: warning: the config has an error, and an earlier one is in force: {status.rejected_config}")
     if status.linger_command is not None:
         output.note(f"sfactl: warning: the daemon and its runs end when you log out; to prevent that: {status.linger_command}")
     return started

@@ -27,6 +27,9 @@ STARTED = ("sfad.socket", "sfad.service")
 PLACEHOLDER = "/usr/bin/env sfad"
 NOTIFY_RELOAD = 253
 """The first version of systemd that has Type=notify-reload."""
+NEWER_KEYS = re.compile(r"^(RestartMode|DelegateSubgroup)=.*\n", re.MULTILINE)
+KEYS_KNOWN = 254
+"""The first version of systemd that knows `NEWER_KEYS`. Earlier versions do without, and complain of them."""
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
 """The unit of a daemon that a client started (`sfactl.start_daemon`)."""
 COMMAND_TIMEOUT = 120.0
@@ -69,7 +72,7 @@ def render(template: str, words: list[str], version: int) -> str:
     text = template.replace(PLACEHOLDER, " ".join(word.replace("%", "%%") for word in words))
     if version >= NOTIFY_RELOAD:
         text = text.replace("Type=notify\n", "Type=notify-reload\n").replace("ExecReload=/bin/kill -HUP $MAINPID\n", "")
-    return text
+    return text if version >= KEYS_KNOWN else NEWER_KEYS.sub("", text)
 
 
 class Steps:
