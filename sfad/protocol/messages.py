@@ -356,8 +356,6 @@ class EndCall(Request, tag="end_call"):
 class SilentCall(Request, tag="silent_call"):
     """Tell that no byte of a call's reply has come for a while, or that its first byte has come after that. Answered by `Done`."""
 
-    access = "gateway"
-
     run: str
     reservation: str
     host: str
