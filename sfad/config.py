@@ -27,6 +27,7 @@ from .config_values import (
     DURATION,
     GROUP,
     LIMITS,
+    LISTEN,
     NAMES,
     PATH,
     PATHS,
@@ -218,6 +219,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+class MetricsConfig(Struct, frozen=True, kw_only=True):
+    listen: Annotated[str, Meta(extra=LISTEN)] | None = None
+    """Where Prometheus reads them."""
+
+
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
     max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
     window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
@@ -282,6 +288,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
     sessions: SessionsConfig = SessionsConfig()
+    metrics: MetricsConfig = MetricsConfig()
     agents: dict[str, Agent] = {}
 
 
