@@ -25,7 +25,9 @@ from .config_values import (
     COMMAND,
     COUNT,
     DURATION,
+    GROUP,
     LIMITS,
+    LISTEN,
     NAMES,
     PATH,
     PATTERNS,
@@ -129,6 +131,8 @@ class ContainmentConfig(Struct, frozen=True, kw_only=True):
 
 class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
+    admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
+    """The group whose members may do with all runs what root may."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -207,6 +211,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+class MetricsConfig(Struct, frozen=True, kw_only=True):
+    listen: Annotated[str, Meta(extra=LISTEN)] | None = None
+    """Where Prometheus reads them."""
+
+
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
     max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
     window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
@@ -270,6 +279,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
     sessions: SessionsConfig = SessionsConfig()
+    metrics: MetricsConfig = MetricsConfig()
     agents: dict[str, Agent] = {}
 
 
@@ -437,7 +447,7 @@ def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
         return converted(kind, value)
-    except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
+    except (ValueError, TypeError, OverflowError, KeyError) as error:  # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
 
 

@@ -66,6 +66,7 @@ class Machine:
         self.slots = context.slots
         self.budgets = self._spending.budgets
         self.refuse = context.refuse
+        self.scope = context.scope
         self.refuse_sessions = context.refuse_sessions
         self.reservation = self._spending.reservation
         self.next_number = self._spending.next_number
@@ -139,6 +140,8 @@ class Machine:
                 self._calls.withdrawn(event)
             case e.CallSettled():
                 self._calls.settled(event)
+            case e.CallSilent():
+                self._calls.silent(event)
             case e.GatewayStarted():
                 self._calls.gateway_started(event)
             case e.GatewayConnected():
