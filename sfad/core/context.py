@@ -1,7 +1,7 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
 from ..protocol.types import Action, ErrorCode, RunId, Severity
@@ -30,6 +30,9 @@ class Facts(TypedDict, total=False):
     pid: int
     command: str
     depth: int
+    state: Literal["raised", "cleared"]
+    value: float
+    window_s: float
 
 
 class Context:

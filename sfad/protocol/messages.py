@@ -21,6 +21,7 @@ from .framing import BadMessage, frame
 from .statistics import Advice, By, Summary
 from .types import (
     Action,
+    AlertState,
     Bound,
     BudgetState,
     CallInfo,
@@ -786,6 +787,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    alerts: list[AlertState] = []
+    """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
 
 
 class Setting(Struct, frozen=True, kw_only=True):

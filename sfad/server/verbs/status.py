@@ -12,7 +12,8 @@ from ...core.money import to_usd
 from ...core.run import Run
 from ...host import logout
 from ...protocol.messages import DaemonInfo, DaemonStatus
-from ...protocol.types import BudgetState
+from ...protocol.types import AlertState, BudgetState
+from ...runs.raised_alerts import all_alerts
 from ..call import Call, answers
 
 
@@ -50,9 +51,16 @@ def status(call: Call, _request: DaemonInfo) -> None:
             gateway=runtime.gateway.url,
             gateway_pid=runtime.gateway.pid,
             shim_dir=str(runtime.shims.path),
+            alerts=_alerts(call),
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
+
+
+def _alerts(call: Call) -> list[AlertState]:
+    machine, within = call.runtime.machine, call.peer.run
+    runs = [run for run in machine.tree if within is None or within in run.lineage_ids]
+    return all_alerts(runs, machine.shared_alerts if within is None else {}, trio.current_time())
 
 
 def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
