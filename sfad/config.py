@@ -126,6 +126,10 @@ class ContainmentConfig(Struct, frozen=True, kw_only=True):
     cgroup_parent: Annotated[str, Meta(extra=PATH)] | None = None
 
 
+class AccessConfig(Struct, frozen=True, kw_only=True):
+    users: Literal["auto", "all", "own"] = "auto"
+
+
 class LogConfig(Struct, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     file: Annotated[str, Meta(extra=PATH)] | None = None
@@ -261,6 +265,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     quotas: QuotasConfig = QuotasConfig()
     attempts: AttemptsConfig = AttemptsConfig()
     containment: ContainmentConfig = ContainmentConfig()
+    access: AccessConfig = AccessConfig()
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()
     programs: dict[str, ProgramConfig] = msgspec.field(

@@ -16,6 +16,7 @@ from .core.events import DrainRequested
 from .durable.adoption import Adoption, Rows
 from .durable.handover import Handover
 from .host import logout, systemd
+from .host.audience import socket_mode
 from .host.headroom import raise_priority
 from .host.socket_file import bind_socket
 from .host.state_dir import StateLock
@@ -51,7 +52,8 @@ async def serve(
         log = open_log(loaded.config.log, handed=handed is not None)
         stack.callback(log.close)
         listener = inherited_listener(home, handed, stored)
-        lock = take_lock(home, handed, listening=listener is not None)
+        users = loaded.config.access.users
+        lock = take_lock(home, users, handed, listening=listener is not None)
         stack.callback(lock.close)
         nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         resources, adoption, unwritten = open_state(home, loaded, lock, log, stack, handed, stored)
@@ -67,7 +69,7 @@ async def serve(
         gc.freeze()
         gc.enable()
         try:
-            listener = listener or bind_socket(home.socket, held=home.state_dir)
+            listener = listener or bind_socket(home.socket, held=home.state_dir, mode=socket_mode(everyone=runtime.everyone))
             server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher, runtime.gateway.pid), handed)
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's

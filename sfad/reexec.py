@@ -151,6 +151,7 @@ def _execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int) -> 
         admitted=runtime.machine.admitted,
         refused=runtime.machine.refused,
         began=runtime.began,
+        counts=runtime.counts,
     )
     try:
         memory = to_memfd(handover)

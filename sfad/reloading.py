@@ -10,7 +10,7 @@ from .protocol.messages import Change, Setting
 REMOVED = "removed"
 """The source of a setting that no file has any more."""
 
-AT_START = ("containment.", "log.")
+AT_START = ("access.users", "containment.", "log.")
 """Settings that a running daemon cannot change."""
 
 

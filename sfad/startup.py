@@ -20,6 +20,7 @@ from .durable.handover import Handover
 from .durable.spool import Spool
 from .faults import crash_point
 from .host import systemd
+from .host.audience import Users, directory_mode, serves_all
 from .host.clock import Timers
 from .host.descriptors import keep_back
 from .host.headroom import DiskReserve
@@ -29,6 +30,7 @@ from .launch.choice import choose_launcher
 from .launch.sweep import sweep
 from .ledger import Ledger, LedgerError, OpenedLedger
 from .loop.resources import EarlyEvents, Resources
+from .observe.counts import Counts
 from .observe.log import Log
 from .output.files import OutputFiles
 from .protocol.types import RunId
@@ -77,14 +79,15 @@ def inherited_listener(home: DaemonHome, handed: Handover | None, stored: dict[s
     return listener
 
 
-def take_lock(home: DaemonHome, handed: Handover | None, *, listening: bool) -> StateLock:
+def take_lock(home: DaemonHome, users: Users, handed: Handover | None, *, listening: bool) -> StateLock:
     """Take the state directory. `listening`: the socket is there already. Raises `PathError`."""
     path, instance = home.state_dir, home.instance
     if handed is not None:
         return resume_lock(path, instance, directory=handed.directory, file=handed.lock, claim=handed.claim)
     lock = take_state_dir(path, instance)
     if not listening:
-        prepare_socket(home.socket, held=path)  # a daemon that adopts runs and then cannot serve ends them
+        #  a daemon that adopts runs and then cannot serve ends them
+        prepare_socket(home.socket, held=path, directory_mode=directory_mode(users, home.socket))
     return lock
 
 
@@ -117,6 +120,7 @@ def open_state(
             emit=early_events.put, clock=trio.current_time, complain=log.warning,
         )  # fmt: skip
         stack.callback(launcher.close)
+        everyone = serves_all(loaded.config.access.users, home.socket, launcher.containment)
         keep_back()  # after the launcher has seen the limit that runs are to have
         try:
             adoption = EarlierRuns(spool, opened, launcher, handed, stored).adoption()
@@ -128,7 +132,10 @@ def open_state(
         opening.pop_all()
     ledger = Ledger(opened, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
-    resources = Resources(log, timers, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost)
+    resources = Resources(
+        log, timers, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost,
+        (handed.counts if handed is not None else None) or Counts(), everyone,
+    )  # fmt: skip
     return resources, adoption, unwritten
 
 

@@ -4,7 +4,7 @@ from ..protocol import types
 from ..protocol.types import RunId, Severity
 from . import commands as c
 from .alert import Change, Reading
-from .context import Context, Facts
+from .context import AlertFacts, Context
 from .run import Run
 from .vocabulary import EventType, Timer
 
@@ -43,9 +43,11 @@ class AlertBoard:
         self.look_at(run, None)
 
 
-def _facts(change: Change, reading: Reading) -> Facts:
-    facts = Facts(state=change, value=reading.value, threshold=reading.threshold)
-    return facts | Facts(window_s=reading.window) if reading.window is not None else facts
+def _facts(change: Change, reading: Reading) -> AlertFacts:
+    facts = AlertFacts(state=change, value=reading.value, threshold=reading.threshold)
+    if reading.window is not None:
+        facts["window_s"] = reading.window
+    return facts
 
 
 def _severity(change: Change) -> Severity:

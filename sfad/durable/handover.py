@@ -14,7 +14,8 @@ from msgspec import Struct
 from ..core.access import Peer
 from ..core.remembered import Ticket
 from ..launch.launcher import Remains
-from ..protocol.messages import Events, Wait, Watch
+from ..observe.counts import Counts
+from ..protocol.messages import Events, Wait, Watch, WatchRuns
 from ..protocol.types import RunId
 from ..protocol.units import parse_whole
 from ..runs.stdin import Stdin
@@ -40,7 +41,7 @@ class Connected(Struct, frozen=True):
     bodies: list[bytes]
     received: list[int]
     unsent: list[tuple[bytes, list[int]]]
-    pending: list[Wait | Watch | Events]
+    pending: list[Wait | Watch | WatchRuns | Events]
     ended: bool
     greeted: bool = True
 
@@ -69,6 +70,8 @@ class Handover(Struct, frozen=True):
     claim: int = -1
     inode: tuple[int, int] | None = None
     """Device and number of the listener's socket in the file system. Release 0.1.0 hands over none."""
+    counts: Counts | None = None
+    """`None` from an older daemon."""
 
     def descriptors(self) -> Iterable[int]:
         """Return all that must stay open."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ..protocol.paths import bind_path, connect_path
+from ..protocol.paths import SYSTEM_SOCKET, bind_path, connect_path
 
 BACKLOG = 1024
 """Connections that wait for accept(2). Beyond this number, connect(2) of a client waits. The kernel caps it at
@@ -35,28 +35,32 @@ class AlreadyRunning(PathError):
     """Another daemon holds the state directory or the socket."""
 
 
-def prepare_socket(path: Path, *, held: Path | None = None) -> None:
+def prepare_socket(path: Path, *, held: Path | None = None, directory_mode: int = 0o700) -> None:
     """Make what `bind_socket` needs, and raise what it would raise: before a daemon adopts runs that it could not serve."""
-    with _place_for(path, held):
+    with _place_for(path, held, directory_mode):
         pass  # not bound yet: clients would wait for a daemon that may take long to recover
 
 
-def bind_socket(path: Path, *, held: Path | None = None) -> socket.socket:
-    """Return a listening, non-blocking Unix stream socket at `path`, 0600. `held`: the state directory that the caller has locked.
+def bind_socket(path: Path, *, held: Path | None = None, mode: int = 0o600, directory_mode: int = 0o700) -> socket.socket:
+    """Return a listening, non-blocking Unix stream socket at `path`. `held`: the state directory that the caller has locked.
 
-    Make the directory, 0700, if it is missing, and replace a stale socket. Raises `AlreadyRunning` if a daemon
+    Make the directory if it is missing, and replace a stale socket. Raises `AlreadyRunning` if a daemon
     listens there, and `PathError` for anything else at `path`, or if another user could replace the socket."""
-    with _place_for(path, held):
-        return _listen(path)
+    with _place_for(path, held, directory_mode):
+        return _listen(path, mode)
 
 
 @contextmanager
-def _place_for(path: Path, held: Path | None) -> Iterator[None]:
+def _place_for(path: Path, held: Path | None, directory_mode: int) -> Iterator[None]:
     try:
         missing = [each for each in (path.parent, *path.parent.parents) if not each.exists()]
         for each in reversed(missing):
             each.mkdir(mode=0o700, exist_ok=True)  # parents, too: mkdir(parents=True) makes them as open as the umask allows
+            if directory_mode != 0o700:
+                each.chmod(directory_mode)
         _refuse_shared(path)
+        if path == SYSTEM_SOCKET and path.parent not in missing:
+            path.parent.chmod(directory_mode)  # an earlier daemon may have served others than this one
         with _directory_lock(path.parent, held):
             _clear_stale(path)
             yield
@@ -198,13 +202,13 @@ def _alive(path: Path) -> bool:
     return True
 
 
-def _listen(path: Path) -> socket.socket:
+def _listen(path: Path, mode: int) -> socket.socket:
     with ExitStack() as undo:
         listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.setblocking(False)
         # bind(2) makes the file with the mode of the socket's own inode, so the mode is never wider. umask(2) would change the
         # files of all other threads as well
-        os.fchmod(listener.fileno(), 0o600)
+        os.fchmod(listener.fileno(), mode)
         bind_path(listener, path)
         listener.listen(BACKLOG)
         undo.pop_all()

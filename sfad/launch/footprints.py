@@ -22,9 +22,9 @@ class Footprints:
     def of(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
         asked = self._launched(runs)
         try:
-            resident = cache(procfs.resident)
+            resident, burnt = cache(procfs.resident), cache(procfs.cpu_seconds)
             return {
-                run_id: Footprint(len(pids), self._memory(asked[run_id], pids, resident))
+                run_id: Footprint(len(pids), self._memory(asked[run_id], pids, resident), self._cpu(asked[run_id], pids, burnt))
                 for run_id, pids in self._pids(asked).items()
             }
         except OSError as error:
@@ -53,6 +53,10 @@ class Footprints:
     def _memory(self, run: LaunchedRun, pids: Iterable[int], resident: Callable[[int], int]) -> int:
         charged = self._containment.limits.used(run, "memory")
         return charged if charged is not None else sum(map(resident, pids))
+
+    def _cpu(self, run: LaunchedRun, pids: Iterable[int], burnt: Callable[[int], float]) -> float:
+        counted = self._containment.limits.cpu_seconds(run)
+        return counted if counted is not None else sum(map(burnt, pids))
 
     def _pids(self, asked: Mapping[RunId, LaunchedRun]) -> dict[RunId, list[int]]:
         found: dict[RunId, list[int]] = {run_id: [] for run_id in asked}

@@ -98,6 +98,8 @@ class Footprint:
     memory_bytes: int
     """Anonymous and shared memory as the kernel charges it, where a memory controller has seen the run from its start. Else
     resident memory, summed over the processes: a shared page counts once for each of them."""
+    cpu_s: float | None = None
+    """Seconds of CPU, of user and system. In a cgroup, of all processes that were in it; else of those that are alive."""
 
 
 Remember = Callable[[Remains], bool]

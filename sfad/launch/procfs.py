@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _PAGE = resource.getpagesize()
+_TICKS = os.sysconf("SC_CLK_TCK")
 _FIRST_READ = 4096
 _MAX_READ = 8 * 1024 * 1024
 """Bytes that are read of one file. execve(2) takes environments of up to 6 MiB; with PR_SET_MM a process can show any amount."""
@@ -192,6 +193,15 @@ def resident(pid: int) -> int:
     """Return the bytes of resident memory; 0 if the process is gone."""
     content = read(f"/proc/{pid}/statm")
     return int(content.split(None, 2)[1]) * _PAGE if content else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU that a process has used, children not included; 0 if it is gone."""
+    content = read(f"/proc/{pid}/stat")
+    if not content:
+        return 0.0
+    fields = content[content.rindex(b")") + 2 :].split(None, 13)
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def proportional(pid: int) -> int:

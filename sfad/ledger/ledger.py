@@ -47,6 +47,9 @@ class LedgerListener(Protocol):
     def put_back(self, note: str, /) -> None:
         """Another process had removed or replaced the file, and it was written again."""
 
+    def took(self, seconds: float, /) -> None:
+        """A transaction was committed, and has taken so long."""
+
     def checkpointed(self) -> None:
         """Everything that `recorded` told of is in the database itself, and not in its log alone."""
 
@@ -210,6 +213,8 @@ class Ledger:
     def _written(self, result: WriteResult, listener: LedgerListener) -> None:
         self.records.forget([*result.committed, *result.lost])
         self.backlog = result.backlog
+        if result.seconds is not None:
+            listener.took(result.seconds)
         changed = (result.error is None) != (self.trouble is None)
         self.trouble = result.error
         if changed or result.lost:

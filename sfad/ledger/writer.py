@@ -63,6 +63,8 @@ class WriteResult:
     error: str | None = None
     backlog: int = 0
     """Operations that wait for the disk."""
+    seconds: float | None = None
+    """What the transaction has taken; `None` where there was none."""
 
 
 class Checkpointed:
@@ -246,13 +248,14 @@ class Writer:
 
     def _write_batch(self, batch: list[Op]) -> tuple[int, Exception | None]:
         """Write a batch. Return how many of its operations are written or rejected, and what stopped the rest."""
+        began = time.monotonic()
         try:
             self._transactions.write(batch)
         except _OPS_OWN_FAULT as error:
             return self._write_singly(batch) if len(batch) > 1 else self._reject(batch[0], error)
         except Exception as error:  # noqa: BLE001 — a full disk, or a bug here: an admission must get its answer all the same
             return 0, error
-        self._report(WriteResult(committed=batch))
+        self._report(WriteResult(committed=batch, seconds=time.monotonic() - began))
         return len(batch), None
 
     def _write_singly(self, batch: list[Op]) -> tuple[int, Exception | None]:

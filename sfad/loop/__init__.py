@@ -11,9 +11,11 @@ metering ───────────────────────�
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `announcing`       events: numbered, saved, logged, pushed
 `event_feed`       pushes events to those that follow them, once they are on record
+`run_feed`         pushes runs that have changed to those that follow them
 `arrivals`         what launcher and timers tell; ends wait until it is known what their runs have used
 `succession`       runs of an earlier daemon, and what the next one gets
 `storage`          watches over the state directory, the ledger and the disk
+`measuring`        metrics as they are now
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway

@@ -1,7 +1,9 @@
 """Events: numbered, recorded, logged, and pushed to the clients that watch their runs, or follow all events."""
 
 import msgspec
+import trio
 
+from ..core.vocabulary import EventType
 from ..host.clock import wall_clock
 from ..protocol.types import Event, RunId, Severity
 from ..runs.catalogue import RunCatalogue
@@ -17,6 +19,7 @@ class Announcer:
     def __init__(self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers) -> None:
         self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
         self._output = resources.output
+        self._counts = resources.counts
         self._catalogue = catalogue
         self._subscribers = subscribers
         self.feed = EventFeed(resources.ledger)
@@ -32,6 +35,8 @@ class Announcer:
         live = self._catalogue.live.get(lineage[-1])
         if live is not None and live.run.asked.session is not None:
             event = self._with_output(event, lineage[-1])
+        if event.type is EventType.RUN_STARTED and live is not None and live.run.attempt == 1:
+            self._counts.run_started(live.run.id, trio.current_time() - live.run.birth.created_at)
         self._subscribers.happened(self._numbered(event, lineage), lineage)
 
     def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium") -> None:
@@ -69,7 +74,9 @@ class Announcer:
         self._numbers.reserve_events(self._ledger.last_event)
 
     def _numbered(self, event: Event, lineage: tuple[RunId, ...]) -> Event:
-        event = self._ledger.event(msgspec.structs.replace(event, time=wall_clock()))
+        now = wall_clock()
+        event = self._ledger.event(msgspec.structs.replace(event, time=now))
+        self._counts.published(event, now.timestamp())
         number = self._ledger.last_event
         if number > self._reserved:
             # events are pushed before they are on record, and the next daemon must not give their numbers to others

@@ -17,6 +17,7 @@ from ..host.descriptors import Descriptors, close_soon
 from ..launch.launcher import Launcher
 from ..metering.metering import program_of
 from ..meters import AgentProgram
+from ..observe.counts import Counts
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
@@ -69,6 +70,7 @@ class PendingRequests:
     catalogue: RunCatalogue
     descriptors: Descriptors
     gateway: GatewayProcess
+    counts: Counts
     last_token: int = 0
     _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
     """Several, where a client lost its connection and has sent its request again on another."""
@@ -135,6 +137,8 @@ class PendingRequests:
         unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted
         if unclaimed is not None:
             unclaimed.close()
+        if isinstance(answer, c.SpawnRefused):
+            self.counts.spawn_refused(answer.refusal.kind)
         for asker in self._askers.pop(token, ()):
             asker(answer)
 

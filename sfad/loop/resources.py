@@ -8,6 +8,7 @@ from ..durable.spool import Spool
 from ..host.clock import Timers
 from ..launch.launcher import Launcher
 from ..ledger import Ledger
+from ..observe.counts import Counts
 from ..observe.log import Log
 from ..output.files import OutputFiles
 
@@ -46,3 +47,6 @@ class Resources:
     state_dir: str
     state_dir_lost: Callable[[], str | None]
     """Returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""
+    counts: Counts
+    everyone: bool = False
+    """Whether the daemon serves every user of the machine, each run as its submitter; else only its owner and root."""

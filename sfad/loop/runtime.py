@@ -33,6 +33,7 @@ from .gateway_process import GatewayProcess
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
+from .run_feed import RunFeed
 from .saving import Saver
 from .shims import ShimDirectory
 from .storage import StorageWatch
@@ -60,6 +61,8 @@ class Runtime:
         self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
+        self.counts = resources.counts
+        self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.began = now if began is None else began
         self.feed = queue.feed
@@ -87,14 +90,15 @@ class Runtime:
             lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
-        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway)
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
+        self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
-            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed,
+            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
             self.machine.saved_alerts,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
@@ -121,6 +125,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
+                self.run_feed.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             self._follow_config()
@@ -156,6 +161,7 @@ class Runtime:
 
     def _follow_config(self) -> None:
         self._budgets.know(self.config.budgets)
+        self.counts.registers(agent.type for agent in self.config.agents.values() if agent.type is not None)
         guard = self.config.guard
         self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)

@@ -23,6 +23,7 @@ from ..runs.showing import info_of
 from ..runs.subscribers import Subscribers
 from .launching import Feed
 from .resources import Resources
+from .run_feed import RunFeed
 from .storage import StorageWatch
 
 SAVE_USE = 1.0
@@ -38,6 +39,7 @@ class Saver:
     metering: Metering
     storage: StorageWatch
     feed: Feed
+    run_feed: RunFeed
     alerts: Callable[[], SavedAlerts]
     """Returns the alerts to be saved that are about no single run."""
     _used: set[RunId] = field(default_factory=set)
@@ -66,6 +68,8 @@ class Saver:
                 live.look_at_the_clock(now)
         if outcome.used:
             self._note_use(outcome.used)
+        if self.run_feed.followed:
+            self.run_feed.changed({*outcome.changed, *outcome.used})
         if admits:
             return changed
         if changed:
@@ -103,6 +107,7 @@ class Saver:
         live = self.catalogue.live.get(call.run_id)
         if live is not None and call.state != "ended":
             call = live.unrecorded_calls.add_not_made(call, trio.current_time())
+        self.resources.counts.call_recorded(call)
         self.resources.ledger.record_call(call)
         self.subscribers.called(call, lineage)
 
@@ -116,18 +121,22 @@ class Saver:
         self.resources.spool.numbers.skip_run(live.run.birth.number)
         self.resources.ledger.refuse(info, live.extra)
         self.catalogue.refuse(live, info)
+        self.run_feed.changed([info.id])
 
     def end(self, live: Live) -> None:
         """A run has ended. Clients are told when that is on record, or at once while the ledger cannot be written."""
         saved = live.saved if live.saved is not None and live.saved.status.terminal else None
         info = saved or info_of(live, trio.current_time())
         self.catalogue.end(live, info)
+        self.run_feed.changed([info.id])
         if saved is None:  # it was never admitted: a request with the same key is to get another run
             self.catalogue.forget_requests([info.id])
             self.resources.spool.ended.forget([info.id])
             self._tell_ends([info.id])
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
+        if saved is not None:
+            self.resources.counts.run_ended(info)
         live.close()
 
     def save_alerts(self) -> None:
@@ -175,7 +184,12 @@ class Saver:
         crash_point("forgotten")
         self._tell_ends(ended)
 
+    def took(self, seconds: float) -> None:
+        """A transaction has taken so long."""
+        self.resources.counts.commit.observe(seconds)
+
     def trouble(self, error: str | None, lost: int) -> None:
+        self.resources.counts.unrecorded += lost
         # ends are held in memory while the ledger cannot be written, and clients do not wait for that
         self.storage.ledger_failing(error, lost)
         if error is not None:

@@ -1,4 +1,7 @@
 """What operators can watch.
 
-`log`  the JSON log
+`counts`      what has happened since the start, counted
+`exposition`  metrics as text, by prometheus_client; imported when they are asked for
+`log`         the JSON log
+`metrics`     each metric: its name, what it is, its labels
 """

@@ -452,6 +452,21 @@ class List(Request, tag="list"):
     """Only sessions; in a session, those below it."""
 
 
+class WatchRuns(Request, tag="watch_runs"):
+    """Return runs as `List` does, with their processes, memory and cores, and then push those that change. It needs the permission
+    for `list`. Answered by `RunList`, then by `RunsPush` with the same id; by `RunList` again where all runs must be read again;
+    and by `Error` at the end, if the client does not read."""
+
+    repeats = ALWAYS
+    access = "none"
+
+    name: str | list[str] | None = None
+    user: str | None = None
+    root: str | None = None
+    labels: dict[str, str | list[str]] = {}
+    rows: int = 50
+
+
 class Summarise(Request, tag="summary"):
     """Report how the runs created since a time ended, and what they used; live runs as they are now. Answered by `Summarised`."""
 
@@ -544,6 +559,13 @@ class DaemonInfo(Request, tag="status"):
     """Return the state of the daemon. Answered by `DaemonStatus`."""
 
     repeats = 1
+
+
+class Metrics(Request, tag="metrics"):
+    """Return the daemon's metrics. Answered by `MetricsText`."""
+
+    repeats = 1
+    access = "outside"
 
 
 class Agents(Request, tag="agents"):
@@ -697,6 +719,12 @@ class RunList(Reply, tag="runs"):
     next: RunId | None = None
 
 
+class RunsPush(Reply, tag="runs_changed"):
+    """Runs that have changed since they were sent last, or are new."""
+
+    runs: list[RunInfo]
+
+
 class Summarised(Reply, tag="summarised"):
     summary: Summary
 
@@ -789,6 +817,12 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The programs in it."""
     alerts: list[AlertState] = []
     """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
+
+
+class MetricsText(Reply, tag="metrics_text"):
+    """`text`: the text format of Prometheus, version 0.0.4."""
+
+    text: str
 
 
 class Setting(Struct, frozen=True, kw_only=True):

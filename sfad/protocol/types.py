@@ -305,6 +305,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     calls: int | None = None
     """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
     calls_refused: int | None = None
+    cpu_cores: float | None = None
+    """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
     alerts: list[AlertState] = []
     """Of a live run: the alerts about it that are raised."""
 

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import trio
 
@@ -15,7 +16,7 @@ from ..ledger.totals import used_by, with_totals
 from ..protocol.messages import List
 from ..protocol.types import RunId, RunInfo
 from .live import Live, SpawnKey
-from .showing import info_of, usage_of
+from .showing import info_of, info_with_totals, usage_of
 
 RECENT = 1000
 """Ended runs kept in memory. They cover what the ledger's writer has not committed yet, and the pages that clients ask for most."""
@@ -28,6 +29,13 @@ class RecentRun:
     kept: bool
     """Whether its output went to files."""
     key: SpawnKey | None = None
+
+
+class KnownRun(NamedTuple):
+    """A run as it is now, with the ids from the root to it."""
+
+    info: RunInfo
+    lineage_ids: tuple[RunId, ...]
 
 
 class RunCatalogue:
@@ -102,6 +110,14 @@ class RunCatalogue:
             return info_of(live, trio.current_time())
         ended = self._recent.get(run)
         return ended.info if ended is not None else self._records.get(run)
+
+    def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
+        """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""
+        live = self.live.get(run)
+        if live is not None:
+            return KnownRun(info_with_totals(live, trio.current_time(), footprint, cpu), live.lineage_ids)
+        ended = self._recent.get(run)
+        return KnownRun(ended.info, ended.lineage_ids) if ended is not None else None
 
     def lineage(self, run: RunId) -> list[RunId]:
         """Return the ids from the root to the run."""

@@ -3,6 +3,8 @@
 from datetime import datetime, timedelta
 from typing import Literal
 
+from msgspec.structs import replace
+
 from ..core.account import Use
 from ..core.limits import ActiveLimit
 from ..core.money import to_usd
@@ -61,6 +63,19 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         session=run.asked.session is not None,
         repeating=run.repeating if not run.status.terminal else None,
         alerts=alerts_of(run, now),
+    )
+
+
+def info_with_totals(live: Live, now: float, footprint: Footprint | None, cpu: float | None) -> RunInfo:
+    """Return the run as it is shown at `now`, with the cores that it uses, and what its account says of it and its descendants."""
+    info, account = info_of(live, now, footprint), live.run.account
+    costs, tokens = account.used(LimitKind.COST), account.used(LimitKind.TOKENS)
+    return replace(
+        info,
+        cpu_cores=None if cpu is None else round(cpu, 2),
+        total_cost_usd=to_usd(None if costs is None else int(costs)),
+        total_tokens=None if tokens is None else int(tokens),
+        total_partial=info.usage.partial,
     )
 
 

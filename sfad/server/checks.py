@@ -7,7 +7,7 @@ from signal import Signals
 
 from ..core.labels import values_of
 from ..core.policy import MAX_LABELS
-from ..protocol.messages import List, Select, Stop, Summarise
+from ..protocol.messages import List, Select, Stop, Summarise, WatchRuns
 from ..protocol.types import ErrorCode, Limit
 
 MAX_SECONDS = 36_525 * 86_400.0
@@ -58,7 +58,7 @@ def check_signal(number: int, allowed: Iterable[int]) -> None:
         raise bad_request(f"signal {number} cannot be sent here; allowed: {names}")
 
 
-def check_filters(request: Stop | Select | List | Summarise) -> None:
+def check_filters(request: Stop | Select | List | Summarise | WatchRuns) -> None:
     check_most("names", len(values_of(request.name or ())), MAX_CHOSEN)
     # a key without a value fits no run, and is still a condition in the query
     check_most("labels", sum(max(1, len(values_of(value))) for value in request.labels.values()), MAX_LABELS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import trio
 
 from ..durable.handover import Clients
-from ..protocol.messages import Events, Wait, Watch
+from ..protocol.messages import Events, Wait, Watch, WatchRuns
 from ..protocol.types import ErrorCode
 from .call import Call, Services, withdraw_calls
 from .clients import ClientTable
@@ -77,7 +77,7 @@ class ClientHandover:
             if not isinstance(request, Watch):
                 self.dispatcher.handle(connection, request)
 
-    def _pending(self, handed: Clients) -> Iterator[tuple[Connection, Wait | Watch | Events]]:
+    def _pending(self, handed: Clients) -> Iterator[tuple[Connection, Wait | Watch | WatchRuns | Events]]:
         for each in handed.connections:
             connection = self.clients.by_fd.get(each.fd)
             if connection is not None:

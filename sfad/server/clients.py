@@ -132,6 +132,7 @@ class ClientTable:
 
     def _drop_slow(self, connection: Connection, why: str) -> None:
         peer = connection.peer
+        self._runtime.counts.slow_clients += 1
         self._runtime.log.warning(f"dropped a slow client: {why}", connection=connection.number, user=peer.user, run=peer.run)
         self.drop(connection)
 

@@ -16,7 +16,7 @@ from ..durable.handover import Connected
 from ..host.descriptors import close_soon
 from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
-from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, Welcome, pack_message
+from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, WatchRuns, Welcome, pack_message
 from .shares import ClientLoad, PeerGroups
 
 MAX_READ = 64 * 1024
@@ -40,7 +40,7 @@ class DescriptorsLost(Exception):
 class Pending(NamedTuple):
     """A request that waits for something to happen."""
 
-    request: Wait | Watch | Events
+    request: Wait | Watch | WatchRuns | Events
     forget: Callable[[], None]
     until: float | None = None
     """When the request gives up waiting, on the core's clock."""
@@ -218,7 +218,7 @@ class Connection:
         self.pending.clear()
 
 
-def _as_of(pending: Pending, now: float) -> Wait | Watch | Events:
+def _as_of(pending: Pending, now: float) -> Wait | Watch | WatchRuns | Events:
     request = pending.request
     if not isinstance(request, Wait):
         return request

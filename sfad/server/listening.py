@@ -1,6 +1,7 @@
 """The listening socket: it accepts connections, is bound again when another process removes or replaces it, and is removed at the
 end, unless systemd bound it."""
 
+import os
 import select
 import socket
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import trio
 
 from ..host import systemd
+from ..host.audience import directory_mode, socket_mode
 from ..host.private_files import identity
 from ..host.socket_file import PathError, bind_socket, unbind_socket
 from ..loop.runtime import Runtime
@@ -41,9 +43,14 @@ class Listener:
         self._unbound: str | None = None
         """Why no socket could be made in place of the one that is gone."""
         self._listen_on(sock, inode or identity(self._path))
+        if self._bound_here and self.inode == identity(self._path):
+            # that of the program which this process was before may have served others
+            os.chmod(self._path, socket_mode(everyone=runtime.everyone))
 
     def _listen_on(self, sock: socket.socket, inode: tuple[int, int] | None) -> None:
         sock.setblocking(False)
+        # accept(2) passes it on to connections, so no message comes without its sender
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._epoll.register(sock, select.EPOLLIN)
         # no other file gets this number while the listener is open: the kernel keeps the inode of a bound socket
         self._sock, self.inode = sock, inode
@@ -118,7 +125,12 @@ class Listener:
     def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
         if self._sock.fileno() < 0 or identity(self._path) == self.inode:
             return None
-        return bind_socket(self._path, held=Path(self._runtime.state_dir)), identity(self._path)
+        mode = socket_mode(everyone=self._runtime.everyone)
+        users = self._runtime.config.access.users
+        bound = bind_socket(
+            self._path, held=Path(self._runtime.state_dir), mode=mode, directory_mode=directory_mode(users, self._path)
+        )
+        return bound, identity(self._path)
 
     def _tell_unbound(self, why: str) -> None:
         if why != self._unbound:

@@ -34,6 +34,9 @@ costs 1 or 2 KiB."""
 MAX_WATCHES = 2048
 """Watches of all connections together. Each event of a run is sent to each that watches it or an ancestor."""
 
+MAX_RUN_FEEDS = 64
+"""Clients that are told of changed runs, of all connections together. Each push is encoded for each of them."""
+
 Scope = Literal["run", "tree", "unplaced", "user", "others", "owner"]
 
 FRACTIONS: dict[Scope, float] = {"run": 1 / 8, "tree": 1 / 4, "unplaced": 1 / 8, "user": 1 / 2, "others": 3 / 4, "owner": 1}
@@ -144,6 +147,7 @@ class ClientBounds:
         self.output = Shares("bytes of unread replies and events", MAX_UNREAD)
         self.requests = Shares("open requests", MAX_REQUESTS)
         self.watches = Shares("open watches", MAX_WATCHES)
+        self.run_feeds = Shares("open watches of runs (watch_runs)", MAX_RUN_FEEDS)
 
     def count(self, groups: PeerGroups, more: ClientLoad) -> None:
         for shares, amount in zip((self._descriptors, self.input, self.output), more, strict=True):

@@ -416,8 +416,8 @@ class Transcript:
                 return f"waits {call.run_id}"
             case c.RecordCall(call):
                 return f"call {call.run_id} {call.state}"
-            case c.Shutdown():
-                return "shutdown"
+            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts():
+                return type(command).__name__.lower()
             case _:
                 return f"{type(command).__name__.lower()} {command.run}"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from sfad.core.run import mermaid
+from sfad.observe.metrics import METRICS
 from sfad.protocol.limits import schema
 from sfad.protocol.messages import Reply, Request, pack_message
 
@@ -20,7 +21,16 @@ WIDTH = 32
 
 def parts() -> dict[str, str]:
     """Return every generated part, by the name in its marker."""
-    return {"states": f"```mermaid\n{mermaid()}```\n"} | {name: shown(message) for name, message in EXAMPLES.items()}
+    fixed = {"states": f"```mermaid\n{mermaid()}```\n", "metrics": metrics()}
+    return fixed | {name: shown(message) for name, message in EXAMPLES.items()}
+
+
+def metrics() -> str:
+    """Return the table of metrics."""
+    rows = (
+        f"| `{each.shown}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels)} | {each.help} |" for each in METRICS
+    )
+    return "\n".join(["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]) + "\n"
 
 
 def shown(message: Request | Reply) -> str:

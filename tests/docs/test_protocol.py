@@ -190,6 +190,7 @@ def test_bounds() -> None:
         "bytes of unread replies and events": f"{shares.MAX_UNREAD // mib} MiB",
         "requests that are not answered": f"{shares.MAX_REQUESTS:,}".replace(",", " "),
         "watches": f"{shares.MAX_WATCHES}",
+        "of these, `watch_runs`": f"{shares.MAX_RUN_FEEDS}",
     }
     assert [shares.FRACTIONS[scope] for scope in ("run", "tree", "user", "others", "owner")] == [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1]
     prose = " ".join(PAGE.split())

@@ -113,6 +113,9 @@ class Answers:
     def put_back(self, note: str) -> None:
         self.notes.append(note)
 
+    def took(self, seconds: float) -> None:
+        assert seconds >= 0
+
     def checkpointed(self) -> None:
         self.checkpoints += 1
 

@@ -17,6 +17,7 @@ from sfad.host.clock import Timers
 from sfad.ledger import Ledger, OpenedLedger
 from sfad.loop.resources import EarlyEvents, Resources
 from sfad.loop.runtime import Runtime
+from sfad.observe.counts import Counts
 from sfad.observe.log import Log
 from sfad.output.files import OutputFiles
 from sfad.protocol.messages import Spawn
@@ -37,7 +38,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     launcher = kind(emit=early_events.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
         log, timers, Spool(directory / "spool", timers, print), ledger, OutputFiles(directory / "output"), launcher,
-        early_events, "/s", str(directory), lambda: None,
+        early_events, "/s", str(directory), lambda: None, Counts(),
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
     early_events.pass_on(runtime.arrivals.arrived)

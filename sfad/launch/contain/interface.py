@@ -48,6 +48,11 @@ class RunLimits:
         of a run whose memory was charged to it from its start. None if the kernel does not count it."""
         return None
 
+    def cpu_seconds(self, run: LaunchedRun) -> float | None:  # noqa: ARG002 - for subclasses
+        """Return what CPU the run and its descendants have used so far, ended processes included. None if the kernel does not
+        count it."""
+        return None
+
     def breaches(self, run: LaunchedRun) -> frozenset[str]:  # noqa: ARG002 - for subclasses
         """See `Launcher.breaches`."""
         return frozenset()

@@ -58,6 +58,12 @@ class KernelLimits(RunLimits):
             return int(content) if content else None
         return _charged_memory(group.directory) if group.metered else None
 
+    def cpu_seconds(self, run: LaunchedRun) -> float | None:
+        # every cgroup but the root's counts this, also without the controller `cpu`
+        group = self._cgroups.of(run)
+        content = cgroupfs.read(f"{group.directory}/cpu.stat") if group is not None else b""
+        return int(content.split(None, 2)[1]) / 1e6 if content.startswith(b"usage_usec") else None
+
     def breaches(self, run: LaunchedRun) -> frozenset[str]:
         group = self._cgroups.of(run)
         if group is None:

@@ -1,0 +1,18 @@
+"""Print the daemon's metrics in the text format of Prometheus.
+
+docs/metrics.md describes each. `metrics.listen` in the config serves the same to a Prometheus server.
+"""
+
+from sfad.protocol.messages import Metrics, MetricsText
+
+from .. import output
+from ..connection import call
+from ..exits import ExitCode
+from ..options import SOCKET, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (SOCKET,)
+
+
+def main(*, socket: str | None = None) -> int:
+    output.write(call(socket, Metrics(id=0), MetricsText).text.encode())
+    return ExitCode.DONE
