@@ -276,8 +276,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
-    sessions: SessionsConfig = SessionsConfig()
     alerts: AlertsConfig = AlertsConfig()
+    sessions: SessionsConfig = SessionsConfig()
     agents: dict[str, Agent] = {}
 
 

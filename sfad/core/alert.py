@@ -15,7 +15,7 @@ HOLD = 60.0
 Change = Literal["raised", "cleared"]
 
 
-class Reading(Struct, frozen=True):
+class Measure(Struct, frozen=True):
     """What an alert watches, as it is now."""
 
     value: float
@@ -25,7 +25,7 @@ class Reading(Struct, frozen=True):
 
 
 class RaisedAlert(Struct):
-    reading: Reading
+    measure: Measure
     """When it was raised."""
     at: float
     message: str = ""
@@ -38,7 +38,7 @@ class RaisedAlert(Struct):
         return self.over_since + HOLD if self.over_since is not None else None
 
 
-def changed(raised: RaisedAlert | None, now: Reading | None, at: float) -> tuple[RaisedAlert | None, Change | None]:
+def changed(raised: RaisedAlert | None, now: Measure | None, at: float) -> tuple[RaisedAlert | None, Change | None]:
     """Return the alert after a look at its value, `None` where it is not raised, and what has changed. `now`: `None` if nothing is
     left to watch, as with a limit that was taken away."""
     above = now is not None and now.above

@@ -3,7 +3,7 @@
 from ..protocol import types
 from ..protocol.types import RunId, Severity
 from . import commands as c
-from .alert import Change, Reading
+from .alert import Change, Measure
 from .context import AlertFacts, Context
 from .run import Run
 from .vocabulary import EventType, Timer
@@ -15,12 +15,12 @@ class AlertBoard:
         self._dues: dict[RunId, float] = {}
         """When the timer `alert` of a run fires."""
 
-    def tell_of_run(self, what: EventType, change: Change, reading: Reading, message: str, run: Run) -> None:
-        self._ctx.publish(what, run, _words(change, message), _severity(change), scope="run", **_facts(change, reading))
+    def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
+        self._ctx.publish(what, run, _words(change, message), _severity(change), scope="run", **_facts(change, measure))
 
-    def tell_of_all(self, what: EventType, change: Change, reading: Reading, message: str, user: str) -> None:
+    def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, user: str) -> None:
         """Publish an alert about all runs, or those of a user."""
-        scope, facts = "user" if user else "daemon", _facts(change, reading)
+        scope, facts = "user" if user else "daemon", _facts(change, measure)
         event = types.Event(type=what, severity=_severity(change), message=_words(change, message), scope=scope, **facts)
         self._ctx.do(c.Publish(event, ()))
 
@@ -38,15 +38,15 @@ class AlertBoard:
     def forget(self, run: Run) -> None:
         """Clear the alerts of a run that has ended. It cannot raise them again, so nothing is held."""
         for what, alert in run.alerts.items():
-            self.tell_of_run(EventType(what), "cleared", alert.reading, "the run has ended", run)
+            self.tell_of_run(EventType(what), "cleared", alert.measure, "the run has ended", run)
         run.alerts.clear()
         self.look_at(run, None)
 
 
-def _facts(change: Change, reading: Reading) -> AlertFacts:
-    facts = AlertFacts(state=change, value=reading.value, threshold=reading.threshold)
-    if reading.window is not None:
-        facts["window_s"] = reading.window
+def _facts(change: Change, measure: Measure) -> AlertFacts:
+    facts = AlertFacts(state=change, value=measure.value, threshold=measure.threshold)
+    if measure.window is not None:
+        facts["window_s"] = measure.window
     return facts
 
 

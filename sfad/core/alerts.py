@@ -80,18 +80,18 @@ class Alerts:
             if after is not None:
                 run.alerts[what] = after
                 after.message = message
-                self._board.tell_of_run(what, change, after.reading, message, run)
+                self._board.tell_of_run(what, change, after.measure, message, run)
             elif before is not None:
                 del run.alerts[what]
-                self._board.tell_of_run(what, change, now or before.reading, message, run)
+                self._board.tell_of_run(what, change, now or before.measure, message, run)
         self._board.look_at(run, next_look(run, self._ctx.policy, at))
 
     def _look_at_all(self, at: float, *, counted: bool) -> None:
         changes = list(self._shared.look(self._ctx.policy, at))
         if changes or counted:
             self._ctx.do(c.SaveAlerts(soon=not changes))
-        for (what, user), change, reading, message in changes:
-            self._board.tell_of_all(EventType(what), change, reading, message, user)
+        for (what, user), change, measure, message in changes:
+            self._board.tell_of_all(EventType(what), change, measure, message, user)
         due = self._shared.next_look()
         if due != self._due:
             self._due = due

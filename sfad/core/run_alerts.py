@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..protocol.kinds import KINDS
 from ..protocol.types import LimitKind, Repetition, Status
-from .alert import Reading
+from .alert import Measure
 from .limits import ActiveLimit, amount, bare
 from .policy import Policy
 from .run import Run
@@ -15,7 +15,7 @@ from .vocabulary import EventType
 UNREACHABLE_AFTER = 120.0
 """Seconds for which a run must have failed to reach its model."""
 
-Watched = dict[EventType, Reading | None]
+Watched = dict[EventType, Measure | None]
 """By type; `None` where there is nothing to watch."""
 
 
@@ -46,10 +46,10 @@ def _clock_reaches(run: Run, share: float, at: float) -> Iterator[float]:
             yield due
 
 
-def _limit(run: Run, share: float, at: float) -> Reading | None:
+def _limit(run: Run, share: float, at: float) -> Measure | None:
     found = max((used / active.threshold for active, used in _used(run, at)), default=None)
     # the quotient may miss the share by a rounding where the clock's timer has said that it is reached
-    return Reading(round(found, 4), share, found >= share - 1e-9) if found is not None else None
+    return Measure(round(found, 4), share, found >= share - 1e-9) if found is not None else None
 
 
 def _used(run: Run, at: float) -> Iterator[tuple[ActiveLimit, float]]:
@@ -61,15 +61,15 @@ def _used(run: Run, at: float) -> Iterator[tuple[ActiveLimit, float]]:
             yield active, used - run.account.under_way.get(kind, 0)
 
 
-def _repeating(run: Run, most: int) -> Reading | None:
-    return Reading(run.streak.count, most, run.streak.said) if run.streak is not None else None
+def _repeating(run: Run, most: int) -> Measure | None:
+    return Measure(run.streak.count, most, run.streak.said) if run.streak is not None else None
 
 
-def _unreachable(run: Run, at: float) -> Reading | None:
+def _unreachable(run: Run, at: float) -> Measure | None:
     if run.trouble_since is None:
         return None
     seconds = at - run.trouble_since
-    return Reading(round(seconds, 3), UNREACHABLE_AFTER, at >= run.trouble_since + UNREACHABLE_AFTER)
+    return Measure(round(seconds, 3), UNREACHABLE_AFTER, at >= run.trouble_since + UNREACHABLE_AFTER)
 
 
 def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ..protocol.units import format_duration, format_usd
-from .alert import Change, RaisedAlert, Reading, changed
+from .alert import Change, Measure, RaisedAlert, changed
 from .money import to_nanos, to_usd
 from .policy import Policy
 from .vocabulary import EventType
@@ -55,7 +55,7 @@ class SharedAlerts:
         window.span = policy.alerts.window
         return window
 
-    def look(self, policy: Policy, at: float) -> Iterator[tuple[Key, Change, Reading, str]]:
+    def look(self, policy: Policy, at: float) -> Iterator[tuple[Key, Change, Measure, str]]:
         """Yield each alert that has changed, with its value and what it says."""
         for key in sorted(self._windows.keys() | self.raised.keys()):
             now, before = self._reading(key, policy, at), self.raised.pop(key, None)
@@ -64,8 +64,8 @@ class SharedAlerts:
             if after is not None:
                 self.raised[key] = after
                 after.message = message if change == "raised" else after.message
-            if change is not None and (reading := now or (before and before.reading)):
-                yield key, change, reading, message
+            if change is not None and (measure := now or (before and before.measure)):
+                yield key, change, measure, message
             if key in self._windows and not self._windows[key].total(at):
                 del self._windows[key]
 
@@ -78,17 +78,17 @@ class SharedAlerts:
                 times.append(change)
         return min(times, default=None)
 
-    def _reading(self, key: Key, policy: Policy, at: float) -> Reading | None:
+    def _reading(self, key: Key, policy: Policy, at: float) -> Measure | None:
         threshold, window = _threshold(key, policy), self._windows.get(key)
         if threshold is None or window is None:
             return None
         total = window.total(at)
         if key == TERMINATIONS:
-            return Reading(total, threshold, total > threshold, window.span)
-        return Reading(round(to_usd(total), 6), threshold, total > to_nanos(threshold), window.span)
+            return Measure(total, threshold, total > threshold, window.span)
+        return Measure(round(to_usd(total), 6), threshold, total > to_nanos(threshold), window.span)
 
 
-def _message(key: Key, now: Reading) -> str:
+def _message(key: Key, now: Measure) -> str:
     span = format_duration(now.window or 0)
     if key == TERMINATIONS:
         return f"limits and budgets ended {now.value:g} runs within {span} (alerts.terminations is {now.threshold:g})"

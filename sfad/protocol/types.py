@@ -239,7 +239,7 @@ class Repetition(Struct, frozen=True, kw_only=True):
         return f"its model asked for the tool '{self.tool}' with the same arguments {self.count} times in a row"
 
 
-class AlertState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AlertState(Struct, frozen=True, kw_only=True):
     """An alert that is raised."""
 
     type: str

@@ -35,11 +35,11 @@ def _shown(what: str, alert: RaisedAlert, now: float, *, run: RunId | None = Non
     return AlertState(
         type=str(what),
         scope="run" if run is not None else "user" if user is not None else "daemon",
-        value=alert.reading.value,
-        threshold=alert.reading.threshold,
+        value=alert.measure.value,
+        threshold=alert.measure.threshold,
         message=alert.message,
         since=wall_clock() - timedelta(seconds=max(0.0, now - alert.at)),
-        window_s=alert.reading.window,
+        window_s=alert.measure.window,
         run_id=run,
         user=user,
     )

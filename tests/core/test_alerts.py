@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.alert import HOLD, RaisedAlert, Reading, changed
+from sfad.core.alert import HOLD, Measure, RaisedAlert, changed
 from sfad.core.machine import Machine
 from sfad.core.policy import AlertPolicy, Policy
 from sfad.core.shared_alerts import SavedAlerts
@@ -55,7 +55,7 @@ def test_raised_and_cleared_in_turn_and_cleared_only_after_the_hold(looks: list[
     at, below_since, said = 0.0, 0.0, "cleared"
     for above, wait in looks:
         at += wait
-        raised, change = changed(raised, Reading(1.0, 1.0, above), at)
+        raised, change = changed(raised, Measure(1.0, 1.0, above), at)
         below_since = at if above else below_since
         if change is not None:
             assert change != said
