@@ -5,6 +5,7 @@ believes to be set must not be silently absent. Each key is written once, as a f
 and docs/configuration.md describes it.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from .config_values import (
     COMMAND,
     COUNT,
     DURATION,
+    GROUP,
     LIMITS,
     NAMES,
     PATH,
@@ -128,6 +130,8 @@ class ContainmentConfig(Struct, frozen=True, kw_only=True):
 
 class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
+    admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
+    """The group whose members may do with all runs what root may."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -290,6 +294,10 @@ class Loaded:
     files: list[Path]
     strongest: Path | None = None
     """The file whose values win. It may not exist; a value that no file sets belongs in it."""
+    contents: list[bytes] = dataclasses.field(default_factory=list)
+    """What is in each of `files`."""
+    rejected: str | None = None
+    """Why the files as they are now are not used, if this is the config of an earlier daemon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,10 +323,15 @@ def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[
 
 def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
     """Read `files`, the weakest first. A missing file is skipped unless `required`. Raises `ConfigError`."""
-    layers = [(path, table) for path in files if (table := _read(path, required=required)) is not None]
+    contents = [(path, content) for path in files if (content := _read(path, required=required)) is not None]
+    return understand(contents, files[-1] if files else None)
+
+
+def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -> Loaded:
+    """Return the config that files with these contents make, the weakest first. Raises `ConfigError`."""
     found = _FileValues({}, {})
-    for path, table in layers:
-        _collect(Configuration, table, path, "", found)
+    for path, content in contents:
+        _collect(Configuration, _parsed(path, content), path, "", found)
     config = _build(Configuration, found, "")
     if lowered := {low: found.values[high] for low, high in _too_high(config) if low not in found.values}:
         found.values.update(lowered)
@@ -331,18 +344,23 @@ def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
         Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
         for key, value in _values(config, "")
     ]
-    return Loaded(config, settings, [path for path, _ in layers], files[-1] if files else None)
+    return Loaded(config, settings, [path for path, _ in contents], strongest, [content for _, content in contents])
 
 
-def _read(path: Path, *, required: bool) -> dict[str, Any] | None:
+def _read(path: Path, *, required: bool) -> bytes | None:
     try:
-        return tomllib.loads(_content(path).decode())
+        return _content(path)
     except FileNotFoundError as error:
         if required:
             raise ConfigError(f"{path}: no such file") from error
         return None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:  # ValueError: int() refuses a number with too many digits
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
@@ -431,7 +449,7 @@ def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
         return converted(kind, value)
-    except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
+    except (ValueError, TypeError, OverflowError, KeyError) as error:  # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
 
 

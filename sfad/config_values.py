@@ -1,5 +1,6 @@
 """Values in a config file: how each kind is written, converted, and described in an error."""
 
+import grp
 import ipaddress
 import math
 import re
@@ -29,11 +30,23 @@ NAMES = {"unit": "names"}
 PATTERNS = {"unit": "patterns"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
+GROUP = {"unit": "group"}
+
+
+def _gid(group: Any) -> int:
+    """Return the number of a group that is given by its name or its number."""
+    if isinstance(group, str) and not group.isdecimal():
+        return grp.getgrnam(group).gr_gid
+    if isinstance(group, float):
+        raise TypeError
+    return int(group)
+
 
 _PARSERS: dict[str, Callable[[Any], float]] = {
     "duration": units.parse_duration,
     "size": units.parse_size,
     "count": units.parse_count,
+    "group": _gid,
 }
 
 _WORDS = {
@@ -41,6 +54,7 @@ _WORDS = {
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
+    "group": "name or number of a group of this machine",
     "variable": "the name of an environment variable",
     "url": 'a URL that begins with http:// or https:// and does not end with "/", without user or password (use key_file)',
     "command": "a list of texts: the program and its arguments, one text each",
@@ -65,7 +79,8 @@ def is_base_url(url: str) -> bool:
 
 
 def converted(kind: Any, value: Any) -> Any:
-    """Return a value from TOML as the type of its field. Raises `ValueError`, `TypeError`, `OverflowError`."""
+    """Return a value from TOML as the type of its field. Raises `ValueError`, `TypeError`, `OverflowError`, and
+    `KeyError` for a group that does not exist."""
     if value == OFF and _may_be_off(kind):
         return None
     unit = _unit(kind)

@@ -58,7 +58,7 @@ async def serve(
         nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         resources, adoption, unwritten = open_state(home, loaded, lock, log, stack, handed, stored)
         drained = trio.Event()
-        files = ConfigFiles(home.config_files, loaded, log)
+        files = ConfigFiles(home.config_files, loaded, log, home.state_dir)
         began = handed.began if handed is not None else None
         runtime = Runtime(resources, loaded, shut_down=drained.set, read_config=files.read, began=began)
         stack.callback(runtime.close)
@@ -73,12 +73,14 @@ async def serve(
             server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher, runtime.gateway.pid), handed)
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
-            daemon = Daemon(home, runtime, server, lock, log, nofile, drained, ready_fd if handed is None else None)
+            daemon = Daemon(home, runtime, server, lock, log, files, nofile, drained, ready_fd if handed is None else None)
             await daemon.run(adoption, unwritten, handed, children)
         except Exception:
             if not systemd.manages():  # then no other daemon starts soon, so no run may be left without a supervisor
                 sweep_others(home, loaded.config.containment.cgroup_parent, log, frozenset())
             raise
+        if not daemon.left:
+            files.forget()
         log.info("stopped")
         return daemon.left
 
@@ -90,6 +92,7 @@ class Daemon:
     server: Server
     lock: StateLock
     log: Log
+    files: ConfigFiles
     nofile: int
     """The soft limit of descriptors that it was started with."""
     drained: trio.Event
@@ -122,6 +125,7 @@ class Daemon:
                 nursery.start_soon(keep_serving, runtime.gateway.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
+                self.files.keep()
                 self._announce(adoption)
                 await self.drained.wait()
                 self._notify("STOPPING=1")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -9,8 +10,9 @@ from typing import NoReturn
 import trio
 
 from . import config as configuration
-from . import daemon, exits
+from . import daemon, exits, kept_config
 from .durable.handover import taken
+from .host import systemd
 from .host.clock import MonotonicClock
 from .host.socket_file import PathError
 from .launch.launcher import CgroupImpossible
@@ -22,7 +24,11 @@ from .startup import DaemonHome
 
 def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
     where = place(socket, state_dir, config)
-    loaded = load(where.config_files)
+    try:
+        loaded = kept_config.load(where.config_files, where.state_dir)
+    except configuration.ConfigError as wrong:
+        _tell_systemd(f"not started: {wrong}")
+        die(str(wrong), exits.USAGE)
     try:
         handed = taken()
     except ValueError as unreadable:
@@ -38,6 +44,12 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
         sys.exit(exits.UNAVAILABLE)
     if left:
         die(f"processes of {', '.join(left)} could not be killed", exits.SURVIVED)
+
+
+def _tell_systemd(text: str) -> None:
+    """Have `systemctl status` show why there is no daemon."""
+    with suppress(OSError):
+        systemd.notify(systemd.status(text))
 
 
 def _check_descriptor(ready_fd: int) -> None:

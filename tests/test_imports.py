@@ -37,7 +37,17 @@ LAYERS = [
     {"sfad.metering", "sfad.durable"},
     {"sfad.loop"},
     {"sfad.server"},
-    {"sfad.daemon", "sfad.startup", "sfad.reloading", "sfad.reexec", "sfad.serving", "sfad.history", "sfad.cli", "sfad.__main__"},
+    {
+        "sfad.daemon",
+        "sfad.startup",
+        "sfad.reloading",
+        "sfad.kept_config",
+        "sfad.reexec",
+        "sfad.serving",
+        "sfad.history",
+        "sfad.cli",
+        "sfad.__main__",
+    },
 ]
 """`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← {runs, gateway} ← {metering, durable} ← loop ←
 server ← __main__`. Other modules (config, faults, host) are leaves: any layer of the shell may use them, and they may use none."""

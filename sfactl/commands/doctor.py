@@ -58,7 +58,7 @@ class Finding(Struct, frozen=True):
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     status, reachable = _daemon(socket)
-    asked = (check(status) for check in (_ledger, _containment, _cgroups, _gateway, _linger, _shims))
+    asked = (check(status) for check in (_ledger, _config, _containment, _cgroups, _gateway, _linger, _shims))
     findings = [reachable, *chain.from_iterable(asked), *(f for check in (_kernel, _limits, _disk, _clock) for f in check())]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
@@ -109,6 +109,12 @@ def _ledger(status: DaemonStatus | None) -> Iterator[Finding]:
     if status is not None and status.ledger_trouble is not None:
         what, _, fix = status.ledger_trouble.partition("; ")
         yield Finding("ledger", "bad", f"it cannot be written, and nothing new is started: {what}", fix)
+
+
+def _config(status: DaemonStatus | None) -> Iterator[Finding]:
+    if status is not None and status.rejected_config is not None:
+        detail = f"rejected, an earlier one is in force: {status.rejected_config}"
+        yield Finding("config", "bad", detail, "correct it, then: sfactl reload")
 
 
 def _containment(status: DaemonStatus | None) -> Iterator[Finding]:

@@ -28,13 +28,18 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "state", status.state_dir
     yield "containment", f"{status.containment} ({status.containment_detail})"
     live = f"{status.live} live" + (f" (adopted {status.adopted})" if status.adopted else "")
-    yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
-    yield "connections", str(status.connections)
+    if status.admitted is None:  # the caller may not know of all runs
+        yield "runs", f"{live}, {status.queued} queued"
+    else:
+        yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
+        yield "connections", str(status.connections)
     age = output.age(status.backup_at)
     backup = "no backup yet" if status.backup_at is None else f"backup {output.size(status.backup_bytes)}, {age} old"
     yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {backup}"
     if status.ledger_trouble is not None:
         yield "LEDGER", f"CANNOT BE WRITTEN, nothing new is started: {status.ledger_trouble}"
+    if status.rejected_config is not None:
+        yield "CONFIG", f"REJECTED, an earlier one is in force: {status.rejected_config}; correct it, then: sfactl reload"
     if status.enforcement:
         who = (f"{kind} by {by}" for kind, by in status.enforcement.items())
         yield "enforcement", ", ".join(who)

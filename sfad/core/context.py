@@ -6,7 +6,7 @@ from typing import Literal, TypedDict, Unpack
 from ..protocol import types
 from ..protocol.types import Action, ErrorCode, RunId, Severity
 from . import commands as c
-from .access import FULL, Peer, Permissions, refuse_sessions, refuse_target, refuse_verb
+from .access import FULL, Peer, Permissions, Scope, refuse_sessions, refuse_target, refuse_verb, unknown_run
 from .events import OfPeer
 from .policy import Policy
 from .quotas import Slots
@@ -130,14 +130,18 @@ class Context:
 
     def refuse(self, peer: Peer, verb: str, lineage: Sequence[RunId] | None = None) -> str | None:
         """Return why the peer may not use `verb` (on the run at the end of `lineage`), or `None`."""
-        refused = refuse_verb(peer, verb, self.permissions(peer))
+        refused = refuse_verb(peer, verb, self.permissions(peer), self.policy.access)
         if refused is None and lineage is not None:
             refused = refuse_target(peer, verb, lineage)
         return refused
 
     def refuse_sessions(self, peer: Peer) -> str | None:
         """Return why the peer may neither start sessions nor stop them, or `None`."""
-        return refuse_sessions(peer, self.permissions(peer))
+        return refuse_sessions(peer, self.permissions(peer), self.policy.access)
+
+    def scope(self, peer: Peer) -> Scope:
+        """Return the runs that the peer may know of now."""
+        return self.policy.access.scope(peer)
 
     def permitted_run(self, ev: OfPeer, verb: str, run_id: RunId) -> Run | None:
         """Return the live run of this id if the peer may use `verb` on it; else reply why not."""
@@ -149,13 +153,23 @@ class Context:
 
     def denied(self, ev: OfPeer, verb: str, runs: list[Run]) -> bool:
         """Return whether the peer may not use `verb` on one of the runs; then reply why."""
-        lineages: list[tuple[RunId, ...] | None] = [run.lineage_ids for run in runs]
-        for lineage in lineages or [None]:
-            refused = self.refuse(ev.peer, verb, lineage)
+        refused = self._refused(ev.peer, verb, runs)
+        if refused is not None:
+            self.fail(ev.token, *refused)
+        return refused is not None
+
+    def _refused(self, peer: Peer, verb: str, runs: list[Run]) -> tuple[ErrorCode, str] | None:
+        refused = self.refuse(peer, verb)
+        if refused is not None:
+            return ErrorCode.NOT_PERMITTED, refused
+        scope = self.scope(peer)
+        for run in runs:
+            if not scope.knows(run.birth.uid, run.lineage_ids):
+                return ErrorCode.NO_SUCH_RUN, unknown_run(run.id)
+            refused = refuse_target(peer, verb, run.lineage_ids)
             if refused is not None:
-                self.fail(ev.token, ErrorCode.NOT_PERMITTED, refused)
-                return True
-        return False
+                return ErrorCode.NOT_PERMITTED, refused
+        return None
 
 
 def grace_of(run: Run, policy: Policy, requested: float | None = None) -> float:

@@ -74,6 +74,7 @@ class Machine:
         self.slots = context.slots
         self.budgets = self._spending.budgets
         self.refuse = context.refuse
+        self.scope = context.scope
         self.refuse_sessions = context.refuse_sessions
         self.reservation = self._spending.reservation
         self.next_number = self._spending.next_number

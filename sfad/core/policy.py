@@ -7,6 +7,7 @@ from typing import Literal
 from ..protocol.kinds import KINDS
 from ..protocol.known import PROGRAMS
 from ..protocol.types import Action, Bound, Limit, LimitKind
+from .access import OPERATOR_ONLY, AccessRules
 
 MAX_ATTEMPTS = 100
 """Attempts one run may ask for. Back-off grows to its cap, so this many take hours; more is a scheduler's work."""
@@ -125,6 +126,7 @@ class Policy:
     trees: int = 64
     spawns_per_hour: int = 600
     sessions: SessionPolicy = SessionPolicy()
+    access: AccessRules = OPERATOR_ONLY
     alerts: AlertPolicy = AlertPolicy()
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0

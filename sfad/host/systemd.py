@@ -17,6 +17,9 @@ from .probe import UCRED
 SOCKET_UNIT = "sfad.socket"
 """The name under which systemd passes the socket that it listens on for the daemon."""
 
+MAX_STATUS = 500
+"""Characters of the text in `systemctl status`."""
+
 
 def manages() -> bool:
     """Return whether systemd started this process as a service. Then it starts the next daemon as well, or sweeps."""
@@ -52,6 +55,12 @@ def _address(path: str) -> str:
 def reloading() -> str:
     """Return the state that lasts until `READY=1`. `Type=notify-reload` (systemd 253) waits for one later than its SIGHUP."""
     return f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}"
+
+
+def status(text: str) -> str:
+    """Return the state that shows a text in `systemctl status`."""
+    # a line end would begin another assignment
+    return f"STATUS={' '.join(text.split())[:MAX_STATUS]}"
 
 
 def watchdog_interval() -> float | None:

@@ -10,6 +10,7 @@ metering ───────────────────────�
 `launching`        launches the attempts of runs
 `saving`           journal and ledger follow the core; waiting clients are told of ends
 `announcing`       events: numbered, saved, logged, pushed
+`status_text`      the line that `systemctl status` shows
 `event_feed`       pushes events to those that follow them, once they are on record
 `run_feed`         pushes runs that have changed to those that follow them
 `arrivals`         what launcher and timers tell; ends wait until it is known what their runs have used

@@ -1,5 +1,7 @@
 """Events: numbered, recorded, logged, and pushed to the clients that watch their runs, or follow all events."""
 
+from collections.abc import Callable
+
 import msgspec
 import trio
 
@@ -16,13 +18,17 @@ RESERVED = 1000
 
 
 class Announcer:
-    def __init__(self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers) -> None:
+    def __init__(
+        self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers, happened: Callable[[], None]
+    ) -> None:
+        """`happened` is called after each event."""
         self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
         self._output = resources.output
         self._counts = resources.counts
         self._catalogue = catalogue
         self._subscribers = subscribers
-        self.feed = EventFeed(resources.ledger)
+        self._happened = happened
+        self.feed = EventFeed(resources.ledger, catalogue.uid)
         self._reserved = 0
         """The highest number that is reserved."""
         self._ledger.skip_events(self._numbers.highest_event)
@@ -84,4 +90,5 @@ class Announcer:
             self._numbers.reserve_events(self._reserved)
         self._log.event(event)
         self.feed.published(event, lineage)
+        self._happened()
         return event

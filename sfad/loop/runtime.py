@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -15,6 +16,7 @@ from ..durable.jobs import MaintenanceJobs
 from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
 from ..durable.session_archive import SessionArchive
+from ..host import systemd
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors
 from ..host.tasks import Background, keep_serving
@@ -22,6 +24,7 @@ from ..metering.metering import Metering
 from ..protocol.known import AGENTS
 from ..protocol.messages import Change
 from ..protocol.types import RunId
+from ..protocol.units import counted
 from ..runs.call_list import CallList
 from ..runs.catalogue import RunCatalogue
 from ..runs.subscribers import Subscribers
@@ -36,6 +39,7 @@ from .resources import Resources
 from .run_feed import RunFeed
 from .saving import Saver
 from .shims import ShimDirectory
+from .status_text import StatusText
 from .storage import StorageWatch
 from .succession import Succession
 from .translate import policy_of
@@ -64,19 +68,24 @@ class Runtime:
         self.counts = resources.counts
         self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.rejected_config = loaded.rejected
+        """Why the config files are not used as they are now; `None` if they are."""
         self.began = now if began is None else began
         self.feed = queue.feed
         """Handles an event and applies its commands."""
         # the clock has gone on since an earlier daemon named its reservations, so these names are new
-        self.machine = Machine(policy_of(loaded), next_number=self.ledger.next_number, reservations=int(1000 * now))
+        self.machine = Machine(
+            policy_of(loaded, everyone=self.everyone), next_number=self.ledger.next_number, reservations=int(1000 * now)
+        )
         self.descriptors = Descriptors()
         self.background = Background(self.log.internal_error)
         self.pidfds = StoredPidfds()
         self.subscribers = Subscribers()
+        self.status_text = StatusText(self._describe, self._show)
         self.spool.begin(os.path.realpath(self.state_dir))
         self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
-        self.announcer = Announcer(resources, self.catalogue, self.subscribers)
+        self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
             launcher=self.launcher, prices=config.prices, nearing=_nearing(config),
@@ -128,6 +137,8 @@ class Runtime:
                 self.run_feed.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
+            if systemd.manages():
+                nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
             self._follow_config()
             self.succession.count_earlier_spawns()
             self.machine.alerts_before(self.spool.alerts.earlier(wall_clock(), trio.current_time()))
@@ -144,15 +155,21 @@ class Runtime:
     def reload(self) -> tuple[configuration.Loaded, list[Change]]:
         """Read the config again and follow it. Runs that were admitted keep their limits. Return the config, and what has changed.
         Raises `ConfigError`, and then nothing has."""
-        loaded, changed = self._read_config()
-        config = loaded.config
+        try:
+            loaded, changed = self._read_config()
+        except configuration.ConfigError as error:
+            self.rejected_config = str(error)
+            self.status_text.outdated()
+            raise
+        config, self.rejected_config = loaded.config, None
+        self.status_text.outdated()
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
         self.shims.look()
-        self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
+        self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting := [change.key for change in changed if change.waits]:
@@ -165,6 +182,22 @@ class Runtime:
         guard = self.config.guard
         self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
         self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
+
+    def _describe(self) -> str:
+        """Return what the administrator of the service should see first."""
+        queued = self.machine.slots.queued
+        parts = [f"{counted(len(self.machine.tree), 'run')} live, {queued} queued"]
+        if self.machine.draining:
+            parts.append("stopping every tree")
+        if self.storage.unwritable is not None:
+            parts.append(f"the ledger cannot be written: {self.storage.unwritable}")
+        if self.rejected_config is not None:
+            parts.append(f"config rejected: {self.rejected_config}")
+        return "; ".join(parts)
+
+    def _show(self, text: str) -> None:
+        with suppress(OSError):  # `systemctl status` shows the text before it
+            systemd.notify(systemd.status(text))
 
     def _uses_gateway(self) -> bool:
         """Return whether a live run does."""

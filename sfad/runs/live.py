@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from ..core.run import Run
 from ..host.descriptors import close_soon
+from ..launch.credentials import Credentials
 from ..launch.launcher import Bounds, Launcher
 from ..ledger import RunExtra
 from ..ledger.rows import SESSION
@@ -62,6 +63,8 @@ class Live:
     """`None` until there is one."""
     saved: RunInfo | None = None
     """Its row, as the ledger was given it last."""
+    user: Credentials | None = None
+    """Who executes its command (`LaunchSpec.user`)."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
 
@@ -117,6 +120,10 @@ class Live:
     @property
     def lineage_ids(self) -> tuple[RunId, ...]:
         return self.run.lineage_ids
+
+    @property
+    def uid(self) -> int:
+        return self.run.birth.uid
 
     @property
     def kept(self) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -103,6 +105,45 @@ def test_a_bad_config_is_named(tmp_path: Path) -> None:
         assert f"{config}" in done.stderr
         assert "guard.max_dept" in done.stderr
     assert not (tmp_path / "d").exists()
+
+
+def test_a_daemon_that_died_comes_back_whatever_the_config_is_now(start: Start) -> None:
+    daemon = start()
+    good = daemon.config.read_text() + "\n[guard]\nmax_depth = 4\n"
+    daemon.config.write_text(good)
+    daemon.sfactl("reload")
+    kept = daemon.state_dir / "config.kept"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    with daemon.client() as client:
+        run = started(client, ["sleep", "600"])
+    daemon.config.write_text("[guard]\nmax_dept = 3\n")
+    refused = daemon.sfactl("reload")  # the old one stays, and every place says so
+    assert "nothing was changed" in refused.stderr
+    assert refused.returncode != 0
+    assert_told(daemon)
+    daemon.kill()
+    daemon.restart()
+    assert_told(daemon)
+    assert "the config of the daemon before this one is in force" in daemon.log.read_text()
+    settings = json.loads(daemon.sfactl("config", "--json").stdout)["settings"]
+    assert next(setting["value"] for setting in settings if setting["key"] == "guard.max_depth") == 4
+    with daemon.client() as client:
+        stopped(client, run.id)
+    daemon.config.write_text(good)
+    daemon.sfactl("reload")
+    assert json.loads(daemon.sfactl("status", "--json").stdout).get("rejected_config") is None
+    assert daemon.stop() == 0
+    daemon.config.write_text("[guard]\nmax_dept = 3\n")  # a daemon that stopped has left no runs
+    assert not kept.exists()
+    done = sfad(daemon, "serve")
+    assert done.returncode == 2
+    assert "guard.max_dept: unknown key" in done.stderr
+
+
+def assert_told(daemon: Daemon) -> None:
+    status = daemon.sfactl("status").stdout
+    assert re.search(r"^CONFIG +REJECTED, .*guard.max_dept: unknown key", status, re.MULTILINE), status
+    assert re.search(r"^BAD +config: .*max_dept.*\n +→ .*sfactl reload", daemon.sfactl("doctor").stdout, re.MULTILINE)
 
 
 def test_many_runs_leave_nothing_behind(start: Start, containment: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from sfad.launch.pidfd import tells_exits
 
-from .booted import NEWER, UID, Booted, Service, booted, impossible, until
+from .booted import NEWER, UID, USER, Booted, Service, booted, impossible, until
 
 pytestmark = pytest.mark.skipif(impossible() is not None, reason=f"cannot boot a systemd: {impossible()}")
 
@@ -64,10 +64,16 @@ def goes_on(service: Service, runs: dict[str, int]) -> None:
     until(lambda: all(service.ticks(mark) > ticks for mark, ticks in zip(MARKS, before, strict=True)), "they count")
 
 
+def shows(service: Service, text: str) -> None:
+    """`systemctl status` says what the daemon does."""
+    until(lambda: text in service.show("StatusText"), f"the status text has {text!r}")
+
+
 def killed(service: Service) -> int:
     """Kill the daemon, and return the pid of the one that takes over."""
     runs, before = crowd(service), service.pid
-    service.signal(signal.SIGKILL)
+    shows(service, "2 runs live, 0 queued")
+    service.signal(signal.SIGSEGV)
     service.restarted(before)
     goes_on(service, runs)
     assert service.show("NRestarts") == "1"
@@ -78,6 +84,9 @@ def killed(service: Service) -> int:
 def reloaded(service: Service) -> None:
     """A reload reads another config. The daemon must not re-execute itself, which would read it in any case."""
     pid = service.pid
+    service.set_config("[guard]\nmax_dept = 7\n")
+    service.systemctl("reload", "sfad.service")
+    shows(service, "2 runs live, 0 queued; config rejected: ")
     service.set_config("[guard]\nmax_depth = 7\n")
     service.systemctl("reload", "sfad.service")
     until(lambda: "config reloaded" in service.journal(), "the config is reloaded")
@@ -104,6 +113,8 @@ def given_up(service: Service) -> None:
     if not service.runs():
         crowd(service)
     service.set_config("[guard]\nmax_dept = 3\n")
+    state = f"/home/{USER}/.local/state/sfad" if service.user else "/var/lib/sfad"
+    service.system.run("rm", f"{state}/config.kept")
     service.signal(signal.SIGKILL)
     until(lambda: service.show("ActiveState") == "failed", "systemd gives up")
     until(lambda: service.swept() not in ("", "0\nactivating"), "the sweep is done")
@@ -129,6 +140,11 @@ def test_a_services_life(unified: Booted) -> None:
         same_and_active(service, pid)
         goes_on(service, runs)
         stopped(service)
+        service.set_config("[guard]\nmax_dept = 3\n")
+        service.systemctl("start", "sfad.service", code=1)
+        shows(service, "not started: ")
+        assert "guard.max_dept: unknown key" in service.systemctl("status", "sfad.service", code=3)
+        service.set_config("")  # a user's daemon reads it, too
 
 
 def test_the_life_of_a_users_service(unified: Booted) -> None:

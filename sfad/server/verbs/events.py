@@ -62,9 +62,7 @@ def _filter(call: Call, request: Events) -> EventFilter:
     if request.after is not None and not 0 <= request.after < 2**63:
         raise bad_request(f"after = {request.after} is no number of an event")
     runs: list[RunId] = [call.resolve(run).id for run in request.runs]
-    if not runs and call.peer.run is not None:
-        runs = [call.peer.run]
-    return EventFilter(tuple(runs), tuple(request.types), request.severity, request.since)
+    return EventFilter(call.scope, tuple(runs), tuple(request.types), request.severity, request.since)
 
 
 class _Following:
@@ -76,7 +74,7 @@ class _Following:
         self._wanted = wanted
         self._early: list[Event] | None = []
         """What came before `begin`."""
-        self._unfollow = call.runtime.announcer.feed.follow(self._take)
+        self._unfollow = call.runtime.announcer.feed.follow(wanted.scope, self._take)
         call.services.bounds.watches.add(call.connection.groups, 1)
 
     def begin(self, after: int) -> None:
