@@ -66,8 +66,6 @@ class Alerts:
         return more > 0 or by_bound
 
     def _look_at(self, run: Run, at: float) -> None:
-        if (run.latest.known_trouble is not None) != (run.trouble_since is not None):
-            run.trouble_since = at if run.trouble_since is None else None
         for what, now in watched_of(run, self._ctx.policy, at).items():
             before = run.alerts.get(what)
             over_since = before.over_since if before is not None else None

@@ -7,6 +7,7 @@ from ..protocol import types
 from ..protocol.types import Action, ErrorCode, RunId, Severity
 from . import commands as c
 from .access import FULL, Peer, Permissions, Scope, refuse_sessions, refuse_target, refuse_verb, unknown_run
+from .event_rates import EventRate
 from .events import OfPeer
 from .policy import Policy
 from .quotas import Slots
@@ -53,6 +54,7 @@ class Context:
         self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees)
         self.draining = False
         """Nothing starts any more, because the daemon was told to end."""
+        self._event_rate = EventRate()
         self.begin()
         self.ended: list[Run] = []
         """Runs that have ended since the last `take_ended`."""
@@ -110,6 +112,11 @@ class Context:
             **facts,
         )
         self.do(c.Publish(event, lineage))
+
+    def may_cause_event(self, peer: Peer, at: float) -> bool:
+        """Return whether what the peer does at will is published. A run, and a user who is not the operator, could otherwise fill
+        the ledger."""
+        return (peer.owner and peer.run is None) or self._event_rate.admits(peer.run or peer.uid, at)
 
     def end(self, run: Run) -> None:
         self.tree.remove(run)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..protocol.types import ApiTrouble, CallInfo, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
-from .account import OpenReservation, Use
+from .account import OpenReservation, Silence, Use
 from .asked import Asked
 from .budgets import Budget
 from .policy import Policy
@@ -169,6 +169,13 @@ class CallSettled(At, frozen=True):
     end: CallEnd = CallEnd()
     tools: tuple[tuple[str, str], ...] = ()
     """Calls of tools that its reply asks for: name, digest of the arguments."""
+
+
+class CallSilent(At, frozen=True):
+    """No byte of a call's reply has come for a while; without `silence`, its first byte has come after all."""
+
+    name: str
+    silence: Silence | None
 
 
 class GatewayStarted(At, frozen=True):
@@ -355,7 +362,7 @@ OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
-OfGateway = CallAsked | CallWithdrawn | CallSettled | GatewayStarted | GatewayConnected
+OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayStarted | GatewayConnected
 OfDaemon = (
     Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | AlertsDue | Reconfigured | DrainRequested | RunsAdopted
 )

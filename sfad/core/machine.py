@@ -156,6 +156,8 @@ class Machine:
                 self._calls.withdrawn(event)
             case e.CallSettled():
                 self._calls.settled(event)
+            case e.CallSilent():
+                self._calls.silent(event)
             case e.GatewayStarted():
                 self._calls.gateway_started(event)
             case e.GatewayConnected():

@@ -28,7 +28,6 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
         started_at=at if state.started_at is not None else None,
         paused=replace(state.paused, until=None) if state.paused is not None else None,
         breach=replace(state.breach, until=None) if state.breach is not None else None,
-        trouble_since=at if state.trouble_since is not None else None,
         alerts={what: _rebased_alert(alert, at) for what, alert in state.alerts.items()},
     )
 

@@ -98,6 +98,8 @@ class Attempt:
     """The agent cannot reach its model, as it tells."""
     failing: ApiTrouble | None = None
     """The same, as the gateway tells."""
+    failing_since: float | None = None
+    """When it began to fail to reach its model, as either tells."""
 
     @property
     def known_trouble(self) -> ApiTrouble | None:
@@ -232,8 +234,6 @@ class State:
     """By their types."""
     counted_cost: int = 0
     """The part of its own cost, in nano-dollars, that alerts have counted."""
-    trouble_since: float | None = None
-    """When its agent was seen to be unable to reach its model; `None` while it can."""
 
     @property
     def attempt(self) -> int:
@@ -242,6 +242,12 @@ class State:
     @property
     def pid(self) -> int | None:
         return self.latest.pid
+
+    @property
+    def unreachable_since(self) -> float | None:
+        """When its calls of the model began to fail or to stay without an answer, if they do."""
+        failing = self.latest.failing_since
+        return min([*(silence.since for silence in self.account.silences), *([] if failing is None else [failing])], default=None)
 
     @property
     def clearing(self) -> bool:

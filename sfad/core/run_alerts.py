@@ -30,8 +30,8 @@ def watched_of(run: Run, policy: Policy, at: float) -> Watched:
 def next_look(run: Run, policy: Policy, at: float) -> float | None:
     """Return when the passing of time alone may raise or clear an alert of the run."""
     times = [alert.due for alert in run.alerts.values() if alert.due is not None]
-    if run.trouble_since is not None and EventType.ALERT_UNREACHABLE not in run.alerts:
-        times.append(run.trouble_since + UNREACHABLE_AFTER)
+    if (since := run.unreachable_since) is not None and EventType.ALERT_UNREACHABLE not in run.alerts:
+        times.append(since + UNREACHABLE_AFTER)
     # at `nearing` the run's own clock looks, with the timer that it has anyway
     if policy.alerts.limit_share != policy.nearing and EventType.ALERT_LIMIT not in run.alerts:
         times += _clock_reaches(run, policy.alerts.limit_share, at)
@@ -66,10 +66,8 @@ def _repeating(run: Run, most: int) -> Measure | None:
 
 
 def _unreachable(run: Run, at: float) -> Measure | None:
-    if run.trouble_since is None:
-        return None
-    seconds = at - run.trouble_since
-    return Measure(round(seconds, 3), UNREACHABLE_AFTER, at >= run.trouble_since + UNREACHABLE_AFTER)
+    since = run.unreachable_since
+    return Measure(round(at - since, 3), UNREACHABLE_AFTER, at >= since + UNREACHABLE_AFTER) if since is not None else None
 
 
 def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:
@@ -81,9 +79,12 @@ def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:
         case EventType.ALERT_REPEATING if run.streak is not None:
             sentence = Repetition(tool=run.streak.tool, count=run.streak.count).sentence
             return f"{sentence} (limits.repeats is {policy.repeats})"
-        case EventType.ALERT_UNREACHABLE if run.trouble_since is not None:
+        case EventType.ALERT_UNREACHABLE if (since := run.unreachable_since) is not None:
             trouble = run.latest.known_trouble
-            return f"its model has not answered for {at - run.trouble_since:.0f} s" + (f": {trouble.sentence}" if trouble else "")
+            what = (
+                trouble.sentence if trouble else ", ".join(f"no byte from {silence.host}" for silence in run.account.silences[:3])
+            )
+            return f"its model has not answered for {at - since:.0f} s: {trouble.sentence if trouble else silent}"
     return ""
 
 

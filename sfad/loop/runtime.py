@@ -87,8 +87,9 @@ class Runtime:
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
         self.metering = Metering(
-            feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
-            launcher=self.launcher, prices=config.prices, nearing=_nearing(config),
+            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self.announcer.tell_milestone,
+            trouble=self.log.warning, output=self.output, launcher=self.launcher,
+            prices=config.prices, nearing=_nearing(config),
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)

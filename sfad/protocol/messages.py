@@ -354,6 +354,16 @@ class EndCall(Request, tag="end_call"):
     """The upstream did not answer, or answered with an error, or its key cannot be read."""
 
 
+class SilentCall(Request, tag="silent_call"):
+    """Tell that no byte of a call's reply has come for a while, or that its first byte has come after that. Answered by `Done`."""
+
+    run: str
+    reservation: str
+    host: str
+    silent_s: float | None = None
+    """Seconds since the call went out; `None` once its first byte has come."""
+
+
 class UnaskedCall(Request, tag="unasked_call"):
     """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
 
@@ -523,6 +533,8 @@ class Events(Request, tag="events"):
     """The least."""
     since: float | None = None
     follow: bool = False
+    milestones: bool = True
+    """Also what runs tell of their progress themselves, unless `types` names `run_progress`."""
 
 
 class DaemonInfo(Request, tag="status"):

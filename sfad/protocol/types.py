@@ -13,6 +13,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from .units import format_elapsed
+
 RunId = str
 """The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one, `b` two): `a1`, `bv0`, `c10a`.
 Short, never used twice, and sorted as text in the order of admission."""
@@ -228,6 +230,23 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
         return f"the API {what} {times}" + (f": {self.error}" if self.error else "")
 
 
+class ApiSilence(Struct, frozen=True, kw_only=True):
+    """Calls of the model under way that have had no byte of a reply for `SILENT_AFTER` seconds or more, as the gateway tells."""
+
+    host: str
+    """Of the one that has waited longest."""
+    since: datetime
+    calls: int = 1
+
+    def sentence(self, now: datetime) -> str:
+        """`waiting 33s for api.example.com's first byte`."""
+        return f"waiting {format_elapsed(max(0.0, (now - self.since).total_seconds()))} for {self.host}'s first byte"
+
+
+SILENT_AFTER = 15.0
+"""Seconds without a byte after which a call is shown as one that waits: models that think send their headers before."""
+
+
 class Repetition(Struct, frozen=True, kw_only=True):
     """A tool call with the same arguments, so many times in a row, as the gateway saw it in the model's replies."""
 
@@ -305,6 +324,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     calls: int | None = None
     """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
     calls_refused: int | None = None
+    api_silence: ApiSilence | None = None
+    """Of a live run whose calls of the model are not answered."""
     cpu_cores: float | None = None
     """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
     alerts: list[AlertState] = []
@@ -445,6 +466,11 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For an alert, with the next two."""
     value: float | None = None
     window_s: float | None = None
+
+    @property
+    def is_milestone(self) -> bool:
+        """Whether the run itself tells of its progress."""
+        return self.type == "run_progress" and self.by is not None
 
     @property
     def number(self) -> int:
