@@ -27,6 +27,7 @@ from .config_values import (
     DURATION,
     GROUP,
     LIMITS,
+    LISTEN,
     NAMES,
     PATH,
     PATTERNS,
@@ -210,6 +211,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+class MetricsConfig(Struct, frozen=True, kw_only=True):
+    listen: Annotated[str, Meta(extra=LISTEN)] | None = None
+    """Where Prometheus reads them."""
+
+
 class AlertsConfig(Struct, frozen=True, kw_only=True):
     cost_usd: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 10.0
     cost_usd_per_user: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = None
@@ -282,6 +288,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     gateway: GatewayConfig = GatewayConfig()
     alerts: AlertsConfig = AlertsConfig()
     sessions: SessionsConfig = SessionsConfig()
+    metrics: MetricsConfig = MetricsConfig()
     agents: dict[str, Agent] = {}
 
 

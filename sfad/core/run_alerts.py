@@ -81,10 +81,8 @@ def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:
             return f"{sentence} (limits.repeats is {policy.repeats})"
         case EventType.ALERT_UNREACHABLE if (since := run.unreachable_since) is not None:
             trouble = run.latest.known_trouble
-            what = (
-                trouble.sentence if trouble else ", ".join(f"no byte from {silence.host}" for silence in run.account.silences[:3])
-            )
-            return f"its model has not answered for {at - since:.0f} s: {trouble.sentence if trouble else silent}"
+            hosts = ", ".join(silence.host for silence in run.account.silences[:3])
+            return f"its model has not answered for {at - since:.0f} s: {trouble.sentence if trouble else f'no byte from {hosts}'}"
     return ""
 
 

@@ -34,6 +34,8 @@ from .arrivals import Arrivals
 from .core_loop import CoreLoop, EventQueue
 from .gateway_process import GatewayProcess
 from .launching import Launching
+from .measuring import Measuring
+from .metrics_endpoint import MetricsEndpoint
 from .pending_requests import PendingRequests
 from .resources import Resources
 from .run_feed import RunFeed
@@ -102,6 +104,17 @@ class Runtime:
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
+        self.measuring = Measuring(
+            self.counts,
+            self.machine,
+            self.catalogue,
+            self.ledger,
+            self.storage,
+            self.background,
+            self.launcher.containment,
+            self.began,
+        )
+        self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
@@ -135,7 +148,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
-                self.run_feed.serve,
+                self.run_feed.serve, self.metrics.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():
@@ -169,6 +182,7 @@ class Runtime:
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
+        self.metrics.reconfigure(config.metrics)
         self.shims.look()
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()

@@ -795,6 +795,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    metrics: str | None = None
+    """Where Prometheus reads metrics; `None` if nowhere."""
+    metrics_trouble: str | None = None
+    """Why they are not served there."""
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
     alerts: list[AlertState] = []

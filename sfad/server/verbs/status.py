@@ -56,6 +56,8 @@ def status(call: Call, _request: DaemonInfo) -> None:
             gateway=runtime.gateway.url,
             rejected_config=runtime.rejected_config if call.peer.uid in (0, os.geteuid()) else None,
             gateway_pid=runtime.gateway.pid,
+            metrics=runtime.metrics.listen,
+            metrics_trouble=runtime.metrics.trouble,
             shim_dir=str(runtime.shims.path),
             alerts=_alerts(call, mine),
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
