@@ -49,6 +49,9 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.metrics is not None:
         trouble = f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
         yield "metrics", f"{status.metrics}{trouble}"
+    for alert in status.alerts:
+        whose = f"run {alert.run_id}: " if alert.run_id is not None else ""
+        yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {whose}{alert.message}"
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     for budget in status.budgets:

@@ -21,6 +21,7 @@ from .framing import BadMessage, frame
 from .statistics import Advice, By, Summary
 from .types import (
     Action,
+    AlertState,
     Bound,
     BudgetState,
     CallInfo,
@@ -800,6 +801,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Why they are not served there."""
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
+    alerts: list[AlertState] = []
+    """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
 
 
 class MetricsText(Reply, tag="metrics_text"):

@@ -13,7 +13,9 @@ from ...core.money import to_usd
 from ...core.run import Run
 from ...host import logout
 from ...protocol.messages import DaemonInfo, DaemonStatus
-from ...protocol.types import BudgetState, Status
+from ...protocol.types import AlertState, BudgetState, Status
+from ...runs.live import Live
+from ...runs.raised_alerts import all_alerts
 from ..call import Call, answers
 
 
@@ -57,9 +59,18 @@ def status(call: Call, _request: DaemonInfo) -> None:
             metrics=runtime.metrics.listen,
             metrics_trouble=runtime.metrics.trouble,
             shim_dir=str(runtime.shims.path),
+            alerts=_alerts(call, mine),
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
+
+
+def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:
+    """Return the alerts about the peer's own runs, and about all runs or the runs of a user where that concerns the peer."""
+    scope, shared = call.scope, call.runtime.machine.shared_alerts
+    if scope != EVERYTHING:
+        shared = {key: alert for key, alert in shared.items() if scope.run is None and key[1] == call.peer.user}
+    return all_alerts((live.run for live in mine), shared, trio.current_time())
 
 
 def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
