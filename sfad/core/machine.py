@@ -75,6 +75,7 @@ class Machine:
         self.tickets = self._stop_requests.tickets
         self.drained_by = self._stopping.drained_by
         self.count_before = self._admission.count_before
+        self.quotas = self._admission.quotas
         self.spawned_before = self._admission.spawned_before
         self.session_started_before = self._admission.session_started_before
 

@@ -31,6 +31,7 @@ from .types import (
     Limit,
     LimitRefusal,
     Lowered,
+    QuotaState,
     Refusal,
     Role,
     RunId,
@@ -782,6 +783,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    quotas: list[QuotaState] = []
+    """Of the caller's user; empty inside a run."""
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
 
