@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
-from sfad.protocol.paths import daemon_socket, state_dir
+from sfad.protocol.paths import SYSTEM_SOCKET, daemon_socket, state_dir, xdg
 
 from . import connection, output
 from .connection import Client, DaemonError, Unreachable
@@ -23,6 +24,8 @@ from .exits import ExitCode, Quit
 READY_TIMEOUT = 15.0
 """Seconds until the daemon must listen. To recover a thousand runs takes about 2."""
 LOG = "sfad.log"
+SYSTEM_UNITS = tuple(Path(place, "systemd/system/sfad.socket") for place in ("/etc", "/usr/lib", "/lib"))
+"""Where the unit of a daemon for all users is."""
 PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 
@@ -31,6 +34,7 @@ def start() -> Client:
     for name in PASSED_ON:
         if os.environ.get(name):  # the daemon has another working directory
             os.environ[name] = os.path.abspath(os.environ[name])
+    _leave_to_system()
     place = daemon_socket(os.environ, os.getuid())
     state = _prepared(state_dir(os.environ, os.getuid()))
     with open(state / "autostart.lock", "w") as lock:
@@ -54,6 +58,25 @@ def start() -> Client:
     if status.linger_command is not None:
         output.note(f"sfactl: warning: the daemon and its runs end when you log out; to prevent that: {status.linger_command}")
     return started
+
+
+def _leave_to_system() -> None:
+    """Raise `Quit` if this machine has a daemon for all users, and this user has not chosen another."""
+    installed = next((unit for unit in SYSTEM_UNITS if unit.exists()), None)
+    for_others = SYSTEM_SOCKET.exists() and not os.access(SYSTEM_SOCKET, os.W_OK)
+    if installed is None or for_others or any(os.environ.get(name) for name in PASSED_ON) or _own_unit():
+        return
+    raise Quit(
+        ExitCode.UNREACHABLE,
+        f"the daemon of all users is not running, though {installed} is installed; as root: systemctl start sfad.socket. For a "
+        "daemon of your own: sfad install --user",
+    )
+
+
+def _own_unit() -> bool:
+    with suppress(ValueError):
+        return (xdg(os.environ, "XDG_CONFIG_HOME", ".config") / "systemd/user/sfad.service").exists()
+    return False
 
 
 def _prepared(state: Path) -> Path:

@@ -11,6 +11,7 @@ import select
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -30,6 +31,9 @@ NOTIFY_RELOAD = 253
 NEWER_KEYS = re.compile(r"^(RestartMode|DelegateSubgroup)=.*\n", re.MULTILINE)
 KEYS_KNOWN = 254
 """The first version of systemd that knows `NEWER_KEYS`. Earlier versions do without, and complain of them."""
+SETUP = {"sfad.sysusers": Path("/etc/sysusers.d/sfad.conf"), "sfad.tmpfiles": Path("/etc/tmpfiles.d/sfad.conf")}
+"""Where a service of the system has its group and its directories."""
+GROUP = "sfad"
 ON_DEMAND = re.compile(r"sfad-on-demand-[\d-]+\.service")
 """The unit of a daemon that a client started (`sfactl.start_daemon`)."""
 COMMAND_TIMEOUT = 120.0
@@ -55,11 +59,21 @@ def program() -> list[str]:
     return [str(script)] if script.name == "sfad" and os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "sfad"]
 
 
+def client() -> list[str]:
+    """Return the command of this installation's `sfactl`."""
+    script = Path(program()[0]).with_name("sfactl")
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-P", "-m", "sfactl"]
+
+
 def templates(*, user: bool) -> dict[str, str]:
     """Return the units by name. In a wheel they are beside this file, in a checkout in `systemd/`."""
+    top = _files() / "user" if user else _files()
+    return {path.name: path.read_text() for path in sorted(top.iterdir()) if path.suffix in (".service", ".socket")}
+
+
+def _files() -> Path:
     packaged = Path(__file__).with_name("units")
-    top = packaged if packaged.is_dir() else Path(__file__).parents[1] / "systemd"
-    return {path.name: path.read_text() for path in sorted((top / "user" if user else top).glob("sfad*.*"))}
+    return packaged if packaged.is_dir() else Path(__file__).parents[1] / "systemd"
 
 
 def render(template: str, words: list[str], version: int) -> str:
@@ -123,24 +137,31 @@ class Installer:
         if linger and not probe.lingering(os.getuid()):
             self._linger("enable-linger")
         self._check_manager(awaited=linger)
-        changed = [self._write(name, text) for name, text in self._rendered().items()]
+        self._warn_of_paths()
+        changed = [self._write(self._directory / name, text) for name, text in self._rendered().items()]
+        self._set_up()
         self._steps.run(*self._systemctl, "daemon-reload")
         self._steps.run(*self._systemctl, "enable", *STARTED)
         self._start(changed=any(changed))
         self._tell_lasting(linger)
+        print(f"next: {shlex.join([*client(), 'status'])}")
 
     def remove(self, *, linger: bool = False) -> None:
         """Stop the daemon with its runs, and remove the units. Raises `InstallError`, `OSError`."""
         self._check()
         self._check_manager(awaited=False)
-        files = [path for name in templates(user=self._user) if (path := self._directory / name).exists()]
+        units = [self._directory / name for name in templates(user=self._user)]
+        files = [path for path in (*units, *(() if self._user else SETUP.values())) if path.exists()]
         if files:
-            self._steps.run(*self._systemctl, "disable", "--now", *(unit for unit in STARTED if self._directory / unit in files))
+            if started := [unit for unit in STARTED if self._directory / unit in files]:
+                self._steps.run(*self._systemctl, "disable", "--now", *started)
             for path in files:
                 if not self._steps.dry_run:
                     path.unlink()
                 self._steps.say("remove", str(path))
             self._steps.run(*self._systemctl, "daemon-reload")
+            if not self._user:
+                print(f"kept: {SYSTEM_STATE}, /etc/sfad and the group {GROUP}")
         else:
             print(f"nothing is installed in {self._directory}")
         if linger:
@@ -198,20 +219,33 @@ class Installer:
     def _rendered(self) -> dict[str, str]:
         found = self._steps.output("systemctl", "--version").split()
         words, version = program(), int(found[1]) if len(found) > 1 and found[1].isdecimal() else 0
-        self._warn_of_owner(words[0])
         return {name: render(text, words, version) for name, text in templates(user=self._user).items()}
 
-    def _warn_of_owner(self, file: str) -> None:
+    def _set_up(self) -> None:
+        """Make the group and the directories of a service of the system."""
         if self._user:
             return
-        for path in (Path(file).resolve(), *Path(file).resolve().parents):
-            if path.stat().st_uid != 0:
-                owner = probe.user_name(path.stat().st_uid)
-                print(f"warning: {path} belongs to {owner}, who can thereby become root; install sfad where only root can write")
-                return
+        for (name, path), command in zip(SETUP.items(), (["systemd-sysusers"], ["systemd-tmpfiles", "--create"]), strict=True):
+            self._write(path, (_files() / name).read_text())
+            if shutil.which(command[0]):
+                self._steps.run(*command, str(path))
+            else:
+                print(f"note: there is no {command[0]} here; the next boot, or you, must do what {path} says")
 
-    def _write(self, name: str, text: str) -> bool:
-        path = self._directory / name
+    def _warn_of_paths(self) -> None:
+        """Warn of a program that others can change, or that not all users can run."""
+        if self._user:
+            return
+        needed = (Path(program()[0]), Path(sys.executable), Path(__file__).parent)
+        paths = dict.fromkeys(path for start in needed for path in (start.resolve(), *start.resolve().parents))
+        modes = {path: path.stat() for path in paths}
+        if foreign := next((path for path, found in modes.items() if found.st_uid != 0), None):
+            owner = probe.user_name(modes[foreign].st_uid)
+            print(f"warning: {foreign} belongs to {owner}, who can thereby become root; install sfad where only root can write")
+        if closed := next((path for path, found in modes.items() if not found.st_mode & stat.S_IXOTH), None):
+            print(f"warning: other users cannot run sfactl, because {closed} is closed to them; to open it: chmod o+rx {closed}")
+
+    def _write(self, path: Path, text: str) -> bool:
         if path.exists() and path.read_text() == text:
             print(f"unchanged: {path}")
             return False
@@ -225,11 +259,11 @@ class Installer:
 
     def _start(self, *, changed: bool) -> None:
         if self._steps.output(*self._systemctl, "is-active", STARTED[-1]) == "active":
+            self._steps.run(*self._systemctl, "reload", STARTED[-1])  # the daemon becomes this version, and keeps its runs
             if changed:
-                restart = shlex.join([*self._systemctl, "restart", *STARTED])
-                print(f"the daemon is running with its old unit; to use the new one: {restart} (this stops its runs)")
-            else:
-                print(f"{STARTED[-1]} is running")
+                # not 'restart': systemd does not start a socket while its service is active
+                stop, start = (shlex.join([*self._systemctl, verb, *STARTED]) for verb in ("stop", "start"))
+                print(f"the daemon still runs by its old unit; to use the new one, which ends its runs: {stop} && {start}")
             return
         state = state_dir(self._steps.environ, os.getuid()) if self._user else SYSTEM_STATE
         if (pid := probe.holder(state)) is not None:

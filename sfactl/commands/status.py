@@ -56,6 +56,12 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.gateway is not None:
         process = f"pid {status.gateway_pid}" if status.gateway_pid is not None else "it has ended and is being started again"
         yield "gateway", f"{status.gateway}, {process}"
+    if status.metrics is not None:
+        trouble = f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
+        yield "metrics", f"{status.metrics}{trouble}"
+    for alert in status.alerts:
+        whose = f"run {alert.run_id}: " if alert.run_id is not None else ""
+        yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {whose}{alert.message}"
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     if status.quotas:

@@ -65,6 +65,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "session_rights": Access(narrowed_by=None, scope="none"),
     "settle": _ONE,
     "signal": _ONE,
+    "silent_call": _FOR_GATEWAY,
     "spawn": Access(leaf=False),
     "start_session": Access(leaf=False, narrowed_by="spawn"),
     "status": _MANY,

@@ -1,18 +1,28 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
 from ..protocol.types import Action, ErrorCode, RunId, Severity
 from . import commands as c
 from .access import FULL, Peer, Permissions, Scope, refuse_sessions, refuse_target, refuse_verb, unknown_run
+from .event_rates import EventRate
 from .events import OfPeer
 from .policy import Policy
 from .quotas import Slots
 from .run import Run, Token
 from .tree import Tree
 from .vocabulary import EventType, Timer
+
+
+class AlertFacts(TypedDict, total=False):
+    """What the event of an alert tells beside its words."""
+
+    state: Literal["raised", "cleared"]
+    value: float
+    threshold: float
+    window_s: float
 
 
 class Facts(TypedDict, total=False):
@@ -30,6 +40,9 @@ class Facts(TypedDict, total=False):
     pid: int
     command: str
     depth: int
+    state: Literal["raised", "cleared"]
+    value: float
+    window_s: float
 
 
 class Context:
@@ -41,6 +54,7 @@ class Context:
         self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees)
         self.draining = False
         """Nothing starts any more, because the daemon was told to end."""
+        self._event_rate = EventRate()
         self.begin()
         self.ended: list[Run] = []
         """Runs that have ended since the last `take_ended`."""
@@ -98,6 +112,11 @@ class Context:
             **facts,
         )
         self.do(c.Publish(event, lineage))
+
+    def may_cause_event(self, peer: Peer, at: float) -> bool:
+        """Return whether what the peer does at will is published. A run, and a user who is not the operator, could otherwise fill
+        the ledger."""
+        return (peer.owner and peer.run is None) or self._event_rate.admits(peer.run or peer.uid, at)
 
     def end(self, run: Run) -> None:
         self.tree.remove(run)

@@ -154,6 +154,7 @@ class EarlierRuns:
             named(origin.program) if origin.program is not None else None,
             nonce=origin.nonce,
             caller=origin.caller,
+            user=origin.user,
             descriptors=list(handed.descriptors),
             stdin=StdinPipe(handed.stdin) if handed.stdin is not None else None,
             started_at=progress.started_at,
@@ -161,6 +162,7 @@ class EarlierRuns:
             main=progress.main,
             attempted_at=progress.attempted_at,
             sessions=progress.sessions,
+            milestone=progress.milestone,
         )
 
     def _never_was(self, run: Run) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.run import Birth, State
+from ..launch.credentials import Credentials
 from ..meters import Reading
 from ..protocol.messages import Spawn
 from ..protocol.types import CallInfo, RunId
@@ -35,6 +36,7 @@ class Origin(Struct, frozen=True, array_like=True):
     created_at: datetime
     program: str | None
     caller: RunId | None
+    user: Credentials | None = None
 
 
 class Progress(Struct, frozen=True, array_like=True):
@@ -46,6 +48,7 @@ class Progress(Struct, frozen=True, array_like=True):
     sessions: tuple[Reading, ...] = ()
     calls: tuple[CallInfo, ...] = ()
     """Those that the ledger may not have."""
+    milestone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +77,12 @@ def origin_of(live: Live) -> bytes:
     """Return what to save once."""
     bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={})
     program = live.program.name if live.program is not None else None
-    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller))
+    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.user))
 
 
 def progress_of(live: Live) -> bytes:
     """Return what to save after each change."""
     calls = tuple(live.calls) if live.calls is not None else ()
-    return encode(Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions, calls))
+    return encode(
+        Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions, calls, live.milestone)
+    )

@@ -15,6 +15,7 @@
 `trampoline`       the process that becomes a run's command, and posix_spawn(3)
 `emitter`          sends events to the loop
 `complaints`       tells the log what failed and is tried again
+`credentials`      the user that a run executes as, when root's daemon starts it for another user
 `marks`            the cookie and the tag that the processes of a run inherit
 `pidfd`            signals to exactly one process, and what is known of it when it has ended
 `procfs`           what /proc tells of processes

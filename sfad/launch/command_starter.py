@@ -11,6 +11,7 @@ from .contain.interface import RunContainment
 from .launched_runs import LaunchedRun, MainProcess
 from .launcher import LaunchError, LaunchSpec, Remember
 from .marks import COOKIE
+from .trampoline.contract import AS_IT_IS, AS_USER
 from .trampoline.posix_spawn import PosixSpawner, candidates
 from .watch.mains import Mains
 from .watch.reaper import Orphans
@@ -52,7 +53,7 @@ class CommandStarter:
                 os.close(far_gate)
             crash_point("spawned")
             # the pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
-            self._let_through(run, self._own(run, pid, report, name, spec.cwd), gate, remember)
+            self._let_through(run, self._own(run, pid, report, name, spec.cwd), gate, spec, remember)
         finally:
             os.close(gate)
 
@@ -98,13 +99,13 @@ class CommandStarter:
             raise LaunchError(error.errno or errno.EIO, "cannot watch", name) from error
         return main
 
-    def _let_through(self, run: LaunchedRun, main: MainProcess, gate: int, remember: Remember) -> None:
+    def _let_through(self, run: LaunchedRun, main: MainProcess, gate: int, spec: LaunchSpec, remember: Remember) -> None:
         main.failure = LaunchError(errno.ENOSPC, "cannot remember the start of", main.name, kind="output")
         try:
             remains = run.remains()
             if remember(remains):
                 main.failure = None
-                os.write(gate, b"\n")
+                os.write(gate, AS_IT_IS if spec.user is None else AS_USER + spec.user.record())
         except BrokenPipeError:  # the trampoline failed before it came to the gate
             pass
         except OSError as error:  # no descriptor, or no memory, to look at it

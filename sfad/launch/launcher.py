@@ -10,6 +10,7 @@ import trio
 
 from ..core.events import Event
 from ..protocol.types import RunId
+from .credentials import Credentials
 
 Emit = Callable[[Event], None]
 """How a launcher reports: called in trio's thread, never from within a call to the launcher."""
@@ -55,6 +56,8 @@ class LaunchSpec:
     bounds: Bounds = UNBOUND
     shims: bytes | None = None
     """A directory of PATH in which the command itself is not searched: it has stand-ins for what the command starts."""
+    user: Credentials | None = None
+    """Who executes the command; `None` is the daemon's own user."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
     """The random part of the run's cookie, hexadecimal: the same for all attempts, so that the next daemon finds the run by it."""
 

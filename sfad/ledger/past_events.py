@@ -35,6 +35,8 @@ class EventFilter:
     """The least."""
     since: float | None = None
     """Only events from then on, in Unix seconds."""
+    milestones: bool = True
+    """Also what runs tell of their progress themselves."""
 
     def admits(self, event: Event, lineage: Sequence[RunId]) -> bool:
         """Decide about a new event, in the scope, of the run at the end of `lineage`."""
@@ -42,6 +44,7 @@ class EventFilter:
             (not self.types or any(fnmatchcase(event.type, pattern) for pattern in self.types))
             and SEVERITIES.index(event.severity) >= SEVERITIES.index(self.severity)
             and (not self.runs or any(run in lineage for run in self.runs))
+            and (self.milestones or not event.is_milestone)
         )
 
     def terms(self) -> tuple[str, list[object]]:
@@ -66,6 +69,8 @@ class EventFilter:
         if self.runs:
             terms.append(f"({' OR '.join(_BELOW for _ in self.runs)})")
             values += [number_of(run) for run in self.runs]
+        if not self.milestones:
+            terms.append("NOT (type = 'run_progress' AND json_extract(body, '$.by') IS NOT NULL)")
         return " AND ".join(terms), values
 
 

@@ -60,6 +60,9 @@ class Launching:
         """Launch an attempt, or feed `LaunchFailed`."""
         live = self.catalogue.live[run.id]
         opened: list[int] = []
+        if live.user is None and os.geteuid() == 0 and run.birth.uid != 0:
+            self._fail(run, errno.EPERM, f"what user {run.birth.user} may do is not known", "launch")
+            return
         try:
             try:
                 demand_descriptors(self.descriptors)  # it may have waited since it was admitted, or be one of many
@@ -124,6 +127,7 @@ class Launching:
             terminal=spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin),
             bounds=bounds_of(run),
             shims=shims,
+            user=live.user,
             nonce=live.nonce,
         )
 
@@ -134,7 +138,8 @@ class Launching:
         piped = live.stdin.read_end if live.stdin is not None else (live.descriptors[0] if live.descriptors else None)
         if not live.kept:
             return piped, None, None
-        opened += self.resources.output.open_for_run(live.run.id)
+        owner = None if live.user is None else (live.user.uid, live.user.gid)
+        opened += self.resources.output.open_for_run(live.run.id, owner)
         return piped, opened[0], opened[1]
 
 

@@ -14,6 +14,7 @@ from ..core.naming import program_name
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors, close_soon
+from ..launch.credentials import Credentials
 from ..launch.launcher import Launcher
 from ..metering.metering import program_of
 from ..meters import AgentProgram
@@ -42,6 +43,7 @@ class PendingSpawn:
     program: AgentProgram | None
     caller: RunId | None
     stdin: StdinPipe | None = None
+    user: Credentials | None = None
 
     def live(self, run: Run, launcher: Launcher) -> Live:
         """Return the run that it has become, which holds the descriptors now."""
@@ -54,6 +56,7 @@ class PendingSpawn:
             caller=self.caller,
             descriptors=self.descriptors,
             stdin=self.stdin,
+            user=self.user,
         )
 
     def close(self) -> None:
@@ -89,9 +92,10 @@ class PendingRequests:
         answer: OnAnswer,
         on_admit: OnAdmit,
         session: SessionAsked | None = None,
+        user: Credentials | None = None,
     ) -> None:
         """Ask for a run. It takes over `descriptors`, whatever the answer. `on_admit` is called before `answer` if it is yes. A
-        request with the key of an earlier one gets the same answer.
+        request with the key of an earlier one gets the same answer. `user`: see `LaunchSpec`.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
         known = self.catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
@@ -104,7 +108,7 @@ class PendingRequests:
         if spawn.gateway is not None:
             spawn = self._led(spawn, peer, asked)
         kept = spawn.log and spawn.stdio == "files"
-        pending = PendingSpawn(spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run)
+        pending = PendingSpawn(spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run, user=user)
         try:
             demand_descriptors(self.descriptors)
             if spawn.stdin == "pipe":

@@ -64,12 +64,17 @@ class OutputFiles:
             self._say(f"{self.directory} was removed or replaced by another process; it was made again, without what was in it")
             self._tell_aside(aside)
 
-    def open_for_run(self, run_id: RunId) -> tuple[int, int]:
+    def open_for_run(self, run_id: RunId, owner: tuple[int, int] | None = None) -> tuple[int, int]:
         """Return descriptors for the run's stdout and stderr, the caller's to close. Raises `OSError`.
 
-        Create the files, and set aside anything else in their places."""
+        Create the files, and set aside anything else in their places. `owner`: uid and gid of another user who executes the run; a
+        program opens /dev/stdout again, and only the file's owner may. No other user has a way into the directory."""
         self.make_again()
-        return self._both(run_id, self._open_to_write)
+        descriptors = self._both(run_id, self._open_to_write)
+        if owner is not None:
+            for descriptor in descriptors:
+                os.fchown(descriptor, *owner)
+        return descriptors
 
     def open_for_reader(self, run_id: RunId, *, create: bool = False) -> tuple[int, int]:
         """Return descriptors for reading stdout and stderr, the caller's to close.
@@ -86,9 +91,9 @@ class OutputFiles:
                 raise
             raise Replaced(run_id, str(error.filename)) from None
 
-    def open_for_meter(self, run_id: RunId) -> int:
-        """Return a descriptor for reading stdout, the caller's to close. Raises `OSError`."""
-        return self._open(run_id, ".out", _READ)
+    def open_for_meter(self, run_id: RunId, suffix: Suffix = ".out") -> int:
+        """Return a descriptor for reading, the caller's to close. Raises `OSError`."""
+        return self._open(run_id, suffix, _READ)
 
     @contextmanager
     def stdout(self, run_id: RunId) -> Iterator[int]:

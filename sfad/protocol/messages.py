@@ -21,6 +21,7 @@ from .framing import BadMessage, frame
 from .statistics import Advice, By, Summary
 from .types import (
     Action,
+    AlertState,
     Bound,
     BudgetState,
     CallInfo,
@@ -354,6 +355,16 @@ class EndCall(Request, tag="end_call"):
     """The upstream did not answer, or answered with an error, or its key cannot be read."""
 
 
+class SilentCall(Request, tag="silent_call"):
+    """Tell that no byte of a call's reply has come for a while, or that its first byte has come after that. Answered by `Done`."""
+
+    run: str
+    reservation: str
+    host: str
+    silent_s: float | None = None
+    """Seconds since the call went out; `None` once its first byte has come."""
+
+
 class UnaskedCall(Request, tag="unasked_call"):
     """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
 
@@ -523,6 +534,8 @@ class Events(Request, tag="events"):
     """The least."""
     since: float | None = None
     follow: bool = False
+    milestones: bool = True
+    """Also what runs tell of their progress themselves, unless `types` names `run_progress`."""
 
 
 class DaemonInfo(Request, tag="status"):
@@ -785,8 +798,14 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The programs in it."""
     quotas: list[QuotaState] = []
     """Of the caller's user; empty inside a run."""
+    metrics: str | None = None
+    """Where Prometheus reads metrics; `None` if nowhere."""
+    metrics_trouble: str | None = None
+    """Why they are not served there."""
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
+    alerts: list[AlertState] = []
+    """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
 
 
 class MetricsText(Reply, tag="metrics_text"):

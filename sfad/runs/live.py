@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from ..core.run import Run
 from ..host.descriptors import close_soon
+from ..launch.credentials import Credentials
 from ..launch.launcher import Bounds, Launcher
 from ..ledger import RunExtra
 from ..ledger.rows import SESSION
@@ -60,8 +61,12 @@ class Live:
     """The meter that was asked for has recognised nothing."""
     calls: UnrecordedCalls | None = None
     """`None` until there is one."""
+    milestone: str | None = None
+    """The newest."""
     saved: RunInfo | None = None
     """Its row, as the ledger was given it last."""
+    user: Credentials | None = None
+    """Who executes its command (`LaunchSpec.user`)."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
 
@@ -85,6 +90,9 @@ class Live:
     def meter_is(self, *, silent: bool) -> None:
         """Note whether its meter recognises anything in its output; its limits are shown accordingly."""
         self.meter_silent, self.unused = silent, None
+
+    def reach(self, milestone: str) -> None:
+        self.milestone = milestone
 
     @property
     def unrecorded_calls(self) -> UnrecordedCalls:

@@ -5,6 +5,7 @@
 `clients`     which clients are let in, what each makes the daemon keep, and which are dropped
 `connection`  one client: frames in, frames out, descriptors both ways
 `peers`       the process at the other end, from the kernel
+`submitters`  the user that a client's run executes as
 `shares`      how much of the daemon each run, tree and user may take
 `receiving`   what clients send: frames, and the requests in them, handled in turns
 `dispatch`    a request to the function that answers it, if the peer may use the verb

@@ -70,6 +70,8 @@ class Connection:
         """The process that connected."""
         self.sender = self.maker
         """The process that sent what was read last. It is another process if the connection was inherited or passed on."""
+        self.sender_uid = peer.uid
+        """The uid of that process then."""
         self.peer = peer
         self.groups = groups
         self.greeted = False
@@ -133,8 +135,9 @@ class Connection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self.received.extend(_descriptors(payload))
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-                # pid 0: the sender is in an outer pid namespace, or sent before SO_PASSCRED was set; it is in no run
-                self.sender = UCRED.unpack(payload)[0] or self.maker
+                # pid 0: the sender is in an outer pid namespace; it is in no run
+                sender, self.sender_uid, _gid = UCRED.unpack(payload)
+                self.sender = sender or self.maker
         if flags & socket.MSG_CTRUNC or len(self.received) > 4 * MAX_DESCRIPTORS:
             raise DescriptorsLost(f"{len(self.received)} descriptors that no request took, or the kernel had no room for more")
         self._take_in(self.decoder.feed(data))

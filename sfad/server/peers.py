@@ -30,7 +30,7 @@ def identify(connection: socket.socket, launcher: Launcher, gateway: int | None 
     if pid == gateway:  # a pid is not used again before its process is reaped
         return Peer(uid=uid, user=user, owner=owner, gateway=True)
     try:
-        run = _place(pid, _pidfd(connection), launcher)
+        run = _place(pid, peer_pidfd(connection), launcher)
     except Unplaceable as why:
         return Peer(uid=uid, user=user, owner=owner, unplaced=str(why))
     except (OSError, ValueError) as error:  # as when no descriptor is free
@@ -65,7 +65,7 @@ def _place(pid: int, pidfd: int | None, launcher: Launcher) -> RunId | None:
             os.close(pidfd)
 
 
-def _pidfd(connection: socket.socket) -> int | None:
+def peer_pidfd(connection: socket.socket) -> int | None:
     """Return the peer's pidfd; `None` on a kernel before Linux 6.5. Raises `Unplaceable`."""
     # a recycled pid may be another process by now; the pidfd is always the one that connected
     try:

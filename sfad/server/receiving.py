@@ -76,7 +76,7 @@ class Receiver:
             self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, str(lost))
             return
         self._bounds.count(connection.groups, connection.count())
-        if connection.sender != connection.maker and (refusal := self._passed_on(connection)) is not None:
+        if (refusal := self._passed_on(connection)) is not None:
             self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, refusal)
             return
         if connection.bodies:
@@ -93,6 +93,14 @@ class Receiver:
 
     def _passed_on(self, connection: Connection) -> str | None:
         """Say why the sender may not use a connection that another process made: it would have that one's rights."""
+        peer = connection.peer
+        if connection.sender_uid != peer.uid and not peer.unplaced:
+            return (
+                f"this connection was made by uid {peer.uid} and is used by uid {connection.sender_uid}; after a change "
+                "of user, connect again"
+            )
+        if connection.sender == connection.maker:
+            return None
         try:
             run = run_of(connection.sender, self._runtime.launcher)
         except (Unplaceable, OSError) as error:

@@ -6,11 +6,13 @@ import errno
 import fcntl
 import os
 import platform
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from sfad.launch.credentials import LIMIT_KINDS, Credentials
 from sfad.launch.trampoline import contract, elf_image, executable
 from sfad.launch.trampoline.contract import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
 
@@ -111,6 +113,39 @@ def test_it_searches(bench: Bench) -> None:
 def test_failures_before_the_command(bench: Bench) -> None:
     assert bench.run(["/bin/sh"], "sh", cwd="/no/such/directory") == Outcome("", ENTER, errno.ENOENT, 127, "0")
     assert bench.run(["/bin/sh"], "sh", closed=True) == Outcome("", ATTACH, errno.EBADF, 127, "")
+
+
+SHOW = "id -u; id -g; id -G; ulimit -n; ulimit -Hn; ulimit -c; umask; cat /proc/self/status"
+KEPT = ("Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("no_new_privs", [False, True])
+def test_it_becomes_a_user_when_its_gate_says_so(bench: Bench, no_new_privs: bool) -> None:
+    bench.directory.chmod(0o755)
+    limits = [resource.getrlimit(kind) for kind in range(LIMIT_KINDS)]
+    limits[resource.RLIMIT_NOFILE], limits[resource.RLIMIT_CORE] = (100, 200), (0, 0)
+    pairs = tuple((soft % (1 << 64), hard % (1 << 64)) for soft, hard in limits)
+    user = Credentials(61001, 61002, tuple(range(62000, 62300)), pairs, no_new_privs=no_new_privs)
+    found = bench.run(["/bin/sh"], "sh", "-c", SHOW, cwd="/", gate=contract.AS_USER + user.record())
+    assert (found.stage, found.code) == (0, 0), found
+    lines = found.printed.splitlines()
+    groups = " ".join(map(str, (61002, *range(62000, 62300))))
+    assert lines[:7] == ["61001", "61002", groups, "100", "200", "0", "0027"]
+    status = dict(line.split(":\t", 1) for line in lines[7:] if line.startswith(KEPT))
+    assert status == {
+        "Uid": "\t".join(["61001"] * 4), "Gid": "\t".join(["61002"] * 4), "CapInh": "0" * 16, "CapPrm": "0" * 16,
+        "CapEff": "0" * 16, "CapAmb": "0" * 16, "NoNewPrivs": str(int(no_new_privs)),
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_the_user_enters_the_directory(bench: Bench) -> None:
+    secret = bench.directory / "secret"
+    secret.mkdir(mode=0o700)
+    limits = tuple((soft % (1 << 64), hard % (1 << 64)) for soft, hard in map(resource.getrlimit, range(LIMIT_KINDS)))
+    gate = contract.AS_USER + Credentials(61001, 61001, (), limits).record()
+    assert bench.run(["/bin/sh"], "sh", cwd=str(secret), gate=gate) == Outcome("", ENTER, errno.EACCES, 127, "0")
 
 
 def test_a_shut_gate(bench: Bench) -> None:

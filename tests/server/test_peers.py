@@ -122,7 +122,7 @@ def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: E
         raise error
 
     monkeypatch.setattr(launcher, "run_of", fail)
-    monkeypatch.setattr(peers, "_pidfd", lambda _connection: None)
+    monkeypatch.setattr(peers, "peer_pidfd", lambda _connection: None)
     peer = peers.identify(cast(socket.socket, Answers(os.getpid(), os.geteuid())), launcher)
     assert peer.run is None
     assert "could not be looked at" in peer.unplaced

@@ -112,12 +112,42 @@ def test_install_without_a_session_and_without_root(machine: Machine) -> None:
     assert f"sudo {SFAD} install --system" in machine.cron(f"{SFAD} install --system", code=77)
 
 
+SETUP = ("/etc/sysusers.d/sfad.conf", "/etc/tmpfiles.d/sfad.conf")
+
+
 def test_the_systems_service(machine: Machine) -> None:
     system = machine.system
     assert "would write: /etc/systemd/system/sfad.service" in system.run(SFAD, "install", "--system", "--dry-run")
-    assert system.run("find", "/etc/systemd/system", "-name", "sfad*") == ""
-    system.run(SFAD, "install", "--system")
+    assert system.run("find", "/etc/systemd/system", *SETUP, "-name", "sfad*", code=None) == ""
+    shown = system.run(SFAD, "install", "--system")
+    for file in ("/etc/systemd/system/sfad.service", *SETUP):
+        assert f"wrote: {file}" in shown
+    assert system.run("getent", "group", "sfad").startswith("sfad:")
+    assert system.run("stat", "--format=%a", "/etc/sfad", "/run/sfad", "/var/lib/sfad").split() == ["755", "755", "700"]
+    (following,) = re.findall(r"^next: (.*)", shown, re.MULTILINE)
+    assert "/run/sfad/sfad.sock" in system.run("sh", "-c", following)
+    assert system.run(SFAD, "install", "--system").count("unchanged: ") == 5
+
+    system.run("sh", "-c", "echo '# of an earlier version' >> /etc/systemd/system/sfad.service")
+    pid = system.run("systemctl", "show", "--value", "--property=MainPID", "sfad.service")
+    shown = system.run(SFAD, "install", "--system")
+    (restart,) = re.findall(r"to use the new one, which ends its runs: (.*)", shown)
+    system.run("sh", "-c", restart)
+    assert system.run("systemctl", "show", "--value", "--property=MainPID", "sfad.service") != pid
+    assert system.run("systemctl", "is-active", "sfad.service", "sfad.socket").split() == ["active", "active"]
+
     system.run("systemctl", "stop", "sfad.service")
     assert "/run/sfad/sfad.sock" in system.run("sfactl", "status")  # the socket has started it again
-    system.run(SFAD, "install", "--remove")
+    a_user_starts_no_daemon_beside_it(machine)
+    removed = system.run(SFAD, "install", "--remove")
+    assert "kept: /var/lib/sfad, /etc/sfad and the group sfad" in removed
     assert system.run("find", "/etc/systemd/system", "/run/sfad", "-name", "sfad*", "-not", "-type", "d") == ""
+    assert system.run("find", *SETUP, code=None) == ""
+
+
+def a_user_starts_no_daemon_beside_it(machine: Machine) -> None:
+    machine.system.run("systemctl", "stop", "sfad.service", "sfad.socket")
+    shown = machine.cron("sfactl spawn -- true", code=69)
+    assert "as root: systemctl start sfad.socket" in shown
+    assert machine.system.run("pgrep", "--uid", str(UID), "-f", "sfad serve", code=None) == ""
+    machine.system.run("systemctl", "start", "sfad.socket")

@@ -1,4 +1,4 @@
-"""The trampoline: a few dozen instructions between posix_spawn(3) and a run's command.
+"""The trampoline: a few hundred instructions between posix_spawn(3) and a run's command.
 
 The daemon cannot attach a child to a cgroup before the child runs (glibc < 2.39 has no POSIX_SPAWN_SETCGROUP), cannot wait
 the 6 ms that attaching takes, and must not fork itself. So it spawns this program, which attaches *itself* and then becomes
@@ -8,14 +8,17 @@ the command. It never runs the command uncontained. Its contract:
     fd 0-2  the command's
     fd 3    what to write "0" to in order to be contained: the run's cgroup.procs, or /dev/null
     fd 4    where failure is reported: 16 bytes, the stage and -errno, in the machine's order
-    fd 5    the gate: a byte comes when the daemon has saved which process this is; end-of-file if it died before that
+    fd 5    the gate: a byte comes when the daemon has saved which process this is; end-of-file if it died before that.
+            After the byte "u" come credentials: uid, gid, 1 for no_new_privs, the number of supplementary groups (4 bytes
+            each), soft and hard limit of the 16 kinds of setrlimit(2) (8 bytes each), and the groups (4 bytes each)
     fd 6    this program, when it is an ELF image
 
-It sets the umask, writes "0" to fd 3, enters CWD, marks every descriptor above 2 close-on-exec, waits at the gate, and
-executes the first FILE that is there, much as execvp(3) does: it skips a file whatever is wrong with it, unless the command
-itself is wrong (E2BIG, EAGAIN, ENOMEM, ETXTBSY), and gives a file to /bin/sh if the kernel says ENOEXEC. When the command
-runs, the other end of fd 4 reads end-of-file. At a gate that stays shut the trampoline exits without a report: it executes
-nothing that the next daemon would not know of.
+It sets the umask, writes "0" to fd 3, marks every descriptor above 2 close-on-exec, waits at the gate, becomes the user if it
+was given credentials, with a session keyring of its own and without capabilities, and enters CWD. Then it executes the first
+FILE that is there, much as execvp(3) does: it skips a file whatever is wrong with it, unless the command itself is wrong
+(E2BIG, EAGAIN, ENOMEM, ETXTBSY), and gives a file to /bin/sh if the kernel says ENOEXEC. When the command runs, the other end
+of fd 4 reads end-of-file. At a gate that stays shut the trampoline exits without a report: it executes nothing that the next
+daemon would not know of. It is root's until the gate opens, so no process of the user can stop or trace it before that.
 
 The directory and the files are first touched here, not by the daemon: on a mount that does not answer, this process hangs,
 within its run, where it can be stopped.
@@ -30,9 +33,11 @@ import struct
 
 from ..launcher import LaunchError
 
-ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
+ATTACH, ENTER, CLOSE, EXEC, INTERPRET, BECOME = 1, 2, 3, 4, 5, 6
 """Stages of a failure: writing to fd 3, chdir(2), close_range(2), execve(2), and execve(2) of a file that is there (if that
-fails with ENOENT, the interpreter is missing)."""
+fails with ENOENT, the interpreter is missing), and becoming the user."""
+AS_IT_IS, AS_USER = b"\n", b"u"
+"""What opens the gate."""
 REPORT = struct.Struct("=qq")
 SHELL = b"/bin/sh"
 ITS_COMMAND, ITS_DIRECTORY = b"its command", b"its directory"
@@ -45,6 +50,8 @@ def reported(report: bytes, name: bytes = ITS_COMMAND, cwd: bytes = ITS_DIRECTOR
     stage, number = REPORT.unpack(report)
     if stage == ATTACH:
         return LaunchError(-number, "cannot contain", name)
+    if stage == BECOME:
+        return LaunchError(-number, "cannot become the user that is to execute", name)
     if stage == ENTER:
         return LaunchError(-number, "cannot enter directory", cwd, about="directory")
     missing = stage == INTERPRET and number == -errno.ENOENT

@@ -3,13 +3,20 @@
 import ctypes
 import errno
 import os
+import platform
+import resource
 import select
 import signal
 import struct
 import sys
 
-_PR_SET_PDEATHSIG = 1
-ATTACH, ENTER, CLOSE, EXEC, INTERPRET = 1, 2, 3, 4, 5
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_KEYCTL = {"x86_64": 250, "s390x": 280, "ppc64le": 271, "armv7l": 311, "armv8l": 311, "i686": 288}
+"""The number of keyctl(2); 219 on aarch64, riscv64 and loongarch64."""
+_JOIN_SESSION_KEYRING = 1
+_CAPABILITY_VERSION_3 = 0x20080522
+_HEAD = struct.Struct("=4I32Q")
+ATTACH, ENTER, CLOSE, EXEC, INTERPRET, BECOME = 1, 2, 3, 4, 5, 6
 _THE_COMMANDS = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.ETXTBSY)
 
 
@@ -23,23 +30,57 @@ def _environment() -> "ctypes.Array[ctypes.c_char_p]":
         return _array(file.read().split(b"\0")[:-1])
 
 
-def _exec(path: bytes, argv: list[bytes]) -> int:
+def _exec(path: bytes, argv: list[bytes], environment: "ctypes.Array[ctypes.c_char_p]") -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.execve(path, _array(argv), _environment())
+    libc.execve(path, _array(argv), environment)
     return ctypes.get_errno()
 
 
-def _exec_first(shell: bytes, files: list[bytes], argv: list[bytes]) -> tuple[int, int]:
+def _exec_first(
+    shell: bytes, files: list[bytes], argv: list[bytes], environment: "ctypes.Array[ctypes.c_char_p]"
+) -> tuple[int, int]:
     verdict = errno.ENOENT
     for file in files:
-        failure = _exec(file, argv)
+        failure = _exec(file, argv, environment)
         if failure == errno.ENOEXEC:
-            return INTERPRET, _exec(shell, [shell, file, *argv[1:]])
+            return INTERPRET, _exec(shell, [shell, file, *argv[1:]], environment)
         if failure not in (errno.ENOENT, errno.ENOTDIR):
             verdict = failure
         if failure in _THE_COMMANDS:
             break
     return (INTERPRET if verdict == errno.ENOENT and any(map(os.path.exists, files)) else EXEC), verdict
+
+
+def _become() -> None:
+    """Become the user whose credentials come through the gate. Raises `OSError`."""
+    uid, gid, no_new_privs, count, *limits = _HEAD.unpack(_read(_HEAD.size))
+    os.setgroups(struct.unpack(f"={count}I", _read(4 * count)))
+    for kind, pair in enumerate(zip(limits[::2], limits[1::2], strict=True)):
+        soft, hard = (resource.RLIM_INFINITY if limit >= 1 << 63 else limit for limit in pair)
+        try:
+            resource.setrlimit(kind, (soft, hard))
+        except ValueError as error:  # Python's word for EPERM
+            raise PermissionError(errno.EPERM, str(error)) from error
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, nothing = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+    # a keyring that the kernel does not allow (EPERM, ENOSYS) cannot be used by the command either
+    keyring = libc.syscall(_KEYCTL.get(platform.machine(), 219), _JOIN_SESSION_KEYRING, None)
+    if keyring < 0 and ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):
+        raise OSError(ctypes.get_errno(), "no session keyring")
+    if libc.capset(header, nothing) or (no_new_privs and libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)):
+        raise OSError(ctypes.get_errno(), "cannot give privileges up")
+
+
+def _read(size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        more = os.read(5, size - len(content))
+        if not more:
+            raise OSError(errno.EPIPE, "the daemon ended")
+        content += more
+    return content
 
 
 def _has_terminal() -> bool:
@@ -100,17 +141,22 @@ def main() -> int:
     try:
         os.umask(int(umask, 8))
         os.write(3, b"0")
-        stage = ENTER
-        os.chdir(cwd)
         stage = CLOSE
+        environment = _environment()  # a process that has changed its user may not read it
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
                 os.set_inheritable(int(name), False)
-        if not os.read(5, 1):
+        opened = os.read(5, 1)
+        if not opened:
             return 0
+        if opened == b"u":
+            stage = BECOME
+            _become()
+        stage = ENTER
+        os.chdir(cwd)
         if _has_terminal():
             _keep_company()
-        stage, failure = _exec_first(shell, files, argv)
+        stage, failure = _exec_first(shell, files, argv, environment)
     except OSError as error:
         failure = error.errno or errno.EIO
     os.write(4, struct.pack("=qq", stage, -failure))

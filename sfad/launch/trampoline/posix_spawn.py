@@ -57,7 +57,7 @@ class PosixSpawner:
         the caller's; without a door it has nothing to write to. `nofile` and `msgqueue` are its soft limits and `cpus` are its
         CPUs, where they differ from the daemon's. The caller has refused null bytes, at which the C strings would end."""
         stdio = [self._null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr)]
-        terminal = spec.terminal and os.isatty(stdio[0])
+        terminal = spec.terminal and os.isatty(stdio[0]) and (spec.user is None or os.fstat(stdio[0]).st_uid == spec.user.uid)
         trampoline = self._interactive if terminal else self._trampoline
         argv = _strings(trampoline.argv(spec.umask, spec.cwd, files, spec.argv))
         env = _strings(spec.env)

@@ -61,8 +61,9 @@ def _filter(call: Call, request: Events) -> EventFilter:
         raise bad_request(f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
     if request.after is not None and not 0 <= request.after < 2**63:
         raise bad_request(f"after = {request.after} is no number of an event")
+    milestones = request.milestones or "run_progress" in request.types
     runs: list[RunId] = [call.resolve(run).id for run in request.runs]
-    return EventFilter(call.scope, tuple(runs), tuple(request.types), request.severity, request.since)
+    return EventFilter(call.scope, tuple(runs), tuple(request.types), request.severity, request.since, milestones)
 
 
 class _Following:

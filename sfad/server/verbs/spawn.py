@@ -20,6 +20,7 @@ from ...protocol.types import ErrorCode, RunId
 from ...runs.live import Live
 from ..call import Call, answers
 from ..checks import RequestError, bad_request, check_limits, check_most
+from ..submitters import submitter
 from .watch import demand_watch, push
 
 MAX_EXEC = 6 << 20
@@ -45,6 +46,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
                 return
             request = shimmed(request, gateway)
         _check(request)
+        user = submitter(call.connection, runtime.launcher.containment)
         if request.watch:
             demand_watch(call)
     except (AgentError, BaseUrlError) as error:
@@ -58,7 +60,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         if request.watch:
             push(call, run)
 
-    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session)
+    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user)
     if request.gateway:
         runtime.gateway.demand(_once_served(call, ask, descriptors))
     else:

@@ -1,0 +1,75 @@
+"""Processes of other users, for tests that run as root: forked from the test, so that they need no interpreter they can execute."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+FIRST, SECOND, THIRD = 61001, 61002, 61003
+"""Users without an entry in /etc/passwd."""
+
+T = TypeVar("T")
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
+
+class Failed(AssertionError):
+    """What a process of another user raised."""
+
+
+def as_user(uid: int, do: Callable[[], T], *, gid: int | None = None, groups: Sequence[int] = ()) -> T:
+    """Return what `do` returns in a process of that user. Raise `Failed` with the traceback of what it raises."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read)
+        _answer(write, uid, uid if gid is None else gid, groups, do)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        content = file.read()  # before it is reaped: an answer may be longer than the pipe
+    os.waitid(os.P_PID, pid, os.WEXITED)
+    if not content:
+        raise Failed(f"the process of uid {uid} has ended without an answer")
+    error, value = pickle.loads(content)  # noqa: S301 - from the test's own process
+    if error is not None:
+        raise Failed(error)
+    return value  # type: ignore[no-any-return]
+
+
+def _answer(pipe: int, uid: int, gid: int, groups: Sequence[int], do: Callable[[], Any]) -> None:
+    try:
+        try:
+            become(uid, gid, groups)
+            answer = pickle.dumps((None, do()))
+        except BaseException:  # noqa: BLE001 - the test is told of it
+            answer = pickle.dumps((traceback.format_exc(), None))
+        with os.fdopen(pipe, "wb") as file:
+            file.write(answer)
+    finally:
+        os._exit(0)
+
+
+def become(uid: int, gid: int, groups: Sequence[int] = ()) -> None:
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """Yield a new directory that every user can enter: pytest's own are root's alone."""
+    directory = Path(tempfile.mkdtemp(prefix="users-", dir="/tmp"))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
