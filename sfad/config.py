@@ -116,6 +116,8 @@ class ProgramConfig(Struct, frozen=True, kw_only=True):
 class QuotasConfig(Struct, frozen=True, kw_only=True):
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    queued_per_user: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    """Trees of one user that may wait for a slot."""
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
 
 

@@ -32,6 +32,7 @@ from .types import (
     Limit,
     LimitRefusal,
     Lowered,
+    QuotaState,
     Refusal,
     Role,
     RunId,
@@ -795,6 +796,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    quotas: list[QuotaState] = []
+    """Of the caller's user; empty inside a run."""
     metrics: str | None = None
     """Where Prometheus reads metrics; `None` if nowhere."""
     metrics_trouble: str | None = None

@@ -381,13 +381,25 @@ class Refusal(Struct, frozen=True, kw_only=True):
     kind: Rule
     detail: str
     message: str
-    limit: int | None = None
-    value: int | None = None
+    limit: int | float | None = None
+    value: int | float | None = None
+    """A count, or USD of a budget."""
     path: list[str] | None = None
     key: str | None = None
-    """For a quota of sessions: the key of the config that sets `limit`."""
+    """For a quota, or a bound: the key of the config that sets `limit`."""
     possible_in_s: float | None = None
-    """For a quota of sessions: when a start will be possible, at the latest."""
+    """For a quota: when a start will be possible, at the latest, as far as that is known."""
+
+
+class QuotaState(Struct, frozen=True, kw_only=True):
+    """What a user, or the daemon, has of a quota."""
+
+    key: str
+    """Of the config."""
+    used: int
+    limit: int
+    possible_in_s: float | None = None
+    """When one more fits, if that is known; 0 if it does now."""
 
 
 class Lowered(Struct, frozen=True, kw_only=True):
