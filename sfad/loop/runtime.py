@@ -17,6 +17,7 @@ from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
 from ..durable.session_archive import SessionArchive
 from ..host import systemd
+from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors
 from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
@@ -91,7 +92,7 @@ class Runtime:
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self.announcer.tell_milestone,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
-            prices=config.prices, nearing=config.limits.nearing,
+            prices=config.prices, nearing=_nearing(config),
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
@@ -121,8 +122,9 @@ class Runtime:
         )
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
-            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed
-        )
+            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
+            self.machine.saved_alerts,
+        )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
         self.isolating = Isolating(config, self.gateway, sock=self.socket, state_dir=self.state_dir)
@@ -163,6 +165,7 @@ class Runtime:
                 nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
             self._follow_config()
             self.succession.count_earlier_spawns()
+            self.machine.alerts_before(self.spool.alerts.earlier(wall_clock(), trio.current_time()))
             task_status.started()
 
     def close(self) -> None:
@@ -185,7 +188,7 @@ class Runtime:
         config, self.rejected_config = loaded.config, None
         self.status_text.outdated()
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
-        self.metering.reconfigure(config.prices, config.limits.nearing)
+        self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
@@ -229,3 +232,8 @@ class Runtime:
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         self.spool.ended.pruned(runs)
         self.catalogue.forget(runs)
+
+
+def _nearing(config: configuration.Configuration) -> float:
+    """Return the share of a limit from which on its use must be known."""
+    return min(config.limits.nearing, config.alerts.limit_share)
