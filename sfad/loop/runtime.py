@@ -86,7 +86,7 @@ class Runtime:
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
         self.metering = Metering(
-            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self.announcer.tell_milestone,
+            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
             prices=config.prices, nearing=config.limits.nearing,
         )  # fmt: skip
@@ -196,6 +196,10 @@ class Runtime:
     def _show(self, text: str) -> None:
         with suppress(OSError):  # `systemctl status` shows the text before it
             systemd.notify(systemd.status(text))
+
+    def _reached(self, run: RunId, milestone: str) -> None:
+        self.run_feed.changed([run])
+        self.announcer.tell_milestone(run, milestone)
 
     def _uses_gateway(self) -> bool:
         """Return whether a live run does."""
