@@ -27,6 +27,7 @@ from .config_values import (
     DURATION,
     GROUP,
     LIMITS,
+    LISTEN,
     NAMES,
     PATH,
     PATTERNS,
@@ -115,6 +116,8 @@ class ProgramConfig(Struct, frozen=True, kw_only=True):
 class QuotasConfig(Struct, frozen=True, kw_only=True):
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    queued_per_user: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    """Trees of one user that may wait for a slot."""
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
 
 
@@ -210,6 +213,19 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+class MetricsConfig(Struct, frozen=True, kw_only=True):
+    listen: Annotated[str, Meta(extra=LISTEN)] | None = None
+    """Where Prometheus reads them."""
+
+
+class AlertsConfig(Struct, frozen=True, kw_only=True):
+    cost_usd: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 10.0
+    cost_usd_per_user: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = None
+    terminations: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 5
+    window: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
+    limit_share: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+
+
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
     max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
     window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
@@ -272,7 +288,9 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
+    alerts: AlertsConfig = AlertsConfig()
     sessions: SessionsConfig = SessionsConfig()
+    metrics: MetricsConfig = MetricsConfig()
     agents: dict[str, Agent] = {}
 
 

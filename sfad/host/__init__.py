@@ -2,7 +2,8 @@
 
 `audience`       whom the daemon serves: its owner and root, or every user
 `clock`          the daemon's clocks, and deadlines that call back
-`descriptors`    reserves the last descriptors of the process, and closes those that clients sent
+`descriptors`    reserves the last descriptors of the process
+`closing`        closes the descriptors that clients sent
 `logout`         whether a logout ends this daemon
 `private_files`  the daemon's own names in directories that its agents can write to
 `exec_events`    has the kernel tell which processes execute a program

@@ -21,6 +21,7 @@ from .framing import BadMessage, frame
 from .statistics import Advice, By, Summary
 from .types import (
     Action,
+    AlertState,
     Bound,
     BudgetState,
     CallInfo,
@@ -31,6 +32,7 @@ from .types import (
     Limit,
     LimitRefusal,
     Lowered,
+    QuotaState,
     Refusal,
     Role,
     RunId,
@@ -794,8 +796,16 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    quotas: list[QuotaState] = []
+    """Of the caller's user; empty inside a run."""
+    metrics: str | None = None
+    """Where Prometheus reads metrics; `None` if nowhere."""
+    metrics_trouble: str | None = None
+    """Why they are not served there."""
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
+    alerts: list[AlertState] = []
+    """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
 
 
 class MetricsText(Reply, tag="metrics_text"):

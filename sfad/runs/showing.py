@@ -15,6 +15,7 @@ from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
 from ..protocol.types import Action, ApiSilence, ApiTrouble, LimitKind, LimitState, RunInfo, Source, Status, Usage
 from .live import Live
+from .raised_alerts import alerts_of
 
 Enforcer = Literal["clock", "gateway", "meter", "kernel", "watching", "nothing"]
 
@@ -62,6 +63,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         session=run.asked.session is not None,
         repeating=run.repeating if not run.status.terminal else None,
         api_silence=_silence(run, now) if run.account.reservations else None,
+        alerts=alerts_of(run, now),
     )
 
 

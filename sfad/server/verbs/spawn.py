@@ -11,7 +11,7 @@ from ...core.access import VERBS
 from ...core.asked import SessionAsked
 from ...core.naming import executes, program_name
 from ...core.policy import MAX_LABELS
-from ...host.descriptors import close_soon
+from ...host.closing import close_soon
 from ...launch import procfs
 from ...loop.translate import BaseUrlError, check_base_urls
 from ...meters import PROGRAMS, UNREAD
@@ -41,7 +41,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
             request = filled_in(request, runtime.agents, gateway)
         elif request.shim:
             if above is not None and _is_own_program(call.connection.sender, above, request):
-                close_soon(descriptors)
+                close_soon(descriptors, call.connection.sender_group)
                 call.reply(Done(id=call.id))
                 return
             request = shimmed(request, gateway)
@@ -50,10 +50,10 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         if request.watch:
             demand_watch(call)
     except (AgentError, BaseUrlError) as error:
-        close_soon(descriptors)
+        close_soon(descriptors, call.connection.sender_group)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
-        close_soon(descriptors)
+        close_soon(descriptors, call.connection.sender_group)
         raise
 
     def on_admit(run: RunId) -> None:
@@ -107,12 +107,12 @@ def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) ->
 
     def go_on(trouble: str | None) -> None:
         if not is_wanted():
-            close_soon(descriptors)
+            close_soon(descriptors, call.connection.sender_group)
         elif call.connection.closed:
-            close_soon(descriptors)
+            close_soon(descriptors, call.connection.sender_group)
             call.end()
         elif trouble is not None:
-            close_soon(descriptors)
+            close_soon(descriptors, call.connection.sender_group)
             way_out = ". --no-gateway starts the run without it" if call.peer.run is None else ""
             message = f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}"
             call.fail(ErrorCode.UNAVAILABLE, message)
@@ -130,7 +130,7 @@ def _claim(call: Call, request: Spawn) -> list[int]:
     descriptors = call.connection.take(request.descriptors) if request.descriptors <= MAX_DESCRIPTORS else None
     if descriptors is not None and len(descriptors) == expected:
         return descriptors
-    close_soon(descriptors or [])
+    close_soon(descriptors or [], call.connection.sender_group)
     raise bad_request(
         f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
     )
