@@ -1,8 +1,8 @@
 """Print events, and follow them.
 
 Without an option: the last 50. With --since, all from that event or time on. Each line has the time, the event's number, its type,
-the run and a message. With -f, each further event is printed once the ledger has it, until Ctrl-C. If the daemon goes away, it is waited
-for; nothing is missed and nothing comes twice. To resume later, give the last number to --since.
+the run and a message. With -f, each further event is printed once the ledger has it, until Ctrl-C. A daemon that goes away is
+waited for; nothing is missed and nothing comes twice. To resume later, give the last number to --since.
 
 With --json, one object for each event.
 """

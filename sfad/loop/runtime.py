@@ -70,6 +70,7 @@ class Runtime:
         self.counts = resources.counts
         self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config_files = loaded.files
         self.rejected_config = loaded.rejected
         """Why the config files are not used as they are now; `None` if they are."""
         self.began = now if began is None else began
@@ -178,6 +179,7 @@ class Runtime:
         config, self.rejected_config = loaded.config, None
         self.status_text.outdated()
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config_files = loaded.files
         self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)

@@ -22,6 +22,17 @@ class LineFile:
         self._most = most
         self._torn = False
 
+    @property
+    def place(self) -> str:
+        """The path of the file, also of one that the descriptor leads to; else `journal`, or `stderr`."""
+        if self._file is not None:
+            return str(self._file)
+        status = os.fstat(self._descriptor)
+        if stat.S_ISREG(status.st_mode):
+            return os.readlink(f"/proc/self/fd/{self._descriptor}")
+        # systemd.exec(5), JOURNAL_STREAM
+        return "journal" if os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}" else "stderr"
+
     def write(self, line: bytes) -> bool:
         """Write a line. Return whether all of it was written."""
         # the rest of a line that a full disk cut off would run into this one

@@ -43,7 +43,6 @@ class Log:
         self._threshold = LEVELS.index(level)
         self._lines = LineFile(file, descriptor, MOST)
         self._now = now
-        self.file = file
         self.dropped = 0
         """Lines lost since the last one that was written."""
 
@@ -73,6 +72,11 @@ class Log:
         if LEVELS.index(level) >= self._threshold:
             fields: dict[str, Any] = msgspec.to_builtins(event)
             self._line(level, {"severity": event.severity, **fields})
+
+    @property
+    def place(self) -> str:
+        """Where the lines go: a file, or `stderr`, or `journal`."""
+        return self._lines.place
 
     def reopen(self) -> None:
         """Open the file again after it was rotated away. Raises `OSError`, and then continues with the old one."""
