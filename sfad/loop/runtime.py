@@ -33,6 +33,7 @@ from .announcing import Announcer
 from .arrivals import Arrivals
 from .core_loop import CoreLoop, EventQueue
 from .gateway_process import GatewayProcess
+from .isolating import Isolating
 from .launching import Launching
 from .measuring import Measuring
 from .metrics_endpoint import MetricsEndpoint
@@ -127,8 +128,17 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
+        self.isolating = Isolating(config, self.gateway, sock=self.socket, state_dir=self.state_dir)
         launching = Launching(
-            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway, self.shims
+            resources,
+            self.catalogue,
+            self.metering,
+            self.descriptors,
+            self.feed,
+            self.arrivals.arm,
+            self.gateway,
+            self.shims,
+            self.isolating,
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,
@@ -186,6 +196,7 @@ class Runtime:
         self.gateway.reconfigure(config.gateway)
         self.metrics.reconfigure(config.metrics)
         self.shims.look()
+        self.isolating.reconfigure(config)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])

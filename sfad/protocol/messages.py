@@ -28,6 +28,7 @@ from .types import (
     Claim,
     ErrorCode,
     Event,
+    Isolation,
     Kind,
     Limit,
     LimitRefusal,
@@ -124,6 +125,8 @@ class Spawn(Request, tag="spawn"):
     key: str | None = None
     """A random word of the client. The same user asking again from the same run with the same key gets the run admitted before."""
     descriptors: int = 0
+    isolation: Isolation | None = None
+    """Start the command in a sandbox. `None`: as the config says, and its parent is."""
 
 
 class StartSession(Request, tag="start_session"):
