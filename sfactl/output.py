@@ -156,6 +156,8 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} ({plain(run.reason.kind)})"
     if run.api_trouble is not None:
         return f"{run.status.value} (API {run.api_trouble.status or 'failing'})"
+    if run.api_silence is not None:
+        return f"{run.status.value} (waiting {age(run.api_silence.since)} for {plain(run.api_silence.host)})"
     if run.unadmitted:
         return f"{run.status.value} ({run.unadmitted} unadmitted)"
     if unanswered(run):

@@ -25,7 +25,9 @@ from .config_values import (
     COMMAND,
     COUNT,
     DURATION,
+    GROUP,
     LIMITS,
+    LISTEN,
     NAMES,
     PATH,
     PATTERNS,
@@ -129,6 +131,8 @@ class ContainmentConfig(Struct, frozen=True, kw_only=True):
 
 class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
+    admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
+    """The group whose members may do with all runs what root may."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -207,6 +211,19 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+class MetricsConfig(Struct, frozen=True, kw_only=True):
+    listen: Annotated[str, Meta(extra=LISTEN)] | None = None
+    """Where Prometheus reads them."""
+
+
+class AlertsConfig(Struct, frozen=True, kw_only=True):
+    cost_usd: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 10.0
+    cost_usd_per_user: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = None
+    terminations: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 5
+    window: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
+    limit_share: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+
+
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
     max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
     window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
@@ -269,7 +286,9 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
+    alerts: AlertsConfig = AlertsConfig()
     sessions: SessionsConfig = SessionsConfig()
+    metrics: MetricsConfig = MetricsConfig()
     agents: dict[str, Agent] = {}
 
 
@@ -437,7 +456,7 @@ def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
         return converted(kind, value)
-    except (ValueError, TypeError, OverflowError) as error:  # msgspec.ValidationError is a ValueError
+    except (ValueError, TypeError, OverflowError, KeyError) as error:  # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
 
 

@@ -1,5 +1,6 @@
 """Values in a config file: how each kind is written, converted, and described in an error."""
 
+import grp
 import ipaddress
 import math
 import re
@@ -13,6 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from .protocol import units
+
+MAX_PORT = 65535
 
 OFF = "off"
 """The value for "no limit", where the field may be `None`."""
@@ -29,11 +32,24 @@ NAMES = {"unit": "names"}
 PATTERNS = {"unit": "patterns"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
+LISTEN = {"unit": "listen"}
+GROUP = {"unit": "group"}
+
+
+def _gid(group: Any) -> int:
+    """Return the number of a group that is given by its name or its number."""
+    if isinstance(group, str) and not group.isdecimal():
+        return grp.getgrnam(group).gr_gid
+    if isinstance(group, float):
+        raise TypeError
+    return int(group)
+
 
 _PARSERS: dict[str, Callable[[Any], float]] = {
     "duration": units.parse_duration,
     "size": units.parse_size,
     "count": units.parse_count,
+    "group": _gid,
 }
 
 _WORDS = {
@@ -41,6 +57,8 @@ _WORDS = {
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
+    "listen": '"127.0.0.1:PORT", "[::1]:PORT" or "unix:/PATH"',
+    "group": "name or number of a group of this machine",
     "variable": "the name of an environment variable",
     "url": 'a URL that begins with http:// or https:// and does not end with "/", without user or password (use key_file)',
     "command": "a list of texts: the program and its arguments, one text each",
@@ -64,8 +82,22 @@ def is_base_url(url: str) -> bool:
     return bool(well_formed) and port != 0
 
 
+def listen_address(text: str) -> Path | tuple[str, int]:
+    """Return the path of a Unix socket, or a loopback address and its port. Raises `ValueError`.
+
+    Other addresses are refused: what is served has no password."""
+    scheme, _, path = text.partition(":")
+    if scheme == "unix" and Path(path).is_absolute() and "\0" not in path:
+        return Path(path)
+    host, _, port = text.rpartition(":")
+    if host not in {"127.0.0.1", "[::1]"} or not re.fullmatch(r"[1-9][0-9]{0,4}", port, re.ASCII) or int(port) > MAX_PORT:
+        raise ValueError(text)
+    return host.strip("[]"), int(port)
+
+
 def converted(kind: Any, value: Any) -> Any:
-    """Return a value from TOML as the type of its field. Raises `ValueError`, `TypeError`, `OverflowError`."""
+    """Return a value from TOML as the type of its field. Raises `ValueError`, `TypeError`, `OverflowError`, and
+    `KeyError` for a group that does not exist."""
     if value == OFF and _may_be_off(kind):
         return None
     unit = _unit(kind)
@@ -76,6 +108,8 @@ def converted(kind: Any, value: Any) -> Any:
     elif unit == "path" and not Path(value).is_absolute():
         raise ValueError
     result = msgspec.convert(value, kind)
+    if unit == "listen":
+        listen_address(result)
     if (unit == "url" and not is_base_url(value)) or (unit == "patterns" and "" in value):
         raise ValueError
     if isinstance(result, float) and not math.isfinite(result):

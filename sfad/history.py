@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from . import __version__
+from .core.access import EVERYTHING, Scope
 from .ledger.database import LedgerError
 from .ledger.opening import open_past
 from .ledger.past_events import EventFilter, event_page
@@ -36,23 +37,21 @@ class PastRuns:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def info(self, run: RunId) -> RunInfo | None:
+    def known(self, run: RunId, scope: Scope) -> RunInfo | None:
+        del scope  # who reads the files may see all that is in them
         found = self._reader.get(run)
         return found[0] if found is not None else None
 
-    def live_runs(self, *, name: str, within: RunId | None) -> list[RunId]:
+    def live_runs(self, scope: Scope, *, name: str) -> list[RunId]:
         """Return the newest run of this name that had not ended, if there is one. Whether the older ones live is not known."""
-        del within
-        runs = self._reader.select(Page(m.List(id=0, name=name, rows=0))).runs
+        runs = self._reader.select(Page(m.List(id=0, name=name, rows=0), scope)).runs
         return [max(info.id for info in runs)] if runs else []
 
-    def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
-        del within
-        return next(iter(self._reader.select(Page(m.List(id=0, name=name, rows=1))).runs), None)
+    def newest_ended(self, name: str, scope: Scope) -> RunInfo | None:
+        return next(iter(self._reader.select(Page(m.List(id=0, name=name, rows=1), scope)).runs), None)
 
-    def find(self, prefix: str, within: RunId | None) -> list[RunId]:
-        del within
-        return self._reader.find(prefix, LISTED_RUNS + 1)
+    def find(self, prefix: str, scope: Scope) -> list[RunId]:
+        return self._reader.find(prefix, scope, LISTED_RUNS + 1)
 
     def shown(self, runs: Sequence[RunInfo]) -> list[RunInfo]:
         """Return the runs with their totals, as the daemon left them."""
@@ -101,7 +100,7 @@ class History:
                 raise unavailable("no daemon is running; start one with 'sfad serve'")
 
     def _resolve(self, handle: str) -> RunInfo:
-        return find_run(self._runs, handle, None)
+        return find_run(self._runs, handle, EVERYTHING)
 
     def _welcome(self, request: m.Hello) -> m.Reply:
         version = max(set(request.versions) & set(SUPPORTED), default=SUPPORTED[0])
@@ -116,12 +115,12 @@ class History:
 
     def _list(self, request: m.List) -> m.Reply:
         root = None if request.root is None else self._resolve(request.root).id
-        found = self._reader.select(Page(msgspec.structs.replace(request, root=None), within=root))
+        found = self._reader.select(Page(msgspec.structs.replace(request, root=None), EVERYTHING, within=root))
         return m.RunList(id=request.id, runs=self._runs.shown(found.runs), next=found.reached or None)
 
     def _summarise(self, request: m.Summarise) -> m.Reply:
-        page = page_of(request)
-        found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info, ()))
+        page = page_of(request, EVERYTHING)
+        found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info, None, ()))
         live = [(info, extra.model) for info, extra in filter(None, found)]
         return m.Summarised(id=request.id, summary=Summariser(self._connection, page, request.by, live).summary())
 
@@ -129,7 +128,7 @@ class History:
         if request.follow:
             raise unavailable("no daemon is running, so there will be no further events; leave -f out to see the past ones")
         runs = tuple(self._resolve(run).id for run in request.runs)
-        wanted = EventFilter(runs, tuple(request.types), request.severity, request.since)
+        wanted = EventFilter(EVERYTHING, runs, tuple(request.types), request.severity, request.since)
         return event_page(self._connection, wanted, request, request.rows)
 
     def _logs(self, request: m.Logs) -> tuple[m.Reply, Sequence[int]]:

@@ -30,6 +30,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--tail", "-n"), "tail", "At most the last N events (default without --since: 50)", "N"),
     Option(("--run",), "run", "Only events of this run and its descendants", "RUN", many=True, complete="run"),
     Option(("--type",), "type_", "Only these types; * matches any text: 'alert_*'", "TYPE", many=True),
+    Option(("--all", "-a"), "all_", "Also milestones: what runs write about their progress (also: --type run_progress)"),
     Option(("--severity",), "severity", "Only events of at least this severity: low, medium, high", "SEVERITY"),
 )
 
@@ -47,12 +48,13 @@ def main(
     run: Sequence[str] = (),
     type_: Sequence[str] = (),
     severity: str = "low",
+    all_: bool = False,
     socket: str | None = None,
     json: bool = False,
 ) -> int:
     if severity not in SEVERITIES:
         raise UsageError(f"--severity: unknown severity {severity!r}; choose from: {', '.join(SEVERITIES)}")
-    wanted = m.Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE)
+    wanted = m.Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE, milestones=all_)
     if since is not None and tail is not None:
         raise UsageError("--since gives all events from there on, and --tail the last ones: leave one out")
     if since is None:

@@ -68,6 +68,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "meter", meter
     if run.api_trouble:
         yield "model API", output.plain(run.api_trouble.sentence)
+    for alert in run.alerts:
+        yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {output.plain(alert.message)}"
     if run.repeating:
         yield "repeating", output.plain(run.repeating.sentence)
     yield from _times(run)

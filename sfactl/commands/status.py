@@ -28,8 +28,11 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "state", status.state_dir
     yield "containment", f"{status.containment} ({status.containment_detail})"
     live = f"{status.live} live" + (f" (adopted {status.adopted})" if status.adopted else "")
-    yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
-    yield "connections", str(status.connections)
+    if status.admitted is None:  # the caller may not know of all runs
+        yield "runs", f"{live}, {status.queued} queued"
+    else:
+        yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
+        yield "connections", str(status.connections)
     age = output.age(status.backup_at)
     backup = "no backup yet" if status.backup_at is None else f"backup {output.size(status.backup_bytes)}, {age} old"
     yield "memory", f"{output.size(status.memory_bytes)}; ledger {output.size(status.ledger_bytes)}; {backup}"
@@ -43,6 +46,12 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.gateway is not None:
         process = f"pid {status.gateway_pid}" if status.gateway_pid is not None else "it has ended and is being started again"
         yield "gateway", f"{status.gateway}, {process}"
+    if status.metrics is not None:
+        trouble = f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
+        yield "metrics", f"{status.metrics}{trouble}"
+    for alert in status.alerts:
+        whose = f"run {alert.run_id}: " if alert.run_id is not None else ""
+        yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {whose}{alert.message}"
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     for budget in status.budgets:

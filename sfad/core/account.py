@@ -6,7 +6,7 @@ Money is in nano-dollars (see `money`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..protocol.kinds import COSTS, COUNTS, TREE_USE
@@ -93,6 +93,15 @@ def amounts_of(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKi
 ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execution": LimitKind.EXECUTION_COST}
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A call whose reply has not begun."""
+
+    host: str
+    since: float
+    """When the call went out, on the core's clock."""
+
+
 Periods = tuple[tuple[str, str, str], ...]
 """Budgets by scope, name and the start of the period."""
 
@@ -116,6 +125,7 @@ class OpenReservation:
     """What these cost."""
     call: CallInfo | None = None
     """What is known of the call that it is for; `None` if an agent reserved it, or release 0.1.0 for a call."""
+    silence: Silence | None = None
 
     @property
     def amounts(self) -> dict[LimitKind, int]:
@@ -226,6 +236,14 @@ class Account:
         _add(self.doubts, {kind: -amount for kind, amount in reservation.doubts.items()})
         if not any(sums.values()):
             sums.clear()
+
+    def call_is(self, name: str, silence: Silence | None) -> None:
+        self.reservations[name] = replace(self.reservations[name], silence=silence)
+
+    @property
+    def silences(self) -> list[Silence]:
+        """The calls under way whose replies have not begun though they should have."""
+        return [each.silence for each in self.reservations.values() if each.silence is not None]
 
     def _sums_of(self, reservation: OpenReservation) -> dict[LimitKind, int]:
         return self.under_way if reservation.source == "gateway" else self.reserved

@@ -1,11 +1,11 @@
 """Admits runs or refuses them, and launches them when the ledger holds their admission and there is a slot."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ..protocol.types import ErrorCode, Reason, Refusal, RunId, Status
 from . import commands as c
 from . import events as e
-from .access import Peer
 from .candidate import candidate
 from .context import Context
 from .guard import Question, first_refusal
@@ -72,7 +72,7 @@ class Admission:
     def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None) -> Question:
         peer = ev.peer
         if peer.run is not None and caller is None:
-            peer = Peer(peer.uid, peer.user, peer.owner, peer.run, unplaced=f"its run {peer.run} has ended")
+            peer = replace(peer, unplaced=f"its run {peer.run} has ended")
         is_session = run.asked.session is not None
         return Question(
             at=ev.at,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..protocol.types import ApiTrouble, Reason, RunId, Status
 from . import commands as c
 from . import events as e
+from .account import Silence
 from .context import Context, grace_of
 from .lifecycle import Lifecycle
 from .pausing import Pausing
@@ -151,7 +152,7 @@ class AttemptTracker:
             return
         latest = run.latest
         trouble, latest.trouble = latest.known_trouble, ev.trouble
-        self._publish_trouble(run, trouble)
+        self._publish_trouble(run, trouble, ev.at)
         before = latest.finished
         if (ev.finished, ev.failed) != (before, latest.failed):
             latest.finished, latest.failed = ev.finished, ev.failed
@@ -166,7 +167,7 @@ class AttemptTracker:
         if run.latest.finished and not run.asked.interactive:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
 
-    def call_ended(self, run: Run, end: e.CallEnd) -> None:
+    def call_ended(self, run: Run, end: e.CallEnd, at: float) -> None:
         """Take note of how a call of the gateway ended."""
         latest = run.latest
         if run.status is Status.STOPPING or not (end.failed or latest.failing):
@@ -177,14 +178,28 @@ class AttemptTracker:
             latest.failing = ApiTrouble(count=count, status=end.status, error=(end.error or "")[:MAX_ERROR])
         elif end.status is not None:
             latest.failing = None
-        self._publish_trouble(run, before)
+        self._publish_trouble(run, before, at)
 
-    def _publish_trouble(self, run: Run, before: ApiTrouble | None) -> None:
+    def call_silent(self, run: Run, name: str, silence: Silence | None) -> None:
+        """Take note of a call whose reply does not begin, or has begun late."""
+        quiet = not run.account.silences and run.latest.known_trouble is None
+        run.account.call_is(name, silence)
+        self._ctx.changed(run)
+        if run.status is Status.STOPPING:
+            return
+        if silence is not None and quiet:
+            self._ctx.publish(EventType.RUN_PROGRESS, run, f"the API is silent: no byte has come from {silence.host}")
+        elif silence is None and not run.account.silences and run.latest.known_trouble is None:
+            self._ctx.publish(EventType.RUN_PROGRESS, run, "the API answers again")
+
+    def _publish_trouble(self, run: Run, before: ApiTrouble | None, at: float) -> None:
         """Publish when calls of the model begin to fail, whenever twice as many have failed, and when it answers again."""
         trouble = run.latest.known_trouble
         if trouble == before:
             return
         self._ctx.changed(run)
+        if before is None or trouble is None:
+            run.latest.failing_since = at if trouble is not None else None
         if trouble is None:
             self._ctx.publish(EventType.RUN_PROGRESS, run, "the API answers again")
         elif before is None or trouble.count.bit_length() > before.count.bit_length():

@@ -140,9 +140,14 @@ class Calls:
             return  # its run has ended, and was charged in full for what it had reserved
         run, _ = found
         self._spending.end_call(run, ev.name, ev.used, ev.end)
-        self._attempts.call_ended(run, ev.end)
+        self._attempts.call_ended(run, ev.end, ev.at)
         self._repeats.tools_asked_for(run, ev.tools)
         self._limits.enforce(run, ev.at)
+
+    def silent(self, ev: e.CallSilent) -> None:
+        found = self._spending.reservation(ev.name)
+        if found is not None:
+            self._attempts.call_silent(found[0], ev.name, ev.silence)
 
     def gateway_started(self, ev: e.GatewayStarted) -> None:
         lost = self._reservations()

@@ -1,18 +1,28 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
 from ..protocol.types import Action, ErrorCode, RunId, Severity
 from . import commands as c
-from .access import FULL, Peer, Permissions, refuse_sessions, refuse_target, refuse_verb
+from .access import FULL, Peer, Permissions, Scope, refuse_sessions, refuse_target, refuse_verb, unknown_run
+from .event_rates import EventRate
 from .events import OfPeer
 from .policy import Policy
 from .quotas import Slots
 from .run import Run, Token
 from .tree import Tree
 from .vocabulary import EventType, Timer
+
+
+class AlertFacts(TypedDict, total=False):
+    """What the event of an alert tells beside its words."""
+
+    state: Literal["raised", "cleared"]
+    value: float
+    threshold: float
+    window_s: float
 
 
 class Facts(TypedDict, total=False):
@@ -30,6 +40,9 @@ class Facts(TypedDict, total=False):
     pid: int
     command: str
     depth: int
+    state: Literal["raised", "cleared"]
+    value: float
+    window_s: float
 
 
 class Context:
@@ -41,6 +54,7 @@ class Context:
         self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees)
         self.draining = False
         """Nothing starts any more, because the daemon was told to end."""
+        self._event_rate = EventRate()
         self.begin()
         self.ended: list[Run] = []
         """Runs that have ended since the last `take_ended`."""
@@ -99,6 +113,11 @@ class Context:
         )
         self.do(c.Publish(event, lineage))
 
+    def may_cause_event(self, peer: Peer, at: float) -> bool:
+        """Return whether what the peer does at will is published. A run, and a user who is not the operator, could otherwise fill
+        the ledger."""
+        return (peer.owner and peer.run is None) or self._event_rate.admits(peer.run or peer.uid, at)
+
     def end(self, run: Run) -> None:
         self.tree.remove(run)
         if run.parent is None:
@@ -118,14 +137,18 @@ class Context:
 
     def refuse(self, peer: Peer, verb: str, lineage: Sequence[RunId] | None = None) -> str | None:
         """Return why the peer may not use `verb` (on the run at the end of `lineage`), or `None`."""
-        refused = refuse_verb(peer, verb, self.permissions(peer))
+        refused = refuse_verb(peer, verb, self.permissions(peer), self.policy.access)
         if refused is None and lineage is not None:
             refused = refuse_target(peer, verb, lineage)
         return refused
 
     def refuse_sessions(self, peer: Peer) -> str | None:
         """Return why the peer may neither start sessions nor stop them, or `None`."""
-        return refuse_sessions(peer, self.permissions(peer))
+        return refuse_sessions(peer, self.permissions(peer), self.policy.access)
+
+    def scope(self, peer: Peer) -> Scope:
+        """Return the runs that the peer may know of now."""
+        return self.policy.access.scope(peer)
 
     def permitted_run(self, ev: OfPeer, verb: str, run_id: RunId) -> Run | None:
         """Return the live run of this id if the peer may use `verb` on it; else reply why not."""
@@ -137,13 +160,23 @@ class Context:
 
     def denied(self, ev: OfPeer, verb: str, runs: list[Run]) -> bool:
         """Return whether the peer may not use `verb` on one of the runs; then reply why."""
-        lineages: list[tuple[RunId, ...] | None] = [run.lineage_ids for run in runs]
-        for lineage in lineages or [None]:
-            refused = self.refuse(ev.peer, verb, lineage)
+        refused = self._refused(ev.peer, verb, runs)
+        if refused is not None:
+            self.fail(ev.token, *refused)
+        return refused is not None
+
+    def _refused(self, peer: Peer, verb: str, runs: list[Run]) -> tuple[ErrorCode, str] | None:
+        refused = self.refuse(peer, verb)
+        if refused is not None:
+            return ErrorCode.NOT_PERMITTED, refused
+        scope = self.scope(peer)
+        for run in runs:
+            if not scope.knows(run.birth.uid, run.lineage_ids):
+                return ErrorCode.NO_SUCH_RUN, unknown_run(run.id)
+            refused = refuse_target(peer, verb, run.lineage_ids)
             if refused is not None:
-                self.fail(ev.token, ErrorCode.NOT_PERMITTED, refused)
-                return True
-        return False
+                return ErrorCode.NOT_PERMITTED, refused
+        return None
 
 
 def grace_of(run: Run, policy: Policy, requested: float | None = None) -> float:

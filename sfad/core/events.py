@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from ..protocol.types import ApiTrouble, CallInfo, Limit, LimitKind, RunId, Source, Survivor
 from .access import Peer
-from .account import OpenReservation, Use
+from .account import OpenReservation, Silence, Use
 from .asked import Asked
 from .budgets import Budget
 from .policy import Policy
@@ -171,6 +171,13 @@ class CallSettled(At, frozen=True):
     """Calls of tools that its reply asks for: name, digest of the arguments."""
 
 
+class CallSilent(At, frozen=True):
+    """No byte of a call's reply has come for a while; without `silence`, its first byte has come after all."""
+
+    name: str
+    silence: Silence | None
+
+
 class GatewayStarted(At, frozen=True):
     """A gateway was started. What an earlier one had under way, and did not settle, counts in full."""
 
@@ -244,6 +251,10 @@ class BudgetsKnown(At, frozen=True):
     """Money budgets of users and teams as they stand: at the start, after a change of the config, and when one is renewed."""
 
     budgets: tuple[Budget, ...]
+
+
+class AlertsDue(At, frozen=True):
+    """The time has come for which `ArmAlerts` asked."""
 
 
 class ClientGone(At, frozen=True):
@@ -351,7 +362,9 @@ OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
-OfGateway = CallAsked | CallWithdrawn | CallSettled | GatewayStarted | GatewayConnected
-OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | RunsAdopted
+OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayStarted | GatewayConnected
+OfDaemon = (
+    Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | AlertsDue | Reconfigured | DrainRequested | RunsAdopted
+)
 
 Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon

@@ -97,15 +97,17 @@ def _permission(q: Question) -> Refusal | None:
     permissions = q.caller.birth.permissions if q.caller is not None else FULL
     asked = q.run.asked
     if asked.session is not None or asked.nested:
-        detail = refuse_sessions(q.peer, permissions)
+        detail = refuse_sessions(q.peer, permissions, q.policy.access)
     else:
-        detail = refuse_verb(q.peer, "spawn", permissions)
+        detail = refuse_verb(q.peer, "spawn", permissions, q.policy.access)
     if detail is None and q.detached and not q.policy.allow_detach:
         detail = f"run {q.peer.run} may not start a detached run (guard.allow_detach = false)"
     if detail is None:
         return None
     remedy = (
-        "Start a daemon of your own (sfad serve), or ask root" if not q.peer.owner else "Try again from a shell outside any run"
+        "Start a daemon of your own (sfad serve), or ask root"
+        if not q.policy.access.serves(q.peer)
+        else "Try again from a shell outside any run"
     )
     return q.refuse(Rule.PERMISSION, detail, detail, remedy)
 

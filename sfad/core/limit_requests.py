@@ -58,7 +58,7 @@ class LimitRequests:
     def _continue(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
         if self._make_room(ev.token, ev.peer, run, ev.limits):
             if run.paused is not None and run.no_money is None:
-                self._pausing.resume(run, ev.at)
+                self._pausing.resume(run, ev.at, told=self._ctx.may_cause_event(ev.peer, ev.at))
             self._limit_enforcement.enforce_subtree(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))
 
@@ -121,8 +121,12 @@ class LimitRequests:
             self._lifecycle.release_breach(run)  # a limit that still holds the run is exceeded again below
         for limit in ev.limits:
             before = run.limits.get(limit.kind)
+            if before is not None and _same(before, limit):
+                continue
             self._replace(run, limit, ev.peer)
             after, who = run.limits[limit.kind], ev.peer.who
+            if not self._ctx.may_cause_event(ev.peer, ev.at):
+                continue
             step = f"{_step(before, after.limit)}, by {who}"
             self._limit_enforcement.publish_about(EventType.LIMIT_CHANGED, run, after, step, by=who)
         self._ctx.changed(run)
@@ -190,6 +194,10 @@ def _check_named(run: Run, found: list[ActiveLimit], limits: tuple[Limit, ...]) 
             f"run {run.id} is held by its limit of {forgotten}: name that as well, with more room, or name none, and what holds it "
             "only warns from now on"
         )
+
+
+def _same(before: ActiveLimit, limit: Limit) -> bool:
+    return limit.threshold == before.limit.threshold and limit.action in (None, before.limit.action)
 
 
 def _looser(before: ActiveLimit | None, limit: Limit) -> bool:

@@ -33,12 +33,20 @@ class Pausing:
             return
         run.pause_tokens.append(ev.token)
         if paused is None:
-            self.pause(run, ev.at, suspended=ev.suspended)
+            self.pause(run, ev.at, suspended=ev.suspended, told=self._ctx.may_cause_event(ev.peer, ev.at))
 
     def pause(
-        self, run: Run, at: float, why: str = "", *, suspended: bool = False, no_money: Reason | None = None, freeze: bool = True
+        self,
+        run: Run,
+        at: float,
+        why: str = "",
+        *,
+        suspended: bool = False,
+        no_money: Reason | None = None,
+        freeze: bool = True,
+        told: bool = True,
     ) -> None:
-        """Freeze a run and everything below it, unless only its calls are held, and halt their clocks."""
+        """Freeze a run and everything below it, unless only its calls are held, and halt their clocks. `told`: publish that."""
         run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze)
         for each in run.subtree():
             if each.status is Status.RUNNING:
@@ -49,7 +57,8 @@ class Pausing:
         if freeze:
             self._ctx.do(c.Freeze(run.id))
         self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
-        self._ctx.publish(EventType.RUN_PAUSED, run, why)
+        if told:
+            self._ctx.publish(EventType.RUN_PAUSED, run, why)
 
     def _freeze(self, run: Run, paused: Paused) -> None:
         if not paused.frozen:
@@ -65,8 +74,8 @@ class Pausing:
         run.pause_tokens.clear()
         self._ctx.changed(run)
 
-    def resume(self, run: Run, at: float) -> None:
-        """Thaw a run that is frozen itself, and everything below it that no other pause holds."""
+    def resume(self, run: Run, at: float, *, told: bool = True) -> None:
+        """Thaw a run that is frozen itself, and everything below it that no other pause holds. `told`: publish that."""
         suspended = run.suspended
         self._lifecycle.unpause(run)
         if suspended:
@@ -82,7 +91,8 @@ class Pausing:
                 self._ctx.save_and_record(each)
             else:
                 self.await_retry(each, at)
-        self._ctx.publish(EventType.RUN_RESUMED, run)
+        if told:
+            self._ctx.publish(EventType.RUN_RESUMED, run)
 
     def end_suspension(self, run: Run, at: float) -> None:
         """Undo a suspension, and no pause that a limit or a budget has asked for meanwhile."""

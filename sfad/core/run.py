@@ -14,6 +14,7 @@ from msgspec import Struct
 from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
 from .access import FULL, Permissions
 from .account import Account
+from .alert import RaisedAlert
 from .asked import Asked
 from .ladder import Ladder
 from .limits import ActiveLimit, Limits
@@ -97,6 +98,8 @@ class Attempt:
     """The agent cannot reach its model, as it tells."""
     failing: ApiTrouble | None = None
     """The same, as the gateway tells."""
+    failing_since: float | None = None
+    """When it began to fail to reach its model, as either tells."""
 
     @property
     def known_trouble(self) -> ApiTrouble | None:
@@ -227,6 +230,10 @@ class State:
     unadmitted_seen: dict[int, int] = field(default_factory=dict)
     """The last of these: when each started, by pid."""
     streak: Streak | None = None
+    alerts: dict[str, RaisedAlert] = field(default_factory=dict)
+    """By their types."""
+    counted_cost: int = 0
+    """The part of its own cost, in nano-dollars, that alerts have counted."""
 
     @property
     def attempt(self) -> int:
@@ -235,6 +242,12 @@ class State:
     @property
     def pid(self) -> int | None:
         return self.latest.pid
+
+    @property
+    def unreachable_since(self) -> float | None:
+        """When its calls of the model began to fail or to stay without an answer, if they do."""
+        failing = self.latest.failing_since
+        return min([*(silence.since for silence in self.account.silences), *([] if failing is None else [failing])], default=None)
 
     @property
     def clearing(self) -> bool:

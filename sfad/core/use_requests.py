@@ -56,7 +56,7 @@ class UseRequests:
 
     def settle_requested(self, ev: e.SettleRequested) -> None:
         found = self._spending.reservation(ev.name)
-        if found is None:
+        if found is None or not self._ctx.scope(ev.peer).knows(found[0].birth.uid, found[0].lineage_ids):
             message = f"no reservation '{ev.name}' is open: it was settled, or its run has ended and it was charged in full"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
         elif (run := self._ctx.permitted_run(ev, "settle", found[0].id)) is not None:

@@ -162,6 +162,7 @@ class EarlierRuns:
             main=progress.main,
             attempted_at=progress.attempted_at,
             sessions=progress.sessions,
+            milestone=progress.milestone,
         )
 
     def _never_was(self, run: Run) -> bool:

@@ -48,6 +48,7 @@ class Progress(Struct, frozen=True, array_like=True):
     sessions: tuple[Reading, ...] = ()
     calls: tuple[CallInfo, ...] = ()
     """Those that the ledger may not have."""
+    milestone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +83,6 @@ def origin_of(live: Live) -> bytes:
 def progress_of(live: Live) -> bytes:
     """Return what to save after each change."""
     calls = tuple(live.calls) if live.calls is not None else ()
-    return encode(Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions, calls))
+    return encode(
+        Progress(live.run, live.started_at, live.ended_at, live.main, live.attempted_at, live.sessions, calls, live.milestone)
+    )

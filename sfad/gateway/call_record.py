@@ -6,10 +6,11 @@ from typing import Protocol
 import httpx2
 
 from ..protocol.types import Tokens
+from ..protocol.units import format_elapsed
 from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
 from .estimate import Estimates
-from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Unasked
+from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Silent, Unasked
 from .http_server import ClientGoneError
 
 MOST_BYTES_A_TOKEN = 16
@@ -17,6 +18,11 @@ MOST_BYTES_A_TOKEN = 16
 three to four bytes a token."""
 MAX_PIECE = 16 << 20
 """Bytes that one piece of a reply may decode to. Pieces have at most 64 KiB before that."""
+
+
+GIVEN_UP_AFTER = 3.0
+"""Seconds without a byte, after which an agent that hangs up counts as one whose call has failed. Before that, a person or another
+call may have made it needless."""
 
 
 class RequestRecord(Protocol):
@@ -30,6 +36,9 @@ class RequestRecord(Protocol):
     def begun(self, response: httpx2.Response) -> None: ...
 
     def piece(self, data: bytes) -> None: ...
+
+    def silent(self) -> None:
+        """Tell the daemon if no byte of a reply has come by now."""
 
     def broken(self, error: BaseException) -> None: ...
 
@@ -58,6 +67,9 @@ class UnaskedRecord:
     def piece(self, data: bytes) -> None:
         del data
 
+    def silent(self) -> None:
+        pass
+
     def broken(self, error: BaseException) -> None:
         self.error = self.error or str(error) or type(error).__name__
 
@@ -82,8 +94,9 @@ class CallRecord:
         api: Api,
         call: ModelCall,
         size: int,
+        host: str,
     ) -> None:
-        """`size`: of the call's body, as estimates take it."""
+        """`size`: of the call's body, as estimates take it. `host`: where it goes."""
         self._gate = gate
         self._estimates = estimates
         self._asked = asked
@@ -91,6 +104,8 @@ class CallRecord:
         self._api = api
         self._call = call
         self._size = size
+        self._host = host
+        self._told_silent = False
         self._reply = api.reply(streamed=call.streams)
         self._began = time.monotonic()
         self._first_byte: float | None = None
@@ -106,6 +121,8 @@ class CallRecord:
         self._status = response.status_code
         self._failed = response.status_code >= 400
         self._first_byte = time.monotonic() - self._began
+        if self._told_silent:
+            self._tell_silence(None)
         kind = response.headers.get("content-type", "")
         if kind:  # servers that cannot stream answer in one piece, and Gemini streams one JSON array if it is not asked for events
             self._reply = self._api.reply(streamed="text/event-stream" in kind.lower())
@@ -127,8 +144,21 @@ class CallRecord:
 
     def broken(self, error: BaseException) -> None:
         self.error = self.error or str(error) or type(error).__name__
+        if self._status is not None:
+            return
+        waited = time.monotonic() - self._began
+        if not isinstance(error, ClientGoneError):
+            self._failed = isinstance(error, Exception)
+        elif self.sent and waited >= GIVEN_UP_AFTER:
+            self._failed, self.error = True, f"given up after {format_elapsed(waited)} without a byte from {self._host}"
+
+    def silent(self) -> None:
         if self._status is None:
-            self._failed = isinstance(error, Exception) and not isinstance(error, ClientGoneError)
+            self._told_silent = True
+            self._tell_silence(time.monotonic() - self._began)
+
+    def _tell_silence(self, seconds: float | None) -> None:
+        self._gate.silent(Silent(self._asked.run, self._admitted.reservation, self._host, seconds))
 
     def close(self) -> None:
         if self.whole:

@@ -12,7 +12,7 @@ from ..protocol import messages as m
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.types import Tokens
 from .callers import Caller
-from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Unasked
+from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
 from .upstreams import Upstream
 
 RETRY, RETRY_MAX = 0.02, 1.0
@@ -103,6 +103,12 @@ class DaemonLink:
             seconds=call.seconds, error=call.error, failed=call.failed,
         )  # fmt: skip
         self._send(_Open(request))
+
+    def silent(self, call: Silent) -> None:
+        number = self._number()
+        self._send(
+            _Open(m.SilentCall(id=number, run=call.run, reservation=call.reservation, host=call.host, silent_s=call.seconds))
+        )
 
     def unasked(self, request: Unasked) -> None:
         number = self._number()

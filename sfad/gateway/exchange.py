@@ -12,6 +12,7 @@ import h11
 import httpx2
 import trio
 
+from ..protocol.types import SILENT_AFTER
 from .apis import Api, ModelCall, Paid, most_output
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
@@ -80,6 +81,11 @@ def _closing(record: RequestRecord | None) -> Iterator[None]:
     finally:
         if record is not None:
             record.close()
+
+
+async def _tell_if_silent(record: RequestRecord) -> None:
+    await trio.sleep(SILENT_AFTER)
+    record.silent()
 
 
 _NOT_SENT = httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError
@@ -197,7 +203,7 @@ class Exchange:
             streams=call.streams,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))
-        record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size)
+        record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host)
         with _closing(record):
             sent, headers = raw, self._headers
             changed = self._changed(api, plain, admitted.max_output)
@@ -244,12 +250,15 @@ class Exchange:
         except (ValueError, RecursionError) as error:
             raise _AnsweredError(400, f"the gateway cannot change the request: {error}") from error
 
-    async def _while_there(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return what `work` returns, and cancel it when the client hangs up. Raises `ClientGoneError` then."""
+    async def _while_there(self, work: Callable[[], Awaitable[T]], record: RequestRecord | None = None) -> T:
+        """Return what `work` returns, and cancel it when the client hangs up. Raises `ClientGoneError` then. `record`: of a call
+        that gets its reply meanwhile."""
         done: list[T] = []
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
+            if record is not None:
+                nursery.start_soon(_tell_if_silent, record)
             try:
                 done.append(await work())
             except Exception as error:  # noqa: BLE001 - raised below, not as a group of one
@@ -288,7 +297,7 @@ class Exchange:
             raise _AnsweredError(
                 502, f"no request can be sent to upstream '{upstream.name}' ({upstream.shown}): {error}"
             ) from error
-        await self._while_there(partial(self._relay, upstream, request, record))
+        await self._while_there(partial(self._relay, upstream, request, record), record)
 
     async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None) -> None:
         if record is not None:

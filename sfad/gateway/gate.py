@@ -84,6 +84,17 @@ class CallEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Silent:
+    """A call whose reply has not begun."""
+
+    run: str
+    reservation: str
+    host: str
+    seconds: float | None
+    """Since it went out; `None` once the first byte has come."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unasked:
     """A request that costs money and is no call of a model. It passed, or was refused, without being asked for."""
 
@@ -110,6 +121,9 @@ class Gate(Protocol):
 
     def ended(self, call: CallEnded) -> None:
         """Tell what a call has used."""
+
+    def silent(self, call: Silent) -> None:
+        """Tell that a call gets no answer, or gets one after that was told."""
 
     def unasked(self, request: Unasked) -> None:
         """Have a request recorded that was not asked for."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 from .apis import APIS, Api
 
@@ -39,6 +39,10 @@ class Upstream:
     def shown(self) -> str:
         """The URL without the password that a person's environment may have in it."""
         return re.sub(r"//[^/]*@", "//", self.url)
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or self.name
 
     def api_of(self, path: str) -> Api:
         """Return the format of a request. OpenAI's base URL serves two."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.access import Scope
 from ..core.limits import most_of
 from ..core.policy import Policy
 from ..protocol.kinds import COSTS, KINDS
@@ -55,18 +56,20 @@ def advise(runs: Iterable[EndedRun], *, policy: Policy = BUILT_IN) -> list[Advic
 
 def learn(
     directory: Path,
+    scope: Scope,
     *,
     type: str | None = None,  # noqa: A002
     name: str | None = None,
     rows: int = ROWS,
     policy: Policy = BUILT_IN,
 ) -> list[Advice]:
-    """Return advice from the newest `rows` ended runs of the ledger in `directory`: of one type, of one name, of both, or of all.
+    """Return advice from the newest `rows` ended runs of the ledger in `directory`: of one type, of one name, of both, or
+    of all. The scope is that of a caller outside any run.
 
     Blocks while it walks the table. Raises `LedgerError` if the file cannot be read."""
     try:
         with closing(open_reader(directory)) as connection:
-            found = connection.execute(*_query(type, name, rows)).fetchall()
+            found = connection.execute(*_query(scope, type, name, rows)).fetchall()
         return advise((_ended(run_info(row)) for row in found), policy=policy)
     except (sqlite3.Error, msgspec.MsgspecError) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
@@ -115,10 +118,10 @@ def _note(runs: int, wanted: float | None, suggested: float | None) -> str:
     return "" if wanted == suggested else f"{wanted:g} would be outside the range"
 
 
-def _query(type_: str | None, name: str | None, rows: int) -> tuple[str, list[Any]]:
+def _query(scope: Scope, type_: str | None, name: str | None, rows: int) -> tuple[str, list[Any]]:
     # the + hides the index of statuses: this walks the table, or the index of names, from the newest run back
     ended = ", ".join(f"'{status.value}'" for status in sorted(ENDED))
-    terms = {"type = ?": type_, "name = ?": name}
+    terms = {"type = ?": type_, "name = ?": name, "+uid = ?": scope.uid}
     chosen = {term: value for term, value in terms.items() if value is not None}
     where = " AND ".join([*chosen, f"+status IN ({ended})"])
     sql = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE {where} ORDER BY number DESC LIMIT ?"  # noqa: S608

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ..core.access import Scope
 from ..protocol.messages import EventPage, Events
 from ..protocol.types import SEVERITIES, Event, RunId, Severity
 from .database import LedgerError, open_reader
@@ -18,10 +19,14 @@ _BELOW = (
 )
 
 
+_OWN = "run_id IN (SELECT id FROM runs WHERE uid = ?)"
+
+
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which events a client asks for."""
+    """Which events a client asks for, and may see."""
 
+    scope: Scope
     runs: tuple[RunId, ...] = ()
     """Only of these runs and their descendants; of all, where there is none."""
     types: tuple[str, ...] = ()
@@ -30,13 +35,16 @@ class EventFilter:
     """The least."""
     since: float | None = None
     """Only events from then on, in Unix seconds."""
+    milestones: bool = True
+    """Also what runs tell of their progress themselves."""
 
     def admits(self, event: Event, lineage: Sequence[RunId]) -> bool:
-        """Decide about a new event of the run at the end of `lineage`."""
+        """Decide about a new event, in the scope, of the run at the end of `lineage`."""
         return (
             (not self.types or any(fnmatchcase(event.type, pattern) for pattern in self.types))
             and SEVERITIES.index(event.severity) >= SEVERITIES.index(self.severity)
             and (not self.runs or any(run in lineage for run in self.runs))
+            and (self.milestones or not event.is_milestone)
         )
 
     def terms(self) -> tuple[str, list[object]]:
@@ -52,9 +60,17 @@ class EventFilter:
         if self.since is not None:
             terms.append("time >= ?")
             values.append(self.since)
+        if self.scope.run is not None:
+            terms.append(_BELOW)
+            values.append(number_of(self.scope.run))
+        elif self.scope.uid is not None:
+            terms.append(_OWN)
+            values.append(self.scope.uid)
         if self.runs:
             terms.append(f"({' OR '.join(_BELOW for _ in self.runs)})")
             values += [number_of(run) for run in self.runs]
+        if not self.milestones:
+            terms.append("NOT (type = 'run_progress' AND json_extract(body, '$.by') IS NOT NULL)")
         return " AND ".join(terms), values
 
 

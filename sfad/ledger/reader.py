@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
+from ..core.access import Scope
 from ..core.ids import run_id
 from ..core.labels import means, values_of
 from ..protocol.messages import List
@@ -66,6 +67,7 @@ class Page:
 
     query: List
     """Its `root` is not looked at: see `within`."""
+    scope: Scope
     within: RunId | None = None
     """Only this run and its descendants."""
 
@@ -73,8 +75,12 @@ class Page:
     def below(self) -> int:
         return _NO_NUMBER if self.query.before is None else number_of(self.query.before)
 
-    def admits(self, info: RunInfo, lineage: Sequence[RunId]) -> bool:
-        """Apply the same filters to a run that is not in the file yet. `lineage`: its ids, only needed with `within`."""
+    @property
+    def needs_lineage(self) -> bool:
+        return self.within is not None or self.scope.run is not None
+
+    def admits(self, info: RunInfo, uid: int | None, lineage: Sequence[RunId]) -> bool:
+        """Apply the same filters to a run of a user that is not in the file yet. `lineage`: its ids, see `needs_lineage`."""
         query = self.query
         if query.before is not None and not (info.status.terminal and info.id < query.before):
             return False
@@ -85,6 +91,7 @@ class Page:
             and (info.session or not query.sessions)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and (self.within is None or self.within in lineage)
+            and self.scope.admits(uid, lineage)
         )
 
 
@@ -145,12 +152,14 @@ class Reader:
         row = self._row(sql, scope, name, period_start)
         return 0.0 if row is None else float(row[0])
 
-    def find(self, prefix: str, limit: int) -> list[RunId]:
+    def find(self, prefix: str, scope: Scope, limit: int) -> list[RunId]:
         numbers = numbers_of(prefix)
         if numbers is None:
             return []
-        sql = "SELECT number FROM runs WHERE number BETWEEN ? AND ? ORDER BY number LIMIT ?"
-        return [run_id(row[0]) for row in self._connection.execute(sql, (*numbers, limit))]
+        terms = [Term("number BETWEEN ? AND ?", numbers), *scope_terms(scope)]
+        where, values = " AND ".join(term.driving or term.plain for term in terms), [v for term in terms for v in term.values]
+        sql = f"SELECT number FROM runs WHERE {where} ORDER BY number LIMIT ?"  # noqa: S608
+        return [run_id(row[0]) for row in self._connection.execute(sql, [*values, limit])]
 
     def open_runs(self) -> list[RunInfo]:
         """Return the runs that the ledger shows as live, oldest first."""
@@ -363,13 +372,24 @@ def _label(key: str, values: Sequence[str]) -> Term:
     return Term(exists, (key, *values), "labels.key = ? AND labels.value = ?", source)
 
 
+def scope_terms(scope: Scope) -> Iterator[Term]:
+    if scope.run is not None:
+        yield Term(f"+{_BELOW}", (number_of(scope.run),), _BELOW, bounded=True)
+    elif scope.uid is not None:
+        yield _column("uid", scope.uid)
+
+
 def filters(page: Page) -> Iterator[Term]:
     query = page.query
     if page.within is not None:
         yield Term(f"+{_BELOW}", (number_of(page.within),), _BELOW, bounded=True)
+    if page.scope.run is not None:
+        yield from scope_terms(page.scope)
     yield from (_label(key, values_of(value)) for key, value in query.labels.items())
     if query.name is not None:
         yield _name(values_of(query.name))
+    if page.scope.run is None:
+        yield from scope_terms(page.scope)
     if query.user is not None:
         yield Term("runs.user = ?", (query.user,))
     if query.sessions:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from ..core.access import Scope
 from ..protocol.types import CallInfo, RunId, RunInfo
 from .reader import CALLS, Page, Reader, Selection
 from .rows import Op, RunExtra
@@ -55,9 +56,10 @@ class Records:
         found = self._lookup(run_id)
         return None if found is None else found[1]
 
-    def find(self, prefix: str) -> list[RunId]:
-        unwritten = (run_id for run_id in self._unwritten if run_id.startswith(prefix))
-        return sorted({*self._reader.find(prefix, MAX_FOUND), *unwritten})[:MAX_FOUND]
+    def find(self, prefix: str, scope: Scope) -> list[RunId]:
+        found = (run for run in self._unwritten if run.startswith(prefix))
+        unwritten = (run for run in found if scope.admits(self.uid(run), () if scope.run is None else self.lineage(run)))
+        return sorted({*self._reader.find(prefix, scope, MAX_FOUND), *unwritten})[:MAX_FOUND]
 
     def select(self, page: Page) -> Selection:
         found = self._reader.select(page)
@@ -67,7 +69,8 @@ class Records:
 
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
         for queued in self._unwritten.values():
-            if page.admits(queued.info, () if page.within is None else self.lineage(queued.info.id)):
+            lineage = self.lineage(queued.info.id) if page.needs_lineage else ()
+            if page.admits(queued.info, queued.extra.uid, lineage):
                 yield queued.info, queued.extra
 
     def used_below(self, roots: Collection[RunId]) -> dict[RunId, Used]:
@@ -76,6 +79,11 @@ class Records:
             if queued.info.root_id in roots and queued.info.parent_id is not None:
                 used[queued.info.id] = used_by(queued.info.parent_id, queued.info.usage)
         return used
+
+    def uid(self, run_id: RunId) -> int | None:
+        """Return the uid of the run's user; `None` if that, or the run, is unknown."""
+        extra = self.details(run_id)
+        return None if extra is None else extra.uid
 
     def lineage(self, run_id: RunId) -> list[RunId]:
         """Return the run's ancestors and itself, root first; only itself if it is unknown."""

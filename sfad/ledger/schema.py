@@ -150,7 +150,12 @@ CREATE TABLE calls (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS = (_V1, _V2, _V3, _V4)
+# A user who asks for a page of own runs must not walk those of all others.
+_V5 = """
+CREATE INDEX runs_uid ON runs (uid, number);
+"""
+
+MIGRATIONS = (_V1, _V2, _V3, _V4, _V5)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ..core.access import Scope
 from ..core.ids import run_number
 from ..protocol.messages import List, Summarise
 from ..protocol.statistics import Breach, By, Costly, Failed, Group, Summary
@@ -41,10 +42,10 @@ Unwritten = Sequence[tuple[RunInfo, str | None]]
 """Matching runs, with their models, whose present state is not in the file."""
 
 
-def page_of(request: Summarise, within: RunId | None = None) -> Page:
+def page_of(request: Summarise, scope: Scope) -> Page:
     """Return the runs that a request is about."""
     query = List(id=0, since=request.since, name=request.name, user=request.user, labels=request.labels)
-    return Page(query, within=within)
+    return Page(query, scope)
 
 
 def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summary:

@@ -17,6 +17,8 @@ metering ───────────────────────�
 `succession`       runs of an earlier daemon, and what the next one gets
 `storage`          watches over the state directory, the ledger and the disk
 `measuring`        metrics as they are now
+`metrics_endpoint` serves metrics by HTTP
+`scrapes`          one request for them; imported where they are served
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway

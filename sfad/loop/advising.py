@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 
 from ..core import events as e
+from ..core.access import EVERYTHING, Scope
 from ..core.limits import PROFILED, advice_key
 from ..core.policy import Policy
 from ..host.tasks import Background, in_thread
@@ -46,9 +47,9 @@ class Adviser:
         self.adaptive, self._policy = adaptive, policy
         self._ended.clear()
 
-    async def advise(self, run_type: str | None, name: str | None) -> list[Advice]:
-        """Return advice for each kind. Raises `LedgerError`, `OSError`."""
-        look = partial(learn, self._directory, type=run_type, name=name, policy=self._policy)
+    async def advise(self, scope: Scope, run_type: str | None, name: str | None) -> list[Advice]:
+        """Return advice for each kind, from the runs in the scope. Raises `LedgerError`, `OSError`."""
+        look = partial(learn, self._directory, scope, type=run_type, name=name, policy=self._policy)
         async with self._one_at_a_time:
             return await in_thread(look)
 
@@ -67,7 +68,7 @@ class Adviser:
 
     async def _learn(self, key: str, run_type: str | None, name: str | None) -> None:
         try:
-            advice = await self.advise(run_type, name)
+            advice = await self.advise(EVERYTHING, run_type, name)
         except (LedgerError, OSError) as error:
             self._trouble(f"nothing was learnt for limits.adaptive: {error}")
             return

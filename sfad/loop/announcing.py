@@ -28,13 +28,16 @@ class Announcer:
         self._catalogue = catalogue
         self._subscribers = subscribers
         self._happened = happened
-        self.feed = EventFeed(resources.ledger)
+        self.feed = EventFeed(resources.ledger, catalogue.uid)
         self._reserved = 0
         """The highest number that is reserved."""
         self._ledger.skip_events(self._numbers.highest_event)
 
     def publish(self, event: Event, lineage: tuple[RunId, ...]) -> None:
-        """Announce an event of the run at the end of `lineage`."""
+        """Announce an event of the run at the end of `lineage`, or of the daemon."""
+        if not lineage:
+            self._numbered(event, lineage)
+            return
         live = self._catalogue.live.get(lineage[-1])
         if live is not None and live.run.asked.session is not None:
             event = self._with_output(event, lineage[-1])
@@ -42,7 +45,11 @@ class Announcer:
             self._counts.run_started(live.run.id, trio.current_time() - live.run.birth.created_at)
         self._subscribers.happened(self._numbered(event, lineage), lineage)
 
-    def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium") -> None:
+    def tell_milestone(self, run: RunId, text: str) -> None:
+        """Announce what a live run says that it has reached."""
+        self.tell_of_run("run_progress", run, text, "low", by=f"run {run}")
+
+    def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium", *, by: str | None = None) -> None:
         """Announce an event of a live run that the core did not decide."""
         live = self._catalogue.live.get(run)
         if live is not None:
@@ -54,6 +61,7 @@ class Announcer:
                 root_id=root,
                 agent_name=name,
                 message=message,
+                by=by,
                 channel=live.run.birth.channel,
             )
             self.publish(event, live.lineage_ids)

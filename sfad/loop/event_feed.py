@@ -7,6 +7,7 @@ killed. So it sees nothing that the ledger may not have: not even for the 10 ms 
 from collections import deque
 from collections.abc import Callable
 
+from ..core.access import Scope
 from ..ledger import Ledger
 from ..protocol.types import Event, RunId
 
@@ -15,18 +16,19 @@ Follower = Callable[[Event, tuple[RunId, ...]], None]
 
 
 class EventFeed:
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, uid_of: Callable[[RunId], int | None]) -> None:
         self._ledger = ledger
-        self._followers: set[Follower] = set()
-        self._unrecorded: deque[tuple[Event, tuple[RunId, ...]]] = deque()
+        self._uid_of = uid_of
+        self._followers: dict[Follower, Scope] = {}
+        self._unrecorded: deque[tuple[Event, int | None, tuple[RunId, ...]]] = deque()
 
-    def follow(self, follower: Follower) -> Callable[[], None]:
-        """Call `follower` with each event from now on. Return how to stop it."""
-        self._followers.add(follower)
+    def follow(self, scope: Scope, follower: Follower) -> Callable[[], None]:
+        """Call `follower` with each event in the scope from now on. Return how to stop it."""
+        self._followers[follower] = scope
         self._ledger.tell_of_events(self._recorded)
 
         def forget() -> None:
-            self._followers.discard(follower)
+            self._followers.pop(follower, None)
             if not self._followers:
                 self._ledger.tell_of_events(None)
                 self._unrecorded.clear()
@@ -36,12 +38,13 @@ class EventFeed:
     def published(self, event: Event, lineage: tuple[RunId, ...]) -> None:
         if not self._followers:
             return
-        self._unrecorded.append((event, lineage))
+        self._unrecorded.append((event, self._uid_of(lineage[-1]) if lineage else None, lineage))
         if self._ledger.trouble is not None:  # an operator who watches a full disk must see what happens
             self._recorded(self._ledger.last_event)
 
     def _recorded(self, number: int) -> None:
         while self._unrecorded and self._unrecorded[0][0].number <= number:
-            event, lineage = self._unrecorded.popleft()
-            for follower in list(self._followers):
-                follower(event, lineage)
+            event, uid, lineage = self._unrecorded.popleft()
+            for follower, scope in list(self._followers.items()):
+                if scope.admits(uid, lineage):
+                    follower(event, lineage)

@@ -1,65 +1,114 @@
 """The daemon's metrics as they are now."""
 
+import math
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from .. import __version__
+from ..core.machine import Machine
 from ..core.money import to_usd
-from ..core.run import Run
+from ..host.tasks import Background
+from ..ledger import Ledger
 from ..observe.counts import Counts, Histogram
 from ..observe.metrics import Labels, Values
 from ..protocol.types import ENDED, Rule, Status
-from .runtime import Runtime
+from ..runs.catalogue import RunCatalogue
+from .storage import StorageWatch
+
+RECENT = 1.0
+"""Seconds."""
 
 LIVE = [status for status in Status if not status.terminal]
 
 
-def measured(runtime: Runtime, connections: int) -> Values:
-    """Return the value of each metric."""
-    return {**_of_daemon(runtime, connections), **_of_runs(runtime), **_of_types(runtime.counts), **_of_calls(runtime)}
+def _text(values: Values) -> str:
+    # prometheus_client takes 3 MiB, which a daemon that is never asked need not have
+    from ..observe.exposition import text_of
+
+    return text_of(values)
 
 
-def _of_daemon(runtime: Runtime, connections: int) -> Values:
-    ledger, counts = runtime.ledger, runtime.counts
-    began = time.time() - trio.current_time() + runtime.began
-    return {
-        "sfad_build_info": {(__version__, runtime.launcher.containment): 1},
-        "sfad_start_time_seconds": _alone(round(began, 3)),
-        "sfad_connections": _alone(connections),
-        "sfad_slow_clients_dropped": _alone(counts.slow_clients),
-        "sfad_events": {(kind,): count for kind, count in counts.events.items()},
-        "sfad_events_lost": _alone(counts.unrecorded),
-        "sfad_ledger_commit_duration_seconds": {(): counts.commit},
-        "sfad_ledger_size_bytes": _alone(ledger.records.size_bytes),
-        "sfad_ledger_writable": _alone(int(runtime.storage.unwritable is None)),
-    }
+@dataclass(slots=True)
+class Measuring:
+    counts: Counts
+    machine: Machine
+    catalogue: RunCatalogue
+    ledger: Ledger
+    storage: StorageWatch
+    background: Background
+    containment: str
+    began: float
+    """When the daemon was started, on trio's clock."""
+    connections: Callable[[], int] = lambda: 0
+    """Returns how many clients are connected. The server sets it."""
+    _told: tuple[float, str] = (-math.inf, "")
+    """When the text was made last, and the text."""
 
+    async def text(self) -> str:
+        """Return the metrics in the text format of Prometheus. Raises `OSError` where no thread can be started."""
+        text = await self.background.walk(partial(_text, self.values()))
+        self._told = trio.current_time(), text
+        return text
 
-def _of_runs(runtime: Runtime) -> Values:
-    machine, counts = runtime.machine, runtime.counts
-    live = Counter(run.status for run in _runs(runtime))
-    budgets = list(machine.budgets)
-    return {
-        "sfad_runs": {(status,): live[status] for status in LIVE},
-        "sfad_queued_runs": _alone(machine.slots.queued),
-        "sfad_runs_admitted": _alone(machine.admitted),
-        "sfad_runs_ended": {(status,): counts.ended.get(status, 0) for status in Status if status in ENDED},
-        "sfad_spawns_refused": {(rule,): counts.refused.get(rule, 0) for rule in Rule},
-        "sfad_limits_exceeded": {
+    async def recent_text(self) -> str:
+        """Return `text`, at most `RECENT` seconds old: clients that ask all the time must not keep the daemon busy."""
+        made, text = self._told
+        return text if trio.current_time() < made + RECENT else await self.text()
+
+    def values(self) -> Values:
+        return {**self._of_daemon(), **self._of_runs(), **_of_types(self.counts), **self._of_calls()}
+
+    def _of_daemon(self) -> Values:
+        began = time.time() - trio.current_time() + self.began
+        return {
+            "sfad_build_info": {(__version__, self.containment): 1},
+            "sfad_start_time_seconds": _alone(round(began, 3)),
+            "sfad_connections": _alone(self.connections()),
+            "sfad_slow_clients_dropped": _alone(self.counts.slow_clients),
+            "sfad_events": {(kind,): count for kind, count in self.counts.events.items()},
+            "sfad_events_lost": _alone(self.counts.unrecorded),
+            "sfad_ledger_commit_duration_seconds": {(): self.counts.commit},
+            "sfad_ledger_size_bytes": _alone(self.ledger.records.size_bytes),
+            "sfad_ledger_writable": _alone(int(self.storage.unwritable is None)),
+        }
+
+    def _of_runs(self) -> Values:
+        machine, counts = self.machine, self.counts
+        live = Counter(live.run.status for live in self.catalogue.live.values())
+        budgets = list(machine.budgets)
+        breaches: dict[Labels, float] = {
             (kind, action): count for kind, actions in counts.hit.items() for action, count in actions.items()
-        },
-        "sfad_limits_exceeded_last_hour": _alone(counts.hit_in_an_hour(time.time())),
-        "sfad_spawn_duration_seconds": {(): counts.spawn},
-        "sfad_queue_wait_seconds": {(): counts.queue_wait},
-        "sfad_budget_usd": {(budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets},
-        "sfad_budget_used_usd": {(budget.scope, budget.name): to_usd(budget.charged) for budget in budgets},
-    }
+        }
+        return {
+            "sfad_runs": {(status,): live[status] for status in LIVE},
+            "sfad_queued_runs": _alone(machine.slots.queued),
+            "sfad_runs_admitted": _alone(machine.admitted),
+            "sfad_runs_ended": {(status,): counts.ended.get(status, 0) for status in Status if status in ENDED},
+            "sfad_spawns_refused": {(rule,): counts.refused.get(rule, 0) for rule in Rule},
+            "sfad_limits_exceeded": breaches,
+            "sfad_limits_exceeded_last_hour": _alone(counts.hit_in_an_hour(time.time())),
+            "sfad_spawn_duration_seconds": {(): counts.spawn},
+            "sfad_queue_wait_seconds": {(): counts.queue_wait},
+            "sfad_budget_usd": {(budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets},
+            "sfad_budget_used_usd": {(budget.scope, budget.name): to_usd(budget.charged) for budget in budgets},
+        }
 
-
-def _runs(runtime: Runtime) -> list[Run]:
-    return [live.run for live in runtime.catalogue.live.values()]
+    def _of_calls(self) -> Values:
+        waiting = sum(len(self.machine.waiting_calls(run)) for run in self.catalogue.live)
+        under_way = sum(len(self.machine.calls_under_way(run)) for run in self.catalogue.live)
+        calls: dict[Labels, float] = {
+            (upstream, outcome): count for upstream, outcomes in self.counts.calls.items() for outcome, count in outcomes.items()
+        }
+        return {
+            "sfad_gateway_calls": calls,
+            "sfad_gateway_calls_open": {("waiting",): waiting, ("under_way",): under_way},
+            "sfad_gateway_first_byte_seconds": {(): self.counts.first_byte},
+        }
 
 
 def _of_types(counts: Counts) -> Values:
@@ -72,21 +121,6 @@ def _of_types(counts: Counts) -> Values:
         "sfad_run_turns": {(kind,): of.turns for kind, of in each.items()},
         "sfad_run_cost_usd": {(kind,): of.cost for kind, of in each.items()},
         "sfad_run_tokens": tokens,
-    }
-
-
-def _of_calls(runtime: Runtime) -> Values:
-    counts, machine = runtime.counts, runtime.machine
-    waiting = under_way = 0
-    for run in runtime.catalogue.live:
-        waiting += len(machine.waiting_calls(run))
-        under_way += len(machine.calls_under_way(run))
-    return {
-        "sfad_gateway_calls": {
-            (upstream, outcome): count for upstream, outcomes in counts.calls.items() for outcome, count in outcomes.items()
-        },
-        "sfad_gateway_calls_open": {("waiting",): waiting, ("under_way",): under_way},
-        "sfad_gateway_first_byte_seconds": {(): counts.first_byte},
     }
 
 

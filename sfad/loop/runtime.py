@@ -17,6 +17,7 @@ from ..durable.maintenance import Maintenance
 from ..durable.pidfds import StoredPidfds
 from ..durable.session_archive import SessionArchive
 from ..host import systemd
+from ..host.clock import wall_clock
 from ..host.descriptors import Descriptors
 from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
@@ -33,6 +34,8 @@ from .arrivals import Arrivals
 from .core_loop import CoreLoop, EventQueue
 from .gateway_process import GatewayProcess
 from .launching import Launching
+from .measuring import Measuring
+from .metrics_endpoint import MetricsEndpoint
 from .pending_requests import PendingRequests
 from .resources import Resources
 from .run_feed import RunFeed
@@ -73,7 +76,9 @@ class Runtime:
         self.feed = queue.feed
         """Handles an event and applies its commands."""
         # the clock has gone on since an earlier daemon named its reservations, so these names are new
-        self.machine = Machine(policy_of(loaded), next_number=self.ledger.next_number, reservations=int(1000 * now))
+        self.machine = Machine(
+            policy_of(loaded, everyone=self.everyone), next_number=self.ledger.next_number, reservations=int(1000 * now)
+        )
         self.descriptors = Descriptors()
         self.background = Background(self.log.internal_error)
         self.pidfds = StoredPidfds()
@@ -84,8 +89,9 @@ class Runtime:
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
         self.metering = Metering(
-            feed=self.feed, publish=self.announcer.tell_of_run, trouble=self.log.warning, output=self.output,
-            launcher=self.launcher, prices=config.prices, nearing=config.limits.nearing,
+            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self.announcer.tell_milestone,
+            trouble=self.log.warning, output=self.output, launcher=self.launcher,
+            prices=config.prices, nearing=_nearing(config),
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
@@ -98,14 +104,26 @@ class Runtime:
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
+        self.measuring = Measuring(
+            self.counts,
+            self.machine,
+            self.catalogue,
+            self.ledger,
+            self.storage,
+            self.background,
+            self.launcher.containment,
+            self.began,
+        )
+        self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
-            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed
-        )
+            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
+            self.machine.saved_alerts,
+        )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
         launching = Launching(
@@ -130,13 +148,14 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
-                self.run_feed.serve,
+                self.run_feed.serve, self.metrics.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():
                 nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
             self._follow_config()
             self.succession.count_earlier_spawns()
+            self.machine.alerts_before(self.spool.alerts.earlier(wall_clock(), trio.current_time()))
             task_status.started()
 
     def close(self) -> None:
@@ -159,12 +178,13 @@ class Runtime:
         config, self.rejected_config = loaded.config, None
         self.status_text.outdated()
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
-        self.metering.reconfigure(config.prices, config.limits.nearing)
+        self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
+        self.metrics.reconfigure(config.metrics)
         self.shims.look()
-        self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded)))
+        self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])
         if waiting := [change.key for change in changed if change.waits]:
@@ -201,3 +221,8 @@ class Runtime:
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         self.spool.ended.pruned(runs)
         self.catalogue.forget(runs)
+
+
+def _nearing(config: configuration.Configuration) -> float:
+    """Return the share of a limit from which on its use must be known."""
+    return min(config.limits.nearing, config.alerts.limit_share)

@@ -6,10 +6,10 @@ from msgspec.structs import asdict
 
 from .. import config as configuration
 from ..config_values import is_base_url
-from ..core.access import Peer
+from ..core.access import AccessRules, Peer
 from ..core.asked import Asked, SessionAsked
 from ..core.naming import AGENT_PROGRAMS, derive_name
-from ..core.policy import CallBounds, Policy, SessionPolicy
+from ..core.policy import AlertPolicy, CallBounds, Policy, SessionPolicy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
 from ..protocol.known import BASE_URLS, CODING_AGENT
 from ..protocol.messages import Spawn
@@ -106,8 +106,8 @@ def shown(raw: bytes) -> str:
     return raw.decode(errors="backslashreplace")
 
 
-def policy_of(loaded: configuration.Loaded) -> Policy:
-    """Return the core's numbers, each bound with the file that set it."""
+def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
+    """Return the core's numbers, each bound with the file that set it. `everyone`: the daemon serves each user."""
     config = loaded.config
     source = {setting.key: setting.source for setting in loaded.settings}
 
@@ -138,6 +138,8 @@ def policy_of(loaded: configuration.Loaded) -> Policy:
         calls_per_user=CallBounds(**asdict(config.gateway.per_user)),
         budget_action=Action(config.budgets.action),
         sessions=_session_policy(config.sessions),
+        access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
+        alerts=AlertPolicy(**asdict(config.alerts)),
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,

@@ -14,6 +14,7 @@
 `tailed_run`      the output files of one run, and its meter
 `stdout_meter`    the meters of one run: one for each attempt, fed with its stdout
 `stdout_file`     reads the file of a run's stdout, whatever happens to it
+`milestones`      what a run writes on its stderr about its progress
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads
 `session`         reads the session files of one attempt

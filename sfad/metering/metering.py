@@ -10,6 +10,7 @@ import trio
 from ..agents import session_of
 from ..config import Price
 from ..core import events as e
+from ..core.event_rates import EventRate
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..launch.launcher import Launcher
@@ -32,14 +33,15 @@ MB of the densest lines."""
 
 
 class Metering:
-    """Has the output, session files, processes and memory of runs followed. `publish` is for events that only inform. What is told
-    of an earlier daemon's runs is kept for `read_ended`."""
+    """Has the output, session files, processes and memory of runs followed. `publish` is for events that only inform,
+    `milestone` for the newest one of a run. What is told of an earlier daemon's runs is kept for `read_ended`."""
 
     def __init__(
         self,
         *,
         feed: Feed,
         publish: Publish,
+        milestone: Callable[[RunId, str], None],
         trouble: Callable[[str], None],
         output: OutputFiles,
         launcher: Launcher,
@@ -50,6 +52,8 @@ class Metering:
         self._learnt: list[e.Event] | None = []
         """What was told before the core knows the runs; `None` once it does."""
         self._publish = publish
+        self._milestone = milestone
+        self._milestone_events = EventRate()
         self._launcher = launcher
         self._runs: dict[RunId, MeteredRun] = {}
         self._prices = PriceList(prices, loaded=self._price_again, trouble=trouble)
@@ -105,7 +109,10 @@ class Metering:
     def catch_up(self, run: Run, signal: int | None = None) -> None:
         """Read what is left to be read of a run and its descendants before the core decides about the end of the run or attempt.
         `signal` ended its main process."""
-        metered = [each.id for each in run.subtree() if self._has_meter(each.id)]
+        subtree = [each.id for each in run.subtree()]
+        for each in subtree:
+            self._tail.read_milestones(each)
+        metered = [each for each in subtree if self._has_meter(each)]
         if metered:
             self._tail.drain(metered)
         for each in metered:
@@ -162,6 +169,7 @@ class Metering:
             meter = (lambda saved: program.meter(argv, saved)) if program is not None else None
             readings = self._tail.follow(run.id, limit=_output_limit(run), meter=meter, saved=position) or ()
             metered.resume(readings)
+            self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
         self._levels.watch(run, fresh=fresh)
         if metered.has_meter:
             self._prices.load_soon()
@@ -193,6 +201,13 @@ class Metering:
     def _read_in_session(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         if run in self._runs:
             self._runs[run].read_in_session(readings)
+
+    def _reached(self, live: Live, text: str) -> None:
+        if text == live.milestone:
+            return
+        live.reach(text)
+        if self._milestone_events.admits(live.run.id, trio.current_time()):
+            self._milestone(live.run.id, text)
 
     def _session_lost(self, run: RunId, message: str) -> None:
         self._runs[run].notices.session_lost(message)

@@ -110,6 +110,16 @@ class Tail:
         )
         return tailed.meter(meter, saved) if meter is not None else None
 
+    def tell_milestones(self, run: RunId, name: str, reached: Callable[[str], None]) -> None:
+        """Tell `reached` of the milestones of a run that is followed. `name`: its name."""
+        if run in self._runs:
+            self._runs[run].tell_milestones(name, reached)
+
+    def read_milestones(self, run: RunId) -> None:
+        """Tell of those that it has reached by now."""
+        if run in self._runs:
+            self._runs[run].read_milestones()
+
     def position(self, run: RunId) -> bytes | None:
         """Return where the run's metering is, for `follow`; `None` if it has no meter. What was returned before `begin_attempt`
         knows nothing of the new attempt."""

@@ -12,6 +12,7 @@ import msgspec
 from ..meters.reading import Meter, Reading
 from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
+from .milestones import StderrMilestones
 from .stdout_file import MeterPosition
 from .stdout_meter import StdoutMeter
 
@@ -46,6 +47,7 @@ class TailedRun:
     lost: Callable[[str], None]
     trouble: Callable[[str], None]
     moved: Callable[[], None]
+    milestones: StderrMilestones | None = None
     stdout: StdoutMeter | None = None
     _inodes: dict[Suffix, int] = field(default_factory=dict)
     _taken: set[Suffix] = field(default_factory=set)
@@ -83,7 +85,23 @@ class TailedRun:
 
     def read(self, until: float) -> bool:
         """Read until `time.perf_counter()` is `until`. Return whether that was all there is, or all that can be read."""
+        self.read_milestones()
         return self._guarded(lambda stdout: stdout.advance(until)) is not False
+
+    def tell_milestones(self, name: str, reached: Callable[[str], None]) -> None:
+        """Tell `reached` of the milestones on its stderr; see `StderrMilestones`."""
+        self.milestones = StderrMilestones(name, lambda: self._open(".err"), reached)
+
+    def read_milestones(self) -> None:
+        status = self.status(".err") if self.milestones is not None else None
+        if status is None or self.milestones is None:
+            return
+        try:
+            self.milestones.look(status.st_size)
+        except FileNotFoundError:
+            pass  # replaced since; that is told
+        except OSError as error:
+            self.failed(error, "its stderr cannot be read for milestones")
 
     def unread(self) -> int | None:
         return self._guarded(StdoutMeter.unread)
@@ -115,12 +133,12 @@ class TailedRun:
             self._errors.add(error.errno)
             self.trouble(f"run {self.run}: {what}: {error}")
 
-    def _open(self) -> int:
+    def _open(self, suffix: Suffix = ".out") -> int:
         """Raises `FileNotFoundError` also if another file is in its place, which may be another user's."""
-        if self.status(".out") is None:
+        if self.status(suffix) is None:
             raise FileNotFoundError
-        descriptor = self.files.open_for_meter(self.run)
-        if os.fstat(descriptor).st_ino != self._inodes[".out"]:
+        descriptor = self.files.open_for_meter(self.run, suffix)
+        if os.fstat(descriptor).st_ino != self._inodes[suffix]:
             os.close(descriptor)
             raise FileNotFoundError
         return descriptor

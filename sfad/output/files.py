@@ -91,9 +91,9 @@ class OutputFiles:
                 raise
             raise Replaced(run_id, str(error.filename)) from None
 
-    def open_for_meter(self, run_id: RunId) -> int:
-        """Return a descriptor for reading stdout, the caller's to close. Raises `OSError`."""
-        return self._open(run_id, ".out", _READ)
+    def open_for_meter(self, run_id: RunId, suffix: Suffix = ".out") -> int:
+        """Return a descriptor for reading, the caller's to close. Raises `OSError`."""
+        return self._open(run_id, suffix, _READ)
 
     @contextmanager
     def stdout(self, run_id: RunId) -> Iterator[int]:

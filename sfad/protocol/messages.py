@@ -21,6 +21,7 @@ from .framing import BadMessage, frame
 from .statistics import Advice, By, Summary
 from .types import (
     Action,
+    AlertState,
     Bound,
     BudgetState,
     CallInfo,
@@ -52,11 +53,6 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
     """Base of every message that a client sends."""
 
     id: int
-    access: ClassVar[Literal["permission", "outside", "gateway", "none"]] = "permission"
-    """Which peers may use the verb that the tag names. `permission`: those of the daemon's owner, and those inside a run unless
-    `--allow` or `--deny` forbids it. `outside`: only those outside any run; a peer inside one would give itself more than it was
-    given, or learn of runs that are not its own, or remove them. `gateway`: the daemon's gateway. `none`: the tag is no verb that
-    a permission can name."""
     repeats: ClassVar[int] = 0
     """How often a client sends the request again if the connection is lost before the reply. 0 for what adds up, what writes, and
     what may meet another state the second time (`Resume` would thaw what was paused again meanwhile)."""
@@ -64,8 +60,6 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 class Hello(Request, tag="hello"):
     """The first message of a connection. `client` names the program, only for the daemon's log at level debug."""
-
-    access = "none"
 
     versions: list[int]
     client: str = ""
@@ -136,7 +130,6 @@ class StartSession(Request, tag="start_session"):
     `spawn`, and of a subagent that it is `nested`. Answered by `RunReply` as `Spawn` is, or by `Refused`."""
 
     repeats = 3
-    access = "none"
 
     task: str
     cwd: bytes
@@ -164,7 +157,6 @@ class SessionRights(Request, tag="session_rights"):
     """Ask what the peer may do with sessions. Answered by `SessionRules`."""
 
     repeats = 1
-    access = "none"
 
 
 class Transcript(Request, tag="transcript"):
@@ -172,7 +164,6 @@ class Transcript(Request, tag="transcript"):
     Answered by `TranscriptText`."""
 
     repeats = 1
-    access = "none"
 
     run: str
     tail: int = 100
@@ -200,7 +191,6 @@ class Select(Request, tag="select"):
     `Selected`. Of those chosen, `pause` takes the topmost running ones, and `resume` those that are paused themselves."""
 
     repeats = 1
-    access = "none"
 
     verb: str
     """The verb that will be used on them. The peer needs permission for it."""
@@ -232,16 +222,12 @@ class Resume(Request, tag="resume"):
 class Approve(Request, tag="approve"):
     """Grant the increase for which the action `request_increase` has frozen a run, and thaw it. Answered by `RunReply`."""
 
-    access = "outside"
-
     run: str
     limits: list[Limit] = []
 
 
 class Deny(Request, tag="deny"):
     """Refuse the increase that a run waits for, and stop it. Answered by `RunReply` as soon as the stop has begun."""
-
-    access = "outside"
 
     run: str
 
@@ -295,8 +281,6 @@ class Settle(Request, tag="settle"):
 class ServeGateway(Request, tag="serve_gateway"):
     """The gateway begins, or has lost its connection. Answered by `GatewaySettings`."""
 
-    access = "gateway"
-
     descriptors: int = 0
     """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
     reservations: list[str] | None = None
@@ -305,8 +289,6 @@ class ServeGateway(Request, tag="serve_gateway"):
 
 class PlaceCaller(Request, tag="place_caller"):
     """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
-
-    access = "gateway"
 
     uid: int | None = None
     cgroup: int | None = None
@@ -317,8 +299,6 @@ class PlaceCaller(Request, tag="place_caller"):
 
 class AdmitCall(Request, tag="admit_call"):
     """Ask whether a call of a model may be made. Answered by `CallAdmitted` once that is decided."""
-
-    access = "gateway"
 
     run: str
     model: str
@@ -346,15 +326,11 @@ class AdmitCall(Request, tag="admit_call"):
 class WithdrawCall(Request, tag="withdraw_call"):
     """Forget an `AdmitCall`, named by its id, whose caller has hung up. Answered by `Done`."""
 
-    access = "gateway"
-
     call: int
 
 
 class EndCall(Request, tag="end_call"):
     """Tell what a call has used. Answered by `Done`."""
-
-    access = "gateway"
 
     run: str
     reservation: str
@@ -378,10 +354,18 @@ class EndCall(Request, tag="end_call"):
     """The upstream did not answer, or answered with an error, or its key cannot be read."""
 
 
+class SilentCall(Request, tag="silent_call"):
+    """Tell that no byte of a call's reply has come for a while, or that its first byte has come after that. Answered by `Done`."""
+
+    run: str
+    reservation: str
+    host: str
+    silent_s: float | None = None
+    """Seconds since the call went out; `None` once its first byte has come."""
+
+
 class UnaskedCall(Request, tag="unasked_call"):
     """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
-
-    access = "gateway"
 
     run: str
     time: float
@@ -401,7 +385,6 @@ class Recommend(Request, tag="recommend"):
     """Suggest limits from past successful runs. Answered by `Recommended`."""
 
     repeats = 1
-    access = "outside"
 
     run_type: str | None = None
     name: str | None = None
@@ -457,7 +440,6 @@ class WatchRuns(Request, tag="watch_runs"):
     and by `Error` at the end, if the client does not read."""
 
     repeats = ALWAYS
-    access = "none"
 
     name: str | list[str] | None = None
     user: str | None = None
@@ -491,7 +473,6 @@ class Text(Request, tag="text"):
     """Return more of the text in the events of a run's stdout, if `LogFiles.text` says so. Answered by `TextPart` at once."""
 
     repeats = 1
-    access = "none"
 
     run: str
     cursor: bytes = b""
@@ -552,6 +533,8 @@ class Events(Request, tag="events"):
     """The least."""
     since: float | None = None
     follow: bool = False
+    milestones: bool = True
+    """Also what runs tell of their progress themselves, unless `types` names `run_progress`."""
 
 
 class DaemonInfo(Request, tag="status"):
@@ -564,7 +547,6 @@ class Metrics(Request, tag="metrics"):
     """Return the daemon's metrics. Answered by `MetricsText`."""
 
     repeats = 1
-    access = "outside"
 
 
 class Agents(Request, tag="agents"):
@@ -584,13 +566,10 @@ class Reload(Request, tag="reload"):
     changes."""
 
     repeats = 1
-    access = "outside"
 
 
 class Prune(Request, tag="prune"):
     """Remove rows and output of ended trees. Answered by `Pruned`. A caller that is not root removes its own trees only."""
-
-    access = "outside"
 
     older_than: float | None = None
     keep: int = 0
@@ -793,10 +772,12 @@ class DaemonStatus(Reply, tag="daemon_status"):
     containment_detail: str
     draining: bool
     live: int
+    """Runs in the caller's scope, as `queued`."""
     queued: int
-    admitted: int
-    refused: int
-    connections: int
+    admitted: int | None
+    """The whole daemon's, as `refused` and `connections`: `None` for a caller who may not know of all runs."""
+    refused: int | None
+    connections: int | None
     memory_bytes: int
     ledger_bytes: int
     ledger_trouble: str | None = None
@@ -814,8 +795,14 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    metrics: str | None = None
+    """Where Prometheus reads metrics; `None` if nowhere."""
+    metrics_trouble: str | None = None
+    """Why they are not served there."""
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
+    alerts: list[AlertState] = []
+    """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
 
 
 class MetricsText(Reply, tag="metrics_text"):

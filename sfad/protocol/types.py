@@ -13,6 +13,8 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from .units import format_elapsed
+
 RunId = str
 """The ledger's running number in base 32 after a letter that tells how many digits follow (`a` one, `b` two): `a1`, `bv0`, `c10a`.
 Short, never used twice, and sorted as text in the order of admission."""
@@ -228,6 +230,23 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
         return f"the API {what} {times}" + (f": {self.error}" if self.error else "")
 
 
+class ApiSilence(Struct, frozen=True, kw_only=True):
+    """Calls of the model under way that have had no byte of a reply for `SILENT_AFTER` seconds or more, as the gateway tells."""
+
+    host: str
+    """Of the one that has waited longest."""
+    since: datetime
+    calls: int = 1
+
+    def sentence(self, now: datetime) -> str:
+        """`waiting 33s for api.example.com's first byte`."""
+        return f"waiting {format_elapsed(max(0.0, (now - self.since).total_seconds()))} for {self.host}'s first byte"
+
+
+SILENT_AFTER = 15.0
+"""Seconds without a byte after which a call is shown as one that waits: models that think send their headers before."""
+
+
 class Repetition(Struct, frozen=True, kw_only=True):
     """A tool call with the same arguments, so many times in a row, as the gateway saw it in the model's replies."""
 
@@ -237,6 +256,23 @@ class Repetition(Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         return f"its model asked for the tool '{self.tool}' with the same arguments {self.count} times in a row"
+
+
+class AlertState(Struct, frozen=True, kw_only=True):
+    """An alert that is raised."""
+
+    type: str
+    """`alert_cost`, `alert_terminations`, `alert_limit`, `alert_repeating` or `alert_unreachable`."""
+    scope: Literal["run", "user", "daemon"]
+    value: float
+    """When the alert was raised."""
+    threshold: float
+    message: str
+    since: datetime
+    window_s: float | None = None
+    run_id: RunId | None = None
+    user: str | None = None
+    """For the scope `user`."""
 
 
 class RunInfo(Struct, frozen=True, kw_only=True):
@@ -288,8 +324,12 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     calls: int | None = None
     """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
     calls_refused: int | None = None
+    api_silence: ApiSilence | None = None
+    """Of a live run whose calls of the model are not answered."""
     cpu_cores: float | None = None
     """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
+    alerts: list[AlertState] = []
+    """Of a live run: the alerts about it that are raised."""
 
     @property
     def by_gateway(self) -> bool:
@@ -422,6 +462,15 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stdout_bytes: int | None = None
     """Of a session: how much output it had written, for its transcript."""
     stderr_bytes: int | None = None
+    state: Literal["raised", "cleared"] | None = None
+    """For an alert, with the next two."""
+    value: float | None = None
+    window_s: float | None = None
+
+    @property
+    def is_milestone(self) -> bool:
+        """Whether the run itself tells of its progress."""
+        return self.type == "run_progress" and self.by is not None
 
     @property
     def number(self) -> int:

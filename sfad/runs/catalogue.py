@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import trio
 
+from ..core.access import Scope
 from ..core.labels import means
 from ..launch.launcher import Footprint
 from ..ledger.reader import Page, Selection
@@ -25,6 +26,7 @@ RECENT = 1000
 @dataclass(frozen=True, slots=True)
 class RecentRun:
     info: RunInfo
+    uid: int
     lineage_ids: tuple[RunId, ...]
     kept: bool
     """Whether its output went to files."""
@@ -32,9 +34,10 @@ class RecentRun:
 
 
 class KnownRun(NamedTuple):
-    """A run as it is now, with the ids from the root to it."""
+    """A run as it is now, with its user's uid and the ids from the root to it."""
 
     info: RunInfo
+    uid: int
     lineage_ids: tuple[RunId, ...]
 
 
@@ -62,10 +65,10 @@ class RunCatalogue:
     def end(self, live: Live, info: RunInfo) -> None:
         del self.live[info.id]
         self._unrecorded[info.id] = info
-        self._keep(RecentRun(info, live.lineage_ids, live.kept, live.key))
+        self._keep(RecentRun(info, live.uid, live.lineage_ids, live.kept, live.key))
 
     def refuse(self, live: Live, info: RunInfo) -> None:
-        self._keep(RecentRun(info, live.lineage_ids, kept=False))
+        self._keep(RecentRun(info, live.uid, live.lineage_ids, kept=False))
 
     def recorded(self, run: RunId) -> RunInfo | None:
         """The ledger holds the end of this run, or cannot be waited for. Return the run, the first time."""
@@ -111,13 +114,23 @@ class RunCatalogue:
         ended = self._recent.get(run)
         return ended.info if ended is not None else self._records.get(run)
 
+    def uid(self, run: RunId) -> int | None:
+        """Return the uid of the run's user; `None` if that, or the run, is unknown."""
+        known = self.live.get(run) or self._recent.get(run)
+        return known.uid if known is not None else self._records.uid(run)
+
+    def known(self, run: RunId, scope: Scope) -> RunInfo | None:
+        """Return the run if there is one, and a caller with this scope may be told of it."""
+        info = self.info(run)
+        return info if info is not None and scope.knows(self.uid(run), self.lineage(run)) else None
+
     def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
         """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""
         live = self.live.get(run)
         if live is not None:
-            return KnownRun(info_with_totals(live, trio.current_time(), footprint, cpu), live.lineage_ids)
+            return KnownRun(info_with_totals(live, trio.current_time(), footprint, cpu), live.uid, live.lineage_ids)
         ended = self._recent.get(run)
-        return KnownRun(ended.info, ended.lineage_ids) if ended is not None else None
+        return KnownRun(ended.info, ended.uid, ended.lineage_ids) if ended is not None else None
 
     def lineage(self, run: RunId) -> list[RunId]:
         """Return the ids from the root to the run."""
@@ -143,29 +156,28 @@ class RunCatalogue:
         run = self._keys.get(key)
         return run if run is not None and self.info(run) is not None else None
 
-    def find(self, prefix: str, within: RunId | None = None) -> list[RunId]:
-        """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some ten at most. `within`: only this
-        run and its descendants."""
-        known = (run for run in (*self.live, *self._recent) if run.startswith(prefix))
-        found = sorted({*known, *self._records.find(prefix)})
-        return found if within is None else [run for run in found if within in self.lineage(run)]
+    def find(self, prefix: str, scope: Scope) -> list[RunId]:
+        """Return ids that begin with `prefix`, in order. Of those that only the ledger knows, some ten at most."""
+        held = ((run, known) for runs in (self.live, self._recent) for run, known in runs.items() if run.startswith(prefix))
+        mine = (run for run, known in held if scope.admits(known.uid, known.lineage_ids))
+        return sorted({*mine, *self._records.find(prefix, scope)})
 
     def live_runs(
         self,
+        scope: Scope,
         *,
         name: str | Sequence[str] | None = None,
         labels: Mapping[str, str | Sequence[str]] | None = None,
-        within: RunId | None = None,
     ) -> dict[RunId, Live]:
         """Return the live runs with one of these names and with these labels, parents first."""
         return {
             run: live
             for run, live in self.live.items()
-            if means(name, labels or {}, live.run.name, live.run.asked.labels) and within in (None, *live.lineage_ids)
+            if means(name, labels or {}, live.run.name, live.run.asked.labels) and scope.admits(live.uid, live.lineage_ids)
         }
 
-    def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
-        page = Page(List(id=0, name=name, rows=1), within=within)
+    def newest_ended(self, name: str, scope: Scope) -> RunInfo | None:
+        page = Page(List(id=0, name=name, rows=1), scope)
         return max(self._ended(page).runs, key=lambda info: info.id, default=None)
 
     def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None) -> Selection:
@@ -195,13 +207,15 @@ class RunCatalogue:
     def _live(self, page: Page, footprints: Mapping[RunId, Footprint]) -> Iterator[tuple[RunInfo, Live]]:
         now = trio.current_time()
         for run, live in self.live.items():
+            if not page.scope.admits(live.uid, live.lineage_ids):
+                continue
             info = info_of(live, now, footprints.get(run))
-            if page.admits(info, live.lineage_ids):
+            if page.admits(info, live.uid, live.lineage_ids):
                 yield info, live
 
     def _ended(self, page: Page) -> Selection:
         """The ledger's writer may be behind, so what is in memory replaces what the ledger says."""
         rows = self._records.select(page)
         runs = {info.id: info for info in rows.runs if info.id not in self.live}
-        runs |= {run: ended.info for run, ended in self._recent.items() if page.admits(ended.info, ended.lineage_ids)}
+        runs |= {run: ended.info for run, ended in self._recent.items() if page.admits(ended.info, ended.uid, ended.lineage_ids)}
         return Selection(list(runs.values()), rows.reached)

@@ -61,6 +61,8 @@ class Live:
     """The meter that was asked for has recognised nothing."""
     calls: UnrecordedCalls | None = None
     """`None` until there is one."""
+    milestone: str | None = None
+    """The newest."""
     saved: RunInfo | None = None
     """Its row, as the ledger was given it last."""
     user: Credentials | None = None
@@ -88,6 +90,9 @@ class Live:
     def meter_is(self, *, silent: bool) -> None:
         """Note whether its meter recognises anything in its output; its limits are shown accordingly."""
         self.meter_silent, self.unused = silent, None
+
+    def reach(self, milestone: str) -> None:
+        self.milestone = milestone
 
     @property
     def unrecorded_calls(self) -> UnrecordedCalls:
@@ -120,6 +125,10 @@ class Live:
     @property
     def lineage_ids(self) -> tuple[RunId, ...]:
         return self.run.lineage_ids
+
+    @property
+    def uid(self) -> int:
+        return self.run.birth.uid
 
     @property
     def kept(self) -> bool:

@@ -13,8 +13,9 @@ from ..host.clock import wall_clock
 from ..launch.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
-from ..protocol.types import Action, ApiTrouble, LimitKind, LimitState, RunInfo, Source, Status, Usage
+from ..protocol.types import Action, ApiSilence, ApiTrouble, LimitKind, LimitState, RunInfo, Source, Status, Usage
 from .live import Live
+from .raised_alerts import alerts_of
 
 Enforcer = Literal["clock", "gateway", "meter", "kernel", "watching", "nothing"]
 
@@ -50,7 +51,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         memory_bytes=footprint.memory_bytes if footprint is not None else None,
         descendants=run.admitted,
         deadline=_deadline(run, now),
-        milestone=None,
+        milestone=live.milestone,
         created_at=live.created_at,
         started_at=live.started_at,
         ended_at=live.ended_at,
@@ -61,7 +62,18 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         api_trouble=_trouble(run),
         session=run.asked.session is not None,
         repeating=run.repeating if not run.status.terminal else None,
+        api_silence=_silence(run, now) if run.account.reservations else None,
+        alerts=alerts_of(run, now),
     )
+
+
+def _silence(run: Run, now: float) -> ApiSilence | None:
+    silences = run.account.silences
+    if not silences:
+        return None
+    longest = min(silences, key=lambda silence: silence.since)
+    since = wall_clock() - timedelta(seconds=now - longest.since)
+    return ApiSilence(host=longest.host, since=since, calls=len(silences))
 
 
 def info_with_totals(live: Live, now: float, footprint: Footprint | None, cpu: float | None) -> RunInfo:

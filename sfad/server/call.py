@@ -12,7 +12,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert
 
 from ..core import commands as c
 from ..core import events as e
-from ..core.access import Peer
+from ..core.access import TABLE, Peer, Scope
 from ..core.money import to_usd
 from ..core.run import Run
 from ..core.session_limits import lowered
@@ -71,6 +71,11 @@ class Call:
     def peer(self) -> Peer:
         return self.connection.peer
 
+    @property
+    def scope(self) -> Scope:
+        """The runs that the peer may know of now."""
+        return self.runtime.machine.scope(self.peer)
+
     def permit(self, verb: str, lineage: list[RunId] | None = None) -> None:
         """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
         refused = self.runtime.machine.refuse(self.peer, verb, lineage)
@@ -82,7 +87,7 @@ class Call:
         Raise `RequestError`."""
         verb = verb or self.permission
         assert verb is not None
-        info = find_run(self.runtime.catalogue, handle, self.peer.run)
+        info = find_run(self.runtime.catalogue, handle, self.scope)
         self.permit(verb, self.runtime.catalogue.lineage(info.id))
         return info
 
@@ -201,9 +206,6 @@ def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRef
     return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
 
 
-SAME = "the verb that the request's tag names"
-
-
 class Verb(NamedTuple):
     """How a kind of request is answered."""
 
@@ -218,19 +220,20 @@ REGISTRY: dict[type, Verb] = {}
 """By kind of request. Complete once `sfad.server.verbs` is imported."""
 
 
-def answers(kind: type[RequestT], *, permission: str | None = SAME) -> Callable[[Answer[RequestT]], Answer[RequestT]]:
-    """Register the decorated function for requests of this kind."""
-    return _register(kind, permission, about_run=False)
+def answers(kind: type[RequestT], *, checked_later: bool = False) -> Callable[[Answer[RequestT]], Answer[RequestT]]:
+    """Register the decorated function for requests of this kind. `checked_later`: it, or the core, checks the permission."""
+    return _register(kind, about_run=False, checked_later=checked_later)
 
 
-def answers_about_run(kind: type[OfRun], *, permission: str = SAME) -> Callable[[AnswerAboutRun[OfRun]], AnswerAboutRun[OfRun]]:
+def answers_about_run(kind: type[OfRun]) -> Callable[[AnswerAboutRun[OfRun]], AnswerAboutRun[OfRun]]:
     """Register the decorated function for requests of this kind, which name one run."""
-    return _register(kind, permission, about_run=True)
+    return _register(kind, about_run=True)
 
 
-def _register(kind: type, permission: str | None, *, about_run: bool) -> Callable[[Function], Function]:
+def _register(kind: type, *, about_run: bool, checked_later: bool = False) -> Callable[[Function], Function]:
     def register(answer: Function) -> Function:
-        REGISTRY[kind] = Verb(answer, m.tag(kind) if permission is SAME else permission, about_run)
+        verb = m.tag(kind)
+        REGISTRY[kind] = Verb(answer, None if checked_later else TABLE[verb].narrowed_by or verb, about_run)
         return answer
 
     return register

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Protocol
 
+from ..core.access import Scope, unknown_run
 from ..core.naming import NAME
 from ..protocol.types import ErrorCode, RunId, RunInfo
 from .checks import RequestError
@@ -13,50 +14,50 @@ LISTED_RUNS = 20
 
 
 class KnownRuns(Protocol):
-    """Where runs are looked up. `within`: only this run and its descendants."""
+    """Where runs are looked up."""
 
-    def info(self, run: RunId) -> RunInfo | None:
-        """Return a run by its whole id."""
+    def known(self, run: RunId, scope: Scope) -> RunInfo | None:
+        """Return a run by its whole id, if a caller with this scope may be told of it."""
 
-    def live_runs(self, *, name: str, within: RunId | None) -> Collection[RunId]:
+    def live_runs(self, scope: Scope, *, name: str) -> Collection[RunId]:
         """Return the live runs of this name."""
 
-    def newest_ended(self, name: str, within: RunId | None) -> RunInfo | None:
+    def newest_ended(self, name: str, scope: Scope) -> RunInfo | None:
         """Return the newest ended run of this name."""
 
-    def find(self, prefix: str, within: RunId | None) -> list[RunId]:
+    def find(self, prefix: str, scope: Scope) -> list[RunId]:
         """Return ids that begin with `prefix`."""
 
 
-def find_run(runs: KnownRuns, handle: str, own: RunId | None) -> RunInfo:
+def find_run(runs: KnownRuns, handle: str, scope: Scope) -> RunInfo:
     """Return the run with the id `handle`; else the live run of this name, else the newest of this name; else the only run whose
-    id begins with it. Raise `RequestError` if there is none, or several.
+    id begins with it. Raise `RequestError` if there is none in the scope, or several.
 
-    By name and by prefix, a peer inside the run `own` finds only its own subtree. It may know an exact id from elsewhere, so the
-    caller checks what the peer may do with that run."""
-    found = runs.info(handle) or _by_name(runs, handle, own) or _by_prefix(runs, handle, own)
+    By its exact id, a peer inside a run also finds runs outside of its subtree (`Scope.knows`), so the caller checks what the peer
+    may do with the run."""
+    found = runs.known(handle, scope) or _by_name(runs, handle, scope) or _by_prefix(runs, handle, scope)
     if found is None:
-        raise RequestError(ErrorCode.NO_SUCH_RUN, f"no run has the id or the name '{handle[:80]}'; 'sfactl list' shows them")
+        raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(handle))
     return found
 
 
-def _by_name(runs: KnownRuns, name: str, own: RunId | None) -> RunInfo | None:
+def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunInfo | None:
     if not NAME.fullmatch(name):
         return None
-    named = runs.live_runs(name=name, within=own)
+    named = runs.live_runs(scope, name=name)
     if len(named) > 1:
         raise RequestError(
             ErrorCode.AMBIGUOUS_RUN,
             f"'{name}' is the name of {len(named)} live runs ({_some(named)}); give an id, or --name {name} for all of them",
         )
-    return runs.info(*named) if named else runs.newest_ended(name, own)
+    return runs.known(next(iter(named)), scope) if named else runs.newest_ended(name, scope)
 
 
-def _by_prefix(runs: KnownRuns, prefix: str, own: RunId | None) -> RunInfo | None:
-    found = runs.find(prefix, own) if prefix else []
+def _by_prefix(runs: KnownRuns, prefix: str, scope: Scope) -> RunInfo | None:
+    found = runs.find(prefix, scope) if prefix else []
     if len(found) > 1:
         raise RequestError(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({_some(found)}); give more of the id")
-    return runs.info(found[0]) if found else None
+    return runs.known(found[0], scope) if found else None
 
 
 def _some(runs: Iterable[RunId]) -> str:

@@ -4,11 +4,18 @@ import errno
 import os
 import socket
 import sys
+from array import array
 
 from ..core.access import Peer
 from ..host.probe import SO_PEERPIDFD, UCRED, user_name
 from ..launch.launcher import Launcher, Unplaceable
 from ..protocol.types import RunId
+
+SO_PEERGROUPS = 59
+"""From asm-generic/socket.h; Python has no name for it."""
+
+MAX_GROUPS = 65536
+"""Supplementary groups of a process (NGROUPS_MAX)."""
 
 
 def identify(connection: socket.socket, launcher: Launcher, gateway: int | None = None) -> Peer:
@@ -16,20 +23,29 @@ def identify(connection: socket.socket, launcher: Launcher, gateway: int | None 
 
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached."""
     try:
-        pid, uid, _gid = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+        pid, uid, gid = UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     except OSError as error:
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
-    owner = uid in (0, os.geteuid())
+    user, owner, gids = user_name(uid), uid in (0, os.geteuid()), _gids(connection, gid)
     if pid == gateway:  # a pid is not used again before its process is reaped
-        return Peer(uid=uid, user=user_name(uid), owner=owner, gateway=True)
+        return Peer(uid=uid, user=user, owner=owner, gateway=True)
     try:
         run = _place(pid, peer_pidfd(connection), launcher)
     except Unplaceable as why:
-        return Peer(uid=uid, user=user_name(uid), owner=owner, unplaced=str(why))
+        return Peer(uid=uid, user=user, owner=owner, unplaced=str(why))
     except (OSError, ValueError) as error:  # as when no descriptor is free
         what = error.strerror if isinstance(error, OSError) else type(error).__name__
-        return Peer(uid=uid, user=user_name(uid), owner=owner, unplaced=f"the process could not be looked at: {what}")
-    return Peer(uid=uid, user=user_name(uid), owner=owner, run=run)
+        return Peer(uid=uid, user=user, owner=owner, unplaced=f"the process could not be looked at: {what}")
+    return Peer(uid=uid, user=user, owner=owner, run=run, gids=gids)
+
+
+def _gids(connection: socket.socket, gid: int) -> frozenset[int]:
+    """Return the groups of the process that connected, as the kernel knows them: the group database is not asked."""
+    try:
+        supplementary = array("I", connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS * 4))
+    except OSError:  # before Linux 4.13
+        supplementary = array("I")
+    return frozenset({gid, *supplementary})
 
 
 def run_of(pid: int, launcher: Launcher) -> RunId | None:

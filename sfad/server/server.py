@@ -35,6 +35,7 @@ class Server:
         self._epoll = select.epoll()
         bounds = ClientBounds(runtime.descriptors)
         self._clients = ClientTable(self._epoll, runtime, bounds, identify, handed.clients.last_number if handed is not None else 0)
+        runtime.measuring.connections = self._clients.by_fd.__len__
         services = Services(runtime, bounds, self._clients.by_fd)
         dispatcher = Dispatcher(services)
         self._receiver = Receiver(runtime, bounds, self._clients, dispatcher)

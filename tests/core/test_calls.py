@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import GATEWAY, Peer
-from sfad.core.account import Use
+from sfad.core.account import Silence, Use
 from sfad.core.calls import MAX_WAITING
 from sfad.core.money import to_nanos
 from sfad.core.vocabulary import Timer
@@ -55,6 +55,41 @@ def test_failed_calls_are_told_until_one_succeeds_and_in_the_end() -> None:
     assert run.ending is not None
     assert run.ending.reason is not None
     assert run.ending.reason.message.endswith("the API answered 529 once")
+
+
+def test_a_call_without_an_answer_is_told_once_and_ends_with_its_first_byte() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=50")
+    name, _ = t.admitted(t.call(a, 10))
+    other, _ = t.admitted(t.call(a, 10))
+    sent = t.at
+    t.later(15)
+    for each in (name, other):
+        (t >> e.CallSilent(t.at, each, Silence("api.example.com", sent))).skip()
+    assert t.run(a).unreachable_since == sent
+    assert t.progress == ["the API is silent: no byte has come from api.example.com"]
+    (t >> e.CallSilent(t.at, other, None)).skip()
+    assert len(t.progress) == 1
+    (t >> e.CallSilent(t.at, name, None)).skip()
+    assert t.progress[1:] == ["the API answers again"]
+    assert t.run(a).unreachable_since is None
+    (t >> e.CallSilent(t.at, "a1-0", Silence("h", 0.0))).skip()
+
+
+def test_calls_that_fail_make_the_model_unreachable_until_one_succeeds() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=50")
+
+    def ends(**how: object) -> float | None:
+        name, _ = t.admitted(t.call(a, 10))
+        (t >> e.CallSilent(t.at, name, Silence("h", t.at))).skip()
+        (t >> e.CallSettled(t.later(5).at, name, Use(), e.CallEnd(**how))).skip()  # type: ignore[arg-type]
+        return t.run(a).unreachable_since
+
+    first = ends(failed=True, error="given up")
+    assert first == 5
+    assert ends(failed=True) == first
+    assert ends(status=200) is None
 
 
 def test_a_call_that_does_not_fit_is_lowered() -> None:

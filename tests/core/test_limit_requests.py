@@ -6,6 +6,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.event_rates import MOST, WINDOW
 from sfad.core.policy import Policy
 from sfad.core.run import Run
 from sfad.protocol.types import ErrorCode, Status
@@ -145,3 +146,29 @@ def test_a_bad_limit_changes_nothing() -> None:
     assert "outside its range" in t.failed(t.limit(a, "turns=30 cost=0"))
     assert t.held(a, "turns").limit.threshold == 20
     assert "has ended" in t.failed(t.limit("zz", "turns=3"))
+
+
+def test_the_same_value_is_no_event_and_keeps_who_set_it() -> None:
+    t = Transcript()
+    a = t.start("a", limits="turns=10:pause")
+    source = t.held(a, "turns").limit.source
+    for same in ("turns=10", "turns=10:pause"):
+        (t >> t.limit(a, same)).skip()
+    assert t.said == []
+    assert t.held(a, "turns").limit.source == source
+
+
+def test_what_a_run_does_in_a_loop_becomes_ten_events_a_minute_and_what_the_operator_does_all() -> None:
+    t = Transcript()
+    a = t.start("a", limits="turns=100")
+    for turns in range(90, 70, -1):
+        (t >> t.limit(a, f"turns={turns}", inside(a))).skip()
+    assert len(t.said) == MOST
+    assert t.held(a, "turns").limit.threshold == 71
+    t.later(WINDOW)
+    (t >> t.limit(a, "turns=70", inside(a))).skip()
+    assert t.said[-1] == "turns 71 → 70, by run a1"
+    t.said.clear()
+    for turns in range(60, 40, -1):
+        (t >> t.limit(a, f"turns={turns}")).skip()
+    assert len(t.said) == 20

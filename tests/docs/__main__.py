@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from sfad.core.access import TABLE
 from sfad.core.run import mermaid
 from sfad.observe.metrics import METRICS
 from sfad.protocol.limits import schema
@@ -21,8 +22,21 @@ WIDTH = 32
 
 def parts() -> dict[str, str]:
     """Return every generated part, by the name in its marker."""
-    fixed = {"states": f"```mermaid\n{mermaid()}```\n", "metrics": metrics()}
+
+    fixed = {"states": f"```mermaid\n{mermaid()}```\n", "metrics": metrics(), "access": access_table()}
     return fixed | {name: shown(message) for name, message in EXAMPLES.items()}
+
+
+def access_table() -> str:
+    """Return who may use which verb, from the table of the core."""
+    people = {"anyone": "yes", "admin": "root, admins", "gateway": "the gateway"}
+    runs = {"one": "one run", "many": "runs", "none": "–"}
+    lines = ["| verb | outside runs | inside a run | with `--leaf` | about | `--allow` |", "|---|---|---|---|---|---|"]
+    for verb, access in sorted(TABLE.items()):
+        inside, leaf = ("yes" if allowed else "no" for allowed in (access.inside, access.inside and access.leaf))
+        name = "" if access.narrowed_by is None else f"`{access.narrowed_by or verb}`"
+        lines.append(f"| `{verb}` | {people[access.outside]} | {inside} | {leaf} | {runs[access.scope]} | {name} |")
+    return "\n".join(lines) + "\n"
 
 
 def metrics() -> str:

@@ -110,6 +110,22 @@ def test_a_follower_that_does_not_read_keeps_no_other_waiting(daemon: Daemon) ->
             client.close()
 
 
+def test_milestones_are_shown_with_the_run_and_left_out_of_events_unless_asked_for(daemon: Daemon) -> None:
+    writes = 'for n in 1 2 3; do echo "[agent:worker] step $n" >&2; done; exec sleep 60'
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", writes], name="worker").id
+        wait_until(lambda: client.call(m.Info(id=0, run=run), m.RunReply).run.milestone == "step 3", "its milestone is known")
+
+        def progress(**wanted: Any) -> list[str]:
+            return [event.message for event in recorded(client, runs=[run], **wanted) if event.type == "run_progress"]
+
+        assert progress()[-1] == "step 3"
+        assert progress(milestones=False) == []
+        assert progress(milestones=False, types=["run_progress"]) == progress()
+        client.call(m.Stop(id=0, runs=[run]), m.Stopped)
+        assert client.call(m.Info(id=0, run=run), m.RunReply).run.milestone == "step 3"
+
+
 def test_filters_and_the_own_subtree(daemon: Daemon) -> None:
     with daemon.client() as client:
         other = failed(client, "other")

@@ -448,7 +448,7 @@ def test_a_foreground_client_reconnects_and_gets_the_whole_output_and_the_exit_c
 
 def connections(client: Client) -> int:
     """Return how many connections the daemon has."""
-    return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections
+    return client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections or 0
 
 
 def test_a_run_without_a_foreground_client_outlives_the_daemon(daemon: Daemon) -> None:

@@ -267,7 +267,7 @@ def test_a_run_stays_tied_to_the_last_client_across_a_reexecution(daemon: Daemon
 
 def connections(client: Client) -> int:
     """How many the daemon has."""
-    return int(client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections)
+    return int(client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus).connections or 0)
 
 
 def test_two_simultaneous_requests_with_one_key_are_both_answered(daemon: Daemon) -> None:

@@ -13,7 +13,7 @@ import trio
 from sfad.gateway.callers import Caller
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
-from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Unasked
+from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Upstream
@@ -114,6 +114,7 @@ class ScriptedGate:
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
     asked: list[AskedCall] = field(default_factory=list)
     told: list[CallEnded] = field(default_factory=list)
+    silent_calls: list[Silent] = field(default_factory=list)
     unasked_for: list[Unasked] = field(default_factory=list)
     withdrawn: int = 0
 
@@ -136,6 +137,9 @@ class ScriptedGate:
         if self.refuses is not None:
             raise CallRefusedError(self.refuses, self.retry_after)
         return AdmittedCall(f"reservation {len(self.asked)}", self.max_output)
+
+    def silent(self, call: Silent) -> None:
+        self.silent_calls.append(call)
 
     def ended(self, call: CallEnded) -> None:
         self.told.append(call)

@@ -296,6 +296,47 @@ async def test_a_client_that_hangs_up_while_the_provider_thinks(streamed: bool) 
         assert told.error == "it hung up"
 
 
+async def test_a_silent_provider_is_told_and_a_call_given_up_then_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfad.gateway.exchange.SILENT_AFTER", 0.05)
+    monkeypatch.setattr("sfad.gateway.call_record.GIVEN_UP_AFTER", 0.05)
+    provider = Provider(saying())
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        await provider.wait_for_hang_up(stream)
+
+    provider.script = script
+    async with house(provider) as the:
+        stream = await the.connect()
+        await stream.send_all(post(MESSAGES, CALL))
+        await until(lambda: bool(the.gate.silent_calls))
+        silent = the.gate.silent_calls[0]
+        assert (silent.host, silent.reservation) == ("127.0.0.1", "reservation 1")
+        assert silent.seconds is not None
+        await stream.aclose()
+        told = await the.told()
+        assert told.failed
+        assert told.error is not None
+        assert "without a byte from 127.0.0.1" in told.error
+        assert len(the.gate.silent_calls) == 1
+
+
+async def test_the_first_byte_after_a_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfad.gateway.exchange.SILENT_AFTER", 0.05)
+    goes_on = trio.Event()
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        await goes_on.wait()
+        await stream.send_all(reply(WHOLE, JSON))
+
+    async with house(Provider(script)) as the, trio.open_nursery() as nursery:
+        nursery.start_soon(the.ask, post(MESSAGES, CALL))
+        await until(lambda: bool(the.gate.silent_calls))
+        goes_on.set()
+        told = await the.told()
+        assert not told.failed
+        assert [call.seconds is None for call in the.gate.silent_calls] == [False, True]
+
+
 @pytest.mark.parametrize("how", ["closes", "resets"])
 async def test_a_client_that_hangs_up_in_a_stream(how: str) -> None:
     provider = Provider(saying())

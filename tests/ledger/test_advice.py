@@ -15,6 +15,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfad.core.access import EVERYTHING
 from sfad.core.policy import Policy
 from sfad.ledger import LedgerError
 from sfad.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
@@ -199,25 +200,25 @@ def a_history() -> Iterator[RunInfo]:
 
 
 def test_the_newest_of_a_type(directory: Path) -> None:
-    turns = about(TURNS, learn(directory, type="developer", rows=60))
+    turns = about(TURNS, learn(directory, EVERYTHING, type="developer", rows=60))
     assert (turns.p95, turns.suggested, turns.runs, turns.ended, turns.failed_share) == (58, 73, 40, 60, 10 / 60)
-    assert about(TURNS, learn(directory, type="developer")).p95 == 1000
+    assert about(TURNS, learn(directory, EVERYTHING, type="developer")).p95 == 1000
 
 
 def test_of_a_name_of_both_and_of_all(directory: Path) -> None:
-    assert about(TURNS, learn(directory, name="other")).ended == 20
-    assert about(TURNS, learn(directory, name="other")).failed_share == 0.5
-    assert about(TURNS, learn(directory, name="claude", type="qa")).p95 == 3
-    assert about(TURNS, learn(directory)).ended == 100
-    assert about(TURNS, learn(directory, rows=20)).p95 == 3
-    assert {each.ended for each in [*learn(directory, type="x"), *learn(directory, name="x")]} == {0}
-    assert {each.ended for each in learn(directory, rows=-1)} == {0}
+    assert about(TURNS, learn(directory, EVERYTHING, name="other")).ended == 20
+    assert about(TURNS, learn(directory, EVERYTHING, name="other")).failed_share == 0.5
+    assert about(TURNS, learn(directory, EVERYTHING, name="claude", type="qa")).p95 == 3
+    assert about(TURNS, learn(directory, EVERYTHING)).ended == 100
+    assert about(TURNS, learn(directory, EVERYTHING, rows=20)).p95 == 3
+    assert {each.ended for each in [*learn(directory, EVERYTHING, type="x"), *learn(directory, EVERYTHING, name="x")]} == {0}
+    assert {each.ended for each in learn(directory, EVERYTHING, rows=-1)} == {0}
 
 
 def test_advice_about_time_and_limits(directory: Path) -> None:
-    time = about(TIME, learn(directory, type="qa"))
+    time = about(TIME, learn(directory, EVERYTHING, type="qa"))
     assert (time.p95, time.suggested, time.limit) == (1.5, 2, 120)
-    assert about(COST, learn(directory)).note.startswith("no advice: usage is known for 0 successful runs")
+    assert about(COST, learn(directory, EVERYTHING)).note.startswith("no advice: usage is known for 0 successful runs")
 
 
 async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> 
     rest = [{"kind": "cost", "threshold": 1.0, "action": "warn", "source": "x", "used": 0.5}]
     with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
         connection.execute("UPDATE runs SET limits = ? WHERE name = 'lead'", (msgspec.json.encode(rest).decode(),))
-    alone, lead = learn(tmp_path, name="alone"), learn(tmp_path, name="lead")
+    alone, lead = learn(tmp_path, EVERYTHING, name="alone"), learn(tmp_path, EVERYTHING, name="lead")
     assert [about(kind, alone).p95 for kind in (TURNS, TOKENS, COST)] == [5, 1000, 0.10]
     assert [about(kind, lead).p95 for kind in (TURNS, TOKENS, COST)] == [5, None, 0.5]
     assert about(COST, lead).limit == 1.0
@@ -242,7 +243,7 @@ def test_the_largest_that_any_source_tells(directory: Path, tmp_path: Path) -> N
         source.backup(copy)
         copy.execute("UPDATE runs SET usage = ?", (msgspec.json.encode(both).decode(),))
         copy.commit()
-    assert about(TURNS, learn(tmp_path, type="qa")).p95 == 50
+    assert about(TURNS, learn(tmp_path, EVERYTHING, type="qa")).p95 == 50
 
 
 def test_a_search_by_name_reads_no_other_rows(directory: Path) -> None:
@@ -251,7 +252,7 @@ def test_a_search_by_name_reads_no_other_rows(directory: Path) -> None:
     with closing(sqlite3.connect(directory / FILE)) as connection:
         plans = {}
         for key, query in {"name": (None, "x", 10), "type": ("x", None, 10), "all": (None, None, 10)}.items():
-            sql, values = _query(*query)
+            sql, values = _query(EVERYTHING, *query)
             plans[key] = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
     assert plans == {"name": ["SEARCH runs USING INDEX runs_name (name=?)"], "type": ["SCAN runs"], "all": ["SCAN runs"]}
 
@@ -260,7 +261,7 @@ async def test_it_reads_while_the_daemon_writes_and_in_a_worker_thread(tmp_path:
     with started(tmp_path) as ledger:
         ledger.admit(ended(1, 4), PLAIN)
         await ledger.flush()
-        advice = await trio.to_thread.run_sync(learn, tmp_path)
+        advice = await trio.to_thread.run_sync(learn, tmp_path, EVERYTHING)
         assert about(TURNS, advice).ended == 1
         ledger.admit(ended(2, 4), PLAIN)
         await ledger.flush()
@@ -268,10 +269,10 @@ async def test_it_reads_while_the_daemon_writes_and_in_a_worker_thread(tmp_path:
 
 def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"ledger\.db cannot be read: unable to open"):
-        learn(tmp_path)
+        learn(tmp_path, EVERYTHING)
     (tmp_path / FILE).write_bytes(b"no database" * 100)
     with pytest.raises(LedgerError, match="cannot be read: file is not a database"):
-        learn(tmp_path)
+        learn(tmp_path, EVERYTHING)
 
 
 def test_a_foreign_row(directory: Path, tmp_path: Path) -> None:
@@ -280,4 +281,4 @@ def test_a_foreign_row(directory: Path, tmp_path: Path) -> None:
         copy.execute("UPDATE runs SET usage = '{' WHERE number = 50")
         copy.commit()
     with pytest.raises(LedgerError, match="cannot be read: Input data was truncated"):
-        learn(tmp_path)
+        learn(tmp_path, EVERYTHING)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sfad.core.access import EVERYTHING
 from sfad.ledger import OpenedLedger
 from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
@@ -78,7 +79,7 @@ async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_pat
             with closing(sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True)) as other:
                 assert other.execute("SELECT count(*), max(number) FROM runs").fetchone() == (number + 1, number + 1)
         assert (answers.failed, ledger.trouble) == ([], None)
-        assert len(ledger.records.select(Page(List(id=1, rows=1000))).runs) == 100
+        assert len(ledger.records.select(Page(List(id=1, rows=1000), EVERYTHING)).runs) == 100
         assert len(answers.notes) == 5
         assert all("was removed or replaced by another process; all of it was written again" in note for note in answers.notes)
         names = [os.path.basename(os.readlink(f"/proc/self/fd/{fd.name}")) for fd in os.scandir("/proc/self/fd") if fd.is_symlink()]
@@ -122,7 +123,7 @@ async def test_a_ledger_that_cannot_be_put_back_reports_nothing_as_recorded(tmp_
         await answers.until(lambda: ledger.trouble is None)
         assert (answers.ended, len(answers.notes)) == (["a1"], 1)
     again = OpenedLedger(state)
-    assert [info.status for info in again.records.select(Page(List(id=1))).runs] == [Status.COMPLETED]
+    assert [info.status for info in again.records.select(Page(List(id=1), EVERYTHING)).runs] == [Status.COMPLETED]
     again.close()
 
 

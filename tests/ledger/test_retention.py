@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from sfad.core.access import EVERYTHING
 from sfad.ledger import Ledger, OpenedLedger, retention
 from sfad.ledger.reader import Page
 from sfad.ledger.retention import Deleted, Pruner
@@ -73,7 +74,7 @@ async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> 
     with started(tmp_path) as ledger:
         assert await delete(ledger) == Deleted(5, 0)
         assert ids(tmp_path) == ["a4", "a5", "a6", "a7", "a8", "a9"]
-        assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"k": "v"}))).runs] == ["a9"]
+        assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"k": "v"}), EVERYTHING)).runs] == ["a9"]
         assert ledger.next_number == 12
         assert [len(calls(ledger, run)) for run in (1, 5, 8)] == [0, 1, 1]
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:

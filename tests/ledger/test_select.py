@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sfad.core.access import EVERYTHING, Scope
 from sfad.core.ids import run_id
 from sfad.ledger import RunExtra
 from sfad.ledger.reader import Page, Reader, Selection, ended_queries, live_queries
@@ -53,16 +54,16 @@ async def test_the_default_page_is_what_lives_and_the_newest_that_ended(tmp_path
         for number in range(1, 101):
             ledger.admit(run(number, status=LIVE if number in (3, 99) else DONE), PLAIN)
         await ledger.flush()
-        page = ids(ledger.records.select(Page(List(id=1))).runs)
+        page = ids(ledger.records.select(Page(List(id=1), EVERYTHING)).runs)
         assert page == ids([run(3)]) + [run_id(n) for n in range(50, 101)]
-        assert ids(ledger.records.select(Page(List(id=1, rows=0))).runs) == [run_id(3), run_id(99)]
-        assert ids(ledger.records.select(Page(List(id=1, rows=-1))).runs) == [run_id(3), run_id(99)]
-        assert ids(ledger.records.select(Page(List(id=1, rows=1, status=[DONE, LIVE]))).runs) == [
+        assert ids(ledger.records.select(Page(List(id=1, rows=0), EVERYTHING)).runs) == [run_id(3), run_id(99)]
+        assert ids(ledger.records.select(Page(List(id=1, rows=-1), EVERYTHING)).runs) == [run_id(3), run_id(99)]
+        assert ids(ledger.records.select(Page(List(id=1, rows=1, status=[DONE, LIVE]), EVERYTHING)).runs) == [
             run_id(3),
             run_id(99),
             run_id(100),
         ]
-        assert ids(ledger.records.select(Page(List(id=1, status=[LIVE]))).runs) == [run_id(3), run_id(99)]
+        assert ids(ledger.records.select(Page(List(id=1, status=[LIVE]), EVERYTHING)).runs) == [run_id(3), run_id(99)]
 
 
 async def test_prefixes(tmp_path: Path) -> None:
@@ -70,10 +71,11 @@ async def test_prefixes(tmp_path: Path) -> None:
         for number in (1, 2, *range(32, 50)):
             ledger.admit(run(number), PLAIN)
         await ledger.flush()
-        assert ledger.records.find("a1") == ["a1"]
-        assert ledger.records.find("b") == [run_id(n) for n in range(32, 42)]
-        assert ledger.records.find("b1g") == ["b1g"]
-        assert (ledger.records.find("c"), ledger.records.find("%"), ledger.records.find("")[:2]) == ([], [], ["a1", "a2"])
+        assert ledger.records.find("a1", EVERYTHING) == ["a1"]
+        assert ledger.records.find("b", EVERYTHING) == [run_id(n) for n in range(32, 42)]
+        assert ledger.records.find("b1g", EVERYTHING) == ["b1g"]
+        for prefix, found in (("c", []), ("%", []), ("", ["a1", "a2"])):
+            assert ledger.records.find(prefix, EVERYTHING)[:2] == found
 
 
 @given(numbers=st.sets(st.integers(1, 2**63 - 1) | st.integers(1, 2000), max_size=20), prefix=PREFIXES)
@@ -99,7 +101,7 @@ async def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
         await ledger.flush()
         assert ledger.records.lineage("a3") == ["a1", "a2", "a3"]
         assert (ledger.records.lineage("a1"), ledger.records.lineage("zz")) == (["a1"], ["zz"])
-        assert ids(ledger.records.select(Page(List(id=1), within="a2")).runs) == ["a2", "a3"]
+        assert ids(ledger.records.select(Page(List(id=1), EVERYTHING, within="a2")).runs) == ["a2", "a3"]
 
 
 NAMES, USERS, LABELS = (
@@ -108,6 +110,10 @@ NAMES, USERS, LABELS = (
     st.dictionaries(st.sampled_from("kl"), st.sampled_from("xy"), max_size=2),
 )
 STATUSES = st.sampled_from([LIVE, Status.PAUSED, DONE, Status.FAILED, Status.REJECTED_DEPTH])
+
+
+UIDS = st.sampled_from([1000, 1001, None])
+SCOPES = st.just(EVERYTHING) | st.builds(Scope, uid=UIDS, run=st.none() | st.sampled_from(["a1", "a2", "a3"]))
 
 
 @st.composite
@@ -126,7 +132,7 @@ def ledgers(draw: st.DrawFn) -> list[tuple[RunInfo, RunExtra]]:
             labels=draw(LABELS),
             created_at=WHEN + timedelta(seconds=draw(st.integers(-3, 12))),
         )
-        rows.append((info, PLAIN))
+        rows.append((info, RunExtra(uid=draw(UIDS))))
     return rows
 
 
@@ -142,6 +148,7 @@ PAGES = st.builds(
         labels=LABELS | st.just({"k": ["x", "y"], "l": "x"}),
         rows=st.integers(1, 4),
     ),
+    SCOPES,
     within=st.none() | st.sampled_from(["a1", "a2", "a3"]),
 )
 
@@ -156,14 +163,16 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
     def chain(one: str | None) -> list[str]:
         return [*chain(parents[one]), one] if one is not None else []
 
-    fitting = [info.id for info, _ in rows if page.admits(info, chain(info.id))]
+    fitting = [info.id for info, extra in rows if page.admits(info, extra.uid, chain(info.id))]
     with (
         closing(memory(rows)) as connection,
         patch.multiple("sfad.ledger.reader", MAX_WALKED=walked, MOST_BELOW=most_below),
     ):
         found = list(pages(Reader(connection), page))
+        by_prefix = Reader(connection).find("a", page.scope, 20)
     assert all(ended(selection) <= page.query.rows for selection in found)
     assert sorted(info.id for selection in found for info in selection.runs) == fitting
+    assert by_prefix == [info.id for info, extra in rows if page.scope.admits(extra.uid, chain(info.id))]
 
 
 def pages(reader: Reader, page: Page) -> Iterator[Selection]:
@@ -221,7 +230,7 @@ COVERED = "COVERING "
     ],
 )
 def test_every_page_walks_an_index_in_order(big: sqlite3.Connection, query: dict[str, Any], expected: list[str]) -> None:
-    page = Page(List(id=1, **query))
+    page = Page(List(id=1, **query), EVERYTHING)
     walks = [one.sql(page, 0) for one in ended_queries(page)]
     plans = [plan(big, *each).partition("; ")[0] for each in (*live_queries(page), *walks)]
     assert plans == expected
@@ -246,12 +255,19 @@ def test_every_page_walks_an_index_in_order(big: sqlite3.Connection, query: dict
     ],
 )
 def test_a_page_costs_no_more_than_what_it_may_walk(big: sqlite3.Connection, query: dict[str, Any], most: int) -> None:
-    assert steps(big, lambda: Reader(big).select(Page(List(id=1, **query)))) < most
+    assert steps(big, lambda: Reader(big).select(Page(List(id=1, **query), EVERYTHING))) < most
+
+
+def test_a_user_without_runs_walks_none(big: sqlite3.Connection) -> None:
+    stranger = Scope(uid=1001, run=None)
+    reader = Reader(big)
+    assert steps(big, lambda: reader.select(Page(List(id=1), stranger))) < 2000
+    assert steps(big, lambda: reader.find("d", stranger, 10)) < 1000
 
 
 def test_a_search_by_time_ends_where_there_is_no_more(big: sqlite3.Connection) -> None:
-    assert len(list(pages(Reader(big), Page(List(id=1, since=5e9))))) == 1
-    assert len(list(pages(Reader(big), Page(List(id=1, user="bob"))))) == 20
+    assert len(list(pages(Reader(big), Page(List(id=1, since=5e9), EVERYTHING)))) == 1
+    assert len(list(pages(Reader(big), Page(List(id=1, user="bob"), EVERYTHING)))) == 20
 
 
 def steps(connection: sqlite3.Connection, what: Callable[[], object]) -> int:
@@ -264,11 +280,11 @@ def steps(connection: sqlite3.Connection, what: Callable[[], object]) -> int:
 
 
 def test_labels_and_subtrees_are_looked_up_by_their_indices(big: sqlite3.Connection) -> None:
-    labelled = Page(List(id=1, labels={"n": "5", "m": "6"}, name="n5"))
+    labelled = Page(List(id=1, labels={"n": "5", "m": "6"}, name="n5"), EVERYTHING)
     text = plan(big, *next(ended_queries(labelled)).sql(labelled, 0))
     assert text.startswith("SEARCH labels USING PRIMARY KEY (key=? AND value=?")
     assert "TEMP B-TREE" not in text
-    subtree = Page(List(id=1), within="a1")
+    subtree = Page(List(id=1), EVERYTHING, within="a1")
     text = plan(big, *next(ended_queries(subtree)).sql(subtree, 0))
     assert text.startswith(ALONE)
     assert "USING INDEX runs_parent" in text
@@ -287,12 +303,12 @@ def test_a_saved_run_is_found_by_its_number(big: sqlite3.Connection) -> None:
 
 def test_lookups_do_not_depend_on_the_ledger_s_size(big: sqlite3.Connection) -> None:
     reader = Reader(big)
-    assert reader.find("d2", 3) == [run_id(2 * 32**3 + n) for n in range(3)]
-    assert len(reader.select(Page(List(id=1))).runs) == 53
+    assert reader.find("d2", EVERYTHING, 3) == [run_id(2 * 32**3 + n) for n in range(3)]
+    assert len(reader.select(Page(List(id=1), EVERYTHING)).runs) == 53
     assert [info.id for info in reader.open_runs()] == [run_id(n) for n in (1, 40_001, 80_001)]
     for what in (
         reader.open_runs,
-        lambda: reader.find("d2", 10),
+        lambda: reader.find("d2", EVERYTHING, 10),
         lambda: reader.get(run_id(70_000)),
         lambda: reader.last("runs", "number"),
     ):
@@ -306,5 +322,8 @@ def plan(connection: sqlite3.Connection, sql: str, values: list[Any]) -> str:
 async def test_values_are_never_sql(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         nasty = "x' OR 1=1 --"
-        assert ledger.records.select(Page(List(id=1, name=nasty, user=nasty, labels={nasty: nasty}), within=nasty)).runs == []
+        assert (
+            ledger.records.select(Page(List(id=1, name=nasty, user=nasty, labels={nasty: nasty}), EVERYTHING, within=nasty)).runs
+            == []
+        )
         assert ledger.records.get(nasty) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sfad.core.access import EVERYTHING
 from sfad.ledger import OpenedLedger, RunExtra
 from sfad.ledger.reader import Page
 from sfad.ledger.summary import summarise
@@ -39,7 +40,7 @@ def test_models_are_those_of_the_calls_that_the_gateway_saw(tmp_path: Path) -> N
             call(6, run=5, model="haiku", cost_usd=1.0, input_tokens=93),
         ],
     )
-    page = Page(List(id=0, since=0.0))
+    page = Page(List(id=0, since=0.0), EVERYTHING)
     found = summarise(tmp_path, page, "model", [(live, "sonnet")])
     ledger.close()
     assert [(one.key, one.runs, one.failed, one.cost_usd, one.tokens, one.partial) for one in found.groups] == [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sfad.core.access import EVERYTHING
 from sfad.host.probe import current_boot
 from sfad.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.ledger.reader import Page
@@ -35,7 +36,7 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
         uid=5, pid_started=4, boot_id=current_boot(), allowed_tools=[], blocked_tools=[]
     )
     assert [info.id for info in opened.left] == ["a1", "a2"]
-    assert [info.id for info in opened.records.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1", "a9"]
+    assert [info.id for info in opened.records.select(Page(List(id=1, labels={"team": "blue"}), EVERYTHING)).runs] == ["a1", "a9"]
     opened.close()
 
 
@@ -50,11 +51,11 @@ async def test_an_upsert_that_failed_is_done_later_and_reports_an_end(tmp_path: 
     ledger.record(run(9, status=Status.PAUSED, pid=77), PLAIN)
     assert await ledger.flush()
     assert answers.ended == ["a1"]
-    assert [(info.id, info.status) for info in ledger.records.select(Page(List(id=1))).runs] == [
+    assert [(info.id, info.status) for info in ledger.records.select(Page(List(id=1), EVERYTHING)).runs] == [
         ("a1", Status.LOST),
         ("a9", Status.PAUSED),
     ]
-    assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"team": "blue"}))).runs] == ["a1"]
+    assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"team": "blue"}), EVERYTHING)).runs] == ["a1"]
     ledger.close()
 
 

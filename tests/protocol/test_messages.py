@@ -74,6 +74,7 @@ REQUESTS: list[m.Request] = [
     m.AdmitCall(id=28, run="a1", model="m", input_tokens=2, max_output=3, fixed=True, choices=2, caches=True),
     m.EndCall(id=29, run="a1", reservation="a1-1", model="m", tokens=Tokens(input=2, output=3), status=200,
               tools=[("Bash", "0f")], first_byte_s=0.5, seconds=1.5, error="e"),
+    m.SilentCall(id=33, run="a1", reservation="a1-1", host="h", silent_s=15.0),
     m.ListCalls(id=30, run="a1", after=NOW, after_number=3), m.Watch(id=31, run="a1", calls=True),
     m.UnaskedCall(id=32, run="a1", time=1.5, number=4, upstream="u", path="/v1/embeddings", status=200, seconds=0.5),
     m.Summarise(id=26, since=1.5, by="label", labels={"a": ["b", "c"], "d": "e"}),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.access import GATEWAY, OUTSIDE, VERBS
+from sfad.core.access import TABLE
 from sfad.protocol import messages as m
 from sfad.server import verbs
 from sfad.server.call import REGISTRY
@@ -29,7 +29,12 @@ def test_few_requests_leave_the_permission_to_what_answers_them() -> None:
     assert unchecked == {m.Spawn, m.StartSession, m.Select, m.SessionRights}
 
 
-def test_every_permission_is_a_verb() -> None:
-    assert {verb.permission for verb in REGISTRY.values()} - {None} <= VERBS | OUTSIDE | GATEWAY
-    assert not VERBS & OUTSIDE
-    assert not GATEWAY & (VERBS | OUTSIDE)
+def test_every_verb_has_a_row() -> None:
+    assert TABLE.keys() == {m.tag(kind) for kind in m.REQUESTS}
+
+
+def test_the_dispatcher_checks_each_row() -> None:
+    for kind, verb in REGISTRY.items():
+        row = TABLE[m.tag(kind)]
+        assert verb.permission in {None, row.narrowed_by or m.tag(kind)}
+        assert verb.about_run <= (row.scope == "one"), "a run is looked up in the scope"

@@ -118,7 +118,7 @@ class Soak:
             if run in shown and shown[run].status != told:
                 self.wrong.append(f"{run} was told to be {told} and is {shown[run].status}")
         self.wrong += promises.history(shown, diary, self.book.finals, unique=False)
-        policy = policy_of(configuration.load([self.daemon.config], required=True))
+        policy = policy_of(configuration.load([self.daemon.config], required=True), everyone=False)
         judge = Judge(policy, self.runs, diary, self.chaos.deaths)
         judge.judge()
         self.wrong += judge.wrong

@@ -61,10 +61,9 @@ def _filter(call: Call, request: Events) -> EventFilter:
         raise bad_request(f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
     if request.after is not None and not 0 <= request.after < 2**63:
         raise bad_request(f"after = {request.after} is no number of an event")
+    milestones = request.milestones or "run_progress" in request.types
     runs: list[RunId] = [call.resolve(run).id for run in request.runs]
-    if not runs and call.peer.run is not None:
-        runs = [call.peer.run]
-    return EventFilter(tuple(runs), tuple(request.types), request.severity, request.since)
+    return EventFilter(call.scope, tuple(runs), tuple(request.types), request.severity, request.since, milestones)
 
 
 class _Following:
@@ -76,7 +75,7 @@ class _Following:
         self._wanted = wanted
         self._early: list[Event] | None = []
         """What came before `begin`."""
-        self._unfollow = call.runtime.announcer.feed.follow(self._take)
+        self._unfollow = call.runtime.announcer.feed.follow(wanted.scope, self._take)
         call.services.bounds.watches.add(call.connection.groups, 1)
 
     def begin(self, after: int) -> None:

@@ -19,8 +19,8 @@ def list_(call: Call, request: List) -> None:
     root = call.resolve(request.root).id if request.root is not None else None
     query = replace(request, root=None, rows=max(0, min(request.rows, MAX_ROWS)))
     catalogue = call.runtime.catalogue
-    footprints = call.runtime.launcher.footprints(catalogue.live) if query.live else {}
-    found = catalogue.select(Page(query, within=root or call.peer.run), footprints)
+    footprints = call.runtime.launcher.footprints(catalogue.live_runs(call.scope)) if query.live else {}
+    found = catalogue.select(Page(query, call.scope, within=root), footprints)
     # a session does not count itself among those that it may look after
     runs = [run for run in found.runs if run.id != call.peer.run] if request.sessions else found.runs
     call.reply(RunList(id=call.id, runs=catalogue.with_totals(runs), next=found.reached or None))

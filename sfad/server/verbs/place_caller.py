@@ -9,14 +9,13 @@ from ..call import Call, answers
 
 @answers(PlaceCaller)
 def place_caller(call: Call, request: PlaceCaller) -> None:
-    if request.uid is not None and request.uid not in {0, os.geteuid()}:
-        call.fail(ErrorCode.NOT_PERMITTED, f"the gateway serves another user; uid {request.uid} may not use it")
-        return
     runtime = call.runtime
     run = runtime.gateway.run_of(request.token) if request.token is not None else None
     if run is None and request.cgroup is not None:
         run = runtime.launcher.run_of_cgroup(request.cgroup)
     live = call.runtime.catalogue.live.get(run) if run is not None else None
+    if live is not None and request.uid not in {None, 0, os.geteuid(), live.uid}:
+        live = None  # a run's calls are its user's: who has read its token may not make them
     if live is None:
         message = "the calling process is in no run of this daemon: start the agent with 'sfactl run' or 'sfactl spawn'"
         call.fail(ErrorCode.NOT_PERMITTED, message)

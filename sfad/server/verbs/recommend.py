@@ -9,11 +9,11 @@ from ..call import Call, answers
 
 @answers(m.Recommend)
 def recommend(call: Call, request: m.Recommend) -> None:
-    asked = Asked(argv=(), name=request.name, type=request.run_type)
+    scope, asked = call.scope, Asked(argv=(), name=request.name, type=request.run_type)
 
     def reply(found: list[Advice]) -> m.Reply:
         in_force = [held.limit for held in limits_of(asked, None, call.runtime.machine.policy).values()]
         runs = max((advice.runs for advice in found), default=0)
         return m.Recommended(id=call.id, runs=runs, advice=found, in_force=in_force)
 
-    call.later(lambda: call.runtime.adviser.advise(request.run_type, request.name), reply)
+    call.later(lambda: call.runtime.adviser.advise(scope, request.run_type, request.name), reply)

@@ -10,7 +10,7 @@ from ..call import Call, answers
 from ..checks import MAX_CHOSEN, RequestError, bad_request, check_filters, check_most
 
 
-@answers(Select, permission=None)
+@answers(Select, checked_later=True)
 def select(call: Call, request: Select) -> None:
     if request.verb not in VERBS | OUTSIDE:
         raise bad_request(f"unknown verb '{request.verb[:80]}'")
@@ -41,7 +41,7 @@ def filtered(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
     if not has_filters(request):
         return []
     own = call.peer.run
-    found = call.runtime.catalogue.live_runs(name=request.name, labels=request.labels, within=own)
+    found = call.runtime.catalogue.live_runs(call.scope, name=request.name, labels=request.labels)
     if own is not None:
         found.pop(own, None)
     if verb == "pause":

@@ -4,7 +4,7 @@ from ...protocol.messages import SessionRights, SessionRules
 from ..call import Call, answers
 
 
-@answers(SessionRights, permission=None)
+@answers(SessionRights, checked_later=True)
 def session_rights(call: Call, _request: SessionRights) -> None:
     runtime = call.runtime
     rules, config = runtime.machine.policy.sessions, runtime.config.sessions

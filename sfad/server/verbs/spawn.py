@@ -98,7 +98,7 @@ def _is_own_program(shim: int, run: Live, request: Spawn) -> bool:
     return False
 
 
-answers(Spawn, permission=None)(start)
+answers(Spawn, checked_later=True)(start)
 
 
 def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:

@@ -12,7 +12,7 @@ MAX_TEXT = 120_000
 """Bytes of a task or of instructions. execve(2) takes an argument of 128 KiB at most, with what the command adds to it."""
 
 
-@answers(StartSession, permission=None)
+@answers(StartSession, checked_later=True)
 def start_session(call: Call, request: StartSession) -> None:
     runtime = call.runtime
     texts = {"task": request.task, "model": request.model, "provider": request.provider, "instructions": request.instructions}

@@ -7,12 +7,15 @@ import psutil
 import trio
 
 from ... import __version__
+from ...core.access import EVERYTHING
 from ...core.budgets import Budget
 from ...core.money import to_usd
 from ...core.run import Run
 from ...host import logout
 from ...protocol.messages import DaemonInfo, DaemonStatus
-from ...protocol.types import BudgetState
+from ...protocol.types import AlertState, BudgetState, Status
+from ...runs.live import Live
+from ...runs.raised_alerts import all_alerts
 from ..call import Call, answers
 
 
@@ -21,7 +24,10 @@ def status(call: Call, _request: DaemonInfo) -> None:
     runtime, machine = call.runtime, call.runtime.machine
     backup = runtime.ledger.file.backup
     runtime.shims.look()  # so that the answer is what the next run finds
-    budgets = machine.budgets if call.peer.run is None else ()
+    scope = call.scope
+    mine = runtime.catalogue.live_runs(scope).values()
+    everything = scope == EVERYTHING
+    budgets = (b for b in machine.budgets if scope.uid is None or call.peer.user in b.members) if scope.run is None else ()
     call.reply(
         DaemonStatus(
             id=call.id,
@@ -33,11 +39,11 @@ def status(call: Call, _request: DaemonInfo) -> None:
             containment=runtime.launcher.containment,
             containment_detail=runtime.launcher.detail,
             draining=machine.draining,
-            live=len(machine.tree),
-            queued=machine.slots.queued,
-            admitted=machine.admitted,
-            refused=machine.refused,
-            connections=len(call.services.connections),
+            live=len(mine),
+            queued=sum(live.run.status is Status.QUEUED for live in mine),
+            admitted=machine.admitted if everything else None,
+            refused=machine.refused if everything else None,
+            connections=len(call.services.connections) if everything else None,
             memory_bytes=psutil.Process().memory_info().rss,
             ledger_bytes=runtime.ledger.records.size_bytes,
             ledger_trouble=runtime.storage.unwritable,
@@ -50,10 +56,21 @@ def status(call: Call, _request: DaemonInfo) -> None:
             gateway=runtime.gateway.url,
             rejected_config=runtime.rejected_config if call.peer.uid in (0, os.geteuid()) else None,
             gateway_pid=runtime.gateway.pid,
+            metrics=runtime.metrics.listen,
+            metrics_trouble=runtime.metrics.trouble,
             shim_dir=str(runtime.shims.path),
+            alerts=_alerts(call, mine),
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
+
+
+def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:
+    """Return the alerts about the peer's own runs, and about all runs or the runs of a user where that concerns the peer."""
+    scope, shared = call.scope, call.runtime.machine.shared_alerts
+    if scope != EVERYTHING:
+        shared = {key: alert for key, alert in shared.items() if scope.run is None and key[1] == call.peer.user}
+    return all_alerts((live.run for live in mine), shared, trio.current_time())
 
 
 def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:

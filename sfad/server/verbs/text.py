@@ -15,7 +15,7 @@ from ..checks import bad_request, wrong_state
 from ..results import NOT_KEPT, no_output
 
 
-@answers_about_run(Text, permission="logs")
+@answers_about_run(Text)
 def text(call: Call, request: Text, run: RunInfo) -> None:
     program = named(run.meter)
     if program is None:

@@ -10,7 +10,7 @@ from ..transcripts import MAX_LINES
 from ..transcripts import transcript as transcript_of
 
 
-@answers_about_run(Transcript, permission="logs")
+@answers_about_run(Transcript)
 def transcript(call: Call, request: Transcript, run: RunInfo) -> None:
     if not 0 < request.tail <= MAX_LINES:
         raise bad_request(f"tail = {request.tail} is outside 1 to {MAX_LINES}")

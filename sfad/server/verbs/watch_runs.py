@@ -19,7 +19,7 @@ STALLED = 30.0
 """Seconds that a client may leave a push unread."""
 
 
-@answers(WatchRuns, permission="list")
+@answers(WatchRuns)
 def watch_runs(call: Call, request: WatchRuns) -> None:
     check_filters(request)
     demand_watch(call)
@@ -28,7 +28,7 @@ def watch_runs(call: Call, request: WatchRuns) -> None:
     query = List(
         id=0, name=request.name, user=request.user, labels=request.labels, rows=max(0, min(request.rows, MAX_ROWS)), live=True
     )
-    _Watching(call, request, Page(query, within=root or call.peer.run)).begin()
+    _Watching(call, request, Page(query, call.scope, within=root)).begin()
 
 
 @dataclass(eq=False, slots=True)

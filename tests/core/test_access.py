@@ -1,0 +1,123 @@
+"""Users, positions and verbs: every combination against what the words of docs/users.md promise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfad.core.access import (
+    EVERYTHING,
+    FULL,
+    OPERATOR_ONLY,
+    TABLE,
+    VERBS,
+    AccessRules,
+    Peer,
+    Permissions,
+    Scope,
+    refuse_sessions,
+    refuse_target,
+    refuse_verb,
+)
+
+ADMINS = 700
+ALL_USERS = AccessRules(all_users=True, admin_gid=ADMINS)
+USERS = {
+    "root": Peer(0, "root"),
+    "operator": Peer(990, "sfad"),
+    "admin": Peer(1003, "eve", owner=False, gids=frozenset({1003, ADMINS})),
+    "ann": Peer(1001, "ann", owner=False, gids=frozenset({1001})),
+    "bob": Peer(1002, "bob", owner=False, gids=frozenset({1002})),
+}
+SUPER = {"root", "operator", "admin"}
+POSITIONS = {
+    "outside": None,
+    "inside": Permissions(),
+    "main agent": FULL,
+    "leaf": Permissions(leaf=True),
+    "denied": Permissions(frozenset()),
+}
+"""What the run may do that the peer is in."""
+
+OF_GATEWAY = {"admit_call", "end_call", "place_caller", "serve_gateway", "silent_call", "unasked_call", "withdraw_call"}
+OF_ADMINS = {"config", "metrics", "reload"}
+OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload"}
+UNBOUND = {"hello", "select", "session_rights"}
+"""What no `--deny` takes away."""
+WITH = {"logs": {"text", "transcript"}, "list": {"watch_runs"}, "spawn": {"start_session"}}
+"""What a verb takes along where it is denied."""
+STARTS = {"spawn", "start_session"}
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("position", POSITIONS)
+def test_users_positions_and_verbs(user: str, position: str) -> None:
+    permissions = POSITIONS[position]
+    peer = replace(USERS[user], run=None if permissions is None else "a2")
+    for verb in TABLE:
+        refused = verb in OF_GATEWAY or (verb in OF_ADMINS and user not in SUPER)
+        if permissions is not None:
+            refused |= verb in OF_PEOPLE
+            refused |= verb in STARTS and permissions.leaf
+            refused |= position == "denied" and verb not in UNBOUND
+        assert (refuse_verb(peer, verb, permissions or FULL, ALL_USERS) is not None) == refused, verb
+    may_start = permissions is None or (permissions.sessions and not permissions.leaf)
+    assert (refuse_sessions(peer, permissions or FULL, ALL_USERS) is None) == may_start
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_daemon_of_its_own_user_serves_no_other(user: str) -> None:
+    for verb, run in product(TABLE, (None, "a2")):
+        refused = refuse_verb(replace(USERS[user], run=run), verb, FULL, OPERATOR_ONLY)
+        if user not in {"root", "operator"}:
+            assert refused is not None
+            assert "serves another user" in refused
+    admins = AccessRules(admin_gid=ADMINS)
+    assert (refuse_verb(USERS[user], "list", FULL, admins) is None) == (user in SUPER)
+
+
+def test_a_peer_that_could_not_be_placed_may_do_nothing() -> None:
+    for user, verb in product(USERS.values(), TABLE):
+        assert refuse_verb(replace(user, unplaced="hidden"), verb, FULL, ALL_USERS) is not None
+
+
+def test_only_the_gateway_asks_as_the_gateway() -> None:
+    gateway = Peer(0, "root", gateway=True)
+    assert all(refuse_verb(gateway, verb, FULL, ALL_USERS) is None for verb in OF_GATEWAY)
+
+
+def test_deny_takes_away_what_can_be_named() -> None:
+    peer = Peer(1001, "ann", owner=False, run="a2")
+    for verb in VERBS:
+        narrowed = FULL.narrowed(allow=frozenset(), deny=frozenset({verb}), leaf=False, sessions=True, session=False)
+        lost = {
+            other for other in TABLE if refuse_verb(peer, other, narrowed, ALL_USERS) != refuse_verb(peer, other, FULL, ALL_USERS)
+        }
+        assert lost == ({verb} | WITH.get(verb, set())) - OF_ADMINS
+
+
+UIDS = st.sampled_from([0, 990, 1001, 1002, 1003])
+LINEAGES = st.lists(st.sampled_from(["a1", "a2", "a3", "a4"]), min_size=1, max_size=4, unique=True)
+
+
+@given(user=st.sampled_from(list(USERS)), run=st.none() | st.sampled_from(["a1", "a2"]), uid=UIDS | st.none(), lineage=LINEAGES)
+def test_a_scope_is_own_runs_or_the_subtree_or_all(user: str, run: str | None, uid: int | None, lineage: list[str]) -> None:
+    peer = replace(USERS[user], run=run)
+    scope = ALL_USERS.scope(peer)
+    own = user in SUPER or uid == peer.uid
+    assert scope.admits(uid, lineage) == (own if run is None else run in lineage)
+    assert scope.knows(uid, lineage) == (own or (run is not None and run in lineage))
+    if scope.admits(uid, lineage):
+        assert refuse_target(peer, "stop", lineage) is None
+    elif scope.knows(uid, lineage):
+        assert refuse_target(peer, "stop", lineage) is not None
+    assert EVERYTHING.admits(uid, lineage)
+
+
+def test_events_of_the_daemon_itself_are_for_those_who_see_all() -> None:
+    assert [ALL_USERS.scope(user).admits(None, ()) for user in USERS.values()] == [True, True, True, False, False]
+    assert not Scope(uid=None, run="a2").admits(None, ())
