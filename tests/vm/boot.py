@@ -36,8 +36,17 @@ def booted(*command: str, work: Path) -> str:
     kernel = next((files / "boot").glob("vmlinuz-*"))
     words = ["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3G"]
     words += ["-kernel", str(kernel), "-initrd", str(archive), "-display", "none", "-serial", "stdio", "-monitor", "none"]
-    words += ["-no-reboot", "-nic", "none", "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"]
-    words += ["-append", "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr tsc=reliable systemd.show_status=0 net.ifnames=0"]
+    words += [
+        "-no-reboot",
+        "-nic",
+        "none",
+        "-virtfs",
+        "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+    ]
+    words += [
+        "-append",
+        "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr tsc=reliable systemd.show_status=0 net.ifnames=0",
+    ]
     done = subprocess.run(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE, check=False
     )

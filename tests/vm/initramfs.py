@@ -12,7 +12,7 @@ MODULES = (
 """In the order in which they can be loaded."""
 
 INIT = """#!/bin/busybox sh
-busybox mkdir /dev /proc /low /memory /root
+busybox mkdir -p /dev /proc /low /memory /root
 busybox mount -t proc proc /proc
 busybox mount -t devtmpfs dev /dev
 for module in {modules}; do busybox insmod "/$module.ko"; done

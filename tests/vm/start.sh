@@ -6,6 +6,11 @@ shift 2
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 sh "$clone/tests/systemd/clean_root.sh" ""
+# users of the machine may go where the interpreter is
+for path in "$clone" "$(readlink -f "$clone/.venv/bin/python")"; do
+    while path=$(dirname "$path") && [ "$path" != / ]; do chmod o+x "$path"; done
+done
+ln -sf /dev/null /etc/tmpfiles.d/tmp.conf  # it would empty /tmp, where the clone may be
 mkdir -p /lib/modules
 ln -sfn "$modules" "/lib/modules/$(uname -r)"
 for unit in systemd-udevd.service systemd-udev-trigger.service systemd-udev-settle.service tmp.mount serial-getty@ttyS0.service; do
