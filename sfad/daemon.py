@@ -123,6 +123,7 @@ class Daemon:
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(keep_serving, runtime.gateway.serve, log.internal_error)
+                nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
                 self.files.keep()

@@ -49,6 +49,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.metrics is not None:
         trouble = f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
         yield "metrics", f"{status.metrics}{trouble}"
+    if status.otel is not None:
+        yield "spans", f"to {status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     for budget in status.budgets:

@@ -54,6 +54,8 @@ def status(call: Call, _request: DaemonInfo) -> None:
             gateway=runtime.gateway.url,
             rejected_config=runtime.rejected_config if call.peer.uid in (0, os.geteuid()) else None,
             gateway_pid=runtime.gateway.pid,
+            otel=runtime.otel.endpoint,
+            otel_trouble=runtime.otel.trouble,
             metrics=runtime.metrics.listen,
             metrics_trouble=runtime.metrics.trouble,
             shim_dir=str(runtime.shims.path),
