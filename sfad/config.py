@@ -30,6 +30,7 @@ from .config_values import (
     LISTEN,
     NAMES,
     PATH,
+    PATHS,
     PATTERNS,
     SIZE,
     TEXT,
@@ -116,6 +117,8 @@ class ProgramConfig(Struct, frozen=True, kw_only=True):
 class QuotasConfig(Struct, frozen=True, kw_only=True):
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    queued_per_user: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    """Trees of one user that may wait for a slot."""
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
 
 
@@ -133,6 +136,13 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
     admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
     """The group whose members may do with all runs what root may."""
+
+
+class IsolationConfig(Struct, frozen=True, kw_only=True):
+    default: Literal["off", "on", "net"] = "off"
+    """The least isolation of every run."""
+    writable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
+    """Where each isolated run may write, beside its working directory."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -226,6 +236,14 @@ class MetricsConfig(Struct, frozen=True, kw_only=True):
     """Where Prometheus reads them."""
 
 
+class AlertsConfig(Struct, frozen=True, kw_only=True):
+    cost_usd: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 10.0
+    cost_usd_per_user: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = None
+    terminations: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 5
+    window: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
+    limit_share: Annotated[float, Meta(gt=0, lt=1)] = 0.8
+
+
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
     max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
     window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
@@ -277,6 +295,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     quotas: QuotasConfig = QuotasConfig()
     attempts: AttemptsConfig = AttemptsConfig()
     containment: ContainmentConfig = ContainmentConfig()
+    isolation: IsolationConfig = IsolationConfig()
     access: AccessConfig = AccessConfig()
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()
@@ -288,6 +307,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
+    alerts: AlertsConfig = AlertsConfig()
     sessions: SessionsConfig = SessionsConfig()
     metrics: MetricsConfig = MetricsConfig()
     otel: OtelConfig = OtelConfig()

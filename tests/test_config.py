@@ -61,7 +61,10 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("enabld = true", "enabld: unknown key; known here: access, agents, attempts, budgets, containment, defaults, enabled"),
+        (
+            "enabld = true",
+            "enabld: unknown key; known here: access, agents, alerts, attempts, budgets, containment, defaults, enabled",
+        ),
         ("[guard]\nmax_dept = 3", "guard.max_dept: unknown key; known here: agent_programs, allow_detach, depth_ceiling"),
         ("[guard]\nmax_depth = 0", "guard.max_depth = 0: allowed is a whole number from 1 to 1000"),
         ("[guard]\nmax_depth = true", "guard.max_depth = true: allowed is a whole number from 1 to 1000"),

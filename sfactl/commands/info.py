@@ -50,6 +50,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.session:
         yield "session", f"its transcript: sfactl session log {run.id}"
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
+    if run.isolation is not None:
+        yield "isolation", {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[run.isolation]
     if run.pid is not None:
         yield "pid", str(run.pid)
     if run.processes is not None:
@@ -68,6 +70,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "meter", meter
     if run.api_trouble:
         yield "model API", output.plain(run.api_trouble.sentence)
+    for alert in run.alerts:
+        yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {output.plain(alert.message)}"
     if run.repeating:
         yield "repeating", output.plain(run.repeating.sentence)
     yield from _times(run)

@@ -210,6 +210,7 @@ COLUMNS = (
     Column("ID", lambda run: run.id),
     Column("NAME", lambda run: run.name),
     Column("STATUS", output.outcome),
+    Column("ALERTS", lambda run: ",".join(alert.type.removeprefix("alert_") for alert in run.alerts) or "-", known=True),
     Column("DEPTH", lambda run: str(run.depth)),
     Column("PARENT", lambda run: run.parent_id or "-"),
     Column("TYPE", lambda run: run.type or "-", "wide"),

@@ -12,6 +12,16 @@ from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
 
+WORDS = {
+    "quotas.trees": "trees of all users",
+    "quotas.trees_per_user": "trees",
+    "quotas.queued_per_user": "waiting",
+    "quotas.spawns_per_hour": "starts within an hour",
+    "sessions.max_concurrent_per_user": "sessions",
+    "sessions.spawn_rate_limit": "starts of sessions",
+}
+"""How a quota is called in a sentence, by its key."""
+
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
@@ -51,8 +61,13 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "metrics", f"{status.metrics}{trouble}"
     if status.otel is not None:
         yield "spans", f"to {status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
+    for alert in status.alerts:
+        whose = f"run {alert.run_id}: " if alert.run_id is not None else ""
+        yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {whose}{alert.message}"
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
+    if status.quotas:
+        yield "quotas", ", ".join(f"{quota.used} of {quota.limit} {WORDS.get(quota.key, quota.key)}" for quota in status.quotas)
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
         least, most = ("at least ", "at most ") if budget.partial else ("", "")

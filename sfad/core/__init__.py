@@ -6,6 +6,7 @@ those before it in this list:
 
 `context`            the live runs and the present outcome, which all components share
 `spending`           accounts of runs, and money budgets
+`alert_board`        publishes alerts
 `lifecycle`          the steps of every run's life: launch, clock, end
 `stopping`           decides ends, and climbs the stop ladder
 `stop_requests`      `stop`, the daemon's end, and clients that were lost
@@ -24,6 +25,7 @@ those before it in this list:
 `calls`              calls of a model that the gateway asks for
 `admission`          `spawn`, from the guard to the launch
 `adopting`           runs of an earlier daemon
+`alerts`             what operators are told without asking: looks after each event at what it has changed
 `machine`            routes events and timers
 
 They work on these values and rules:
@@ -45,6 +47,10 @@ They work on these values and rules:
 `limits`             where a run's limits come from, and what exceeds them
 `session_limits`     the limits of a session
 `breaches`           what is told of a breach
+`alert`              one alert: raised, held, cleared
+`run_alerts`         what alerts watch of one run
+`shared_alerts`      what alerts watch of all runs together
+`windows`            sums over the last hour
 `account`            what a run has used and reserved
 `budgets`            money of users and teams
 `money`              nano-dollars, and their conversion

@@ -117,8 +117,21 @@ class Disarm(WithId, frozen=True):
     timer: Timer
 
 
+class ArmAlerts(Struct, frozen=True):
+    """Feed `AlertsDue` at time `at`; `None`: not any more."""
+
+    at: float | None
+
+
+class SaveAlerts(Struct, frozen=True):
+    """Save the alerts that are about no single run, and their windows. `soon`: within a second is early enough."""
+
+    soon: bool = False
+
+
 class Publish(Struct, frozen=True):
-    """Number the event, write it to the ledger and the log, push it to each client that watches a run of `lineage`."""
+    """Number the event, write it to the ledger and the log, push it to each client that watches a run of `lineage`, which is empty
+    for an event of the daemon."""
 
     event: types.Event
     lineage: tuple[RunId, ...]
@@ -192,8 +205,8 @@ class ErrorAnswer(Struct, frozen=True):
 Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | CallPostponed | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish
-ToLoop = TellCall | Arm | Disarm | Rebound | TellEnd | AnswerRequest | Shutdown
+ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish | SaveAlerts
+ToLoop = TellCall | Arm | Disarm | ArmAlerts | Rebound | TellEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToLedger | ToLoop
 

@@ -1,7 +1,7 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
 from ..protocol.types import Action, ErrorCode, RunId, Severity
@@ -14,6 +14,15 @@ from .quotas import Slots
 from .run import Run, Token
 from .tree import Tree
 from .vocabulary import EventType, Timer
+
+
+class AlertFacts(TypedDict, total=False):
+    """What the event of an alert tells beside its words."""
+
+    state: Literal["raised", "cleared"]
+    value: float
+    threshold: float
+    window_s: float
 
 
 class Facts(TypedDict, total=False):
@@ -31,6 +40,9 @@ class Facts(TypedDict, total=False):
     pid: int
     command: str
     depth: int
+    state: Literal["raised", "cleared"]
+    value: float
+    window_s: float
 
 
 class Context:

@@ -253,6 +253,10 @@ class BudgetsKnown(At, frozen=True):
     budgets: tuple[Budget, ...]
 
 
+class AlertsDue(At, frozen=True):
+    """The time has come for which `ArmAlerts` asked."""
+
+
 class ClientGone(At, frozen=True):
     """A connection ended; runs tied to it end with it."""
 
@@ -359,6 +363,8 @@ OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyReque
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
 OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayStarted | GatewayConnected
-OfDaemon = Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | Reconfigured | DrainRequested | RunsAdopted
+OfDaemon = (
+    Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | AlertsDue | Reconfigured | DrainRequested | RunsAdopted
+)
 
 Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, Reason, Severity, Status
 from . import commands as c
+from .alert_board import AlertBoard
 from .context import Context
 from .ladder import Rung
 from .run import Attempt, Ending, Run
@@ -18,6 +19,7 @@ from .vocabulary import EventType, ReasonKind, Timer
 class Lifecycle:
     _ctx: Context
     _spending: Spending
+    _alerts: AlertBoard
 
     def launch(self, run: Run) -> None:
         run.move(Status.STARTING)
@@ -110,6 +112,7 @@ class Lifecycle:
         self.leave_ladder(run)
         if run.tied_to is not None:
             self._ctx.disarm(run, Timer.RECONNECT)
+        self._alerts.forget(run)
         self._ctx.end(run)
         self._ctx.changed(run)
         if recorded:

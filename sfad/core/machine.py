@@ -1,5 +1,6 @@
 """The machine: one event in, its outcome out. It routes each event and each timer to the component that handles it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
@@ -7,6 +8,9 @@ from . import commands as c
 from . import events as e
 from .admission import Admission
 from .adopting import Adopting
+from .alert import RaisedAlert
+from .alert_board import AlertBoard
+from .alerts import Alerts
 from .attempts import AttemptTracker
 from .budget_enforcement import BudgetEnforcement
 from .calls import Calls
@@ -18,6 +22,7 @@ from .limit_requests import LimitRequests
 from .pausing import Pausing
 from .policy import Policy
 from .run import Run
+from .shared_alerts import Key as AlertKey
 from .spending import Spending
 from .stop_requests import StopRequests
 from .stopping import Stopping
@@ -40,7 +45,8 @@ class Machine:
         """`reservations`: so many may have been made before; their names are not used again."""
         self._ctx = context = Context(policy)
         self._spending = Spending(context, reservations)
-        self._lifecycle = Lifecycle(context, self._spending)
+        board = AlertBoard(context)
+        self._lifecycle = Lifecycle(context, self._spending, board)
         self._stopping = Stopping(context, self._lifecycle)
         self._stop_requests = StopRequests(context, self._stopping)
         self._pausing = Pausing(context, self._lifecycle, self._stop_requests)
@@ -61,6 +67,8 @@ class Machine:
             self._limit_holds, self._admission,
         )  # fmt: skip
 
+        self._alerts = Alerts(context, board)
+
         # what the shell reads and asks
         self.tree = context.tree
         self.slots = context.slots
@@ -74,7 +82,10 @@ class Machine:
         self.calls_under_way = self._calls.under_way_of
         self.tickets = self._stop_requests.tickets
         self.drained_by = self._stopping.drained_by
+        self.alerts_before = self._alerts.restore
+        self.saved_alerts = self._alerts.saved
         self.count_before = self._admission.count_before
+        self.quotas = self._admission.quotas
         self.spawned_before = self._admission.spawned_before
         self.session_started_before = self._admission.session_started_before
 
@@ -85,6 +96,11 @@ class Machine:
     @property
     def draining(self) -> bool:
         return self._ctx.draining
+
+    @property
+    def shared_alerts(self) -> Mapping[AlertKey, RaisedAlert]:
+        """The alerts that are raised and about no single run."""
+        return self._alerts.shared
 
     @property
     def admitted(self) -> int:
@@ -102,6 +118,7 @@ class Machine:
         if self._calls.waiting and not isinstance(event, e.CallAsked):
             self._calls.look(event.at)
             self._follow_up_if_due(event)
+        self._alerts.look(outcome, event)
         return outcome
 
     def _follow_up_if_due(self, event: e.Event) -> None:
@@ -150,6 +167,8 @@ class Machine:
                 self._admission.committed(event)
             case e.CommitFailed():
                 self._admission.commit_failed(event)
+            case e.AlertsDue():
+                pass  # alerts are looked at after each event
             case e.ClientGone():
                 self._stop_requests.client_gone(event)
             case e.BudgetsKnown():
@@ -240,6 +259,8 @@ class Machine:
                 self._stop_requests.reconnect_due(run, at)
             case Timer.CALLS:
                 pass  # calls that wait are looked at after each event
+            case Timer.ALERT:
+                pass  # so are alerts
             case _:
                 assert_never(timer)
 

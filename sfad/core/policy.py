@@ -64,6 +64,20 @@ class CallBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class AlertPolicy:
+    """`[alerts]` of the config. `None`: no such alert."""
+
+    cost_usd: float | None = 10.0
+    """USD that all runs may cost within the window."""
+    cost_usd_per_user: float | None = None
+    terminations: int | None = 5
+    """Runs that the daemon may end for a limit or a budget within the window."""
+    window: float = 3600.0
+    limit_share: float = 0.8
+    """The share of a limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
 
@@ -110,9 +124,12 @@ class Policy:
     kill_wait: float = 10.0
     trees_per_user: int = 32
     trees: int = 64
+    queued_per_user: int = 1000
+    """Trees of one user that may wait for a slot."""
     spawns_per_hour: int = 600
     sessions: SessionPolicy = SessionPolicy()
     access: AccessRules = OPERATOR_ONLY
+    alerts: AlertPolicy = AlertPolicy()
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
     files: Mapping[str, str] = field(default_factory=dict)

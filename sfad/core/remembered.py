@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from msgspec.structs import replace as replaced
 
 from ..protocol.types import RunId, Survivor
+from .alert import RaisedAlert
 from .run import Birth, Clock, Run, State, Token
 
 
@@ -27,7 +28,12 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
         started_at=at if state.started_at is not None else None,
         paused=replace(state.paused, until=None) if state.paused is not None else None,
         breach=replace(state.breach, until=None) if state.breach is not None else None,
+        alerts={what: _rebased_alert(alert, at) for what, alert in state.alerts.items()},
     )
+
+
+def _rebased_alert(alert: RaisedAlert, at: float) -> RaisedAlert:
+    return replaced(alert, at=at, over_since=at if alert.over_since is not None else None)
 
 
 @dataclass(frozen=True, slots=True)

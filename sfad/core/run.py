@@ -14,6 +14,7 @@ from msgspec import Struct
 from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
 from .access import FULL, Permissions
 from .account import Account
+from .alert import RaisedAlert
 from .asked import Asked
 from .ladder import Ladder
 from .limits import ActiveLimit, Limits
@@ -229,6 +230,10 @@ class State:
     unadmitted_seen: dict[int, int] = field(default_factory=dict)
     """The last of these: when each started, by pid."""
     streak: Streak | None = None
+    alerts: dict[str, RaisedAlert] = field(default_factory=dict)
+    """By their types."""
+    counted_cost: int = 0
+    """The part of its own cost, in nano-dollars, that alerts have counted."""
 
     @property
     def attempt(self) -> int:

@@ -29,6 +29,8 @@ class Timer(Word):
     """Its client did not come back after the daemon's restart."""
     CALLS = "calls"
     """A call of a model has waited for others for as long as it may."""
+    ALERT = "alert"
+    """An alert of the run may have to be raised or cleared."""
 
 
 class ReasonKind(Word):
@@ -72,6 +74,11 @@ class EventType(Word):
     UNADMITTED = "unadmitted"
     RUN_REPEATING = "run_repeating"
     ALERT_SURVIVORS = "alert_survivors"
+    ALERT_COST = "alert_cost"
+    ALERT_TERMINATIONS = "alert_terminations"
+    ALERT_LIMIT = "alert_limit"
+    ALERT_REPEATING = "alert_repeating"
+    ALERT_UNREACHABLE = "alert_unreachable"
 
 
 def signal_name(number: int) -> str:

@@ -13,6 +13,7 @@
 `adoption`      what an earlier daemon left, and what of it is alive
 `handover`      what a daemon hands to the program that it becomes on re-execution
 `pidfds`        pidfds of main processes, which systemd keeps while no daemon is there
+`alerts`        alerts that are about no single run, as they are saved
 `budgets`       money budgets between config, ledger, spool and core
 `maintenance`   when the jobs are due that keep the state directory within bounds
 `session_archive` deletes the output of sessions that ended a while ago

@@ -6,6 +6,7 @@ from pathlib import Path
 from ..host.clock import Timers
 from ..runs.live import Live
 from ..spool import Store
+from .alerts import AlertSpool
 from .budgets import SavedCharges
 from .earlier import BOOT, PLACE, EarlierSpool, this_boot
 from .ended import EndedRuns
@@ -33,6 +34,7 @@ class Spool:
         self.ended = EndedRuns(self._store, self.spawns)
         self.numbers = ReservedNumbers(self._store)
         self.charges = SavedCharges(self._store)
+        self.alerts = AlertSpool(self._store)
 
     def begin(self, place: str) -> None:
         """From now on it is written for this boot, and for the state directory `place`."""

@@ -42,6 +42,9 @@ class Timers:
     def __len__(self) -> int:
         return len(self._armed)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._armed
+
     def arm(self, key: Hashable, at: float, call: Callable[[], None]) -> None:
         """Call `call` once at time `at`, instead of what `key` was armed with before."""
         self._order += 1

@@ -34,7 +34,10 @@ class Announcer:
         self._ledger.skip_events(self._numbers.highest_event)
 
     def publish(self, event: Event, lineage: tuple[RunId, ...]) -> None:
-        """Announce an event of the run at the end of `lineage`."""
+        """Announce an event of the run at the end of `lineage`, or of the daemon."""
+        if not lineage:
+            self._numbered(event, lineage)
+            return
         live = self._catalogue.live.get(lineage[-1])
         if live is not None and live.run.asked.session is not None:
             event = self._with_output(event, lineage[-1])

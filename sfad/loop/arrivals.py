@@ -66,6 +66,13 @@ class Arrivals:
     def arm(self, run: RunId, timer: Timer, at: float) -> None:
         self.timers.arm((run, timer), at, lambda: self._fired(e.TimerFired(trio.current_time(), run, timer)))
 
+    def arm_alerts(self, at: float | None) -> None:
+        """Feed `AlertsDue` then, or not any more."""
+        if at is None:
+            self.timers.disarm("alerts")
+        else:
+            self.timers.arm("alerts", at, lambda: self.feed(e.AlertsDue(trio.current_time())))
+
     def _ended(self, run: Run, event: End) -> None:
         """Feed that a run or its main process has ended, now or later."""
         root = run.root.id

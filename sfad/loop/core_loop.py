@@ -27,7 +27,7 @@ from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
 
-_INTERNAL = c.Arm | c.Disarm | c.TellCall
+_INTERNAL = c.Arm | c.Disarm | c.ArmAlerts | c.SaveAlerts | c.TellCall
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
@@ -104,6 +104,11 @@ class CoreLoop:
                 self.arrivals.arm(run_id, timer, at)
             case c.Disarm(run_id, timer):
                 self.resources.timers.disarm((run_id, timer))
+            case c.ArmAlerts(at):
+                self.arrivals.arm_alerts(at)
+            case c.SaveAlerts(soon):
+                if soon:  # else it was saved with the snapshots
+                    self.saver.save_alerts_soon()
             case c.AnswerRequest(token, answer):
                 self.requests.answer(token, answer)
             case c.Record(run):

@@ -1,6 +1,6 @@
 """Saves what the core decides about runs, in the journal first and in the ledger, and tells clients of ends that are on record."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -9,6 +9,7 @@ from ..core import commands as c
 from ..core import events as e
 from ..core.ids import run_number
 from ..core.run import Run
+from ..core.shared_alerts import SavedAlerts
 from ..durable.budgets import BudgetKeeper
 from ..durable.journal import nowhere
 from ..faults import crash_point
@@ -39,6 +40,8 @@ class Saver:
     storage: StorageWatch
     feed: Feed
     run_feed: RunFeed
+    alerts: Callable[[], SavedAlerts]
+    """Returns the alerts to be saved that are about no single run."""
     _used: set[RunId] = field(default_factory=set)
     """Runs whose use the ledger does not know yet."""
 
@@ -52,6 +55,8 @@ class Saver:
                 charges = True
             elif isinstance(command, c.Admit):
                 admits = True
+            elif isinstance(command, c.SaveAlerts) and not command.soon:
+                self.save_alerts()
             elif isinstance(command, c.RecordCall) and command.call.state == "ended":
                 self._keep(command.call)
         # a budget that was charged for use which is not saved would be charged for it again by the next daemon
@@ -133,6 +138,15 @@ class Saver:
         if saved is not None:
             self.resources.counts.run_ended(info)
         live.close()
+
+    def save_alerts(self) -> None:
+        self.resources.timers.disarm("save alerts")
+        self.resources.spool.alerts.save(self.alerts(), wall_clock(), trio.current_time())
+
+    def save_alerts_soon(self) -> None:
+        """Save what alerts count within a second, like the use that they count."""
+        if "save alerts" not in self.resources.timers:
+            self.resources.timers.arm("save alerts", trio.current_time() + SAVE_USE, self.save_alerts)
 
     def _note_use(self, runs: Iterable[RunId]) -> None:
         if not self._used:

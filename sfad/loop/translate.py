@@ -9,7 +9,7 @@ from ..config_values import is_base_url
 from ..core.access import AccessRules, Peer
 from ..core.asked import Asked, SessionAsked
 from ..core.naming import AGENT_PROGRAMS, derive_name
-from ..core.policy import CallBounds, Policy, SessionPolicy
+from ..core.policy import AlertPolicy, CallBounds, Policy, SessionPolicy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
 from ..protocol.known import BASE_URLS, CODING_AGENT
 from ..protocol.messages import Spawn
@@ -139,6 +139,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         budget_action=Action(config.budgets.action),
         sessions=_session_policy(config.sessions),
         access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
+        alerts=AlertPolicy(**asdict(config.alerts)),
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,

@@ -847,7 +847,19 @@ class MachineAgainstShell(RuleBasedStateMachine):
             if run.latest.finished and not run.asked.interactive and run.status in {Status.RUNNING, Status.PAUSED}:
                 assert "result" in timers
             known = {"deadline", "approval", "pause_max", "result", "polite", "grace", "kill", "survey", "retry", "reconnect"}
-            assert timers <= known
+            assert timers <= known | {"alert"}
+
+    @invariant()
+    def alerts_are_told_as_they_stand(self) -> None:
+        """What was published last of an alert is whether it is raised, and one that is held has a timer."""
+        machine = self.world.machine
+        raised = {(what, run.id) for run in machine.tree for what in run.alerts}
+        assert self.world.raised == raised | set(machine.shared_alerts)
+        for run in machine.tree:
+            if any(alert.over_since is not None for alert in run.alerts.values()):
+                assert (run.id, "alert") in self.world.timers
+        if any(alert.over_since is not None for alert in machine.shared_alerts.values()):
+            assert self.world.alerts_due is not None
 
     @invariant()
     def no_run_outlives_an_ancestor(self) -> None:

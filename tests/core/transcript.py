@@ -91,6 +91,7 @@ def purse(usd: float, *members: str, team: str = "", charged: float = 0.0, begin
 def at_once(run: Run) -> dict[str, Any]:
     """Return what must be saved of it at once: not its use, which the model checks (`check_account`)."""
     state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
+    del state["counted_cost"]
     return state | {"account": {part: state["account"][part] for part in ("holds", "held", "ended")}}
 
 
@@ -111,6 +112,8 @@ class Transcript:
         self.repeated: list[Event] = []
         """Events `run_repeating`."""
         self.reasons: dict[RunId, Reason | None] = {}
+        self.alerts: list[c.Command] = []
+        """Commands of alerts, which stand beside those of the other components; test_alerts has them."""
         self.calls: list[CallInfo] = []
         """Those that are recorded."""
         self._quiet = NOISE - hear
@@ -126,7 +129,8 @@ class Transcript:
         """Handle an event. Each of its commands must be expected before the next `>>`."""
         self.quiet()
         outcome = self.machine.handle(event)
-        commands = outcome.commands
+        commands = [command for command in outcome.commands if not _about_alerts(command)]
+        self.alerts += [command for command in outcome.commands if _about_alerts(command)]
         self.changed, self.noted = set(outcome.changed), set(outcome.used)
         self._keep(outcome)
         self.answers |= {x.token: x.answer for x in commands if isinstance(x, c.AnswerRequest)}
@@ -412,10 +416,20 @@ class Transcript:
                 return f"waits {call.run_id}"
             case c.RecordCall(call):
                 return f"call {call.run_id} {call.state}"
-            case c.Shutdown():
-                return "shutdown"
+            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts():
+                return type(command).__name__.lower()
             case _:
                 return f"{type(command).__name__.lower()} {command.run}"
+
+
+def _about_alerts(command: c.Command) -> bool:
+    match command:
+        case c.Publish(event):
+            return event.state is not None
+        case c.Arm(_, timer) | c.Disarm(_, timer):
+            return timer is Timer.ALERT
+        case _:
+            return isinstance(command, c.ArmAlerts | c.SaveAlerts)
 
 
 def _answer(answer: c.Answer) -> str:

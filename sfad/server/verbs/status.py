@@ -10,10 +10,13 @@ from ... import __version__
 from ...core.access import EVERYTHING
 from ...core.budgets import Budget
 from ...core.money import to_usd
+from ...core.quotas import QuotaUse
 from ...core.run import Run
 from ...host import logout
 from ...protocol.messages import DaemonInfo, DaemonStatus
-from ...protocol.types import BudgetState, Status
+from ...protocol.types import AlertState, BudgetState, QuotaState, Status
+from ...runs.live import Live
+from ...runs.raised_alerts import all_alerts
 from ..call import Call, answers
 
 
@@ -59,9 +62,28 @@ def status(call: Call, _request: DaemonInfo) -> None:
             metrics=runtime.metrics.listen,
             metrics_trouble=runtime.metrics.trouble,
             shim_dir=str(runtime.shims.path),
+            quotas=_quotas(call) if scope.run is None else [],
+            alerts=_alerts(call, mine),
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
+
+
+def _quotas(call: Call) -> list[QuotaState]:
+    found, slots = call.runtime.machine.quotas(call.peer.user, trio.current_time()), call.runtime.machine.slots
+    everyones = [QuotaUse("quotas.trees", slots.count, slots.total)] if call.scope == EVERYTHING else []
+    return [
+        QuotaState(key=one.key, used=one.used, limit=one.limit, possible_in_s=None if one.wait is None else round(one.wait, 3))
+        for one in (*everyones, *found)
+    ]
+
+
+def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:
+    """Return the alerts about the peer's own runs, and about all runs or the runs of a user where that concerns the peer."""
+    scope, shared = call.scope, call.runtime.machine.shared_alerts
+    if scope != EVERYTHING:
+        shared = {key: alert for key, alert in shared.items() if scope.run is None and key[1] == call.peer.user}
+    return all_alerts((live.run for live in mine), shared, trio.current_time())
 
 
 def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:

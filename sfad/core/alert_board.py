@@ -1,0 +1,60 @@
+"""Publishes alerts that are raised or cleared, and keeps each run's timer for them."""
+
+from ..protocol import types
+from ..protocol.types import RunId, Severity
+from . import commands as c
+from .alert import Change, Measure
+from .context import AlertFacts, Context
+from .run import Run
+from .vocabulary import EventType, Timer
+
+
+class AlertBoard:
+    def __init__(self, context: Context) -> None:
+        self._ctx = context
+        self._dues: dict[RunId, float] = {}
+        """When the timer `alert` of a run fires."""
+
+    def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
+        self._ctx.publish(what, run, _words(change, message), _severity(change), scope="run", **_facts(change, measure))
+
+    def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, user: str) -> None:
+        """Publish an alert about all runs, or those of a user."""
+        scope, facts = "user" if user else "daemon", _facts(change, measure)
+        event = types.Event(type=what, severity=_severity(change), message=_words(change, message), scope=scope, **facts)
+        self._ctx.do(c.Publish(event, ()))
+
+    def look_at(self, run: Run, due: float | None) -> None:
+        """Have the run looked at again at that time; `None`: when something happens."""
+        if due == self._dues.get(run.id):
+            return
+        if due is not None:
+            self._dues[run.id] = due
+            self._ctx.arm(run, Timer.ALERT, due)
+        else:
+            del self._dues[run.id]
+            self._ctx.disarm(run, Timer.ALERT)
+
+    def forget(self, run: Run) -> None:
+        """Clear the alerts of a run that has ended. It cannot raise them again, so nothing is held."""
+        for what, alert in run.alerts.items():
+            self.tell_of_run(EventType(what), "cleared", alert.measure, "the run has ended", run)
+        run.alerts.clear()
+        self.look_at(run, None)
+
+
+def _facts(change: Change, measure: Measure) -> AlertFacts:
+    facts = AlertFacts(state=change, value=measure.value, threshold=measure.threshold)
+    if measure.window is not None:
+        facts["window_s"] = measure.window
+    return facts
+
+
+def _severity(change: Change) -> Severity:
+    return "high" if change == "raised" else "low"
+
+
+def _words(change: Change, message: str) -> str:
+    if change == "raised":
+        return message
+    return f"over: {message}" if message else "over"

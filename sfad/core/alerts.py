@@ -1,0 +1,101 @@
+"""Alerts: looks after each event at what it has changed, and publishes what is raised or cleared.
+
+It reads the state of runs and decides nothing about them, so no other component needs to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..protocol.types import LimitKind
+from . import commands as c
+from . import events as e
+from .account import Account
+from .alert import RaisedAlert, changed
+from .alert_board import AlertBoard
+from .context import Context
+from .run import Run
+from .run_alerts import message_of, next_look, watched_of
+from .shared_alerts import Key, SavedAlerts, SharedAlerts
+from .vocabulary import EventType, ReasonKind
+
+_BY_A_BOUND = (ReasonKind.LIMIT, ReasonKind.BUDGET)
+
+
+class Alerts:
+    def __init__(self, context: Context, board: AlertBoard) -> None:
+        self._ctx = context
+        self._board = board
+        self._shared = SharedAlerts()
+        self._due: float | None = None
+        """When `AlertsDue` will be fed."""
+        self.saved = self._shared.saved
+
+    @property
+    def shared(self) -> Mapping[Key, RaisedAlert]:
+        """Return the alerts that are raised and about no single run."""
+        return self._shared.raised
+
+    def restore(self, saved: SavedAlerts) -> None:
+        """Continue with what an earlier daemon had raised. `RunsAdopted` arms what follows."""
+        self._shared.restore(saved, self._ctx.policy)
+
+    def look(self, outcome: c.Outcome, event: e.Event) -> None:
+        """Look at the runs that an event has changed, and at what is counted of all runs."""
+        runs = {above.id: above for run in outcome.used.values() for above in run.lineage} | outcome.changed
+        if isinstance(event, e.OfRun) and (run := self._ctx.tree.get(event.run)) is not None:
+            runs[run.id] = run
+        counted = False
+        for run in runs.values():
+            counted |= self._count(run, event.at)
+            if not run.status.terminal:
+                self._look_at(run, event.at)
+        if counted or isinstance(event, e.AlertsDue | e.Reconfigured | e.RunsAdopted):
+            self._look_at_all(event.at, counted=counted)
+
+    def _count(self, run: Run, at: float) -> bool:
+        """Count what the run has cost since the last look, and its end. Return whether anything was counted."""
+        cost, reason = _cost(run.account), run.ending.reason if run.ending is not None else None
+        more = cost - run.counted_cost
+        if more > 0:
+            run.counted_cost = cost
+            self._shared.spent(run.user, more, self._ctx.policy, at)
+        by_bound = run.status.terminal and reason is not None and reason.kind in _BY_A_BOUND
+        if by_bound:
+            self._shared.terminated(self._ctx.policy, at)
+        return more > 0 or by_bound
+
+    def _look_at(self, run: Run, at: float) -> None:
+        for what, now in watched_of(run, self._ctx.policy, at).items():
+            before = run.alerts.get(what)
+            over_since = before.over_since if before is not None else None
+            after, change = changed(before, now, at)
+            if change is not None or (after is not None and after.over_since != over_since):
+                self._ctx.changed(run)
+            if change is None:
+                continue
+            message = message_of(what, run, self._ctx.policy, at)
+            if after is not None:
+                run.alerts[what] = after
+                after.message = message
+                self._board.tell_of_run(what, change, after.measure, message, run)
+            elif before is not None:
+                del run.alerts[what]
+                self._board.tell_of_run(what, change, now or before.measure, message, run)
+        self._board.look_at(run, next_look(run, self._ctx.policy, at))
+
+    def _look_at_all(self, at: float, *, counted: bool) -> None:
+        changes = list(self._shared.look(self._ctx.policy, at))
+        if changes or counted:
+            self._ctx.do(c.SaveAlerts(soon=not changes))
+        for (what, user), change, measure, message in changes:
+            self._board.tell_of_all(EventType(what), change, measure, message, user)
+        due = self._shared.next_look()
+        if due != self._due:
+            self._due = due
+            self._ctx.do(c.ArmAlerts(due))
+
+
+def _cost(account: Account) -> int:
+    """Return what a run itself has cost as far as it is known, in nano-dollars, without what is only reserved."""
+    return max((cost for use in account.sources.values() if (cost := use.of(LimitKind.COST)) is not None), default=0)

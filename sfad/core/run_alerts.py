@@ -1,0 +1,93 @@
+"""What alerts watch of one run: the share of its limits that it has used, a repeated tool call, an API that does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..protocol.kinds import KINDS
+from ..protocol.types import LimitKind, Repetition, Status
+from .alert import Measure
+from .limits import ActiveLimit, amount, bare
+from .policy import Policy
+from .run import Run
+from .vocabulary import EventType
+
+UNREACHABLE_AFTER = 120.0
+"""Seconds for which a run must have failed to reach its model."""
+
+Watched = dict[EventType, Measure | None]
+"""By type; `None` where there is nothing to watch."""
+
+
+def watched_of(run: Run, policy: Policy, at: float) -> Watched:
+    return {
+        EventType.ALERT_LIMIT: _limit(run, policy.alerts.limit_share, at),
+        EventType.ALERT_REPEATING: _repeating(run, policy.repeats),
+        EventType.ALERT_UNREACHABLE: _unreachable(run, at),
+    }
+
+
+def next_look(run: Run, policy: Policy, at: float) -> float | None:
+    """Return when the passing of time alone may raise or clear an alert of the run."""
+    times = [alert.due for alert in run.alerts.values() if alert.due is not None]
+    if (since := run.unreachable_since) is not None and EventType.ALERT_UNREACHABLE not in run.alerts:
+        times.append(since + UNREACHABLE_AFTER)
+    # at `nearing` the run's own clock looks, with the timer that it has anyway
+    if policy.alerts.limit_share != policy.nearing and EventType.ALERT_LIMIT not in run.alerts:
+        times += _clock_reaches(run, policy.alerts.limit_share, at)
+    return min(times, default=None)
+
+
+def _clock_reaches(run: Run, share: float, at: float) -> Iterator[float]:
+    time = run.limits.get(LimitKind.TIME)
+    if time is not None and run.status is Status.RUNNING:
+        due = run.clock.reaches(share * time.threshold)
+        if due is not None and due > at:
+            yield due
+
+
+def _limit(run: Run, share: float, at: float) -> Measure | None:
+    found = max((used / active.threshold for active, used in _used(run, at)), default=None)
+    # the quotient may miss the share by a rounding where the clock's timer has said that it is reached
+    return Measure(round(found, 4), share, found >= share - 1e-9) if found is not None else None
+
+
+def _used(run: Run, at: float) -> Iterator[tuple[ActiveLimit, float]]:
+    """Yield each limit of which something is used, without what calls under way have reserved: they rarely use it."""
+    for kind, active in run.limits.items():
+        if kind is LimitKind.TIME:
+            yield active, run.clock.elapsed(at)
+        elif not KINDS[kind].instead and (used := run.account.used(kind)) is not None:
+            yield active, used - run.account.under_way.get(kind, 0)
+
+
+def _repeating(run: Run, most: int) -> Measure | None:
+    return Measure(run.streak.count, most, run.streak.said) if run.streak is not None else None
+
+
+def _unreachable(run: Run, at: float) -> Measure | None:
+    since = run.unreachable_since
+    return Measure(round(at - since, 3), UNREACHABLE_AFTER, at >= since + UNREACHABLE_AFTER) if since is not None else None
+
+
+def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:
+    """Return what an alert says of a run as it is now; empty if nothing is left to watch."""
+    match what:
+        case EventType.ALERT_LIMIT if found := list(_used(run, at)):
+            active, used = max(found, key=lambda each: each[1] / each[0].threshold)
+            return f"{_share_of(active, used)} (alerts.limit_share is {policy.alerts.limit_share:g})"
+        case EventType.ALERT_REPEATING if run.streak is not None:
+            sentence = Repetition(tool=run.streak.tool, count=run.streak.count).sentence
+            return f"{sentence} (limits.repeats is {policy.repeats})"
+        case EventType.ALERT_UNREACHABLE if (since := run.unreachable_since) is not None:
+            trouble = run.latest.known_trouble
+            hosts = ", ".join(silence.host for silence in run.account.silences[:3])
+            return f"its model has not answered for {at - since:.0f} s: {trouble.sentence if trouble else f'no byte from {hosts}'}"
+    return ""
+
+
+def _share_of(active: ActiveLimit, used: float) -> str:
+    kind, share = active.limit.kind, f"{used / active.threshold:.0%}"
+    if kind is LimitKind.TIME:
+        return f"ran {used:.0f} s, {share} of its time limit of {active.threshold:g} s"
+    return f"used {amount(kind, used)}, {share} of its {kind} limit of {bare(kind, active.threshold)}"

@@ -1,0 +1,251 @@
+"""Alerts: raised once a crossing, cleared once when over, and told again by no later daemon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.alert import HOLD, Measure, RaisedAlert, changed
+from sfad.core.machine import Machine
+from sfad.core.policy import AlertPolicy, Policy
+from sfad.core.shared_alerts import SavedAlerts
+from sfad.core.windows import PARTS, SummedWindow
+from sfad.protocol.types import ApiTrouble, Event
+
+from .transcript import BOB, Transcript, seconds
+
+
+def told(t: Transcript) -> list[str]:
+    """The alerts that were published since the last call."""
+    events, t.alerts = [command.event for command in t.alerts if isinstance(command, c.Publish)], []
+    return [f"{event.state} {event.type} {event.run_id or event.scope}" for event in events]
+
+
+def last(t: Transcript) -> Event:
+    """The alert that was published last."""
+    return [command.event for command in t.alerts if isinstance(command, c.Publish)][-1]
+
+
+def watched(**alerts: object) -> Transcript:
+    """A machine without limits on numbers of runs and costs that are far above what the test uses."""
+    return Transcript(Policy(alerts=replace(AlertPolicy(), **alerts), repeats=3))  # type: ignore[arg-type]
+
+
+def due(t: Transcript) -> float | None:
+    """When the alerts of all runs are looked at again."""
+    return [command.at for command in t.alerts if isinstance(command, c.ArmAlerts)][-1]
+
+
+def pass_time(t: Transcript, by: float) -> None:
+    """Let so many seconds pass and have the alerts of all runs looked at."""
+    (t.later(by) >> e.AlertsDue(t.at)).skip()
+
+
+# ---- one alert
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 2 * HOLD)), max_size=40))
+def test_raised_and_cleared_in_turn_and_cleared_only_after_the_hold(looks: list[tuple[bool, float]]) -> None:
+    raised: RaisedAlert | None = None
+    at, below_since, said = 0.0, 0.0, "cleared"
+    for above, wait in looks:
+        at += wait
+        raised, change = changed(raised, Measure(1.0, 1.0, above), at)
+        below_since = at if above else below_since
+        if change is not None:
+            assert change != said
+            said = change
+        assert (raised is not None) == (said == "raised")
+        if change == "cleared":
+            assert at - below_since >= HOLD
+        if raised is not None and not above:
+            assert raised.due is not None
+            assert at < raised.due
+        if above:
+            assert raised is not None
+
+
+@given(st.lists(st.tuples(st.floats(0, 400), st.integers(1, 10**9)), max_size=200), st.floats(60, 4000))
+def test_a_window_is_late_by_one_part_at_most_and_bounded(added: list[tuple[float, int]], span: float) -> None:
+    window, at, everything = SummedWindow(span), 0.0, []
+    for wait, amount in added:
+        at += wait
+        window.add(amount, at)
+        everything.append((at, amount))
+        within = sum(amount for when, amount in everything if when + span > at)
+        late = sum(amount for when, amount in everything if when + span * (1 + 1 / PARTS) + 1e-6 > at)
+        assert within <= window.total(at) <= late
+        assert len(window.parts) <= PARTS + 1
+    again = SummedWindow(span, window.parts)
+    assert again.total(at) == window.total(at)
+    assert window.total(at + 2 * span) == 0
+    assert window.changes_at() is None
+
+
+# ---- a run
+
+
+def test_a_limit_by_its_share() -> None:
+    t = watched(limit_share=0.5)
+    a = t.start("a", limits="turns=10", timeout=seconds(3000))
+    (t >> t.used(a, turns=4)).skip()
+    assert told(t) == []
+    (t >> t.used(a, turns=5)).skip()
+    event = last(t)
+    assert (event.state, event.severity, event.value, event.threshold, event.scope) == ("raised", "high", 0.5, 0.5, "run")
+    assert event.message == "used 5 turns, 50% of its turns limit of 10 (alerts.limit_share is 0.5)"
+    assert told(t) == ["raised alert_limit a1"]
+    (t >> t.used(a, turns=6)).skip()
+    assert told(t) == []
+    (t >> t.limit(a, "turns=50")).skip()
+    assert told(t) == []
+    (t.later(HOLD - 1) >> t.fired(a, "alert")).skip()
+    assert told(t) == []
+    (t.later(1) >> t.fired(a, "alert")).skip()
+    assert told(t) == ["cleared alert_limit a1"]
+
+
+def test_a_run_that_goes_up_and_down_raises_one_alert() -> None:
+    t = watched(limit_share=0.5)
+    a = t.start("a", limits="memory=104857600:warn")
+    for _ in range(100):
+        (t.later(1) >> t.level(a, "memory", 60 << 20)).skip()
+        (t.later(1) >> t.level(a, "memory", 20 << 20)).skip()
+    assert told(t) == ["raised alert_limit a1"]
+
+
+def test_time_counts_as_a_limit() -> None:
+    for share in (0.5, 0.8):  # at 0.8 the timer of `limit_nearing` does
+        t = watched(limit_share=share)
+        a = t.start("a", timeout=seconds(100))
+        mark = {command.timer.value: command.at for command in t.alerts if isinstance(command, c.Arm)}.get("alert", 80.0)
+        assert mark == 100 * share
+        (t.later(mark) >> t.fired(a, "alert" if share == 0.5 else "deadline")).skip()
+        assert told(t) == ["raised alert_limit a1"]
+
+
+def test_an_end_clears_at_once() -> None:
+    t = watched()
+    a = t.start("a", limits="turns=10:warn")
+    (t >> t.used(a, turns=9)).skip()
+    (t >> t.exited(a)).skip()
+    assert told(t) == ["raised alert_limit a1", "cleared alert_limit a1"]
+
+
+def test_a_model_that_repeats_itself() -> None:
+    t = watched()
+    a = t.start("a", limits="turns=100:warn")
+    for tools in ("x/1 x/1", "x/1"):
+        name, _ = t.admitted(t.call(a))
+        (t >> t.called(name, tools)).skip()
+    assert (last(t).value, last(t).threshold) == (3, 3)
+    assert told(t) == ["raised alert_repeating a1"]
+    name, _ = t.admitted(t.call(a))
+    (t >> t.called(name, "y/1")).skip()
+    assert told(t) == []
+    (t.later(HOLD) >> t.fired(a, "alert")).skip()
+    assert told(t) == ["cleared alert_repeating a1"]
+
+
+def test_an_api_that_fails_for_two_minutes() -> None:
+    t = watched()
+    a = t.start("a", timeout=seconds(3000))
+    (t >> t.said_by_agent(a, trouble=ApiTrouble(count=1, status=529))).skip()
+    assert [(x.timer, x.at) for x in t.alerts if isinstance(x, c.Arm)] == [("alert", 120)]
+    (t.later(60) >> t.said_by_agent(a, trouble=ApiTrouble(count=2, status=529))).skip()
+    (t.later(60) >> t.fired(a, "alert")).skip()
+    assert last(t).message == "its model has not answered for 120 s: the API answered 529 twice"
+    assert told(t) == ["raised alert_unreachable a1"]
+    (t >> t.said_by_agent(a)).skip()
+    (t.later(HOLD) >> t.fired(a, "alert")).skip()
+    assert told(t) == ["cleared alert_unreachable a1"]
+
+
+# ---- all runs
+
+
+def test_what_all_runs_cost() -> None:
+    t = watched(cost_usd=1.0, window=3600.0)
+    a, b = t.start("a", limits="cost=50"), t.start("b", BOB, limits="cost=50")
+    (t >> t.used(a, cost=0.6)).skip()
+    (t >> t.used(b, cost=0.4)).skip()
+    assert told(t) == []
+    (t >> t.used(b, cost=0.41)).skip()
+    event = last(t)
+    assert (event.state, event.value, event.threshold, event.window_s, event.scope) == ("raised", 1.01, 1.0, 3600.0, "daemon")
+    assert event.message == "runs cost 1.01 USD within 1h (alerts.cost_usd is 1.00)"
+    wait = due(t)
+    assert wait is not None
+    assert told(t) == ["raised alert_cost daemon"]
+    (t >> t.used(b, cost=0.40)).skip()  # what was counted stays counted
+    assert told(t) == []
+    pass_time(t, 3600)
+    assert told(t) == []
+    pass_time(t, HOLD)
+    assert told(t) == ["cleared alert_cost daemon"]
+
+
+def test_what_each_user_costs() -> None:
+    t = watched(cost_usd=None, cost_usd_per_user=1.0)
+    a, b = t.start("a", limits="cost=50"), t.start("b", BOB, limits="cost=50")
+    (t >> t.used(a, cost=0.9)).skip()
+    (t >> t.used(b, cost=1.5)).skip()
+    assert "runs of user bob cost 1.50 USD" in last(t).message
+    assert told(t) == ["raised alert_cost user"]
+
+
+def test_what_is_only_reserved_costs_nothing() -> None:
+    t = watched(cost_usd=1.0)
+    a = t.start("a", limits="cost=50")
+    t.reserved(t.reserve(a, 20.0))
+    assert told(t) == []
+
+
+def test_terminations() -> None:
+    t = watched(terminations=2)
+    for number in range(3):
+        assert told(t) == []
+        run = t.start(f"a{number}", limits="turns=1")
+        (t >> t.used(run, turns=2)).skip()
+        (t >> t.exited(run)).skip()
+        t.alerts = [x for x in t.alerts if isinstance(x, c.Publish) and x.event.type == "alert_terminations"]
+    assert (last(t).value, last(t).threshold) == (3, 2)
+    assert told(t) == ["raised alert_terminations daemon"]
+
+
+def test_an_idle_daemon_has_no_timer_of_alerts() -> None:
+    t = watched(cost_usd=1.0)
+    a = t.start("a", limits="cost=50 turns=100")
+    (t >> t.used(a, cost=0.3, turns=1)).skip()
+    (t >> t.exited(a)).skip()
+    assert [x for x in t.alerts if isinstance(x, c.Arm | c.ArmAlerts)] == []
+
+
+def test_the_next_daemon_goes_on() -> None:
+    t = watched(cost_usd=1.0)
+    a = t.start("a", limits="cost=50")
+    (t >> t.used(a, cost=1.5)).skip()
+    assert told(t) == ["raised alert_cost daemon"]
+    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts)
+    t.machine = Machine(t.machine.policy)
+    t.machine.alerts_before(saved)
+    (t.later(10) >> e.RunsAdopted(t.at, (), "the daemon died")).skip()
+    assert due(t) == 3600
+    assert told(t) == []
+    pass_time(t, 3590)
+    pass_time(t, HOLD)
+    assert told(t) == ["cleared alert_cost daemon"]
+
+
+def test_an_alert_that_is_switched_off_is_cleared() -> None:
+    t = watched(cost_usd=1.0)
+    a = t.start("a", limits="cost=50")
+    (t >> t.used(a, cost=1.5)).skip()
+    (t >> e.Reconfigured(t.at, Policy(alerts=AlertPolicy(cost_usd=None)))).skip()
+    pass_time(t, HOLD)
+    assert told(t) == ["raised alert_cost daemon", "cleared alert_cost daemon"]

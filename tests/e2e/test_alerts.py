@@ -1,0 +1,62 @@
+"""Alerts of a real daemon: shown while they are raised, and neither repeated nor forgotten by the next one."""
+
+from __future__ import annotations
+
+import signal
+
+from sfactl.connection import Client
+from sfad.protocol import messages as m
+from sfad.protocol.types import Event
+from tests.conftest import Start
+from tests.harness import Daemon, ended, started, stopped
+
+CONFIG = "[quotas]\nspawns_per_hour = 100000\n[alerts]\ncost_usd = 1.0\nlimit_share = 0.5\n"
+
+
+def alerts(client: Client) -> list[Event]:
+    return client.call(m.Events(id=0, after=0, rows=1000, types=["alert_*"]), m.EventPage).events
+
+
+def raised(client: Client) -> list[str]:
+    return sorted(f"{alert.type} {alert.run_id}" for alert in client.call(m.DaemonInfo(id=0), m.DaemonStatus).alerts)
+
+
+def told(client: Client) -> list[str]:
+    return sorted(f"{event.state} {event.type} {event.run_id}" for event in alerts(client))
+
+
+def report(client: Client, run: str) -> None:
+    client.call(m.Report(id=client.next_id(), run=run, turns=6, cost_usd=2.0), m.RunReply)
+
+
+def restarted(daemon: Daemon, *, killed: bool) -> None:
+    if killed:
+        daemon.kill()
+        daemon.restart()
+    else:
+        daemon.reexecute()
+
+
+def test_an_alert_is_raised_once_whatever_becomes_of_the_daemon(start: Start) -> None:
+    daemon = start(config=CONFIG)
+    with daemon.client() as client:
+        run = started(client, ["sleep", "1000"], name="spender", limits=[], on_limit="warn").id
+        report(client, run)
+        before = raised(client)
+        assert before == ["alert_cost None", f"alert_limit {run}"]
+        assert {event.severity for event in alerts(client)} == {"high"}
+    assert "alert_cost since" in daemon.sfactl("status").stdout
+    listed = daemon.sfactl("list", "--wide").stdout
+    assert "ALERTS" in listed.splitlines()[0]
+    for killed in (True, False):
+        restarted(daemon, killed=killed)
+        with daemon.client() as client:
+            assert raised(client) == before
+            assert told(client) == ["raised alert_cost None", f"raised alert_limit {run}"]
+    with daemon.client() as client:
+        inside = started(client, ["sh", "-c", "exit 0"], name="other").id
+        ended(client, inside)
+        stopped(client, run, signal=signal.SIGKILL)
+        ended(client, run)
+        assert raised(client) == ["alert_cost None"]
+        assert told(client) == ["cleared alert_limit " + run, "raised alert_cost None", "raised alert_limit " + run]
