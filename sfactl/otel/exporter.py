@@ -35,6 +35,8 @@ TIMEOUT = 10.0
 """Seconds for one request, with what the SDK tries again of it."""
 PAUSE, PAUSE_MAX = 1.0, 60.0
 """Seconds until a collector or daemon that did not answer is tried again: doubled each time."""
+BAD_DATA = {400, 413}
+"""Answers after which the same spans must not be sent again (OTLP specification, "Failures")."""
 MEMORY = 1 << 30
 """Bytes of address space: a collector may send a reply without end."""
 
@@ -67,6 +69,9 @@ class Exporter:
         logger.propagate = False
         session = requests.Session()
         session.max_redirects = 0  # a redirection would take the headers, and the key in them, to another host
+        session.hooks["response"].append(self._answered)
+        self._status = 0
+        """Of the collector's last answer."""
         self._collector = OTLPSpanExporter(settings.url, headers=settings.headers, timeout=TIMEOUT, session=session)
 
     def run(self) -> None:
@@ -143,12 +148,24 @@ class Exporter:
     def _send(self, batch: list[ReadableSpan]) -> None:
         if not batch:
             return
+        self._status = 0
         try:
             result = self._collector.export(batch)
         except (requests.RequestException, OSError, MemoryError) as error:
             raise NotTaken(text(str(error) or type(error).__name__)) from None
-        if result is not SpanExportResult.SUCCESS:
+        if result is SpanExportResult.SUCCESS:
+            return
+        if self._status not in BAD_DATA:
             raise NotTaken(self._why.message)
+        if len(batch) == 1:  # it must not keep all later ones from the collector
+            output.note(f"{self._url} refuses the span '{batch[0].name}', which is left out: {self._why.message}")
+            return
+        half = len(batch) // 2
+        self._send(batch[:half])
+        self._send(batch[half:])
+
+    def _answered(self, response: requests.Response, *_args: object, **_more: object) -> None:
+        self._status = response.status_code
 
     def _wait(self) -> None:
         """Return once a run has ended after the position. Raise what `connect` raises."""

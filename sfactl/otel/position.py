@@ -10,7 +10,7 @@ from ..exits import ExitCode, Quit
 
 FILE = "otel.json"
 LOCK = "otel.lock"
-LOCK_WAIT = 5.0
+LOCK_WAIT = 2.0
 """Seconds: the exporter of a daemon that has just been replaced is about to end."""
 
 

@@ -35,7 +35,7 @@ class Spans:
 
     def __init__(self, host: str, state_dir: str) -> None:
         self._daemon = f"{host}\0{state_dir}"
-        self._resource = Resource(
+        self._resource = Resource.create(
             {"service.name": "sfad", "service.version": __version__, "service.instance.id": state_dir, "host.name": host}
         )
 

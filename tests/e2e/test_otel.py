@@ -33,6 +33,8 @@ class Collector:
 
     url: str = ""
     status: int = 200
+    refused: str | None = None
+    """A request with a run of this type is answered with 400."""
     spans: list[Span] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     asked: int = 0
@@ -61,11 +63,14 @@ def collecting() -> Iterator[Collector]:
             with collector.lock:
                 collector.asked += 1
                 collector.keys.add(self.headers.get("x-key"))
-                if collector.status == 200:
-                    request = ExportTraceServiceRequest.FromString(body)
-                    collector.spans += [span for r in request.resource_spans for s in r.scope_spans for span in s.spans]
-            self.send_response(collector.status)
-            if collector.status == 302:
+                request, answer = ExportTraceServiceRequest.FromString(body), collector.status
+                spans = [span for r in request.resource_spans for s in r.scope_spans for span in s.spans]
+                if any(attributes(span).get("sfad.run.type") == collector.refused is not None for span in spans):
+                    answer = 400
+                if answer == 200:
+                    collector.spans += spans
+            self.send_response(answer)
+            if answer == 302:
                 self.send_header("location", f"{collector.url}/elsewhere")
             self.send_header("content-length", "0")
             self.end_headers()
@@ -135,7 +140,7 @@ def test_no_end_is_left_out_or_sent_twice_whatever_dies(start: Start, collector:
 
     def run(*words: str) -> str:
         with daemon.client() as client:
-            runs.append(started(client, words, name="token=abcdefgh-secret").id)
+            runs.append(started(client, words, run_type="token=abcdefgh-secret").id)
             ended(client, runs[-1])
         return runs[-1]
 
@@ -144,7 +149,7 @@ def test_no_end_is_left_out_or_sent_twice_whatever_dies(start: Start, collector:
 
     run("sh", "-c", "exit 3")
     wait_until(seen, "the first is there")
-    collector.status = 503
+    collector.status = 401
     run("true")
     wait_until(lambda: status(daemon)["otel_trouble"], "the trouble is told")
     assert "NOT EXPORTED" in daemon.sfactl("status").stdout
@@ -168,9 +173,12 @@ def test_no_end_is_left_out_or_sent_twice_whatever_dies(start: Start, collector:
     assert KEY not in " ".join(argv(exporter)) + daemon.log.read_text()
 
 
-def test_a_redirection_does_not_take_the_key_elsewhere(start: Start, collector: Collector, tmp_path: Path) -> None:
+def test_what_a_collector_may_do_and_a_second_exporter_may_not(start: Start, collector: Collector, tmp_path: Path) -> None:
+    """A redirection does not take the key elsewhere, and a span that the collector refuses does not block the others."""
     daemon = start(config=config(collector, tmp_path))
     wait_until(lambda: position(daemon) is not None, "the exporter has begun")
+    done = daemon.sfactl("otel")
+    assert (done.returncode, "another exporter works" in done.stderr) == (75, True)
     collector.status = 302
     with daemon.client() as client:
         ended(client, started(client, ["true"]).id)
@@ -179,13 +187,14 @@ def test_a_redirection_does_not_take_the_key_elsewhere(start: Start, collector: 
         collector.status, collector.asked = 200, 0
     wait_until(lambda: collector.spans, "it tries again")
     assert collector.asked == 1
-
-
-def test_a_second_exporter_is_refused(start: Start, collector: Collector, tmp_path: Path) -> None:
-    daemon = start(config=config(collector, tmp_path))
-    wait_until(lambda: position(daemon) is not None, "the exporter has begun")
-    done = daemon.sfactl("otel")
-    assert (done.returncode, "another exporter works" in done.stderr) == (75, True)
+    collector.refused = "bad"
+    with daemon.client() as client:
+        for kind in ("good", "bad", "fine"):
+            ended(client, started(client, ["true"], run_type=kind).id)
+    wait_until(
+        lambda: {"good", "fine"} <= {attributes(span).get("sfad.run.type") for span in collector.spans}, "the others are there"
+    )
+    wait_until(lambda: "refuses the span" in daemon.log.read_text(), "the log tells of the one")
 
 
 def test_without_an_endpoint_there_is_no_exporter(start: Start) -> None:
