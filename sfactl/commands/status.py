@@ -36,6 +36,10 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
     yield "state", status.state_dir
+    if status.config_files is not None:
+        yield "config", ", ".join(status.config_files) or "no file; built-in values"
+    if status.log is not None:
+        yield "log", status.log
     yield "containment", f"{status.containment} ({status.containment_detail})"
     live = f"{status.live} live" + (f" (adopted {status.adopted})" if status.adopted else "")
     if status.admitted is None:  # the caller may not know of all runs

@@ -72,6 +72,7 @@ class Runtime:
         self.counts = resources.counts
         self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config_files = loaded.files
         self.rejected_config = loaded.rejected
         """Why the config files are not used as they are now; `None` if they are."""
         self.began = now if began is None else began
@@ -91,7 +92,7 @@ class Runtime:
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
         self.metering = Metering(
-            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self.announcer.tell_milestone,
+            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
             prices=config.prices, nearing=_nearing(config),
         )  # fmt: skip
@@ -190,6 +191,7 @@ class Runtime:
         config, self.rejected_config = loaded.config, None
         self.status_text.outdated()
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config_files = loaded.files
         self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
@@ -227,6 +229,10 @@ class Runtime:
     def _show(self, text: str) -> None:
         with suppress(OSError):  # `systemctl status` shows the text before it
             systemd.notify(systemd.status(text))
+
+    def _reached(self, run: RunId, milestone: str) -> None:
+        self.run_feed.changed([run])
+        self.announcer.tell_milestone(run, milestone)
 
     def _uses_gateway(self) -> bool:
         """Return whether a live run does."""

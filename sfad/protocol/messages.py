@@ -813,6 +813,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
     alerts: list[AlertState] = []
     """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
+    config_files: list[str] | None = None
+    """Those in force, the weakest first. This and the next one are told to the daemon's own user and root only."""
+    log: str | None = None
+    """Where the daemon's log goes: a file, or `stderr`, or `journal`."""
 
 
 class MetricsText(Reply, tag="metrics_text"):

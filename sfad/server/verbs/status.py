@@ -29,6 +29,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
     budgets = (b for b in machine.budgets if scope.uid is None or call.peer.user in b.members) if scope.run is None else ()
+    trusted = call.peer.uid in (0, os.geteuid())
     call.reply(
         DaemonStatus(
             id=call.id,
@@ -55,7 +56,9 @@ def status(call: Call, _request: DaemonInfo) -> None:
             budgets=[_state(budget, machine.tree) for budget in budgets],
             linger_command=logout.linger_command(),
             gateway=runtime.gateway.url,
-            rejected_config=runtime.rejected_config if call.peer.uid in (0, os.geteuid()) else None,
+            rejected_config=runtime.rejected_config if trusted else None,
+            config_files=[str(path) for path in runtime.config_files] if trusted else None,
+            log=runtime.log.place if trusted else None,
             gateway_pid=runtime.gateway.pid,
             otel=runtime.otel.endpoint,
             otel_trouble=runtime.otel.trouble,
