@@ -32,6 +32,7 @@ Connections:
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `client`            the public API for authors of agents
 `mcp`               the MCP server, and how programs are told of it
+`otel`              the exporter of spans
 
 A run in the foreground:
 

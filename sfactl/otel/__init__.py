@@ -4,6 +4,7 @@
 `spans`     what a run, or a call, is as a span
 `settings`  where spans go and with which headers, from the daemon's config
 `position`  the file that says which ends were exported
+`starting`  by hand, or as the daemon's
 `__main__`  as the daemon starts it
 
 Only `exporter` and `spans` import the SDK (the extra `otel`).

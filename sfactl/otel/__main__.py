@@ -4,9 +4,9 @@ import os
 import sys
 import threading
 
-from ..commands.otel import main
 from ..exits import Quit
 from ..output import note
+from .starting import start
 
 
 def _end_with_daemon() -> None:
@@ -18,7 +18,7 @@ def _end_with_daemon() -> None:
 if __name__ == "__main__":
     threading.Thread(target=_end_with_daemon, daemon=True).start()
     try:
-        sys.exit(main(socket=sys.argv[1]))
+        start(sys.argv[1])
     except Quit as quit_:
         note(quit_.message)
         sys.exit(quit_.code)
