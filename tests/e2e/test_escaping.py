@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
+from sfad.host.bubblewrap import bubblewrap
 from sfad.launch import procfs
 from sfad.launch.contain.cgroup import location
 from sfad.protocol.types import Isolation, RunInfo
@@ -23,6 +24,8 @@ from tests import unprivileged
 from tests.harness import GONE, Daemon, ended, running, started, wait_until
 
 from . import escaping
+
+pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
 
 MARKER = "MARKER-of-the-victim"
 ONLY_WITHOUT_NETWORK = {
