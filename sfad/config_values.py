@@ -30,6 +30,7 @@ LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
 NAMES = {"unit": "names"}
 PATTERNS = {"unit": "patterns"}
+EVENTS = {"unit": "events"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
 LISTEN = {"unit": "listen"}
@@ -55,6 +56,7 @@ _PARSERS: dict[str, Callable[[Any], float]] = {
 _WORDS = {
     "path": "an absolute path",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
+    "events": 'a list of types of events in which * stands for any letters, such as "run_failed" or "alert_*"',
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
     "listen": '"127.0.0.1:PORT", "[::1]:PORT" or "unix:/PATH"',
@@ -110,7 +112,7 @@ def converted(kind: Any, value: Any) -> Any:
     result = msgspec.convert(value, kind)
     if unit == "listen":
         listen_address(result)
-    if (unit == "url" and not is_base_url(value)) or (unit == "patterns" and "" in value):
+    if (unit == "url" and not is_base_url(value)) or (unit in ("patterns", "events") and "" in value):
         raise ValueError
     if isinstance(result, float) and not math.isfinite(result):
         raise ValueError

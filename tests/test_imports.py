@@ -35,6 +35,7 @@ LAYERS = [
     {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe", "sfad.spool"},
     {"sfad.runs", "sfad.gateway"},
     {"sfad.metering", "sfad.durable"},
+    {"sfad.hooks"},
     {"sfad.loop"},
     {"sfad.server"},
     {

@@ -1,5 +1,6 @@
 """What this machine is, and what it lends to the daemon.
 
+`variables`     the part of an environment that a hook keeps
 `audience`       whom the daemon serves: its owner and root, or every user
 `clock`          the daemon's clocks, and deadlines that call back
 `descriptors`    reserves the last descriptors of the process, and closes those that clients sent

@@ -7,10 +7,11 @@ from functools import partial
 import msgspec
 
 from ...agents import AgentError, filled_in, shimmed
-from ...core.access import VERBS
+from ...core.access import VERBS, Peer
 from ...core.asked import SessionAsked
 from ...core.naming import executes, program_name
 from ...core.policy import MAX_LABELS
+from ...hooks.event_hooks import CHANNEL
 from ...host.descriptors import close_soon
 from ...launch import procfs
 from ...loop.translate import BaseUrlError, check_base_urls
@@ -18,6 +19,7 @@ from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Done, Spawn
 from ...protocol.types import ErrorCode, RunId
 from ...runs.live import Live
+from ...runs.on_end import MOST as MOST_ON_END
 from ..call import Call, answers
 from ..checks import RequestError, bad_request, check_limits, check_most
 from ..submitters import submitter
@@ -46,6 +48,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
                 return
             request = shimmed(request, gateway)
         _check(request)
+        request = _of_hook(request, peer, above)
         user = submitter(call.connection, runtime.launcher.containment)
         if request.watch:
             demand_watch(call)
@@ -65,6 +68,24 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         runtime.gateway.demand(_once_served(call, ask, descriptors))
     else:
         ask()
+
+
+def _of_hook(request: Spawn, peer: Peer, above: Live | None) -> Spawn:
+    """Return the request with the channel of hooks if a hook asks: the events of what it starts start no hook. No other client may
+    hide its runs so."""
+    if peer.hook:
+        return msgspec.structs.replace(request, channel=CHANNEL)
+    if request.channel == CHANNEL and (above is None or above.run.birth.channel != CHANNEL):
+        raise bad_request(f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another")
+    if request.on_end is not None:
+        if peer.run is not None:
+            raise bad_request(
+                "--on-end is for runs that are started from outside any run: leave it out, the run's end is told to you"
+            )
+        check_most("characters of --on-end", len(request.on_end), MOST_ON_END)
+        if "\0" in request.on_end:
+            raise bad_request("a NUL character in --on-end")
+    return request
 
 
 def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
