@@ -54,6 +54,8 @@ Output:
 `output`            JSON, notes, and texts for figures, times and the state of a run
 `limits`            limits on the command line, and as they are shown
 `table`             tables
+`trouble`           what is wrong with a live run
+`timeline`          what has happened to a run
 `follower`          copies output files, or an agent's text, as they grow
 `line_follower`     copies output files line by line
 

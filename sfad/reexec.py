@@ -19,7 +19,7 @@ import trio
 from . import __version__
 from .durable.handover import VARIABLE, Handover, to_memfd
 from .faults import carried, crash_point
-from .host import descriptors
+from .host import closing
 from .host.state_dir import StateLock
 from .loop.runtime import Runtime
 from .server.server import Server
@@ -59,7 +59,7 @@ async def check(state_dir: Path, config_files: tuple[list[Path], bool]) -> None:
     """Check that the installed program starts, and reads the config and what this one has written. Raises `Unfit`, `OSError`."""
     # In a thread: a thread's child is not taken for an orphan of a run (`reaper`). The timeout of subprocess.run begins
     # after the child's execve(2), which closes a copy of each file that a client has sent; closing the last copy may block for
-    # long (`descriptors.close_soon`).
+    # long (`closing`).
     files, required = config_files
     chosen = ["--config", str(files[0])] if required else []
     command = [*PROGRAM, "check-start", "--state-dir", str(state_dir), *chosen]
@@ -111,12 +111,11 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
 async def _threads_done(runtime: Runtime) -> None:
     # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
     with trio.move_on_after(CLOSE_TIMEOUT):
-        while descriptors.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
+        while closing.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
-    if waiting := descriptors.threads():
-        raise Unfit(
-            f"the kernel has not closed files that clients sent (threads that wait: {waiting}); end the runs that sent them"
-        )
+    if senders := closing.unkillable():
+        who = ", ".join(senders)
+        raise Unfit(f"the kernel does not close files that were sent by {who}; end what is behind them, such as a FUSE server")
     if runtime.metering.waiting:
         raise Unfit("a file system with session files of an agent does not answer; unmount it")
 

@@ -3,10 +3,12 @@
 `variables`     the part of an environment that a hook keeps
 `audience`       whom the daemon serves: its owner and root, or every user
 `clock`          the daemon's clocks, and deadlines that call back
-`descriptors`    reserves the last descriptors of the process, and closes those that clients sent
+`descriptors`    reserves the last descriptors of the process
+`closing`        closes the descriptors that clients sent
 `logout`         whether a logout ends this daemon
 `private_files`  the daemon's own names in directories that its agents can write to
 `exec_events`    has the kernel tell which processes execute a program
+`bubblewrap`     whether bubblewrap is there, and may make namespaces
 `probe`          what the kernel and the session offer, for `sfactl doctor`
 `headroom`       room on the disk, and a priority over the runs, that are kept for the daemon
 `socket_file`    the listening socket, in a directory where no other user can replace it

@@ -3,19 +3,12 @@
 What takes descriptors is refused while some are still free: first clients, then new runs, last the owner of the daemon
 (`Descriptors`). The very last are kept back for stopping (`keep_back`): the daemon's soft RLIMIT_NOFILE is a little below
 the hard one, and the launcher lifts it while it signals, kills and looks. So no descriptor is held ready for that.
-
-The descriptors that clients sent are closed in threads of their own (`close_soon`). close(2) of such a file may wait as long as the
-client likes: for unsent data on a TCP socket (SO_LINGER), or for a FUSE server that does not answer FLUSH. It may also fail. The
-kernel frees the number before it waits. A Unix socket is closed the same way, because with it the kernel drops the files that are
-still in transit through it.
 """
 
 import os
 import resource
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 RESERVE, LEAST_RESERVE = 32, 4
@@ -83,44 +76,3 @@ def lifted() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
-
-
-MAX_CLOSERS = 64
-"""Threads at a time. While all of them wait, further descriptors stay open. Ending the run that makes them wait helps."""
-_lock = threading.Lock()
-_open: deque[int] = deque()
-_threads = 0
-
-
-def close_soon(descriptors: Iterable[int]) -> None:
-    """Close `descriptors` soon, without waiting. The caller must not use them again."""
-    global _threads
-    with _lock:
-        _open.extend(descriptors)
-        if not _open or _threads >= MAX_CLOSERS:
-            return
-        _threads += 1
-    try:
-        threading.Thread(target=_close_all, name="give back", daemon=True).start()  # a daemon thread: the exit does not wait for it
-    except RuntimeError:  # no thread can be started now; the next call tries again
-        with _lock:
-            _threads -= 1
-
-
-def threads() -> int:
-    return _threads
-
-
-def _close_all() -> None:
-    while (descriptor := _next()) is not None:
-        with suppress(OSError):  # Linux has released the number all the same
-            os.close(descriptor)
-
-
-def _next() -> int | None:
-    global _threads
-    with _lock:
-        if _open:
-            return _open.popleft()
-        _threads -= 1
-        return None

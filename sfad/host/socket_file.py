@@ -210,6 +210,8 @@ def _listen(path: Path, mode: int) -> socket.socket:
         # files of all other threads as well
         os.fchmod(listener.fileno(), mode)
         bind_path(listener, path)
+        if mode & 0o077:
+            path.chmod(mode)  # the daemon's umask has narrowed it
         listener.listen(BACKLOG)
         undo.pop_all()
     return listener

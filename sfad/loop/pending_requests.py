@@ -13,7 +13,8 @@ from ..core.asked import Asked, SessionAsked
 from ..core.naming import program_name
 from ..core.run import Run
 from ..host.clock import wall_clock
-from ..host.descriptors import Descriptors, close_soon
+from ..host.closing import close_soon
+from ..host.descriptors import Descriptors
 from ..launch.credentials import Credentials
 from ..launch.launcher import Launcher
 from ..metering.metering import program_of
@@ -44,6 +45,8 @@ class PendingSpawn:
     caller: RunId | None
     stdin: StdinPipe | None = None
     user: Credentials | None = None
+    sender: str = ""
+    """Who has sent the descriptors, for `closing`."""
 
     def live(self, run: Run, launcher: Launcher) -> Live:
         """Return the run that it has become, which holds the descriptors now."""
@@ -60,7 +63,7 @@ class PendingSpawn:
         )
 
     def close(self) -> None:
-        close_soon(self.descriptors)
+        close_soon(self.descriptors, self.sender)
         if self.stdin is not None:
             self.stdin.discard()
 
@@ -100,7 +103,7 @@ class PendingRequests:
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
         known = self.catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
         if known is not None:
-            close_soon(descriptors)
+            close_soon(descriptors, peer.who)
             on_admit(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return
@@ -108,7 +111,9 @@ class PendingRequests:
         if spawn.gateway is not None:
             spawn = self._led(spawn, peer, asked)
         kept = spawn.log and spawn.stdio == "files"
-        pending = PendingSpawn(spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run, user=user)
+        pending = PendingSpawn(
+            spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run, user=user, sender=peer.who
+        )
         try:
             demand_descriptors(self.descriptors)
             if spawn.stdin == "pipe":

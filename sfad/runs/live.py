@@ -7,7 +7,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from ..core.run import Run
-from ..host.descriptors import close_soon
+from ..host.closing import close_soon
 from ..launch.credentials import Credentials
 from ..launch.launcher import Bounds, Launcher
 from ..ledger import RunExtra
@@ -112,7 +112,7 @@ class Live:
         self.unused = None
 
     def close(self) -> None:
-        close_soon(self.descriptors)
+        close_soon(self.descriptors, self.sender)
         self.descriptors.clear()
         if self.stdin is not None:
             self.stdin.close()
@@ -121,6 +121,11 @@ class Live:
     @property
     def key(self) -> SpawnKey | None:
         return (self.run.birth.uid, self.caller, self.spawn.key) if self.spawn.key is not None else None
+
+    @property
+    def sender(self) -> str:
+        """Who has sent its descriptors, for `closing`."""
+        return f"the tree of run {self.lineage_ids[0]}" if self.caller is not None else f"user {self.run.birth.user}"
 
     @property
     def lineage_ids(self) -> tuple[RunId, ...]:

@@ -14,7 +14,8 @@ import trio
 from ..core.access import Peer
 from ..core.events import ClientGone
 from ..durable.handover import Connected
-from ..host.descriptors import close_soon
+from ..host import closing
+from ..host.closing import close_soon
 from ..loop.runtime import Runtime
 from ..protocol.messages import Error, pack_message
 from ..protocol.types import ErrorCode
@@ -49,11 +50,12 @@ class ClientTable:
     def admit(self, sock: socket.socket) -> None:
         """Take a connection, or say why not. A client that never says hello counts as well, so it is identified first."""
         peer = self._identified(sock)
-        refusal = self._bounds.refusal(self._groups(peer), uncounted=1)
+        groups = self._groups(peer)
+        refusal = closing.refusal(str(groups.lane)) or self._bounds.refusal(groups, uncounted=1)
         if refusal is not None:
             with suppress(OSError):
                 sock.send(pack_message(Error(id=0, code=ErrorCode.UNAVAILABLE, message=refusal)))
-            close_soon([sock.detach()])
+            close_soon([sock.detach()], str(groups.lane))
             return
         self.last_number += 1
         connection = self._add(sock, self.last_number, peer)

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from ..core.access import Peer
 from ..durable.handover import Connected
-from ..host.descriptors import close_soon
+from ..host.closing import close_soon, without_linger
 from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, WatchRuns, Welcome, pack_message
@@ -74,6 +74,8 @@ class Connection:
         """The uid of that process then."""
         self.peer = peer
         self.groups = groups
+        self.sender_group = str(groups.lane)
+        """Who sends its descriptors, for `closing`."""
         self.greeted = False
         self.counted = ClientLoad()
         """`load` when it was last counted."""
@@ -133,7 +135,10 @@ class Connection:
             return
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self.received.extend(_descriptors(payload))
+                received = _descriptors(payload)
+                self.received.extend(received)
+                for descriptor in received:
+                    without_linger(descriptor)  # a child that starts now closes its copy at execve(2), perhaps as the last
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 # pid 0: the sender is in an outer pid namespace; it is in no run
                 sender, self.sender_uid, _gid = UCRED.unpack(payload)
@@ -214,7 +219,7 @@ class Connection:
         for _, kept in self.unsent:
             _close(kept)
         self.unsent.clear()
-        close_soon([*self.received, self.sock.detach()])
+        close_soon([*self.received, self.sock.detach()], self.sender_group)
         self.received.clear()
         for pending in list(self.pending.values()):
             pending.forget()

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from .. import __version__
-from ..host.descriptors import close_soon
+from ..host.closing import close_soon
 from ..protocol import messages as m
 from ..protocol.framing import SUPPORTED
 from ..protocol.types import ErrorCode
@@ -71,7 +71,7 @@ class Dispatcher:
             call.demand(self._services.bounds.requests, 0)
         except RequestError:
             if isinstance(request, m.Spawn):
-                close_soon(call.connection.take(request.descriptors) or ())
+                close_soon(call.connection.take(request.descriptors) or (), call.connection.sender_group)
             raise
 
 

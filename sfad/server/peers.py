@@ -1,5 +1,6 @@
 """The process at the other end of a socket, as the kernel knows it. What a client says of itself does not count."""
 
+import ctypes
 import errno
 import os
 import socket
@@ -8,11 +9,14 @@ from array import array
 
 from ..core.access import Peer
 from ..host.probe import SO_PEERPIDFD, UCRED, user_name
+from ..launch import pidfd
 from ..launch.launcher import Launcher, Unplaceable
 from ..protocol.types import RunId
 
 SO_PEERGROUPS = 59
 """From asm-generic/socket.h; Python has no name for it."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 MAX_GROUPS = 65536
 """Supplementary groups of a process (NGROUPS_MAX)."""
@@ -27,7 +31,7 @@ def identify(connection: socket.socket, launcher: Launcher, gateway: int | None 
     except OSError as error:
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
     user, owner, gids = user_name(uid), uid in (0, os.geteuid()), _gids(connection, gid)
-    if pid == gateway:  # a pid is not used again before its process is reaped
+    if pid == gateway and _lives(connection):
         return Peer(uid=uid, user=user, owner=owner, gateway=True)
     try:
         run = _place(pid, peer_pidfd(connection), launcher)
@@ -42,10 +46,39 @@ def identify(connection: socket.socket, launcher: Launcher, gateway: int | None 
 def _gids(connection: socket.socket, gid: int) -> frozenset[int]:
     """Return the groups of the process that connected, as the kernel knows them: the group database is not asked."""
     try:
-        supplementary = array("I", connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS * 4))
+        return frozenset({gid, *peer_groups(connection)})
     except OSError:  # before Linux 4.13
-        supplementary = array("I")
-    return frozenset({gid, *supplementary})
+        return frozenset({gid})
+
+
+def peer_groups(connection: socket.socket) -> tuple[int, ...]:
+    """Return the supplementary groups of the process that connected. Raises `OSError`."""
+    # Python's own getsockopt takes at most 1024 bytes
+    for most in (256, MAX_GROUPS):
+        found, size = array("I", bytes(4 * most)), ctypes.c_uint32(4 * most)
+        address, _ = found.buffer_info()
+        if not _libc.getsockopt(
+            connection.fileno(), socket.SOL_SOCKET, SO_PEERGROUPS, ctypes.c_void_p(address), ctypes.byref(size)
+        ):
+            return tuple(found[: size.value // 4])
+        if ctypes.get_errno() != errno.ERANGE:
+            break
+    number = ctypes.get_errno()
+    raise OSError(number, f"its groups: {os.strerror(number)}")
+
+
+def _lives(connection: socket.socket) -> bool:
+    """Return whether the process that connected is alive still, so that no other process has its pid."""
+    try:
+        held = peer_pidfd(connection)
+    except Unplaceable:
+        return False
+    if held is None:  # before Linux 6.5 its pid is all that is known
+        return True
+    try:
+        return not pidfd.ended(held)
+    finally:
+        os.close(held)
 
 
 def run_of(pid: int, launcher: Launcher) -> RunId | None:

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ..host import closing
 from ..launch.launcher import Unplaceable
 from ..loop.runtime import Runtime
 from ..protocol.framing import BadMessage, ProtocolError
@@ -66,6 +67,9 @@ class Receiver:
         self.turns = Turns(self._take_turn)
 
     def read(self, connection: Connection) -> None:
+        if (refusal := closing.refusal(connection.sender_group)) is not None:  # what it sends with descriptors would stay open
+            self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, refusal)
+            return
         before, received = connection.counted.input, len(connection.received)
         try:
             connection.read()

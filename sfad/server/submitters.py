@@ -5,7 +5,6 @@ that the process which sent the request has now. It must still be that user's in
 its caller has not.
 """
 
-import ctypes
 import errno
 import os
 import re
@@ -20,10 +19,8 @@ from ..launch.launcher import Unplaceable
 from ..protocol.types import ErrorCode
 from .checks import RequestError
 from .connection import Connection
-from .peers import peer_pidfd
+from .peers import peer_groups, peer_pidfd
 
-_SO_PEERGROUPS = 59
-_libc = ctypes.CDLL(None, use_errno=True)
 _NO_UID = 0xFFFFFFFF
 """-1, which setresuid(2) takes for "leave it as it is"."""
 _LIMIT = re.compile(rb"^Max .{21} (\d+|unlimited) +(\d+|unlimited) ", re.MULTILINE)
@@ -55,7 +52,9 @@ def _credentials(connection: Connection) -> Credentials:
             raise _refused(peer, f"process {pid} ended before the daemon could look at it")
     if strange is not None:
         raise _refused(peer, f"process {pid} {strange}")
-    uid, gid, groups = peer.uid, _gid(connection.sock), _groups(connection.sock)
+    uid, gid, groups = peer.uid, _gid(connection.sock), peer_groups(connection.sock)
+    if len(groups) > MAX_GROUPS:
+        raise _refused(peer, f"it has {len(groups)} supplementary groups; at most {MAX_GROUPS} can be kept")
     if _NO_UID in (uid, gid, *groups):
         raise _refused(peer, "one of its ids is no id")
     return Credentials(uid, gid, groups, limits, no_new_privs=status[b"NoNewPrivs"] == b"1")
@@ -95,16 +94,6 @@ def _number(limit: bytes) -> int:
 def _gid(sock: socket.socket) -> int:
     _pid, _uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(gid)
-
-
-def _groups(sock: socket.socket) -> tuple[int, ...]:
-    # Python's own getsockopt gives at most 1024 bytes
-    found, size = (ctypes.c_uint32 * MAX_GROUPS)(), ctypes.c_uint32(4 * MAX_GROUPS)
-    if _libc.getsockopt(sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS, found, ctypes.byref(size)):
-        number = ctypes.get_errno()
-        why = f"it has more than {MAX_GROUPS} supplementary groups" if number == errno.ERANGE else os.strerror(number)
-        raise OSError(number, why)
-    return tuple(found[: size.value // 4])
 
 
 def _refused(peer: Peer, why: str) -> RequestError:

@@ -209,6 +209,6 @@ def test_a_re_execution_loses_no_event(start: Start, tmp_path: Path) -> None:
 def test_a_wrong_hook_is_an_error_of_the_config(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "sfad.toml"
     file.write_text(text)
-    with pytest.raises(config.ConfigError, match="sfad.toml") as error:
+    with pytest.raises(config.ConfigError, match=r"sfad\.toml") as error:
         config.load([file])
     assert message in str(error.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -16,10 +17,11 @@ import pytest
 import trio
 
 from sfad.core.events import LaunchSucceeded, MainExited
-from sfad.host.probe import UCRED
+from sfad.host.probe import UCRED, peer_pidfd
 from sfad.server import peers
 from tests.launch.fake import FakeLauncher
 from tests.launch.rig import Rig, rigged
+from tests.users import as_user, needs_root
 
 CONNECT = """
 import os, socket, sys
@@ -107,6 +109,9 @@ class Answers:
             return self.credentials
         raise ProcessLookupError(3, "No such process")
 
+    def fileno(self) -> int:
+        return -1
+
 
 def test_another_user_whose_process_is_gone() -> None:
     peer = peers.identify(cast(socket.socket, Answers(1, 54321)), FakeLauncher(emit=lambda _event: None))
@@ -126,3 +131,33 @@ def test_a_kernel_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: E
     peer = peers.identify(cast(socket.socket, Answers(os.getpid(), os.geteuid())), launcher)
     assert peer.run is None
     assert "could not be looked at" in peer.unplaced
+
+
+@needs_root
+@pytest.mark.parametrize("count", [0, 3, 256, 257, 5000])
+async def test_all_groups_of_a_peer_are_known(listener: socket.socket, count: int) -> None:
+    groups = list(range(62000, 62000 + count))
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        as_user(0, lambda: client.connect(listener.getsockname()), gid=61001, groups=groups)
+        with closing(await accept(listener)) as server:
+            assert sorted(peers.peer_groups(server)) == groups
+            assert peers._gids(server, 61001) == {61001, *groups}
+
+
+def connected_and_died(path: str) -> int:
+    program = subprocess.Popen([sys.executable, "-c", CONNECT, path, "die"])
+    program.wait()
+    return program.pid
+
+
+async def test_a_process_with_the_gateways_pid_is_not_the_gateway(rig: Rig, listener: socket.socket) -> None:
+    """The peer has ended; by now its pid is that of the gateway. It was passed to nobody, so the kernel may use it again."""
+    if not peer_pidfd():
+        pytest.skip("the kernel does not give the peer's pidfd (Linux 6.5)")
+    program = connected_and_died(listener.getsockname())
+    with closing(await accept(listener)) as server:
+        assert peers.identify(server, rig.launcher, gateway=program).gateway is False
+    with closing(socket.socket(socket.AF_UNIX)) as client:
+        client.connect(listener.getsockname())
+        with closing(await accept(listener)) as server:
+            assert peers.identify(server, rig.launcher, gateway=os.getpid()).gateway is True

@@ -12,8 +12,9 @@ from ...core.asked import SessionAsked
 from ...core.naming import executes, program_name
 from ...core.policy import MAX_LABELS
 from ...hooks.event_hooks import CHANNEL
-from ...host.descriptors import close_soon
+from ...host.closing import close_soon
 from ...launch import procfs
+from ...loop.isolating import IsolationError, IsolationImpossible
 from ...loop.translate import BaseUrlError, check_base_urls
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Done, Spawn
@@ -21,7 +22,7 @@ from ...protocol.types import ErrorCode, RunId
 from ...runs.live import Live
 from ...runs.on_end import MOST as MOST_ON_END
 from ..call import Call, answers
-from ..checks import RequestError, bad_request, check_limits, check_most
+from ..checks import RequestError, bad_request, check_limits, check_most, unavailable
 from ..submitters import submitter
 from .watch import demand_watch, push
 
@@ -43,20 +44,24 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
             request = filled_in(request, runtime.agents, gateway)
         elif request.shim:
             if above is not None and _is_own_program(call.connection.sender, above, request):
-                close_soon(descriptors)
+                close_soon(descriptors, call.connection.sender_group)
                 call.reply(Done(id=call.id))
                 return
             request = shimmed(request, gateway)
+        request = runtime.isolating.decided(request, above, peer.uid)
         _check(request)
         request = _of_hook(request, peer, above)
         user = submitter(call.connection, runtime.launcher.containment)
         if request.watch:
             demand_watch(call)
-    except (AgentError, BaseUrlError) as error:
-        close_soon(descriptors)
+    except IsolationImpossible as error:
+        close_soon(descriptors, call.connection.sender_group)
+        raise unavailable(str(error)) from None
+    except (AgentError, BaseUrlError, IsolationError) as error:
+        close_soon(descriptors, call.connection.sender_group)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
-        close_soon(descriptors)
+        close_soon(descriptors, call.connection.sender_group)
         raise
 
     def on_admit(run: RunId) -> None:
@@ -96,6 +101,10 @@ def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn
         raise bad_request(
             "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
         )
+    if request.gateway and above is not None and above.spawn.gateway is False:
+        raise bad_request(f"run {above.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
+    if request.gateway is None and above is not None:
+        request = msgspec.structs.replace(request, gateway=above.spawn.gateway)
     if not request.gateway and above is not None and above.spawn.gateway:
         raise bad_request(
             f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
@@ -128,12 +137,12 @@ def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) ->
 
     def go_on(trouble: str | None) -> None:
         if not is_wanted():
-            close_soon(descriptors)
+            close_soon(descriptors, call.connection.sender_group)
         elif call.connection.closed:
-            close_soon(descriptors)
+            close_soon(descriptors, call.connection.sender_group)
             call.end()
         elif trouble is not None:
-            close_soon(descriptors)
+            close_soon(descriptors, call.connection.sender_group)
             way_out = ". --no-gateway starts the run without it" if call.peer.run is None else ""
             message = f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}"
             call.fail(ErrorCode.UNAVAILABLE, message)
@@ -151,7 +160,7 @@ def _claim(call: Call, request: Spawn) -> list[int]:
     descriptors = call.connection.take(request.descriptors) if request.descriptors <= MAX_DESCRIPTORS else None
     if descriptors is not None and len(descriptors) == expected:
         return descriptors
-    close_soon(descriptors or [])
+    close_soon(descriptors or [], call.connection.sender_group)
     raise bad_request(
         f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
     )
@@ -160,12 +169,15 @@ def _claim(call: Call, request: Spawn) -> list[int]:
 def _check(request: Spawn) -> None:
     size = sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
     check_most("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
-    for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd])):
+    paths = request.isolation.writable if request.isolation is not None else []
+    for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd]), ("a writable path", paths)):
         for word in words:
             if b"\0" in word:
                 raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
     if any("\0" in tool for tool in (*request.allowed_tools, *request.blocked_tools)):
         raise bad_request("a NUL character in the name of a tool")
+    if any(not path.startswith(b"/") for path in paths):
+        raise bad_request("each writable path must be absolute")
     if not request.cwd.startswith(b"/"):
         raise bad_request(f"cwd must be absolute, got {request.cwd!r}")
     _check_sizes(request)
@@ -179,6 +191,7 @@ def _check(request: Spawn) -> None:
 
 def _check_sizes(request: Spawn) -> None:
     """What the daemon keeps and shows while it remembers the run is bounded here; argv and env by the frame and by execve(2)."""
+    paths = request.isolation.writable if request.isolation is not None else []
     tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
@@ -191,6 +204,7 @@ def _check_sizes(request: Spawn) -> None:
         ("characters of --channel", len(request.channel or ""), 64),
         ("characters of tool names, with 1 more for each", tools, 65536),
         ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
+        ("bytes of writable paths, with 1 more for each", sum(len(path) + 1 for path in paths), 65536),
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
     ):
