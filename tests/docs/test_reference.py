@@ -32,7 +32,8 @@ class Shown(NamedTuple):
 
 def keys(block: str) -> list[Shown]:
     """Return the keys of a block, also those without a default."""
-    found, table = [], ""
+    found: list[Shown] = []
+    table = ""
     for line in block.splitlines():
         if line.startswith('name = "') and found and table == "hooks.":  # of an array of tables
             table += line.split('"')[1] + "."

@@ -10,7 +10,8 @@ from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS, Peer
 from ...core.asked import SessionAsked
 from ...core.naming import executes, program_name
-from ...core.policy import MAX_LABELS
+from ...core.policy import MAX_LABELS, Invalid
+from ...core.tool_lists import ToolLists, narrowed
 from ...hooks.event_hooks import CHANNEL
 from ...host.closing import close_soon
 from ...launch import procfs
@@ -37,6 +38,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
         request = _with_gateway(request, above, enabled=runtime.gateway.enabled)
+        request = _with_tools(request, above)
         gateway = runtime.gateway.address() if request.gateway else None
         if gateway is not None:
             check_base_urls(request, peer, runtime.gateway.is_own)
@@ -51,13 +53,15 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         request = runtime.isolating.decided(request, above, peer.uid)
         _check(request)
         request = _of_hook(request, peer, above)
+        if request.on_end is not None:
+            _check_on_end(request.on_end, peer)
         user = submitter(call.connection, runtime.launcher.containment)
         if request.watch:
             demand_watch(call)
     except IsolationImpossible as error:
         close_soon(descriptors, call.connection.sender_group)
         raise unavailable(str(error)) from None
-    except (AgentError, BaseUrlError, IsolationError) as error:
+    except (AgentError, BaseUrlError, IsolationError, Invalid) as error:
         close_soon(descriptors, call.connection.sender_group)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
@@ -75,22 +79,32 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         ask()
 
 
+def _with_tools(request: Spawn, above: Live | None) -> Spawn:
+    """Return the request with its lists of tools as the core will narrow them, because the agent's options come from them. Raise
+    `Invalid`."""
+    if above is None:
+        return request
+    own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
+    tools = narrowed(own, above.run.asked.tools, f"run {above.run.id}")
+    return msgspec.structs.replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
+
+
 def _of_hook(request: Spawn, peer: Peer, above: Live | None) -> Spawn:
-    """Return the request with the channel of hooks if a hook asks: the events of what it starts start no hook. No other client may
-    hide its runs so."""
-    if peer.hook:
+    """Return the request with the channel of hooks where a hook, or what it has started, asks: the events of these runs start no
+    hook. No other client may hide its runs so."""
+    if peer.hook or (above is not None and above.run.birth.channel == CHANNEL):
         return msgspec.structs.replace(request, channel=CHANNEL)
-    if request.channel == CHANNEL and (above is None or above.run.birth.channel != CHANNEL):
+    if request.channel == CHANNEL:
         raise bad_request(f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another")
-    if request.on_end is not None:
-        if peer.run is not None:
-            raise bad_request(
-                "--on-end is for runs that are started from outside any run: leave it out, the run's end is told to you"
-            )
-        check_most("characters of --on-end", len(request.on_end), MOST_ON_END)
-        if "\0" in request.on_end:
-            raise bad_request("a NUL character in --on-end")
     return request
+
+
+def _check_on_end(command: str, peer: Peer) -> None:
+    if peer.run is not None:
+        raise bad_request("--on-end is for runs that are started from outside any run: leave it out, and wait for the run instead")
+    check_most("characters of --on-end", len(command), MOST_ON_END)
+    if "\0" in command:
+        raise bad_request("a NUL character in --on-end")
 
 
 def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
