@@ -71,7 +71,10 @@ async def serve(
         try:
             listener = listener or bind_socket(home.socket, held=home.state_dir, mode=socket_mode(everyone=runtime.everyone))
             server = Server(
-                listener, runtime, lambda sock: runtime.hooking.peer(identify(sock, runtime.launcher, runtime.gateway.pid)), handed
+                listener,
+                runtime,
+                lambda sock: runtime.hooking.peer(identify(sock, runtime.launcher, runtime.gateway.pid, runtime.otel.pid)),
+                handed,
             )
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
@@ -127,6 +130,7 @@ class Daemon:
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(keep_serving, runtime.gateway.serve, log.internal_error)
+                nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
                 self.files.keep()

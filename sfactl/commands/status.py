@@ -63,6 +63,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.metrics is not None:
         trouble = f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
         yield "metrics", f"{status.metrics}{trouble}"
+    if status.otel is not None:
+        yield "spans", f"to {status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
     for hook in status.hooks:
         busy = f", {hook.running} running, {hook.waiting} waiting" if hook.running or hook.waiting else ""
         failing = f", FAILING: {hook.failing}" if hook.failing is not None else ""

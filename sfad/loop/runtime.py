@@ -38,6 +38,7 @@ from .isolating import Isolating
 from .launching import Launching
 from .measuring import Measuring
 from .metrics_endpoint import MetricsEndpoint
+from .otel_process import OtelProcess
 from .pending_requests import PendingRequests
 from .resources import Resources
 from .run_feed import RunFeed
@@ -117,6 +118,7 @@ class Runtime:
             self.launcher.containment,
             self.began,
         )
+        self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background)
         self.arrivals = Arrivals(
@@ -200,6 +202,7 @@ class Runtime:
         self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
         self.metrics.reconfigure(config.metrics)
+        self.otel.reconfigure(config.otel)
         self.hooking.configure(config.hooks)
         self.shims.look()
         self.isolating.reconfigure(config)
