@@ -31,6 +31,7 @@ Connections:
 `history`           a connection that reads the ledger if no daemon is running
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `client`            the public API for authors of agents
+`top`               the full-screen view of runs
 `mcp`               the MCP server, and how programs are told of it
 
 A run in the foreground:
@@ -54,6 +55,8 @@ Output:
 `output`            JSON, notes, and texts for figures, times and the state of a run
 `limits`            limits on the command line, and as they are shown
 `table`             tables
+`trouble`           what is wrong with a live run
+`timeline`          what has happened to a run
 `follower`          copies output files, or an agent's text, as they grow
 `line_follower`     copies output files line by line
 

@@ -12,7 +12,7 @@ from sfad.protocol.units import counted, format_usd
 
 from .exits import UsageError, understood
 from .options import Option
-from .output import plain, seconds
+from .output import percent, plain, seconds
 
 OPTION = Option(
     ("--limit",),
@@ -127,7 +127,7 @@ def _of(state: LimitState) -> str:
     whole = format_amount(state.kind, state.threshold)
     if state.used is None:
         return f"{whole} → {follows}"
-    part = f" ({100 * state.used / state.threshold:.0f} %)" if state.threshold else ""
+    part = f" ({percent(state.used / state.threshold)})" if state.threshold else ""
     return f"{_used(state.kind, state.used)} of {whole}{part} → {follows}"
 
 
@@ -216,7 +216,7 @@ def _follows(event: Event, run: RunInfo) -> str:
     if event.scope in ("user", "team", "daemon"):
         return ""
     if event.type == "limit_nearing":
-        return f", {100 * (event.used or 0) / event.threshold:.0f} %" if event.threshold else ""
+        return f", {percent((event.used or 0) / event.threshold)}" if event.threshold else ""
     more = f"--limit {event.limit_kind}=N"
     return {
         None: "",

@@ -24,6 +24,8 @@ class Option(NamedTuple):
     """May be given more than once; the parameter is a list."""
     complete: str = ""
     """The words that a shell completes: a key of `shell_completion.CANDIDATES`; empty for none, or files."""
+    alone: str = ""
+    """The value of the option without `=VALUE`. It then takes no word after it."""
 
 
 class Argument(NamedTuple):
@@ -77,7 +79,7 @@ def read(parameters: Sequence[Parameter], arguments: Sequence[str]) -> Values:
 
 def before_command(parameters: Sequence[Parameter], arguments: Sequence[str]) -> int:
     """Return how many of `arguments` are options and their values; `--` or the name of an agent follows."""
-    valued = {flag for p in parameters if isinstance(p, Option) and p.metavar for flag in p.flags}
+    valued = {flag for p in parameters if isinstance(p, Option) and p.metavar and not p.alone for flag in p.flags}
     at = 0
     while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in {"-", "--"}:
         at += 2 if arguments[at] in valued else 1
@@ -120,7 +122,7 @@ def _option(options: dict[str, Option], word: str, rest: Iterator[str], values: 
     if not option.metavar:
         values[option.target] = True
         return
-    value = attached if equals else next(rest, None)
+    value = attached if equals else option.alone or next(rest, None)
     if value is None:
         raise NotPlain
     if option.many:

@@ -93,6 +93,11 @@ def usd(value: float | None) -> str:
     return "-" if value is None else format_usd(value)
 
 
+def percent(share: float) -> str:
+    """Return `82 %`, never `100 %` of less than all."""
+    return f"{min(100 * share, 99) if share < 1 else 100 * share:.0f} %"
+
+
 def bounded(text: str, *, partial: bool) -> str:
     """Return a figure of a table: `≥0.31` if it may still grow."""
     return f"≥{text}" if partial and text != "-" else text

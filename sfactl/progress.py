@@ -32,7 +32,7 @@ class ProgressLines:
         self.queued = run.status in (Status.ACCEPTED, Status.QUEUED)
         if not run.status.terminal:
             self.say("queued" if self.queued else self._starting(run))
-        if words := spawn_options.unenforceable(run, self._message):
+        for words in spawn_options.caveats(run, self._message):
             self._note(words)
         for event in self._early:
             self._show(event)

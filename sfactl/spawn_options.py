@@ -1,12 +1,12 @@
 """The options of `spawn` and `run`, and the `Spawn` message that they and the environment make."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.messages import Spawn
-from sfad.protocol.types import Action, Kind, Limit, LimitKind, RunInfo
+from sfad.protocol.types import Action, Isolation, Kind, Limit, LimitKind, RunInfo
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
@@ -58,6 +58,11 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--gateway",), "gateway",
         "Check each call of a model before it is made, so that a limit of cost is not exceeded; children inherit it"),
     Option(("--no-gateway",), "no_gateway", "Leave the gateway out: the daemon only sees what the run's events tell"),
+    Option(("--isolate",), "isolate",
+        "Start the command in a sandbox (bubblewrap); with =net it reaches nothing but the gateway. Children inherit it",
+        "on|net", alone="on"),
+    Option(("--writable",), "writable",
+        "A path that the sandbox may write to, beside the working directory. Implies --isolate", "PATH", many=True),
     Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (sfactl mcp): claude, codex, gemini, opencode"),
     Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
     Option(("--priority",), "priority", "A higher priority leaves the queue first (default: 0)", "N"),
@@ -115,6 +120,8 @@ class SpawnOptions(NamedTuple):
     no_log: bool = False
     gateway: bool = False
     no_gateway: bool = False
+    isolate: str | None = None
+    writable: Sequence[str] = ()
     mcp: bool = False
     no_queue: bool = False
     priority: str | None = None
@@ -148,6 +155,8 @@ def check(wanted: SpawnOptions) -> None:
     if "" in wanted.model_allow:
         raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
     _check_text(wanted)
+    if wanted.isolate not in (None, "on", "net"):
+        raise UsageError(f"--isolate: {wanted.isolate!r} is neither on nor net")
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
 
@@ -206,7 +215,24 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         allowed_models=list(wanted.model_allow),
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
+        isolation=_isolation(wanted),
     )
+
+
+def _isolation(wanted: SpawnOptions) -> Isolation | None:
+    if wanted.isolate is None and not wanted.writable:
+        return None
+    # a link that the agent changes later must not lead elsewhere
+    paths = [os.path.realpath(os.fsencode(path)) for path in wanted.writable]
+    return Isolation(network=wanted.isolate != "net", writable=paths)
+
+
+def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:
+    """Yield what the user may not expect of the run."""
+    if run.isolation == "offline" and not message.quiet:
+        yield f"sfactl: {run.id} has no network at all; with --gateway it would reach its model, and nothing else"
+    if words := unenforceable(run, message):
+        yield words
 
 
 def unenforceable(run: RunInfo, message: Spawn) -> str | None:

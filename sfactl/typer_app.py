@@ -22,11 +22,19 @@ def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: boo
     """Let typer read `arguments`, and exit. Load only the module of `verb`. Raise `UsageError`."""
     app = build(verb, run, completing, helping={"-h", "--help"}.intersection(arguments) != set())
     try:
-        code = app(args=None if completing else list(arguments), prog_name="sfactl", standalone_mode=not arguments)
+        code = app(args=None if completing else _with_values(arguments, verb), prog_name="sfactl", standalone_mode=not arguments)
     except _UsageError as error:
         what = error.format_message().removesuffix(".")
         raise exits.UsageError(f"{what[:1].lower()}{what[1:]}\nTry '{' '.join(filter(None, ('sfactl', verb)))} --help'.") from None
     sys.exit(code)
+
+
+def _with_values(arguments: Sequence[str], verb: str | None) -> list[str]:
+    """Return the arguments, with the value of each option that is complete without one: typer would take the next word for it."""
+    declared = verbs.load(verb).PARAMETERS if verb is not None else ()
+    alone = {flag: p.alone for p in declared if isinstance(p, Option) and p.alone for flag in p.flags}
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    return [f"{word}={alone[word]}" if at < end and word in alone else word for at, word in enumerate(arguments)]
 
 
 def build(verb: str | None, run: Run, completing: bool = False, helping: bool = False) -> typer.Typer:

@@ -30,6 +30,7 @@ from .config_values import (
     LISTEN,
     NAMES,
     PATH,
+    PATHS,
     PATTERNS,
     SIZE,
     TEXT,
@@ -116,6 +117,8 @@ class ProgramConfig(Struct, frozen=True, kw_only=True):
 class QuotasConfig(Struct, frozen=True, kw_only=True):
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    queued_per_user: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    """Trees of one user that may wait for a slot."""
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
 
 
@@ -133,6 +136,13 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
     users: Literal["auto", "all", "own"] = "auto"
     admin_group: Annotated[int, Meta(ge=0, le=2**32 - 2, extra=GROUP)] | None = None
     """The group whose members may do with all runs what root may."""
+
+
+class IsolationConfig(Struct, frozen=True, kw_only=True):
+    default: Literal["off", "on", "net"] = "off"
+    """The least isolation of every run."""
+    writable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
+    """Where each isolated run may write, beside its working directory."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):
@@ -275,6 +285,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     quotas: QuotasConfig = QuotasConfig()
     attempts: AttemptsConfig = AttemptsConfig()
     containment: ContainmentConfig = ContainmentConfig()
+    isolation: IsolationConfig = IsolationConfig()
     access: AccessConfig = AccessConfig()
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()

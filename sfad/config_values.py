@@ -30,6 +30,7 @@ LIMITS = {"unit": "limits"}
 URL = {"unit": "url"}
 NAMES = {"unit": "names"}
 PATTERNS = {"unit": "patterns"}
+PATHS = {"unit": "paths"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
 LISTEN = {"unit": "listen"}
@@ -54,6 +55,7 @@ _PARSERS: dict[str, Callable[[Any], float]] = {
 
 _WORDS = {
     "path": "an absolute path",
+    "paths": "a list of absolute paths, or of paths that begin with ~/",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",

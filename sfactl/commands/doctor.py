@@ -17,7 +17,7 @@ from typing import Any, cast
 from msgspec import Struct, field
 from msgspec.json import decode
 
-from sfad.host import probe
+from sfad.host import bubblewrap, probe
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
 from sfad.protocol.paths import state_dir
 
@@ -59,7 +59,11 @@ class Finding(Struct, frozen=True):
 def main(*, socket: str | None = None, json: bool = False) -> int:
     status, reachable = _daemon(socket)
     asked = (check(status) for check in (_ledger, _config, _containment, _cgroups, _gateway, _linger, _shims))
-    findings = [reachable, *chain.from_iterable(asked), *(f for check in (_kernel, _limits, _disk, _clock) for f in check())]
+    findings = [
+        reachable,
+        *chain.from_iterable(asked),
+        *(f for check in (_isolation, _kernel, _limits, _disk, _clock) for f in check()),
+    ]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
     else:
@@ -141,6 +145,16 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
         may = "may" if found.writable else "may not"
         verdict, fix = ("ok", "") if found.writable else ("warn", SERVICE)
         yield Finding("delegation", verdict, f"this session {may} make cgroups in {found.own}", fix)
+
+
+def _isolation() -> Iterator[Finding]:
+    path = bubblewrap.bubblewrap()
+    if path is None:
+        yield Finding("isolation", "warn", "bubblewrap is not installed, so --isolate is refused", bubblewrap.FIX)
+    elif why := bubblewrap.namespaces_forbidden(os.getuid()) or bubblewrap.tried(path):
+        yield Finding("isolation", "warn", f"{path} cannot make a sandbox: {why}", "allow user namespaces, or use no --isolate")
+    else:
+        yield Finding("isolation", "ok", f"{path} can make sandboxes for --isolate")
 
 
 def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:

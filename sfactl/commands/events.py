@@ -1,12 +1,13 @@
 """Print events, and follow them.
 
 Without an option: the last 50. With --since, all from that event or time on. Each line has the time, the event's number, its type,
-the run and a message. With -f, each further event is printed once the ledger has it, until Ctrl-C. If the daemon restarts, nothing
-is missed and nothing comes twice. To resume later, give the last number to --since.
+the run and a message. With -f, each further event is printed once the ledger has it, until Ctrl-C. A daemon that goes away is
+waited for; nothing is missed and nothing comes twice. To resume later, give the last number to --since.
 
 With --json, one object for each event.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -109,9 +110,12 @@ class _Events:
                 return
             except ConnectionLost as lost:
                 advice = f"resume with --since {self.wanted.after}" if self.wanted.after is not None else "try again later"
-                self.client.reconnect(advice)
-                if self.wanted.follow:
-                    output.note(f"sfactl: {lost.message}; it is back")
+                if not self.wanted.follow:
+                    self.client.reconnect(advice)
+                    continue
+                output.note(f"sfactl: {lost.message}; waiting for it")
+                self.client.reconnect(advice, patience=math.inf)
+                output.note("sfactl: the daemon is back")
             except DaemonError as error:
                 self.failures += 1
                 if error.error is not ErrorCode.UNAVAILABLE or self.failures > MAX_AGAIN:

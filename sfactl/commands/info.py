@@ -7,23 +7,34 @@ from sfad.protocol.types import RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import limits, output
+from ..connection import Client
 from ..history import connect
-from ..options import COMMON, RUNS, Parameter
+from ..options import COMMON, RUNS, Option, Parameter
 from ..selection import RunSelection
+from ..timeline import moments, timeline_of
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUNS,
+    Option(("--timeline",), "timeline", "Also what has happened to each run, with times"),
+)
 
 
-def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
+def main(*, runs: Sequence[str], timeline: bool = False, socket: str | None = None, json: bool = False) -> int:
     with connect(socket) as client:
-        return RunSelection("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
+        return RunSelection("info", runs).each(client, lambda run: _show(client, run, timeline, json))
 
 
-def _show(run: RunInfo, json: bool) -> None:
+def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
+    run = client.call(Info(id=0, run=name), RunReply).run
+    events = list(timeline_of(client, run)) if timeline else []
     if json:
-        output.print_json(run)
+        output.print_json(output.content(run) | {"timeline": events} if timeline else run)
     else:
         print("\n".join(f"{name:<12} {value}" for name, value in facts(run)))
+    if events and not json:
+        print()
+        print("\n".join(moments(run, events)))
     if not json and not run.status.terminal and any(state.enforced_by == "nothing" for state in run.limits):
         output.note(
             "note: turns, tokens and cost of this run are not known, so their limits are NOT ENFORCEABLE; time is. "
@@ -50,6 +61,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.session:
         yield "session", f"its transcript: sfactl session log {run.id}"
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
+    if run.isolation is not None:
+        yield "isolation", {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[run.isolation]
     if run.pid is not None:
         yield "pid", str(run.pid)
     if run.processes is not None:

@@ -93,8 +93,8 @@ def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
         print(run.id)
     if run.status is Status.QUEUED and not message.quiet:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
-    if words := spawn_options.unenforceable(run, message):
-        output.note(words)
+    for caveat in spawn_options.caveats(run, message):
+        output.note(caveat)
     if words := output.failure(run, own=False):
         output.note(words)
         return exits.of_run(run)

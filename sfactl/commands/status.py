@@ -12,6 +12,16 @@ from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
 
+WORDS = {
+    "quotas.trees": "trees of all users",
+    "quotas.trees_per_user": "trees",
+    "quotas.queued_per_user": "waiting",
+    "quotas.spawns_per_hour": "starts within an hour",
+    "sessions.max_concurrent_per_user": "sessions",
+    "sessions.spawn_rate_limit": "starts of sessions",
+}
+"""How a quota is called in a sentence, by its key."""
+
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
@@ -26,6 +36,10 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
     yield "state", status.state_dir
+    if status.config_files is not None:
+        yield "config", ", ".join(status.config_files) or "no file; built-in values"
+    if status.log is not None:
+        yield "log", status.log
     yield "containment", f"{status.containment} ({status.containment_detail})"
     live = f"{status.live} live" + (f" (adopted {status.adopted})" if status.adopted else "")
     if status.admitted is None:  # the caller may not know of all runs
@@ -54,6 +68,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {whose}{alert.message}"
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
+    if status.quotas:
+        yield "quotas", ", ".join(f"{quota.used} of {quota.limit} {WORDS.get(quota.key, quota.key)}" for quota in status.quotas)
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
         least, most = ("at least ", "at most ") if budget.partial else ("", "")

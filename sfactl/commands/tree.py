@@ -14,6 +14,7 @@ from .. import output
 from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, RUN, Option, Parameter
+from ..trouble import near, share
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -56,9 +57,12 @@ def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator
 def describe(run: RunInfo) -> str:
     processes = "" if run.processes is None else counted(run.processes, "process", "processes")
     load = f"  {processes}  {output.size(run.memory_bytes)}" if processes else ""
+    tight = "".join(f"  {state.kind} {output.percent(share(state))}" for state in near(run)[:1] if not run.status.terminal)
     said = f"  {output.plain(run.milestone)}" if run.milestone else ""
     age = output.age(run.created_at)
-    return f"{run.id}  {output.plain(run.name)}  {output.outcome(run)}  depth {run.depth}  {age}{load}{_used(run.usage)}{said}"
+    return (
+        f"{run.id}  {output.plain(run.name)}  {output.outcome(run)}  depth {run.depth}  {age}{load}{_used(run.usage)}{tight}{said}"
+    )
 
 
 def _used(usage: Usage) -> str:

@@ -9,47 +9,59 @@ from datetime import UTC, datetime
 
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.limits import format_amount, format_limit
-from sfad.protocol.messages import Info, RunReply
-from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status
+from sfad.protocol.messages import EventPage, Events, Info, RunReply
+from sfad.protocol.types import Action, ErrorCode, LimitKind, LimitState, Reason, RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import output
+from ..connection import Client, DaemonError
 from ..history import connect
 from ..limits import share
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
+from ..trouble import troubles
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
     with connect(socket) as client:
-        return RunSelection("info", runs).each(client, lambda run: _show(client.call(Info(id=0, run=run), RunReply).run, json))
+        return RunSelection("info", runs).each(client, lambda run: _show(client, run, json))
 
 
-def _show(run: RunInfo, json: bool) -> None:
+def _show(client: Client, name: str, json: bool) -> None:
+    run = client.call(Info(id=0, run=name), RunReply).run
+    why = sentence(run, since=_paused_since(client, run) if run.status is Status.PAUSED else None)
     if json:
-        output.print_json({"id": run.id, "status": run.status, "why": sentence(run), "reason": run.reason})
+        output.print_json({"id": run.id, "status": run.status, "why": why, "reason": run.reason})
     else:
-        print(sentence(run))
+        print(why)
 
 
-def sentence(run: RunInfo, now: datetime | None = None) -> str:
+def _paused_since(client: Client, run: RunInfo) -> datetime | None:
+    """Return when the run was paused itself; `None` if that was a run above it, or the caller may not read events."""
+    try:
+        events = client.call(Events(id=0, runs=[run.id], types=["run_paused"]), EventPage).events
+    except DaemonError as error:
+        if error.error is not ErrorCode.NOT_PERMITTED:
+            raise
+        return None
+    times = [event.time for event in events if event.run_id == run.id]
+    return times[-1] or None if times else None
+
+
+def sentence(run: RunInfo, now: datetime | None = None, since: datetime | None = None) -> str:
+    """Return why the run is as it is, what is wrong first. `since`: when it was paused."""
+    now = now or datetime.now(UTC)
     used = output.at_least(run.usage)
-    more = _trouble(run) + _refused_calls(run) + _unadmitted(run) + _repeating(run)
-    return _sentence(run, now or datetime.now(UTC)) + more + (f"; it used {used}" if used else "")
+    more = _could_not(run) + _refused_calls(run) + _unadmitted(run)
+    return _sentence(run, now, since) + more + (f"; it used {used}" if used else "")
 
 
-def _trouble(run: RunInfo) -> str:
-    if run.api_trouble:
-        cannot = "could not" if run.status.terminal else "cannot"
-        return f"; it {cannot} reach its model: {output.plain(run.api_trouble.sentence)}"
-    if not output.unanswered(run):
+def _could_not(run: RunInfo) -> str:
+    if run.api_trouble is None or not run.status.terminal:
         return ""
-    return (
-        f"; its model has not answered for {output.seconds(run.usage.elapsed_s)}, and {run.meter} does not tell whether it tries "
-        f"again (what it prints: sfactl logs {run.id} --stderr)"
-    )
+    return f"; it could not reach its model: {output.plain(run.api_trouble.sentence)}"
 
 
 def _refused_calls(run: RunInfo) -> str:
@@ -70,24 +82,26 @@ def _unadmitted(run: RunInfo) -> str:
     )
 
 
-def _repeating(run: RunInfo) -> str:
-    return f"; {output.plain(run.repeating.sentence)}" if run.repeating else ""
-
-
-def _sentence(run: RunInfo, now: datetime) -> str:
+def _sentence(run: RunInfo, now: datetime, since: datetime | None) -> str:
+    ended = f" at {output.clock(run.ended_at, now)}" if run.ended_at is not None else ""
     who = f"{run.id} ({output.plain(run.name)})"
     if run.status.rejected:
-        return f"{who} was refused by the {run.status.value.removeprefix('rejected_')} rule: {_message(run.reason)}"
+        return f"{who} was refused{ended} by the {run.status.value.removeprefix('rejected_')} rule: {_message(run.reason)}"
     if run.status is Status.COMPLETED:
-        return f"{who} completed: {_completed(run)}{_warned(run)}"
+        return f"{who} completed{ended}: {_completed(run)}{_warned(run)}"
     if run.status is Status.LOST:
-        return f"{who} was lost: {_message(run.reason)}. Its exit status is not known; sfactl logs {run.id} has what it wrote"
+        return (
+            f"{who} was lost{ended}: {_message(run.reason)}. Its exit status is not known; sfactl logs {run.id} has what it wrote"
+        )
     if run.status.terminal:
-        return f"{who} ended as {run.status.value}: {_message(run.reason)}{_numbers(run)}"
+        ran = f" after {output.seconds(run.usage.elapsed_s)}" if ended and run.usage.elapsed_s is not None else ""
+        return f"{who} ended as {run.status.value}{ended}{ran}: {_message(run.reason)}{_numbers(run)}"
     if run.reason is not None and run.reason.kind == "no_daemon":
         return f"{who} was {run.status.value}: {_message(run.reason)}"
     if run.status is Status.PAUSED:
-        return f"{who} is paused: {_waiting(run, now)}"
+        return f"{who} is paused{f' since {output.clock(since, now)}' if since is not None else ''}: {_waiting(run, now)}"
+    if found := list(troubles(run, now)):
+        who = f"{who} {'; it '.join(found)}; it"
     why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else ""
     return f"{who} is {run.status.value}{why}; {_bounds(run, now)}"
 

@@ -11,7 +11,7 @@ from .context import Context
 from .guard import Question, first_refusal
 from .lifecycle import Lifecycle
 from .policy import Invalid
-from .quotas import HOUR, SlidingWindow
+from .quotas import HOUR, QuotaUse, SlidingWindow
 from .run import Ending, Run
 from .spending import Spending
 from .vocabulary import EventType, ReasonKind
@@ -83,10 +83,23 @@ class Admission:
             caller=caller,
             rate=self._rate(peer.user),
             slots=self._ctx.slots,
+            live=self._ctx.tree,
             exhausted=self._spending.budgets.exhausted(peer.user),
             session_rate=self._session_rate(peer.user) if is_session else None,
             sessions=[live for live in self._ctx.tree if live.asked.session is not None] if is_session else (),
         )
+
+    def quotas(self, user: str, at: float) -> list[QuotaUse]:
+        """Return what the user has of each quota."""
+        policy, slots, sessions = self._ctx.policy, self._ctx.slots, self._ctx.policy.sessions
+        live = sum(run.user == user and run.asked.session is not None for run in self._ctx.tree)
+        return [
+            QuotaUse("quotas.trees_per_user", slots.user_count(user), slots.per_user),
+            QuotaUse("quotas.queued_per_user", slots.queued_of(user), policy.queued_per_user),
+            _use_of(self._rates.get(user), "quotas.spawns_per_hour", policy.spawns_per_hour, at),
+            QuotaUse("sessions.max_concurrent_per_user", live, sessions.per_user),
+            _use_of(self._session_rates.get(user), "sessions.spawn_rate_limit", sessions.starts, at),
+        ]
 
     def _rate(self, user: str) -> SlidingWindow:
         return self._rates.setdefault(user, SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR))
@@ -205,3 +218,7 @@ class Admission:
         """Forget what was refused to runs that have ended."""
         for run in ended:
             self._refusals.pop(run.id, None)
+
+
+def _use_of(rate: SlidingWindow | None, key: str, limit: int, at: float) -> QuotaUse:
+    return QuotaUse(key, 0, limit, 0.0) if rate is None else QuotaUse(key, rate.used(at), limit, rate.room_in(at))

@@ -30,6 +30,8 @@ class Budget:
     """It was published that a reservation was refused because of it."""
     short: bool = False
     """What is left of it was too little for a call of a model: it counts as run out."""
+    renews_at: float | None = None
+    """When that is, on the shell's clock."""
 
     @property
     def key(self) -> str:

@@ -1,12 +1,14 @@
 """The guard: ordered rules that admit or refuse a run. The first refusal counts. It reads memory only, and fails closed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..protocol.types import Refusal, Rule, Status
 from ..protocol.units import counted, format_elapsed, format_moment
 from .access import FULL, Peer, refuse_sessions, refuse_verb
 from .budgets import Budget
+from .money import to_usd
 from .policy import Policy
 from .quotas import SlidingWindow, Slots
 from .run import Run
@@ -14,6 +16,17 @@ from .tree import full_ancestor
 
 FINISH = "Do not try again; finish your task with what you already have."
 """The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in 6 minutes."""
+
+
+class Quota(NamedTuple):
+    """What a refusal tells of the bound that is reached."""
+
+    key: str | None = None
+    """The key of the config that sets it."""
+    value: float | None = None
+    limit: float | None = None
+    wait: float | None = None
+    """Seconds until a start is possible, at the latest; `None` if that is not known, or never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +43,8 @@ class Question:
     slots: Slots
     exhausted: Budget | None
     """A money budget of the peer's user with nothing left in it."""
+    live: Iterable[Run] = ()
+    """The live runs of all users."""
     session_rate: SlidingWindow | None = None
     """Of a session: starts of sessions by the peer's user."""
     sessions: Sequence[Run] = ()
@@ -44,11 +59,18 @@ class Question:
         """Return the message of a refusal: `why`, and for a model that it should finish, for a person the `remedy`."""
         return f"'{self.run.name}' was not started: {why}. {FINISH if self.for_model else remedy}"
 
-    def refuse(
-        self, rule: Rule, detail: str, why: str, remedy: str, *, limit: int | None = None, value: int | None = None
-    ) -> Refusal:
+    def refuse(self, rule: Rule, detail: str, why: str, remedy: str, quota: Quota | None = None) -> Refusal:
         """Return the refusal by a rule: `detail` for the ledger, and `why` and `remedy` as `message` has them."""
-        return Refusal(kind=rule, detail=detail, message=self.message(why, remedy), limit=limit, value=value)
+        quota = quota or Quota()
+        return Refusal(
+            kind=rule,
+            detail=detail,
+            message=self.message(why, remedy),
+            limit=quota.limit,
+            value=quota.value,
+            key=quota.key,
+            possible_in_s=None if quota.wait is None else round(quota.wait, 3),
+        )
 
     def raised(self, key: str) -> str:
         return f"raise {self.policy.where_set(key)}, then run: sfactl reload"
@@ -148,8 +170,7 @@ def _depth(q: Question) -> Refusal | None:
         f"the chain of agents calling agents is already {value} deep and {limit.value} is the limit (max_depth, set by "
         f"{limit.source})",
         f"Start it with a higher --max-depth, or {q.raised('guard.max_depth')}",
-        limit=limit.value,
-        value=value,
+        Quota("guard.max_depth", value, limit.value),
     )
 
 
@@ -165,8 +186,7 @@ def _descendants(q: Question) -> Refusal | None:
         f"'{run.name}' (run {run.id}) and the agents below it have started {counted(run.admitted, 'agent')} and {limit.value} "
         f"is the limit (max_descendants, set by {limit.source})",
         f"Start its root with a higher --max-descendants, or {q.raised('guard.max_descendants')}",
-        limit=limit.value,
-        value=run.admitted,
+        Quota("guard.max_descendants", run.admitted, limit.value),
     )
 
 
@@ -174,7 +194,9 @@ def _money(q: Question) -> Refusal | None:
     if q.exhausted is None:
         return None
     why = f"there is no money left in the budget: {q.exhausted.sentence}"
-    return q.refuse(Rule.BUDGET, q.exhausted.sentence, why, f"Start it again then, or {q.raised(q.exhausted.key)}")
+    wait = None if q.exhausted.renews_at is None else max(0.0, q.exhausted.renews_at - q.at)
+    quota = Quota(q.exhausted.key, round(to_usd(q.exhausted.charged), 6), to_usd(q.exhausted.allowed), wait)
+    return q.refuse(Rule.BUDGET, q.exhausted.sentence, why, f"Start it again then, or {q.raised(q.exhausted.key)}", quota)
 
 
 def _rate(q: Question) -> Refusal | None:
@@ -188,30 +210,57 @@ def _rate(q: Question) -> Refusal | None:
         f"{counted(used, 'start')} within the last hour, and {limit} is the limit (quotas.spawns_per_hour); the next can start "
         f"in {wait:.0f} s",
         f"Wait, or {q.raised('quotas.spawns_per_hour')}",
-        limit=limit,
-        value=used,
+        Quota("quotas.spawns_per_hour", used, limit, wait),
     )
 
 
 def _concurrency(q: Question) -> Refusal | None:
-    if q.run.parent is not None or q.run.asked.queue or q.slots.free_for(q.peer.user):
+    user = q.peer.user
+    if q.run.parent is not None or q.slots.free_for(user):
         return None
-    own = q.slots.user_count(q.peer.user) >= q.slots.per_user
+    if q.run.asked.queue:
+        return _queue(q, q.slots.queued_of(user)) if q.slots.queued_of(user) >= q.policy.queued_per_user else None
+    own = q.slots.full_for(user)
+    live = _trees_in_the_way(q)
     value, limit, key = (
-        (q.slots.user_count(q.peer.user), q.slots.per_user, "quotas.trees_per_user")
-        if own
-        else (q.slots.count, q.slots.total, "quotas.trees")
+        (len(live), q.slots.per_user, "quotas.trees_per_user") if own else (q.slots.count, q.slots.total, "quotas.trees")
     )
-    whose = f" for user {q.peer.user}" if own else ""
+    # those that wait come first
+    wait = _until_fewer(live, limit - (q.slots.queued_of(user) if own else q.slots.queued), q.at)
+    whose = f" for user {user}" if own else ""
     running = f"{counted(value, 'agent tree')} {'is' if value == 1 else 'are'} already running"
     return q.refuse(
         Rule.CONCURRENCY,
-        f"{running}{whose}; {key} is {limit}, and the request said not to queue",
-        f"{running} and {limit} is the limit ({key})",
+        f"{running}{whose}; {key} is {limit}, and the request said not to queue{_when(wait)}",
+        f"{running} and {limit} is the limit ({key}){_when(wait)}",
         f"Leave out --no-queue to wait for a slot, or {q.raised(key)}",
-        limit=limit,
-        value=value,
+        Quota(key, value, limit, wait),
     )
+
+
+def _queue(q: Question, waiting: int) -> Refusal:
+    key, limit = "quotas.queued_per_user", q.policy.queued_per_user
+    wait = _until_fewer(_trees_in_the_way(q), q.slots.per_user, q.at) if q.slots.full_for(q.peer.user) else None
+    wait = wait if limit else None
+    said = f"{counted(waiting, 'tree')} of user {q.peer.user} {'waits' if waiting == 1 else 'wait'} for a slot"
+    when = _when(wait) or "; one more can wait when one of them has started or was stopped"
+    return q.refuse(
+        Rule.CONCURRENCY,
+        f"{said}; {key} is {limit}{when}",
+        f"{said} and {limit} is the limit ({key}){when}",
+        f"Stop waiting trees that are not needed (sfactl list --status queued), or {q.raised(key)}",
+        Quota(key, waiting, limit, wait),
+    )
+
+
+def _trees_in_the_way(q: Question) -> list[Run]:
+    """Return the trees of which one has to end before the peer's user gets a slot."""
+    user, own = q.peer.user, q.slots.full_for(q.peer.user)
+    return [run for run in q.live if run.parent is None and not q.slots.waits(run.id) and (run.user == user or not own)]
+
+
+def _when(wait: float | None) -> str:
+    return "" if wait is None else f"; a slot is free in {format_elapsed(wait)} at the latest, when trees reach their time limits"
 
 
 def _session_rate(q: Question) -> Refusal | None:

@@ -85,6 +85,7 @@ class Machine:
         self.alerts_before = self._alerts.restore
         self.saved_alerts = self._alerts.saved
         self.count_before = self._admission.count_before
+        self.quotas = self._admission.quotas
         self.spawned_before = self._admission.spawned_before
         self.session_started_before = self._admission.session_started_before
 

@@ -124,6 +124,8 @@ class Policy:
     kill_wait: float = 10.0
     trees_per_user: int = 32
     trees: int = 64
+    queued_per_user: int = 1000
+    """Trees of one user that may wait for a slot."""
     spawns_per_hour: int = 600
     sessions: SessionPolicy = SessionPolicy()
     access: AccessRules = OPERATOR_ONLY

@@ -1,12 +1,24 @@
 """Bounds on users and on the daemon rather than on runs: spawn rates and the queue of waiting trees (docs/limits.md)."""
 
-import heapq
-from collections import deque
+from bisect import insort
+from collections import Counter, deque
+from typing import NamedTuple
 
 from ..protocol.types import RunId
 
 HOUR = 3600.0
 """Seconds in which spawns are counted."""
+
+
+class QuotaUse(NamedTuple):
+    """What a user, or the daemon, has of a quota."""
+
+    key: str
+    """Of the config."""
+    used: int
+    limit: int
+    wait: float | None = None
+    """Seconds until one more fits, if that is known; 0 if it does now."""
 
 
 class SlidingWindow:
@@ -50,17 +62,29 @@ class SlidingWindow:
         return (at if place < 0 else self._times[place] + self.span) + rounds * self.span
 
 
+_Place = tuple[int, int, RunId]
+"""Negative priority, and the order of coming."""
+
+
 class Slots:
-    """Slots for trees at once, of each user and of the daemon, and the queue for them: higher priority first, then first come."""
+    """Slots for trees at once, of each user and of the daemon, and the queue for them.
+
+    A free slot goes to the waiting user with the fewest live trees; among several to the one who has waited longest since they got
+    a slot. So nobody keeps another user from starting, by number, priority or haste. Priority, then first come, counts within one
+    user only (docs/users.md)."""
 
     def __init__(self, *, per_user: int, total: int) -> None:
         self.per_user = per_user
         self.total = total
         self._taken: dict[RunId, str] = {}
-        self._by_user: dict[str, int] = {}
-        # a queue for each user: a user at the bound neither holds up the others nor costs a scan
-        self._queues: dict[str, list[tuple[int, int, RunId]]] = {}
-        self._waiting: dict[RunId, str] = {}
+        self._by_user: Counter[str] = Counter()
+        # a queue for each user, in its order: a user at the bound neither holds up the others nor costs a scan
+        self._queues: dict[str, list[_Place]] = {}
+        self._since: dict[str, int] = {}
+        """When each waiting user began to wait, or got a slot the last time, in the order of events. A user who comes later waits
+        from then on: being forgotten while nothing waits must be no way to the front."""
+        self._waiting: dict[RunId, tuple[str, _Place]] = {}
+        """The user of each waiting root, and its place in the user's queue."""
         self._order = 0
 
     def resize(self, *, per_user: int, total: int) -> None:
@@ -68,7 +92,10 @@ class Slots:
         self.per_user, self.total = per_user, total
 
     def user_count(self, user: str) -> int:
-        return self._by_user.get(user, 0)
+        return self._by_user[user]
+
+    def queued_of(self, user: str) -> int:
+        return len(self._queues.get(user, ()))
 
     @property
     def count(self) -> int:
@@ -78,46 +105,53 @@ class Slots:
     def queued(self) -> int:
         return len(self._waiting)
 
+    def full_for(self, user: str) -> bool:
+        """Return whether the user has as many trees as one may have."""
+        return self.user_count(user) >= self.per_user
+
     def free_for(self, user: str) -> bool:
-        return self.count < self.total and self.user_count(user) < self.per_user
+        return self.count < self.total and not self.full_for(user)
 
     def take(self, root: RunId, user: str) -> None:
         """Give the root a slot; the caller has asked `free_for`."""
         self._taken[root] = user
-        self._by_user[user] = self.user_count(user) + 1
+        self._by_user[user] += 1
 
     def enqueue(self, root: RunId, user: str, priority: int) -> None:
         self._order += 1
-        heapq.heappush(self._queues.setdefault(user, []), (-priority, self._order, root))
-        self._waiting[root] = user
+        self._since.setdefault(user, self._order)
+        entry = (-priority, self._order, root)
+        insort(self._queues.setdefault(user, []), entry)
+        self._waiting[root] = user, entry
 
     def waits(self, root: RunId) -> bool:
         return root in self._waiting
 
     def leave(self, root: RunId) -> None:
         """Free the slot of a root that has ended, or its place in the queue."""
-        self._waiting.pop(root, None)
+        if root in self._waiting:
+            self._leave_queue(root)
         user = self._taken.pop(root, None)
         if user is not None:
             self._by_user[user] -= 1
             if not self._by_user[user]:
                 del self._by_user[user]
 
+    def _leave_queue(self, root: RunId) -> None:
+        user, entry = self._waiting.pop(root)
+        self._queues[user].remove(entry)
+        if not self._queues[user]:
+            del self._queues[user], self._since[user]
+
     def next_waiting(self) -> RunId | None:
-        """Give a slot to the first root in the queue that can be launched now; return `None` if none can."""
-        heads = [(queue[0], user) for user in list(self._queues) if (queue := self._live_queue(user)) and self.free_for(user)]
-        if not heads:
+        """Give a slot to the waiting root whose turn it is; return `None` if none can have one."""
+        users = [user for user in self._queues if self.free_for(user)]
+        if not users:
             return None
-        (_, _, root), user = min(heads)
-        heapq.heappop(self._queues[user])
-        del self._waiting[root]
+        user = min(users, key=lambda each: (self.user_count(each), self._since[each]))
+        self._order += 1
+        self._since[user] = self._order
+        root = self._queues[user][0][2]
+        self._leave_queue(root)
         self.take(root, user)
         return root
-
-    def _live_queue(self, user: str) -> list[tuple[int, int, RunId]]:
-        queue = self._queues[user]
-        while queue and queue[0][2] not in self._waiting:
-            heapq.heappop(queue)
-        if not queue:
-            del self._queues[user]
-        return queue

@@ -87,7 +87,7 @@ def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:
 
 
 def _share_of(active: ActiveLimit, used: float) -> str:
-    kind, share = active.limit.kind, f"{used / active.threshold:.0%}"
+    kind, share = active.limit.kind, f"{100 * used / active.threshold:.0f} %"
     if kind is LimitKind.TIME:
         return f"ran {used:.0f} s, {share} of its time limit of {active.threshold:g} s"
     return f"used {amount(kind, used)}, {share} of its {kind} limit of {bare(kind, active.threshold)}"

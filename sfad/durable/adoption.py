@@ -234,7 +234,8 @@ def _remains(live: Live) -> Remains:
     run, main = live.run, live.main
     if run.latest.exit is not None or main is None or main.attempt != run.attempt:
         return Remains(live.nonce, bounds_of(run))
-    return Remains(live.nonce, bounds_of(run), main.pid, main.started, executed=run.status is not Status.STARTING)
+    executed, isolated = run.status is not Status.STARTING, live.spawn.isolation is not None
+    return Remains(live.nonce, bounds_of(run), main.pid, main.started, executed=executed, isolated=isolated)
 
 
 def _with_descendants(remembered: list[Remembered]) -> list[Remembered]:

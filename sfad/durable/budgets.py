@@ -109,6 +109,7 @@ class BudgetKeeper:
                     near=over,
                     begins=begin.isoformat(),
                     renews=end.isoformat(timespec="minutes"),
+                    renews_at=trio.current_time() + (end - now).total_seconds(),
                 )
             )
         self._periods = {key: begin for key, (begin, _) in periods.items()}

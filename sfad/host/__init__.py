@@ -7,6 +7,7 @@
 `logout`         whether a logout ends this daemon
 `private_files`  the daemon's own names in directories that its agents can write to
 `exec_events`    has the kernel tell which processes execute a program
+`bubblewrap`     whether bubblewrap is there, and may make namespaces
 `probe`          what the kernel and the session offer, for `sfactl doctor`
 `headroom`       room on the disk, and a priority over the runs, that are kept for the daemon
 `secrecy`        keeps the process's memory and environment from others

@@ -12,6 +12,7 @@
 `contain`          keeps the processes of a run together: by cgroups, or by tags
 `watch`            reads what trampolines report, reaps, and notices that a run is empty
 `launched_runs`    the runs from their first launch to their release, and which run carries which mark
+`isolation`        runs in sandboxes of their own, by bubblewrap
 `trampoline`       the process that becomes a run's command, and posix_spawn(3)
 `emitter`          sends events to the loop
 `complaints`       tells the log what failed and is tried again

@@ -43,7 +43,7 @@ class Adopter:
                 self._find_main(run, remains)
             elif remains.pid:  # a launch in flight, of a child of ours; one that could not be spawned has only the report
                 again = fcntl.fcntl(remains.report, fcntl.F_DUPFD_CLOEXEC, 0)
-                self._mains.own(run, MainProcess(remains.pid, again, started=remains.started))
+                self._mains.own(run, MainProcess(remains.pid, again, started=remains.started, isolated=remains.isolated))
             alive = self._adopted.finish(run)
             self._cpus.recall(run)
         except BaseException:
@@ -62,7 +62,8 @@ class Adopter:
         process = self._main_process(run, remains)
         if process is None:
             return
-        main = MainProcess(process.pid, None, started=process.started, ours=process.parent == os.getpid())
+        ours = process.parent == os.getpid()
+        main = MainProcess(process.pid, None, started=process.started, ours=ours, isolated=remains.isolated)
         try:
             self._mains.own(run, main)
         except ProcessLookupError:

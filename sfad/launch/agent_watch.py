@@ -145,7 +145,7 @@ class AgentWatch:
         return True
 
     def _described(self, run: LaunchedRun, pid: int, started: int, program: str) -> AgentProcess:
-        main = run.main.pid if run.main is not None else None
+        main = run.main.command if run.main is not None else None
         line = list(islice(takewhile(lambda each: each != os.getpid(), procfs.ancestry(pid)), _MAX_ABOVE))
         if main in line:
             line = line[: line.index(main) + 1]

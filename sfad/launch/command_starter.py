@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..faults import crash_point
 from .contain.cpu_binding import RunCpus
 from .contain.interface import RunContainment
+from .isolation.sandbox import in_sandbox
 from .launched_runs import LaunchedRun, MainProcess
 from .launcher import LaunchError, LaunchSpec, Remember
 from .marks import COOKIE
@@ -42,18 +43,19 @@ class CommandStarter:
             raise LaunchError(errno.EINVAL, "cannot execute", b"".join(spec.argv[:1]), " (null byte)")
         name = spec.argv[0] if spec.argv else b""
         files = candidates(name, spec.env, spec.shims)
+        executed = spec if spec.sandbox is None else replace(spec, argv=in_sandbox(spec.sandbox, files, spec.argv))
         try:
             far_gate, gate = os.pipe2(os.O_CLOEXEC)
         except OSError as error:
             raise _shortage(error, name) from error
         try:
             try:
-                pid, report = self._spawn(run, spec, files, far_gate)
+                pid, report = self._spawn(run, executed, files if spec.sandbox is None else executed.argv[:1], far_gate)
             finally:
                 os.close(far_gate)
             crash_point("spawned")
             # the pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
-            self._let_through(run, self._own(run, pid, report, name, spec.cwd), gate, spec, remember)
+            self._let_through(run, self._own(run, pid, report, spec), gate, spec, remember)
         finally:
             os.close(gate)
 
@@ -89,8 +91,9 @@ class CommandStarter:
             for fd in opened:
                 os.close(fd)
 
-    def _own(self, run: LaunchedRun, pid: int, report: int, name: bytes, cwd: bytes) -> MainProcess:
-        main = MainProcess(pid, report, name, cwd)
+    def _own(self, run: LaunchedRun, pid: int, report: int, spec: LaunchSpec) -> MainProcess:
+        name = spec.argv[0] if spec.argv else b""
+        main = MainProcess(pid, report, name, spec.cwd, isolated=spec.sandbox is not None)
         try:
             self._mains.own(run, main)
         except OSError as error:

@@ -13,6 +13,7 @@ import trio
 
 from ..protocol.types import RunId
 from . import procfs
+from .isolation.inside import command_of
 from .launcher import UNBOUND, Bounds, LaunchError, Remains
 from .marks import cookie, cookie_run, tag
 from .trampoline.contract import ITS_COMMAND, ITS_DIRECTORY
@@ -36,11 +37,22 @@ class MainProcess:
     """Whether it is a child of this process, which then reaps it."""
     exit_seen: float | None = None
     """When an adopted process was seen to exit, while the kernel has not told how."""
+    isolated: bool = False
+    """Whether it keeps the command in a sandbox, and is not the command itself."""
+
+    @property
+    def command(self) -> int:
+        """The pid of the command. A sandbox that does not have it yet stands for it."""
+        return (command_of(self.pid) if self.isolated else None) or self.pid
 
     def signal(self, number: int) -> bool:
-        """Send a signal; return whether the process was there to take it."""
+        """Send a signal to the command; return whether it was there to take it. A sandbox forwards no signal, and would end."""
         with suppress(ProcessLookupError, PermissionError):
-            signal.pidfd_send_signal(self.pidfd, number)
+            command = self.command if number != signal.SIGKILL else self.pid
+            if command == self.pid:
+                signal.pidfd_send_signal(self.pidfd, number)
+            else:
+                os.kill(command, number)
             return True
         return False
 
@@ -95,6 +107,11 @@ class LaunchedRun:
         """Main processes of the subtree. Each may be outside of its containment: not in it yet, or moved out of it."""
         return [run.main for run in self.subtree() if run.main]
 
+    @property
+    def sandboxes(self) -> set[int]:
+        """Pids of main processes of the subtree that only wait for a command: they end with it, and take no signal but SIGKILL."""
+        return {main.pid for main in self.mains if main.isolated and main.command != main.pid}
+
     def begin_stop(self, number: int) -> None:
         """Owe `Emptied` because of a signal, and undo every pause of the subtree."""
         self.stop_signal = number
@@ -122,7 +139,7 @@ class LaunchedRun:
         if main.started is None and (process := procfs.stat(main.pid)):  # an unreaped child of ours has not gone
             main.started = process.started
         self.first_started = self.first_started or main.started or 0
-        return Remains(self.nonce, self.bounds, main.pid, main.started)
+        return Remains(self.nonce, self.bounds, main.pid, main.started, isolated=main.isolated)
 
 
 def run_ids(tops: Iterable[LaunchedRun]) -> set[RunId]:

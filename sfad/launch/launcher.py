@@ -56,6 +56,8 @@ class LaunchSpec:
     bounds: Bounds = UNBOUND
     shims: bytes | None = None
     """A directory of PATH in which the command itself is not searched: it has stand-ins for what the command starts."""
+    sandbox: list[bytes] | None = None
+    """The command that starts this one in a sandbox of its own, without the files to execute and `--`."""
     user: Credentials | None = None
     """Who executes the command; `None` is the daemon's own user."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -78,6 +80,8 @@ class Remains:
     """Whether it is known to have become the command. Else it may still be a trampoline, and hang."""
     report: int | None = None
     """For a launch in flight during a re-exec: the descriptor on which the trampoline reports. It becomes the launcher's."""
+    isolated: bool = False
+    """Whether the main process keeps the command in a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,13 +137,20 @@ def tracer(pid: int) -> int:
     return next((int(words[1]) for words in lines if words[:1] == [b"TracerPid:"]), 0)
 
 
-def children() -> list[int]:
-    """Return the direct children of this process's main thread, zombies included: started by it, or reparented to it."""
-    own = os.getpid()
-    content = read(f"/proc/self/task/{own}/children", whole=True)
-    if content is None:  # a kernel without CONFIG_PROC_CHILDREN
-        return [process.pid for process in scan().values() if process.parent == own]
+def children(pid: int | None = None) -> list[int]:
+    """Return the direct children of the main thread of a process, of this one by default, zombies included: started by it, or
+    reparented to it."""
+    pid = pid or os.getpid()
+    content = read(f"/proc/{pid}/task/{pid}/children", whole=True)
+    if content is None:  # it is gone, or a kernel without CONFIG_PROC_CHILDREN
+        return [process.pid for process in scan().values() if process.parent == pid]
     return [int(pid) for pid in content.split()]
+
+
+def innermost_pid(pid: int) -> int | None:
+    """Return the pid of a process in its own pid namespace; `None` if it is gone."""
+    lines = (line.split() for line in (read(f"/proc/{pid}/status") or b"").splitlines())
+    return next((int(words[-1]) for words in lines if words[:1] == [b"NSpid:"]), None)
 
 
 def ancestry(pid: int) -> Iterator[int]:

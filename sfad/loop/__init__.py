@@ -24,6 +24,7 @@ metering ───────────────────────�
 `gateway_process`  starts and watches the gateway
 `gateway_keys`     what a run gets in place of the keys that the gateway has, and what one without the gateway gets
 `run_environment`  the environment of a run
+`isolating`        whether a run is isolated, and what its sandbox is given
 `shims`            the directory of shims
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then
 """

@@ -1,12 +1,15 @@
 """Events: numbered, recorded, logged, and pushed to the clients that watch their runs, or follow all events."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import trio
 
+from ..core.event_rates import EventRate
 from ..core.vocabulary import EventType
 from ..host.clock import wall_clock
+from ..observe.limit_log import LimitLog
 from ..protocol.types import Event, RunId, Severity
 from ..runs.catalogue import RunCatalogue
 from ..runs.subscribers import Subscribers
@@ -23,12 +26,14 @@ class Announcer:
     ) -> None:
         """`happened` is called after each event."""
         self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
+        self._limit_log = LimitLog(Path(resources.state_dir), resources.log.warning)
         self._output = resources.output
         self._counts = resources.counts
         self._catalogue = catalogue
         self._subscribers = subscribers
         self._happened = happened
         self.feed = EventFeed(resources.ledger, catalogue.uid)
+        self._milestones = EventRate()
         self._reserved = 0
         """The highest number that is reserved."""
         self._ledger.skip_events(self._numbers.highest_event)
@@ -46,8 +51,9 @@ class Announcer:
         self._subscribers.happened(self._numbered(event, lineage), lineage)
 
     def tell_milestone(self, run: RunId, text: str) -> None:
-        """Announce what a live run says that it has reached."""
-        self.tell_of_run("run_progress", run, text, "low", by=f"run {run}")
+        """Announce what a live run says that it has reached, unless it says too much."""
+        if self._milestones.admits(run, trio.current_time()):
+            self.tell_of_run("run_progress", run, text, "low", by=f"run {run}")
 
     def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium", *, by: str | None = None) -> None:
         """Announce an event of a live run that the core did not decide."""
@@ -81,6 +87,11 @@ class Announcer:
             stderr_bytes=err.st_size if err is not None else None,
         )
 
+    def _log_breach(self, event: Event, run: RunId) -> None:
+        info = self._catalogue.info(run)
+        if info is not None:
+            self._limit_log.breach(event, info)
+
     def close(self) -> None:
         self._numbers.reserve_events(self._ledger.last_event)
 
@@ -94,6 +105,8 @@ class Announcer:
             self._reserved = number + RESERVED
             self._numbers.reserve_events(self._reserved)
         self._log.event(event)
+        if event.type == EventType.LIMIT_EXCEEDED and lineage:
+            self._log_breach(event, lineage[-1])
         self.feed.published(event, lineage)
         self._happened()
         return event

@@ -170,10 +170,15 @@ class GatewayProcess:
         return f"{self._url()}/run/{token or ANY_RUN}"
 
     def _url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """Where it listens on loopback. Raises `OSError`."""
         if self._record is None:
             self._bind()
         assert self._record is not None
-        return f"http://127.0.0.1:{self._record.port}"
+        return self._record.port
 
     def is_own(self, url: str) -> bool:
         """Return whether an address is the gateway's: a run has inherited it."""

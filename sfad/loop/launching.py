@@ -23,6 +23,7 @@ from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live, bounds_of
 from .gateway_process import GatewayProcess
+from .isolating import Isolating
 from .resources import Resources
 from .run_environment import run_environment
 from .shims import ShimDirectory
@@ -55,6 +56,7 @@ class Launching:
     arm: Arm
     gateway: GatewayProcess
     shims: ShimDirectory
+    isolating: Isolating
 
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
@@ -116,6 +118,7 @@ class Launching:
         shims = self.shims.in_path
         if shims is not None and not self.shims.open_to(run.birth.uid):
             shims = None
+        terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         return LaunchSpec(
             argv=argv_of(spawn, run.attempt, token),
             cwd=spawn.cwd,
@@ -124,9 +127,10 @@ class Launching:
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            terminal=spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin),
+            terminal=terminal,
             bounds=bounds_of(run),
             shims=shims,
+            sandbox=self.isolating.sandbox(spawn, terminal=terminal, shims=shims),
             user=live.user,
             nonce=live.nonce,
         )

@@ -33,6 +33,7 @@ from .announcing import Announcer
 from .arrivals import Arrivals
 from .core_loop import CoreLoop, EventQueue
 from .gateway_process import GatewayProcess
+from .isolating import Isolating
 from .launching import Launching
 from .measuring import Measuring
 from .metrics_endpoint import MetricsEndpoint
@@ -70,6 +71,7 @@ class Runtime:
         self.counts = resources.counts
         self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config_files = loaded.files
         self.rejected_config = loaded.rejected
         """Why the config files are not used as they are now; `None` if they are."""
         self.began = now if began is None else began
@@ -89,7 +91,7 @@ class Runtime:
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
         self.metering = Metering(
-            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self.announcer.tell_milestone,
+            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
             prices=config.prices, nearing=_nearing(config),
         )  # fmt: skip
@@ -126,8 +128,17 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
+        self.isolating = Isolating(config, self.gateway, sock=self.socket, state_dir=self.state_dir)
         launching = Launching(
-            resources, self.catalogue, self.metering, self.descriptors, self.feed, self.arrivals.arm, self.gateway, self.shims
+            resources,
+            self.catalogue,
+            self.metering,
+            self.descriptors,
+            self.feed,
+            self.arrivals.arm,
+            self.gateway,
+            self.shims,
+            self.isolating,
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,
@@ -178,12 +189,14 @@ class Runtime:
         config, self.rejected_config = loaded.config, None
         self.status_text.outdated()
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config_files = loaded.files
         self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
         self.metrics.reconfigure(config.metrics)
         self.shims.look()
+        self.isolating.reconfigure(config)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])
@@ -213,6 +226,10 @@ class Runtime:
     def _show(self, text: str) -> None:
         with suppress(OSError):  # `systemctl status` shows the text before it
             systemd.notify(systemd.status(text))
+
+    def _reached(self, run: RunId, milestone: str) -> None:
+        self.run_feed.changed([run])
+        self.announcer.tell_milestone(run, milestone)
 
     def _uses_gateway(self) -> bool:
         """Return whether a live run does."""

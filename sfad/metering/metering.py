@@ -10,7 +10,6 @@ import trio
 from ..agents import session_of
 from ..config import Price
 from ..core import events as e
-from ..core.event_rates import EventRate
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..launch.launcher import Launcher
@@ -53,7 +52,6 @@ class Metering:
         """What was told before the core knows the runs; `None` once it does."""
         self._publish = publish
         self._milestone = milestone
-        self._milestone_events = EventRate()
         self._launcher = launcher
         self._runs: dict[RunId, MeteredRun] = {}
         self._prices = PriceList(prices, loaded=self._price_again, trouble=trouble)
@@ -206,8 +204,7 @@ class Metering:
         if text == live.milestone:
             return
         live.reach(text)
-        if self._milestone_events.admits(live.run.id, trio.current_time()):
-            self._milestone(live.run.id, text)
+        self._milestone(live.run.id, text)
 
     def _session_lost(self, run: RunId, message: str) -> None:
         self._runs[run].notices.session_lost(message)

@@ -28,10 +28,12 @@ from .types import (
     Claim,
     ErrorCode,
     Event,
+    Isolation,
     Kind,
     Limit,
     LimitRefusal,
     Lowered,
+    QuotaState,
     Refusal,
     Role,
     RunId,
@@ -123,6 +125,8 @@ class Spawn(Request, tag="spawn"):
     key: str | None = None
     """A random word of the client. The same user asking again from the same run with the same key gets the run admitted before."""
     descriptors: int = 0
+    isolation: Isolation | None = None
+    """Start the command in a sandbox. `None`: as the config says, and its parent is."""
 
 
 class StartSession(Request, tag="start_session"):
@@ -795,6 +799,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """The directory that the PATH of each run begins with, if it has shims."""
     shims: list[str] = []
     """The programs in it."""
+    quotas: list[QuotaState] = []
+    """Of the caller's user; empty inside a run."""
     metrics: str | None = None
     """Where Prometheus reads metrics; `None` if nowhere."""
     metrics_trouble: str | None = None
@@ -803,6 +809,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
     alerts: list[AlertState] = []
     """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
+    config_files: list[str] | None = None
+    """Those in force, the weakest first. This and the next one are told to the daemon's own user and root only."""
+    log: str | None = None
+    """Where the daemon's log goes: a file, or `stderr`, or `journal`."""
 
 
 class MetricsText(Reply, tag="metrics_text"):

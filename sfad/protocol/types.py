@@ -328,6 +328,8 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     """Of a live run whose calls of the model are not answered."""
     cpu_cores: float | None = None
     """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
+    isolation: Literal["on", "net", "offline"] | None = None
+    """Of a live run. `net`: it reaches nothing but the gateway; `offline`: nothing."""
     alerts: list[AlertState] = []
     """Of a live run: the alerts about it that are raised."""
 
@@ -335,6 +337,22 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     def by_gateway(self) -> bool:
         """Whether it is known that the gateway meters the run."""
         return "gateway" in self.usage_by_source or any(state.enforced_by == "gateway" for state in self.limits)
+
+
+class Isolation(Struct, frozen=True, kw_only=True):
+    """How a run is isolated. A client says only `network` and `writable`; the daemon fills in the rest for the run that is isolated
+    first, and what that starts inherits it."""
+
+    network: bool = True
+    """Whether it keeps the machine's network; else it reaches nothing but the gateway."""
+    writable: list[bytes] = []
+    """Absolute paths that it may write to, beside its working directory."""
+    directory: bytes = b""
+    """The working directory that is writable: that of the run that was isolated first."""
+    home: bytes = b""
+    agent: str = ""
+    """The agent program whose own files are writable."""
+    inherited: bool = False
 
 
 class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -381,13 +399,25 @@ class Refusal(Struct, frozen=True, kw_only=True):
     kind: Rule
     detail: str
     message: str
-    limit: int | None = None
-    value: int | None = None
+    limit: int | float | None = None
+    value: int | float | None = None
+    """A count, or USD of a budget."""
     path: list[str] | None = None
     key: str | None = None
-    """For a quota of sessions: the key of the config that sets `limit`."""
+    """For a quota, or a bound: the key of the config that sets `limit`."""
     possible_in_s: float | None = None
-    """For a quota of sessions: when a start will be possible, at the latest."""
+    """For a quota: when a start will be possible, at the latest, as far as that is known."""
+
+
+class QuotaState(Struct, frozen=True, kw_only=True):
+    """What a user, or the daemon, has of a quota."""
+
+    key: str
+    """Of the config."""
+    used: int
+    limit: int
+    possible_in_s: float | None = None
+    """When one more fits, if that is known; 0 if it does now."""
 
 
 class Lowered(Struct, frozen=True, kw_only=True):

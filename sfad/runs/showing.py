@@ -62,6 +62,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         api_trouble=_trouble(run),
         session=run.asked.session is not None,
         repeating=run.repeating if not run.status.terminal else None,
+        isolation=_isolation(live) if not run.status.terminal else None,
         api_silence=_silence(run, now) if run.account.reservations else None,
         alerts=alerts_of(run, now),
     )
@@ -74,6 +75,12 @@ def _silence(run: Run, now: float) -> ApiSilence | None:
     longest = min(silences, key=lambda silence: silence.since)
     since = wall_clock() - timedelta(seconds=now - longest.since)
     return ApiSilence(host=longest.host, since=since, calls=len(silences))
+
+
+def _isolation(live: Live) -> Literal["on", "net", "offline"] | None:
+    if live.spawn.isolation is None:
+        return None
+    return "on" if live.spawn.isolation.network else "net" if live.spawn.gateway else "offline"
 
 
 def info_with_totals(live: Live, now: float, footprint: Footprint | None, cpu: float | None) -> RunInfo:

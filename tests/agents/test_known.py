@@ -46,7 +46,7 @@ def test_an_agent_that_cannot_reach_its_model_is_seen(desk: MakeDesk, cli: Cli, 
     run = at.spawn("planner", *cli.argv)
     wait_until(lambda: at.running(run)["api_trouble"], "its trouble is known")
     assert f"running (API {529 if overloaded else 'failing'})" in at.sfactl("list").stdout
-    assert "it cannot reach its model: the API" in at.sfactl("why", run).stdout
+    assert "cannot reach its model: the API" in at.sfactl("why", run).stdout
     at.sfactl("stop", run)
 
 

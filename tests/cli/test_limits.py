@@ -101,7 +101,10 @@ def test_a_program_that_retries_in_silence_is_seen_to_wait_for_its_first_answer(
     silent: dict[str, Any] = {"status": Status.RUNNING, "meter": "opencode", "usage": Usage(elapsed_s=62)}
     waits = run(**silent)
     assert output.outcome(waits) == "running (no answer yet)"
-    assert "; its model has not answered for 1m02s, and opencode does not tell whether it tries again" in why.sentence(waits)
+    assert (
+        "gets no answer: its model has not answered for 1m02s, and opencode does not tell whether it tries again"
+        in why.sentence(waits)
+    )
     for changes in ({"meter": "claude"}, {"usage": Usage(elapsed_s=62, messages=1)}, {"usage": Usage(elapsed_s=20)}):
         assert output.outcome(run(**silent | changes)) == "running"
 

@@ -187,7 +187,7 @@ class World:
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
-        self.machine = Machine(self.policy)
+        self.machine = with_fair_turns(Machine(self.policy))
         self.now = 0.0
         self.boxes: dict[RunId, Box] = {}
         self.books: dict[RunId, Book] = {}
@@ -456,7 +456,7 @@ class World:
         numbers = [run.birth.number for run in (*self.refusals, *(book.run for book in self.books.values())) if run not in live]
         settled = [name for name, book in self.reservations.items() if name not in book.reservations]
         reserved = max((int(name.rpartition("-")[2]) for name in settled), default=0)
-        self.machine = Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved)
+        self.machine = with_fair_turns(Machine(self.policy, next_number=max(numbers, default=0) + 1, reservations=reserved))
         self.machine.alerts_before(self.saved_alerts)
         self.alerts_due = None
         self.raised = {(what, run.id) for run in live for what in run.alerts} | set(self.machine.shared_alerts)
@@ -911,6 +911,21 @@ def check_account(kept: Account, now: Account, *, noted: bool) -> None:
     assert kept.ended == now.ended
     assert kept.sources.get("report") == now.sources.get("report")
     assert noted or kept.sources == now.sources
+
+
+def with_fair_turns(machine: Machine) -> Machine:
+    """Check, whenever a waiting tree gets a slot, that no waiting user who may have one has fewer trees."""
+    slots, give = machine.slots, machine.slots.next_waiting
+
+    def checked() -> RunId | None:
+        able = {user: slots.user_count(user) for user in slots._queues if slots.free_for(user)}
+        root = give()
+        assert (root is None) == (not able)
+        assert root is None or able[slots._taken[root]] == min(able.values())
+        return root
+
+    slots.next_waiting = checked  # type: ignore[method-assign]
+    return machine
 
 
 def snapshot(machine: Machine, at: float) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def test_a_limit_by_its_share() -> None:
     (t >> t.used(a, turns=5)).skip()
     event = last(t)
     assert (event.state, event.severity, event.value, event.threshold, event.scope) == ("raised", "high", 0.5, 0.5, "run")
-    assert event.message == "used 5 turns, 50% of its turns limit of 10 (alerts.limit_share is 0.5)"
+    assert event.message == "used 5 turns, 50 % of its turns limit of 10 (alerts.limit_share is 0.5)"
     assert told(t) == ["raised alert_limit a1"]
     (t >> t.used(a, turns=6)).skip()
     assert told(t) == []

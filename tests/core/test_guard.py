@@ -11,7 +11,7 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import FULL, Peer
 from sfad.core.ids import run_id
-from sfad.protocol.types import Claim, Rule, Status
+from sfad.protocol.types import Claim, Refusal, Rule, Status
 
 from .transcript import BOB, Transcript, bound, inside, purse
 from .transcript import seconds as limit
@@ -311,11 +311,45 @@ def test_concurrency_of_a_user_and_of_the_daemon() -> None:
     t.start("b")
     refusal = t.refused("c", queue=False)
     assert (refusal.kind, refusal.value, refusal.limit) == (Rule.CONCURRENCY, 2, 2)
+    when = "; a slot is free in 2m00s at the latest, when trees reach their time limits"
     whose = "2 agent trees are already running for user ann; quotas.trees_per_user is 2"
-    assert refusal.detail == f"{whose}, and the request said not to queue"
+    assert refusal.detail == f"{whose}, and the request said not to queue{when}"
+    assert (refusal.key, refusal.possible_in_s) == ("quotas.trees_per_user", 120)
     t.start("a", BOB)
     refusal = t.refused("b", BOB, queue=False)
-    assert refusal.detail == "3 agent trees are already running; quotas.trees is 3, and the request said not to queue"
+    assert refusal.detail == f"3 agent trees are already running; quotas.trees is 3, and the request said not to queue{when}"
+    assert (refusal.key, refusal.value, refusal.limit, refusal.possible_in_s) == ("quotas.trees", 3, 3, 120)
+    (t >> t.spawn("c")).skip()
+    assert t.refused("d", queue=False).possible_in_s == 120, "after the one that waits"
+    t.later(100)
+    assert t.refused("d", queue=False).possible_in_s == 20
+
+
+def test_the_queue_of_a_user_is_bounded() -> None:
+    t = Transcript(trees_per_user=1, trees=2, queued_per_user=2)
+    t.start("a")
+    for name in ("b", "c"):
+        (t >> t.spawn(name)).skip()
+    refusal = t.refused("d")
+    assert (refusal.kind, refusal.key, refusal.value, refusal.limit) == (Rule.CONCURRENCY, "quotas.queued_per_user", 2, 2)
+    assert refusal.possible_in_s == 120
+    assert "2 trees of user ann wait for a slot" in refusal.message
+    assert t.start("b", BOB), "others have a queue of their own"
+    assert t.refused("d", queue=False).key == "quotas.trees_per_user"
+
+
+def quota_of(refusal: Refusal) -> tuple[object, ...]:
+    return refusal.kind, refusal.key, refusal.value, refusal.limit, refusal.possible_in_s
+
+
+def test_quotas_tell_key_value_limit_and_when() -> None:
+    t = Transcript(spawns_per_hour=1)
+    t.start("a")
+    t.later(600)
+    assert quota_of(t.refused("b")) == (Rule.RATE, "quotas.spawns_per_hour", 1, 1, 3000)
+    t = Transcript()
+    (t >> t.budgets(replace(purse(2, "ann", charged=2.5), renews_at=500.0))).skip()
+    assert quota_of(t.refused("a")) == (Rule.BUDGET, "budgets.users.ann.daily_usd", 2.5, 2, 500)
 
 
 def test_children_need_no_slot() -> None:

@@ -33,10 +33,11 @@ from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
 
 PAGE = text_of("protocol.md")
 NESTED = (
-    t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.Survivor,
+    t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.QuotaState,
+    t.Survivor,
     t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, t.Tokens, Advice, Summary, Group, Breach, Failed, Costly,
     t.AlertState, t.Event, m.Setting,
-    m.AgentInfo, m.Change, m.Failure, m.UpstreamInfo,
+    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.UpstreamInfo,
 )  # fmt: skip
 
 Struct = type[msgspec.Struct]

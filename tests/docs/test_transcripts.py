@@ -1,4 +1,4 @@
-"""Run every command that README, tutorial, overnight, limits and durability show, in order, and compare its output.
+"""Run every command that README, tutorial, overnight, limits, watching and durability show, in order, and compare its output.
 
 Times, sizes, pids, paths and users are not compared, because they differ between runs. Neither is the order of lines, because
 stdout and stderr arrive by two pipes.
@@ -33,6 +33,7 @@ _VARIES = [
     (r"(ran|begins in) \d\.\d s", r"\1 TIME"),
     (r"(limit time: used [^,\n]*), \d+ %", r"\1, N %"),
     (r"used \d+ pids", "used N pids"),
+    (r"MOMENT #\d+ ", "MOMENT #N "),
     (r"(used N pids.*)\(\d+ over", r"\1(N over"),
     (r"\b\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z)", "MOMENT"),
     (r"\b\d{4}-\d\d-\d\d CLOCK", "MOMENT"),
@@ -131,7 +132,7 @@ def follow(reader: Reader, command: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [README, DOCS / "overnight.md", DOCS / "tutorial.md", DOCS / "limits.md", DOCS / "durability.md"],
+    [README, DOCS / "overnight.md", DOCS / "tutorial.md", DOCS / "limits.md", DOCS / "watching.md", DOCS / "durability.md"],
     ids=lambda page: page.name,
 )
 def test_commands_print_what_the_page_shows(reader: Reader, page: Path) -> None:

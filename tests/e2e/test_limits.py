@@ -55,6 +55,9 @@ def test_a_limit_that_warns_lets_the_run_go_on(daemon: Daemon) -> None:
         run, _ = watched(client, turns(14), limit("turns", 10, "warn"))
         over, events = until_over(client, run.id)
     assert (over.status, over.usage.turns) == (Status.COMPLETED, 14)
+    breaches = map(json.loads, (daemon.state_dir / "limits.log").read_text().splitlines())
+    [line] = [each for each in breaches if each["run_id"] == run.id]
+    assert (line["limit_kind"], line["threshold"], line["run"]["name"]) == ("turns", 10, run.name)
     assert [event.type for event in events if event.type.startswith("limit_")] == ["limit_nearing", "limit_exceeded"]
 
 

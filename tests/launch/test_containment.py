@@ -207,7 +207,8 @@ async def test_a_pid_that_is_another_process_by_now_is_not_signalled(monkeypatch
             await rig.running("a1")
             rig.launcher.terminate("a1", signal.SIGTERM)
             await rig.wait(Emptied, "a1")
-            pending = re.findall(r"^S[hi][dg]Pnd:\s+(\w+)$", Path(f"/proc/{stranger.pid}/status").read_text(), re.MULTILINE)
+            status = (procfs.read(f"/proc/{stranger.pid}/status", whole=True) or b"").decode()
+            pending = re.findall(r"^S[hi][dg]Pnd:\s+(\w+)$", status, re.MULTILINE)
             assert [int(mask, 16) for mask in pending] == [0, 0]
             rig.launcher.release("a1")
     finally:

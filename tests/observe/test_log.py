@@ -135,3 +135,25 @@ def test_a_rotated_file_is_opened_again(tmp_path: Path, lines: Lines) -> None:
     out.info("two")
     out.close()
     assert [line["message"] for line in lines()] == ["two"]
+
+
+def test_secrets_are_hidden(tmp_path: Path, lines: Lines) -> None:
+    out = log(tmp_path)
+    out.warning("it ran claude --token abcdef", argv=["--password", "hunter2"], error=ValueError("key sk-abcdefghijklmnop"))
+    out.event(Event(type="unadmitted", severity="medium", time=NOW, command="curl -H 'Authorization: Bearer abc.def'"))
+    out.close()
+    first, second = lines()
+    assert (first["message"], first["argv"], first["error"]) == ("it ran claude --token ***", ["--password", "***"], "key ***")
+    assert second["command"] == "curl -H 'Authorization: Bearer ***'"
+
+
+def test_a_file_is_renamed_when_it_is_large(tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfad.observe.log.MOST", 300)
+    out = log(tmp_path)
+    for number in range(20):
+        out.info("line", number=number)
+    out.close()
+    kept = [json.loads(line)["number"] for line in (tmp_path / "log.1").read_text().splitlines()]
+    kept += [line["number"] for line in lines()]
+    assert kept == list(range(kept[0], 20))
+    assert (tmp_path / "log").stat().st_size <= 300

@@ -20,4 +20,9 @@ def place_caller(call: Call, request: PlaceCaller) -> None:
         message = "the calling process is in no run of this daemon: start the agent with 'sfactl run' or 'sfactl spawn'"
         call.fail(ErrorCode.NOT_PERMITTED, message)
         return
+    if not live.spawn.gateway:
+        # it would spend the operator's key without the checks that its limits count on
+        message = f"run {live.run.id} was started without the gateway, so it may not call it: start the tree with --gateway"
+        call.fail(ErrorCode.NOT_PERMITTED, message)
+        return
     call.reply(CallerPlaced(id=request.id, run=live.run.id, upstreams=dict(live.run.root.asked.upstreams)))

@@ -10,16 +10,18 @@ from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
 from ...core.asked import SessionAsked
 from ...core.naming import executes, program_name
-from ...core.policy import MAX_LABELS
+from ...core.policy import MAX_LABELS, Invalid
+from ...core.tool_lists import ToolLists, narrowed
 from ...host.closing import close_soon
 from ...launch import procfs
+from ...loop.isolating import IsolationError, IsolationImpossible
 from ...loop.translate import BaseUrlError, check_base_urls
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Done, Spawn
 from ...protocol.types import ErrorCode, RunId
 from ...runs.live import Live
 from ..call import Call, answers
-from ..checks import RequestError, bad_request, check_limits, check_most
+from ..checks import RequestError, bad_request, check_limits, check_most, unavailable
 from ..submitters import submitter
 from .watch import demand_watch, push
 
@@ -34,6 +36,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
         request = _with_gateway(request, above, enabled=runtime.gateway.enabled)
+        request = _with_tools(request, above)
         gateway = runtime.gateway.address() if request.gateway else None
         if gateway is not None:
             check_base_urls(request, peer, runtime.gateway.is_own)
@@ -45,11 +48,15 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
                 call.reply(Done(id=call.id))
                 return
             request = shimmed(request, gateway)
+        request = runtime.isolating.decided(request, above, peer.uid)
         _check(request)
         user = submitter(call.connection, runtime.launcher.containment)
         if request.watch:
             demand_watch(call)
-    except (AgentError, BaseUrlError) as error:
+    except IsolationImpossible as error:
+        close_soon(descriptors, call.connection.sender_group)
+        raise unavailable(str(error)) from None
+    except (AgentError, BaseUrlError, IsolationError, Invalid) as error:
         close_soon(descriptors, call.connection.sender_group)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
@@ -67,6 +74,16 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         ask()
 
 
+def _with_tools(request: Spawn, above: Live | None) -> Spawn:
+    """Return the request with its lists of tools as the core will narrow them, because the agent's options come from them. Raise
+    `Invalid`."""
+    if above is None:
+        return request
+    own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
+    tools = narrowed(own, above.run.asked.tools, f"run {above.run.id}")
+    return msgspec.structs.replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
+
+
 def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
     """Return the request with its decision about the gateway."""
     if request.gateway is None and (request.allowed_models or (enabled if above is None else above.spawn.gateway)):
@@ -75,6 +92,10 @@ def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn
         raise bad_request(
             "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
         )
+    if request.gateway and above is not None and above.spawn.gateway is False:
+        raise bad_request(f"run {above.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
+    if request.gateway is None and above is not None:
+        request = msgspec.structs.replace(request, gateway=above.spawn.gateway)
     if not request.gateway and above is not None and above.spawn.gateway:
         raise bad_request(
             f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
@@ -139,7 +160,8 @@ def _claim(call: Call, request: Spawn) -> list[int]:
 def _check(request: Spawn) -> None:
     size = sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
     check_most("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
-    for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd])):
+    paths = request.isolation.writable if request.isolation is not None else []
+    for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd]), ("a writable path", paths)):
         for word in words:
             if b"\0" in word:
                 raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
@@ -148,6 +170,8 @@ def _check(request: Spawn) -> None:
     _check_characters(request)
     if not 0 <= request.umask <= 0o777:
         raise bad_request(f"umask must be 0 to 0o777, got {request.umask:#o}")
+    if any(not path.startswith(b"/") for path in paths):
+        raise bad_request("each writable path must be absolute")
     if not request.cwd.startswith(b"/"):
         raise bad_request(f"cwd must be absolute, got {request.cwd!r}")
     _check_sizes(request)
@@ -170,6 +194,7 @@ def _check_characters(request: Spawn) -> None:
 
 def _check_sizes(request: Spawn) -> None:
     """What the daemon keeps and shows while it remembers the run is bounded here; argv and env by the frame and by execve(2)."""
+    paths = request.isolation.writable if request.isolation is not None else []
     tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
@@ -182,6 +207,7 @@ def _check_sizes(request: Spawn) -> None:
         ("characters of --channel", len(request.channel or ""), 64),
         ("characters of tool names, with 1 more for each", tools, 65536),
         ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
+        ("bytes of writable paths, with 1 more for each", sum(len(path) + 1 for path in paths), 65536),
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
     ):

@@ -10,10 +10,11 @@ from ... import __version__
 from ...core.access import EVERYTHING
 from ...core.budgets import Budget
 from ...core.money import to_usd
+from ...core.quotas import QuotaUse
 from ...core.run import Run
 from ...host import logout
 from ...protocol.messages import DaemonInfo, DaemonStatus
-from ...protocol.types import AlertState, BudgetState, Status
+from ...protocol.types import AlertState, BudgetState, QuotaState, Status
 from ...runs.live import Live
 from ...runs.raised_alerts import all_alerts
 from ..call import Call, answers
@@ -28,6 +29,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
     budgets = (b for b in machine.budgets if scope.uid is None or call.peer.user in b.members) if scope.run is None else ()
+    trusted = call.peer.uid in (0, os.geteuid())
     call.reply(
         DaemonStatus(
             id=call.id,
@@ -54,15 +56,27 @@ def status(call: Call, _request: DaemonInfo) -> None:
             budgets=[_state(budget, machine.tree) for budget in budgets],
             linger_command=logout.linger_command(),
             gateway=runtime.gateway.url,
-            rejected_config=runtime.rejected_config if call.peer.uid in (0, os.geteuid()) else None,
+            rejected_config=runtime.rejected_config if trusted else None,
+            config_files=[str(path) for path in runtime.config_files] if trusted else None,
+            log=runtime.log.place if trusted else None,
             gateway_pid=runtime.gateway.pid,
             metrics=runtime.metrics.listen,
             metrics_trouble=runtime.metrics.trouble,
             shim_dir=str(runtime.shims.path),
+            quotas=_quotas(call) if scope.run is None else [],
             alerts=_alerts(call, mine),
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
+
+
+def _quotas(call: Call) -> list[QuotaState]:
+    found, slots = call.runtime.machine.quotas(call.peer.user, trio.current_time()), call.runtime.machine.slots
+    everyones = [QuotaUse("quotas.trees", slots.count, slots.total)] if call.scope == EVERYTHING else []
+    return [
+        QuotaState(key=one.key, used=one.used, limit=one.limit, possible_in_s=None if one.wait is None else round(one.wait, 3))
+        for one in (*everyones, *found)
+    ]
 
 
 def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:

@@ -53,7 +53,10 @@ class CgroupStops(RunStops):
             return
         with lifted():
             members = [pid for pid, _ in self._cgroups.members(run)]
+            sandboxes = run.sandboxes
             for pid in members:
+                if pid in sandboxes:
+                    continue
                 with suppress(ProcessLookupError, PermissionError):
                     self._signal(run, pid, number)
             signal_mains(run, number, but=members)

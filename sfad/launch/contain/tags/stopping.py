@@ -36,6 +36,7 @@ _LOOK_EVERY = 0.002
 
 class TagsStops(RunStops):
     def __init__(self, parts: LauncherParts, census: Census, membership: TagsMembership, pauses: TagsPauses) -> None:
+        self._runs = parts.runs
         self._reactor = parts.reactor
         self._orphans = parts.orphans
         self._owed = parts.owed
@@ -123,8 +124,12 @@ class TagsStops(RunStops):
     def _signal_new(self, runs: set[RunId], signalled: set[tuple[int, int]], *numbers: int) -> bool:
         """Signal the processes that are not in `signalled` yet; return whether there were any."""
         fresh = [process for process, _ in self._census.take(runs) if (process.pid, process.started) not in signalled]
+        sandboxes = (
+            set() if signal.SIGKILL in numbers else {pid for run in runs if run in self._runs for pid in self._runs[run].sandboxes}
+        )
         for process in fresh:
-            send(process, *numbers)
+            if process.pid not in sandboxes:
+                send(process, *numbers)
             signalled.add((process.pid, process.started))
         return bool(fresh)
 

@@ -1,0 +1,69 @@
+"""System calls that Python 3.11 does not have, or that need a larger import. Each raises `OSError`."""
+
+import ctypes
+import errno
+import os
+import struct
+
+SIGINT, SIGQUIT, SIGPIPE, SIGXFSZ = 2, 3, 13, 25
+_SIG_DFL, _SIG_IGN = 0, 1
+_PR_SET_NO_NEW_PRIVS = 38
+_KEYCTL = {"x86_64": 250}
+_KEYCTL_GENERIC = 219
+_JOIN_SESSION_KEYRING = 1
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
+_SCOPE_ABSTRACT_UNIX_SOCKET = 1
+"""linux/landlock.h, ABI 6 (Linux 6.12)"""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(function: str, *arguments: object) -> int:
+    result: int = getattr(_libc, function)(*arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def join_namespace(descriptor: int) -> None:
+    _call("setns", descriptor, 0)
+
+
+def join_new_keyring() -> None:
+    """Leave the session keyring, which may hold keys of the user's login."""
+    number = _KEYCTL.get(os.uname().machine, _KEYCTL_GENERIC)
+    _call("syscall", ctypes.c_long(number), ctypes.c_long(_JOIN_SESSION_KEYRING), ctypes.c_void_p())
+
+
+def default(*numbers: int) -> None:
+    _handle(_SIG_DFL, numbers)
+
+
+def ignore(*numbers: int) -> None:
+    _handle(_SIG_IGN, numbers)
+
+
+def _handle(how: int, numbers: tuple[int, ...]) -> None:
+    for number in numbers:
+        _libc.signal(number, ctypes.c_void_p(how))
+
+
+def leave_abstract_sockets() -> bool:
+    """Close off the abstract Unix sockets of processes outside, which no mount namespace hides. Return whether the kernel can:
+    it takes Linux 6.12, with Landlock."""
+    try:
+        _scope(_SCOPE_ABSTRACT_UNIX_SOCKET)
+    except OSError as error:
+        if error.errno in {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.E2BIG}:
+            return False
+        raise
+    return True
+
+
+def _scope(scopes: int) -> None:
+    rules = struct.pack("=QQQ", 0, 0, scopes)
+    made = _call("syscall", ctypes.c_long(_LANDLOCK_CREATE_RULESET), rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0))
+    try:
+        _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _call("syscall", ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_int(made), ctypes.c_uint(0))
+    finally:
+        os.close(made)

@@ -1,0 +1,72 @@
+"""The command that starts a run in a sandbox, and whether this machine can have one."""
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...host.bubblewrap import FIX, bubblewrap, namespaces_forbidden
+from .system_calls import compiled
+
+_PACKAGES = str(Path(__file__).parents[3])
+_START = "import sys; sys.path.append(sys.argv[1]); from sfad.launch.isolation.outside import main; main(sys.argv[2:])"
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """What an isolated run is given."""
+
+    socket: str
+    hidden: Sequence[str]
+    """What belongs to the daemon: its state, its config, keys."""
+    directory: bytes
+    """The working directory of the run that was isolated first: writable for it and all below."""
+    writable: Sequence[bytes]
+    home: bytes
+    agent: str
+    """The agent program of that run, whose own files are writable; empty if it is none."""
+    inherited: bool
+    """Whether a run above was isolated first."""
+    network: bool
+    """Whether it keeps the machine's network."""
+    gateway: int | None = None
+    """The port of the gateway, if it has its own network and may reach that."""
+    terminal: bool = False
+    shims: bytes | None = None
+
+    def words(self) -> list[bytes]:
+        """Return the command that `in_sandbox` completes."""
+        kept = [_PACKAGES, *map(os.path.realpath, (_PACKAGES, sys.prefix, sys.base_prefix))]
+        given = [
+            *(("keep", os.fsencode(path)) for path in dict.fromkeys(kept)),
+            *((("keep", self.shims),) if self.shims is not None else ()),
+            ("door", os.fsencode(self.socket)),
+            *(("hide", os.fsencode(path)) for path in self.hidden),
+            ("directory", self.directory),
+            *(("write", path) for path in self.writable),
+            ("home", self.home),
+            ("agent", self.agent.encode()),
+            ("port", b"" if self.gateway is None else b"%d" % self.gateway),
+        ]
+        found = {"inherited": self.inherited, "net": not self.network, "terminal": self.terminal}
+        flags = [name.encode() for name, wanted in found.items() if wanted]
+        python = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, _PACKAGES, f"bwrap={bubblewrap() or ''}"]
+        return [*map(os.fsencode, python), *flags, *(name.encode() + b"=" + value for name, value in given)]
+
+
+def in_sandbox(sandbox: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:
+    """Return the command that starts another in a sandbox. It executes the first of `files` that can be executed."""
+    return [*sandbox, *(b"file=" + file for file in files), b"--", *argv]
+
+
+def impossible(uid: int) -> str | None:
+    """Return why a user's runs cannot be isolated here, and what to do; `None` if nothing is known against it."""
+    if bubblewrap() is None:
+        return f"bubblewrap is not installed: {FIX}"
+    try:
+        compiled(platform.machine())
+    except ValueError as error:
+        return str(error)
+    return namespaces_forbidden(uid)

@@ -1,0 +1,172 @@
+"""What an isolated command can see and write.
+
+It sees the machine's files read-only, as its user. Hidden are the places of sockets and other processes' files (/run, /tmp), the
+daemon's own files, and where people keep secrets. It can write to its working directory and what the caller names.
+
+A sandbox inherits what its root may write. So an agent cannot give its children more than it has itself, whatever links and
+directories it makes: no part of the way to one writable directory lies in another.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+TYPE_CHECKING = False  # as in `typing`, which takes ten milliseconds to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+PRIVATE = ("/tmp", "/var/tmp", "/run")  # noqa: S108 - of the sandbox
+TEMPORARY = PRIVATE[:2]
+"""Empty directories of the sandbox's own, and those in which the working directory may be."""
+SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
+"""Settings of the whole machine. Root may write them as their owner, without any capability: core_pattern names a program that the
+kernel executes outside."""
+_STILL_IN_RUN = ("/run/current-system", "/run/opengl-driver", "/run/booted-system")
+"""NixOS has its programs there."""
+_SECRETS = (
+    ".ssh", ".gnupg", ".pki", ".password-store", ".local/share/keyrings", ".netrc", ".git-credentials", ".config/git/credentials",
+    ".aws", ".azure", ".config/gcloud", ".kube", ".docker", ".config/containers", ".config/gh", ".config/glab-cli", ".config/hub",
+    ".config/op", ".config/rclone", ".config/sops", ".vault-token", ".terraform.d", ".npmrc", ".pypirc", ".cargo/credentials",
+    ".cargo/credentials.toml", ".m2/settings.xml", ".gem/credentials", ".pgpass", ".my.cnf", ".mozilla", ".thunderbird",
+    ".config/google-chrome", ".config/chromium", ".config/BraveSoftware", ".config/microsoft-edge", ".config/Signal",
+    ".config/Slack", ".config/systemd", ".bash_history", ".zsh_history", ".python_history", ".node_repl_history", ".psql_history",
+    ".config/sfad", ".local/state/sfad", ".local/share/containers", ".vscode-server", ".cursor-server",
+)  # fmt: skip
+"""In the home directory: keys, tokens, browsers' sessions, what a user has typed."""
+_OF_ROOT = (
+    "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/ssl/private", "/etc/sfad", "/var/lib/sfad", "/boot",
+    "/sys/kernel/debug", "/sys/kernel/tracing", "/sys/kernel/security", "/sys/firmware", "/sys/fs/bpf", "/sys/fs/pstore",
+    "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet", "/var/spool/cron", "/var/log",
+)  # fmt: skip
+"""What root can read as its owner, without any capability."""
+AGENT_FILES = {
+    "claude": (".claude", ".claude.json"),
+    "codex": (".codex",),
+    "gemini": (".gemini",),
+    "opencode": (".config/opencode", ".local/share/opencode", ".local/state/opencode", ".cache/opencode"),
+    "aider": (".aider",),
+}
+"""Where agent programs keep login, settings and sessions. Each can write its own, and sees no other's."""
+_AGENT_VARIABLES = {"claude": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME"}
+_MOST_SOCKETS = 256
+
+
+class ForbiddenError(Exception):
+    """A path cannot be writable. The message says why."""
+
+
+def within(path: str, top: str) -> bool:
+    """Return whether a path is `top` or below it."""
+    return path == top or top == "/" or path.startswith(top + "/")
+
+
+def within_any(path: str, tops: Iterable[str]) -> bool:
+    return any(within(path, top) for top in tops)
+
+
+def secrets(homes: Sequence[str], agent: str, *, root: bool) -> list[str]:
+    """Return the secrets that there are. `agent`: the program whose files are none."""
+    found = [f"{home}/{name}" for home in homes for name in _secrets(agent)]
+    if root:
+        found += [*_OF_ROOT, *_host_keys()]
+    found += [path for name, variable in _AGENT_VARIABLES.items() if name != agent and (path := os.environ.get(variable))]
+    return [os.path.realpath(path) for path in found if os.path.lexists(path)]
+
+
+def _secrets(agent: str) -> Iterator[str]:
+    yield from _SECRETS
+    for name, files in AGENT_FILES.items():
+        if name != agent:
+            yield from files
+
+
+def _host_keys() -> Iterator[str]:
+    try:
+        yield from (f"/etc/ssh/{name}" for name in os.listdir("/etc/ssh") if name.endswith("_key"))
+    except OSError:
+        return
+
+
+def own_files(agent: str, home: str) -> list[str]:
+    """Return the files of the agent program itself. Those that are missing are made, because no program can make them in a
+    read-only directory. Raises `OSError`."""
+    names = [f"{home}/{name}" for name in AGENT_FILES.get(agent, ())]
+    variable = os.environ.get(_AGENT_VARIABLES.get(agent, ""))
+    if variable:
+        names = [variable]
+    for name in names:
+        if not name.endswith(".json"):
+            os.makedirs(name, mode=0o700, exist_ok=True)
+        elif not os.path.exists(name):
+            with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write("{}\n")
+    return [os.path.realpath(name) for name in names]
+
+
+def writable(
+    asked: Sequence[str], directory: str, protected: Sequence[str], closed: Sequence[str], *, inherited: bool
+) -> list[str]:
+    """Return what can be written, without what lies below another such path. `directory`: the working directory, which is writable
+    unless secrets are below it. `protected`: what must not be rearranged from above. `closed`: where nothing is writable. Raise
+    `ForbiddenError`."""
+    found = [directory]
+    if within_any(directory, closed) or any(within(path, directory) for path in protected):
+        found = []
+    for path in asked:
+        real = os.path.realpath(path)
+        if inherited and real != path:
+            raise ForbiddenError(f"{path} was writable for the run above, and is {real} now")
+        if not os.path.lexists(real):
+            raise ForbiddenError(f"{path} is to be writable, and does not exist: make it first")
+        if within_any(real, closed):
+            raise ForbiddenError(f"{path} cannot be writable: it belongs to the daemon")
+        below = next((each for each in protected if each != real and within(each, real)), None)
+        if below is not None:
+            raise ForbiddenError(f"{path} cannot be writable, because {below} in it is protected: name directories within it")
+        found.append(real)
+    return topmost(found)
+
+
+def topmost(paths: Iterable[str]) -> list[str]:
+    """Return the paths that lie in no other."""
+    found: list[str] = []
+    for path in sorted(set(paths), key=len):
+        if not within_any(path, found):
+            found.append(path)
+    return found
+
+
+def visible_of_private() -> Iterator[str]:
+    """Yield what stays visible, read-only, in the directories of the sandbox's own: the addresses of name servers, and programs."""
+    servers = os.path.realpath("/etc/resolv.conf")
+    if within_any(servers, PRIVATE) and os.path.isfile(servers):
+        yield servers
+    yield from (path for path in _STILL_IN_RUN if os.path.isdir(path))
+
+
+def sockets(gone: Sequence[str]) -> list[str]:
+    """Return the Unix sockets in files that the command could connect to: no read-only mount prevents that. `gone`: what it
+    does not see. Raise `ForbiddenError` for more than can be covered."""
+    found = set()
+    try:
+        with open("/proc/net/unix", "rb") as file:
+            lines = file.read().split(b"\n")
+    except OSError:
+        return []
+    for line in lines:
+        words = line.split(b" ", 7)
+        path = os.fsdecode(line[line.index(b" /") + 1 :]) if len(words) > 7 and b" /" in line else ""
+        if path and not within_any(path, gone) and _is_socket(path):
+            found.add(os.path.realpath(path))
+    found = {path for path in found if not within_any(path, gone)}
+    if len(found) > _MOST_SOCKETS:
+        raise ForbiddenError(f"{len(found)} Unix sockets would have to be covered, and at most {_MOST_SOCKETS} can be")
+    return sorted(found)
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
