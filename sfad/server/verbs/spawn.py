@@ -190,6 +190,9 @@ def _check(request: Spawn) -> None:
                 raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
     if any("\0" in tool for tool in (*request.allowed_tools, *request.blocked_tools)):
         raise bad_request("a NUL character in the name of a tool")
+    _check_characters(request)
+    if not 0 <= request.umask <= 0o777:
+        raise bad_request(f"umask must be 0 to 0o777, got {request.umask:#o}")
     if any(not path.startswith(b"/") for path in paths):
         raise bad_request("each writable path must be absolute")
     if not request.cwd.startswith(b"/"):
@@ -201,6 +204,15 @@ def _check(request: Spawn) -> None:
     if unknown:
         known = ", ".join(sorted(VERBS))
         raise bad_request(f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}")
+
+
+def _check_characters(request: Spawn) -> None:
+    """Refuse control characters, and such as change the direction of writing, where lists show the text."""
+    labels = [word for pair in request.labels.items() for word in pair]
+    for what, words in (("a label", labels), ("--type", [request.run_type]), ("--channel", [request.channel])):
+        odd = next((word for word in words if word is not None and not word.isprintable()), None)
+        if odd is not None:
+            raise bad_request(f"a control character in {what}: {odd[:80]!r}")
 
 
 def _check_sizes(request: Spawn) -> None:
