@@ -33,6 +33,7 @@ Connections:
 `client`            the public API for authors of agents
 `top`               the full-screen view of runs
 `mcp`               the MCP server, and how programs are told of it
+`otel`              the exporter of spans
 
 A run in the foreground:
 
