@@ -6,6 +6,8 @@ Tried with Claude Code 2.1.330, Codex 0.169, Gemini CLI 0.61 and opencode 1.18.
 import json
 from collections.abc import Sequence
 
+from .core.tool_lists import name_of
+
 _CODEX = {"command_execution": "features.shell_tool=false", "web_search": 'web_search="disabled"'}
 """By the name that a tool has in Codex's events: the setting that takes it away. Other tools have none."""
 
@@ -33,16 +35,11 @@ def tool_variables(program: str, allowed: Sequence[str], blocked: Sequence[str])
         return {}
     # the last rule that matches a tool counts
     rules = {"*": "deny"} if allowed else {}
-    rules |= dict.fromkeys((_name(tool) for tool in allowed), "allow")
-    rules |= dict.fromkeys((_name(tool) for tool in blocked), "deny")
+    rules |= dict.fromkeys((name_of(tool) for tool in allowed), "allow")
+    rules |= dict.fromkeys((name_of(tool) for tool in blocked), "deny")
     return {"OPENCODE_PERMISSION": json.dumps(rules)}
 
 
 def _names(tools: Sequence[str]) -> str:
     # --tools chooses among the built-in tools only
-    return ",".join(dict.fromkeys(_name(tool) for tool in tools if not tool.startswith("mcp__")))
-
-
-def _name(tool: str) -> str:
-    """Return the tool of a pattern such as `Bash(git:*)`."""
-    return tool.partition("(")[0]
+    return ",".join(dict.fromkeys(name_of(tool) for tool in tools if not tool.startswith("mcp__")))

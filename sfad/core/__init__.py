@@ -41,6 +41,7 @@ They work on these values and rules:
 `guard`              ordered rules: admit or refuse
 `access`             who may do what
 `policy`             the configured numbers
+`tool_lists`         which tools a run may use
 `event_rates`        how many events an agent may cause
 `quotas`             rates and the queue of waiting trees
 `ladder`             how far a stop has come

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..protocol.types import Action, Bound, Claim, Kind, Limit
+from .tool_lists import ToolLists
 
 NO_CLAIM = Claim()
 
@@ -62,6 +63,10 @@ class Asked:
     nested: bool = False
     """It may start sessions and stop them, although it is a subagent."""
     session: SessionAsked | None = None
+
+    @property
+    def tools(self) -> ToolLists:
+        return ToolLists(self.allowed_tools, self.blocked_tools)
 
     @property
     def by_tool(self) -> bool:

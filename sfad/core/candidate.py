@@ -13,6 +13,7 @@ from .naming import NAME, derive_name
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from .run import AllowedModels, Attempt, Birth, Run, State
 from .session_limits import session_limits_of
+from .tool_lists import ToolLists, narrowed
 from .tree import narrower
 
 
@@ -21,7 +22,7 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
     do. Raise `Invalid`."""
     above = None if ev.asked.detach else peer_run
     _check(ev)
-    asked = _with_labels_of(above, ev.asked)
+    asked = _with_tools_of(peer_run, _with_labels_of(above, ev.asked))
     origin, claimed_depth = _origin(ev, peer_run)
     birth = Birth(
         id=run_id(number),
@@ -71,6 +72,14 @@ def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
     if len(labels) > MAX_LABELS:
         raise Invalid(f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: give it fewer of its own")
     return replace(asked, labels=labels)
+
+
+def _with_tools_of(peer_run: Run | None, asked: Asked) -> Asked:
+    """Narrow the lists of tools by those of the peer's run: as with permissions, to detach is no way out."""
+    if peer_run is None or peer_run.asked.tools == ToolLists():
+        return asked
+    tools = narrowed(asked.tools, peer_run.asked.tools, f"run {peer_run.id}")
+    return replace(asked, allowed_tools=tools.allowed, blocked_tools=tools.blocked)
 
 
 def _check(ev: SpawnRequested) -> None:

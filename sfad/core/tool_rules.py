@@ -7,6 +7,7 @@ from . import events as e
 from .context import Context, Facts
 from .run import Run
 from .stopping import Stopping
+from .tool_lists import name_of
 from .vocabulary import EventType, ReasonKind
 
 MAX_TOOLS_SAID = 16
@@ -38,7 +39,7 @@ class ToolRules:
 def _forbidden(run: Run, tool: str) -> str | None:
     """Return why the run may not use a tool. The agent itself keeps a pattern such as `Bash(git:*)`; here its name counts."""
     blocked = {name for name in run.asked.blocked_tools if "(" not in name}
-    allowed = {name.partition("(")[0] for name in run.asked.allowed_tools}
+    allowed = {name_of(tool) for tool in run.asked.allowed_tools}
     if tool in blocked:
         return "which --block-tool forbids"
     return "which --allow-tool does not name" if allowed and tool not in allowed else None

@@ -15,7 +15,7 @@ def settle(call: Call, request: Settle) -> None:
         call.ask(e.SettleRequested, request.reservation, use)
 
     found = call.runtime.machine.reservation(request.reservation)
-    if found is None:
+    if found is None or not call.scope.knows(found[0].birth.uid, found[0].lineage_ids):
         count(NOTHING)  # the core says that there is no such reservation
         return
     run, reservation = found[0].id, found[1]

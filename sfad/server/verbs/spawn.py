@@ -10,7 +10,8 @@ from ...agents import AgentError, filled_in, shimmed
 from ...core.access import VERBS
 from ...core.asked import SessionAsked
 from ...core.naming import executes, program_name
-from ...core.policy import MAX_LABELS
+from ...core.policy import MAX_LABELS, Invalid
+from ...core.tool_lists import ToolLists, narrowed
 from ...host.closing import close_soon
 from ...launch import procfs
 from ...loop.isolating import IsolationError, IsolationImpossible
@@ -35,6 +36,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     try:
         above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
         request = _with_gateway(request, above, enabled=runtime.gateway.enabled)
+        request = _with_tools(request, above)
         gateway = runtime.gateway.address() if request.gateway else None
         if gateway is not None:
             check_base_urls(request, peer, runtime.gateway.is_own)
@@ -54,7 +56,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     except IsolationImpossible as error:
         close_soon(descriptors, call.connection.sender_group)
         raise unavailable(str(error)) from None
-    except (AgentError, BaseUrlError, IsolationError) as error:
+    except (AgentError, BaseUrlError, IsolationError, Invalid) as error:
         close_soon(descriptors, call.connection.sender_group)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
@@ -70,6 +72,16 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         runtime.gateway.demand(_once_served(call, ask, descriptors))
     else:
         ask()
+
+
+def _with_tools(request: Spawn, above: Live | None) -> Spawn:
+    """Return the request with its lists of tools as the core will narrow them, because the agent's options come from them. Raise
+    `Invalid`."""
+    if above is None:
+        return request
+    own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
+    tools = narrowed(own, above.run.asked.tools, f"run {above.run.id}")
+    return msgspec.structs.replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
 
 
 def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:

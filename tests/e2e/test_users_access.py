@@ -1,0 +1,274 @@
+"""Real users of one daemon ask each verb: another user's run looks as if it did not exist."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfactl.connection import Client
+from sfad.core.access import TABLE
+from sfad.protocol import messages as m
+from sfad.protocol.types import Action, ErrorCode, Limit, LimitKind
+from tests.harness import Daemon, ended, running, spawn, stopped, wait_until
+from tests.users import FIRST, SECOND, THIRD, as_user, needs_root, open_directory
+
+pytestmark = needs_root
+
+ADMINS = 61900
+CREW = (61004, 61005)
+CONFIG = f"""
+[access]
+users = "all"
+admin_group = {ADMINS}
+[quotas]
+trees_per_user = 2
+trees = 4
+spawns_per_hour = 20
+[budgets.users.{FIRST}]
+daily_usd = 5
+[budgets.users.{SECOND}]
+daily_usd = 5
+[budgets.teams.crew]
+usd = 1
+period = "day"
+members = ["{CREW[0]}", "{CREW[1]}"]
+"""
+SUPER: list[dict[str, Any]] = [{"uid": 0}, {"uid": THIRD, "groups": [ADMINS]}, {"uid": THIRD, "gid": ADMINS}]
+"""Root; members of the admin group by a supplementary group and by their own."""
+
+ABOUT_ONE: dict[str, dict[str, Any]] = {
+    "limit": {"limits": [Limit(kind=LimitKind.TURNS, threshold=3, action=Action.WARN)]},
+    "report": {"turns": 1},
+    "reserve": {"model": "gpt-4o", "input_tokens": 1, "max_output_tokens": 1},
+    "send": {"data": b"x"},
+    "signal": {"signal": signal.SIGWINCH},
+    "wait": {"timeout": 0},
+}
+"""The fields beside `run` of requests about one run, where there must be some."""
+
+OF_NO_OTHER = {"spawn", "start_session", "settle", "silent_call"}
+"""They name no run."""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with open_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def everyones(place: Path) -> Iterator[Daemon]:
+    with running(place, config=CONFIG, mode="cgroup") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def daemon(everyones: Daemon) -> Iterator[Daemon]:
+    yield everyones
+    with everyones.client() as client:
+        stopped(client, everything=True, grace=0)
+
+
+def start(daemon: Daemon, uid: int, *argv: str, **options: Any) -> str:
+    """Return the id of a run that a user has started, or the refusal's rule."""
+
+    def request() -> str:
+        with Client(daemon.socket) as client:
+            reply = spawn(client, argv or ("sleep", "300"), cwd=b"/", env=[b"PATH=/usr/bin:/bin"], **options)
+            if isinstance(reply, m.Refused):
+                return reply.refused.kind.value
+            assert isinstance(reply, m.RunReply), reply
+            return reply.run.id
+
+    return as_user(uid, request)
+
+
+def asked(daemon: Daemon, requests: list[m.Request], *, uid: int, **who: Any) -> list[m.Reply]:
+    """Return the replies that a user gets."""
+
+    def ask() -> list[m.Reply]:
+        replies = []
+        with Client(daemon.socket) as client:
+            for number, request in enumerate(requests, client.next_id() + 1):
+                request.id = number
+                client.send(request)
+                replies.append(next(answer.reply for answer in client.arrived()))
+        return replies
+
+    return as_user(uid, ask, **who)
+
+
+def about(run: str) -> dict[str, m.Request]:
+    """Return a request of each kind that names one run and that a person may send."""
+    kinds: dict[str, Any] = {m.tag(kind): kind for kind in m.REQUESTS}
+    return {
+        verb: kinds[verb](id=0, run=run, **ABOUT_ONE.get(verb, {}))
+        for verb, access in TABLE.items()
+        if access.scope == "one" and access.outside == "anyone" and verb not in OF_NO_OTHER
+    }
+
+
+def seen(reply: m.Reply, run: str) -> tuple[Any, ...]:
+    assert isinstance(reply, m.Error), reply
+    return reply.code, reply.message.replace(f"'{run}'", "'RUN'")
+
+
+def test_every_verb_treats_another_users_run_as_an_unknown_one(daemon: Daemon) -> None:
+    live = start(daemon, SECOND, stdin="pipe")
+    over = start(daemon, SECOND, "true")
+    with daemon.client() as client:
+        ended(client, over)
+        reserved = client.call(m.Reserve(id=client.next_id(), run=live, **ABOUT_ONE["reserve"]), m.Reserved).reservation
+    assert reserved is not None
+    unknown = "zzz9"
+    for run in (live, over):
+        expected = asked(daemon, list(about(unknown).values()), uid=FIRST)
+        answers = asked(daemon, list(about(run).values()), uid=FIRST)
+        for verb, wanted, found in zip(about(run), expected, answers, strict=True):
+            assert seen(found, run) == seen(wanted, unknown), verb
+            assert seen(found, run)[0] is ErrorCode.NO_SUCH_RUN, verb
+    many: list[m.Request] = [m.Stop(id=0, runs=[live]), m.List(id=0, root=live), m.Events(id=0, runs=[live])]
+    many += [m.WatchRuns(id=0, root=live), m.Stop(id=0, runs=[live], sessions=True)]
+    for reply in asked(daemon, many, uid=FIRST):
+        assert seen(reply, live)[0] is ErrorCode.NO_SUCH_RUN
+    (selected,) = asked(daemon, [m.Select(id=0, verb="stop", runs=[live, over])], uid=FIRST)
+    assert isinstance(selected, m.Selected)
+    assert (selected.runs, [one.code for one in selected.failed]) == ([], [ErrorCode.NO_SUCH_RUN] * 2)
+    settle: list[m.Request] = [m.Settle(id=0, reservation=name, input_tokens=1, output_tokens=1) for name in (reserved, "none")]
+    settled = asked(daemon, settle, uid=FIRST)
+    assert seen(settled[0], reserved) == seen(settled[1], "none")
+    with daemon.client() as client:
+        assert client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status == "running"
+
+
+def test_root_and_the_admin_group_do_everything_with_all_runs(daemon: Daemon) -> None:
+    live = start(daemon, SECOND, stdin="pipe")
+    for who in SUPER:
+        replies = asked(daemon, list(about(live).values()), **who)
+        for verb, reply in zip(about(live), replies, strict=True):
+            if isinstance(reply, m.Error):
+                assert reply.code not in {ErrorCode.NO_SUCH_RUN, ErrorCode.NOT_PERMITTED}, (verb, who)
+        with daemon.client() as client:
+            wait_until(lambda: client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status == "running", "resumed")
+        config, metrics = asked(daemon, [m.Config(id=0), m.Metrics(id=0)], **who)
+        assert isinstance(config, m.ConfigReply)
+        assert isinstance(metrics, m.MetricsText)
+    (done,) = asked(daemon, [m.Stop(id=0, runs=[live], grace=0)], **SUPER[1])
+    assert isinstance(done, m.Stopped)
+    refused = asked(daemon, [m.Config(id=0), m.Metrics(id=0), m.Reload(id=0)], uid=THIRD)
+    assert {seen(reply, "")[0] for reply in refused} == {ErrorCode.NOT_PERMITTED}
+
+
+def test_lists_names_and_counts_are_a_users_own(daemon: Daemon) -> None:
+    """Both use the same names and labels."""
+    own: dict[int, set[str]] = {}
+    for uid in (FIRST, SECOND):
+        options = {"name": "worker", "labels": {"team": "x"}}
+        live, over = start(daemon, uid, **options), start(daemon, uid, "true", **options)
+        own[uid] = {live, over}
+        with daemon.client() as client:
+            ended(client, over)
+        unsorted: list[m.Request] = [
+            m.List(id=0, rows=1000, labels={"team": "x"}),
+            m.Info(id=0, run="worker"),
+            m.DaemonInfo(id=0),
+            m.Events(id=0, rows=1000),
+            m.Summarise(id=0, since=0.0, name="worker"),
+            m.Select(id=0, verb="stop", everything=True),
+            m.Recommend(id=0, name="worker"),
+        ]
+        listed, info, status, events, summary, selected, advice = asked(daemon, unsorted, uid=uid)
+        assert isinstance(listed, m.RunList)
+        assert {run.id for run in listed.runs} == own[uid]
+        assert isinstance(info, m.RunReply)
+        assert info.run.id == live, "a name means an own run"
+        assert isinstance(status, m.DaemonStatus)
+        assert (status.live, status.queued, status.admitted, status.connections) == (1, 0, None, None)
+        assert {quota.key: quota.used for quota in status.quotas}["quotas.trees_per_user"] == 1
+        assert [budget.name for budget in status.budgets] == [str(uid)]
+        assert isinstance(events, m.EventPage)
+        assert own[uid] <= {event.run_id for event in events.events}
+        with daemon.client() as client:
+            users = {run.id: run.user for run in client.call(m.List(id=client.next_id(), rows=1000), m.RunList).runs}
+        assert {users[event.run_id or ""] for event in events.events} == {str(uid)}
+        assert isinstance(summary, m.Summarised)
+        assert summary.summary.runs == 2
+        assert isinstance(selected, m.Selected)
+        assert selected.runs == [live]
+        assert isinstance(advice, m.Recommended)
+        assert {one.ended for one in advice.advice} == {1}
+    (listed,) = asked(daemon, [m.List(id=0, rows=1000, labels={"team": "x"})], **SUPER[1])
+    assert isinstance(listed, m.RunList)
+    assert {run.id for run in listed.runs} == own[FIRST] | own[SECOND]
+    (stop,) = asked(daemon, [m.Stop(id=0, everything=True, grace=0)], uid=FIRST)
+    assert isinstance(stop, m.Stopped)
+    assert set(stop.stopped) <= own[FIRST]
+    (pruned,) = asked(daemon, [m.Prune(id=0)], uid=FIRST)
+    assert isinstance(pruned, m.Pruned)
+    left = asked(daemon, [m.List(id=0, rows=1000, labels={"team": "x"})], uid=0)[0]
+    assert isinstance(left, m.RunList)
+    assert {run.id for run in left.runs} == own[SECOND]
+
+
+def test_a_feed_has_own_events_only(daemon: Daemon) -> None:
+    with daemon.client() as root:
+        reached = root.call(m.Events(id=root.next_id(), rows=1), m.EventPage).reached
+    other = start(daemon, SECOND, "true")
+    with daemon.client() as client:
+        ended(client, other)
+
+    def watch() -> tuple[str, set[str | None]]:
+        """Follow from before the other user's run; while that goes on, both start runs."""
+        with Client(daemon.socket) as client:
+            client.send(m.Events(id=client.next_id(), after=reached, rows=1000, follow=True))
+            own = spawn(client, ["sh", "-c", "read line"], cwd=b"/", env=[b"PATH=/usr/bin:/bin"], stdin="pipe")
+            assert isinstance(own, m.RunReply)
+            return own.run.id, followed(client, own.run.id)
+
+    own, runs = as_user(FIRST, watch)
+    assert runs == {own}
+
+
+def followed(client: Client, own: str) -> set[str | None]:
+    """Return the runs of the events that are pushed until the run `own`, whose end is asked for, is over."""
+    found: set[str | None] = set()
+    client.send(m.Send(id=client.next_id(), run=own, data=b"", eof=True))
+    while True:
+        for answer in client.arrived():
+            reply = answer.reply
+            events = [*reply.events] if isinstance(reply, m.EventPage) else []
+            events += [reply.event] if isinstance(reply, m.EventPush) else []
+            found |= {event.run_id for event in events}
+            if any(event.run_id == own and event.type == "run_failed" for event in events):
+                return found
+
+
+def test_a_team_shares_a_budget_across_users(daemon: Daemon) -> None:
+    live = start(daemon, CREW[0])
+    with daemon.client() as client:
+        client.call(m.Report(id=client.next_id(), run=live, cost_usd=1.5), m.RunReply)
+    assert [start(daemon, uid, "true") for uid in CREW] == ["budget", "budget"]
+    assert start(daemon, THIRD, "true") != "budget"
+
+
+def test_no_user_starves_another(daemon: Daemon) -> None:
+    """One user takes all slots that one may have, and queues more with a high priority."""
+    greedy = [start(daemon, FIRST, priority=9) for _ in range(4)]
+    busy = [start(daemon, SECOND) for _ in range(3)]
+    late = start(daemon, THIRD)
+    with daemon.client() as client:
+
+        def statuses(runs: list[str]) -> list[str]:
+            return [client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.status.value for run in runs]
+
+        assert statuses(greedy)[2:] + statuses([busy[2], late]) == ["queued"] * 4
+        stopped(client, busy[0], grace=0)
+        wait_until(lambda: statuses([late]) == ["running"], "the user without a tree is next")
+        assert statuses([*greedy[2:], busy[2]]) == ["queued"] * 3
+        stopped(client, busy[1], grace=0)
+        wait_until(lambda: statuses([busy[2]]) == ["running"], "then the one with fewer trees")
+        assert statuses(greedy[2:]) == ["queued"] * 2
