@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help demo test agents matrix crash soak lint bench docs wheel clean
+.PHONY: help demo test agents vm matrix crash soak lint bench docs wheel clean
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: $(READY) ## lint, types, and the whole test suite
 
 agents: $(READY) ## tests with the real agents, on two cores (a minute; 550 MB from npm the first time)
 	SFAD_TEST_AGENTS=1 $(BIN)/python -m pytest tests/agents --numprocesses 2 --dist worksteal
+
+vm: $(READY) ## tests on a kernel with all controllers, in a virtual machine (three minutes; 70 MB from Debian the first time)
+	SFAD_TEST_VM=1 $(BIN)/python -m pytest tests/vm
 
 matrix: $(READY) ## each real agent on each road that a run can take (some five minutes)
 	SFAD_TEST_AGENTS=all $(BIN)/python -m pytest tests/agents/test_matrix.py --numprocesses 2 --dist worksteal

@@ -31,7 +31,9 @@ Connections:
 `history`           a connection that reads the ledger if no daemon is running
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `client`            the public API for authors of agents
+`top`               the full-screen view of runs
 `mcp`               the MCP server, and how programs are told of it
+`otel`              the exporter of spans
 
 A run in the foreground:
 

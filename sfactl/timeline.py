@@ -36,4 +36,4 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
         what = output.plain(_WORDS.get(event.type, event.type.removeprefix("run_").replace("_", " ")))
         said = f": {output.plain(event.message)}" if event.message else ""
         by = f" (by {output.plain(event.by)})" if event.by and not event.is_milestone and event.by not in event.message else ""
-        yield f"{output.local(time)}  {'+' + after:>8}  {'milestone' if event.is_milestone else what}{said}{by}"
+        yield f"{output.local(time)}  {f'+{after}':>8}  {'milestone' if event.is_milestone else what}{said}{by}"

@@ -26,7 +26,7 @@ def distrusted(connection: socket.socket) -> str | None:
     SO_PEERCRED gives the process that called listen(2): with socket activation that is pid 1, uid 0. Raise
     `OSError`, and `UsageError` for a service user that does not exist."""
     pid, uid, _gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    if uid in (0, os.getuid()) or uid == _service_uid():
+    if uid in (0, os.getuid()) or uid == _service_uid() or _shown_by_sandbox(connection, uid):
         if not _in_run(str(pid)) or _in_run("self"):
             return None
         return (
@@ -37,6 +37,16 @@ def distrusted(connection: socket.socket) -> str | None:
         f"pid {pid} of uid {uid} listens there, which is neither you nor root, so nothing was sent. Set {SERVICE_USER}={uid} if "
         "you trust that user's daemon; else use another socket, or remove this one"
     )
+
+
+def _shown_by_sandbox(connection: socket.socket, uid: int) -> bool:
+    """Return whether this process is in a user namespace in which the listener's user has no number, and the socket in a mount
+    that is read-only: whoever made the sandbox put it there, and no process in it can replace it."""
+    with suppress(OSError, ValueError):
+        lines = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+        known = any(int(first) <= uid < int(first) + int(count) for first, _, count in lines)
+        return not known and bool(os.statvfs(connection.getpeername()).f_flag & os.ST_RDONLY)
+    return False
 
 
 def _in_run(pid: str) -> bool:

@@ -221,6 +221,16 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+class OtelConfig(Struct, frozen=True, kw_only=True):
+    """Where spans of runs and calls go, by OTLP over HTTP."""
+
+    endpoint: Annotated[str, Meta(pattern=r"^https?://[^/?#@]+(/[^?#]*[^/?#])?$", max_length=1000, extra=URL)] | None = None
+    """The collector's base URL; `/v1/traces` follows."""
+    headers_env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=NAME_MAX, extra=VARIABLE)] | None = None
+    """The daemon's variable with headers, such as a key, as `NAME=VALUE,NAME=VALUE`."""
+    headers_file: Annotated[str, Meta(extra=PATH)] | None = None
+
+
 class MetricsConfig(Struct, frozen=True, kw_only=True):
     listen: Annotated[str, Meta(extra=LISTEN)] | None = None
     """Where Prometheus reads them."""
@@ -300,6 +310,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     alerts: AlertsConfig = AlertsConfig()
     sessions: SessionsConfig = SessionsConfig()
     metrics: MetricsConfig = MetricsConfig()
+    otel: OtelConfig = OtelConfig()
     agents: dict[str, Agent] = {}
 
 
@@ -358,6 +369,7 @@ def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -
     _check_agents(config, found)
     _check_default_agent(config, found)
     _check_upstreams(config, found)
+    _check_otel(config, found)
     settings = [
         Setting(key=key, value=value, source=str(found.values[key][0]) if key in found.values else BUILT_IN)
         for key, value in _values(config, "")
@@ -473,9 +485,9 @@ def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
 
 def _without_secret(key: str, value: Any) -> Any:
     """Return a wrong value as an error may show it: a key may have been written in place of its variable's name."""
-    if key.endswith(".key_env"):
+    if key.endswith((".key_env", ".headers_env")):
         return "…"
-    if key.endswith(".url") and isinstance(value, str):
+    if key.endswith((".url", ".endpoint")) and isinstance(value, str):
         return re.sub(r"//.*@", "//…@", value, flags=re.DOTALL)
     return value
 
@@ -554,6 +566,13 @@ def _check_upstreams(config: Configuration, found: _FileValues) -> None:
             path, value = found.values[f"{key}.key_file"]
             other = found.values[f"{key}.key_env"][0]
             raise _bad_value(path, f"{key}.key_file", value, f'"off" beside key_env ({other}): a key comes from one place')
+
+
+def _check_otel(config: Configuration, found: _FileValues) -> None:
+    if config.otel.headers_env is not None and config.otel.headers_file is not None:
+        path, value = found.values["otel.headers_file"]
+        other = found.values["otel.headers_env"][0]
+        raise _bad_value(path, "otel.headers_file", value, f'"off" beside headers_env ({other}): headers come from one place')
 
 
 def main() -> None:

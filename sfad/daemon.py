@@ -70,7 +70,9 @@ async def serve(
         gc.enable()
         try:
             listener = listener or bind_socket(home.socket, held=home.state_dir, mode=socket_mode(everyone=runtime.everyone))
-            server = Server(listener, runtime, lambda sock: identify(sock, runtime.launcher, runtime.gateway.pid), handed)
+            server = Server(
+                listener, runtime, lambda sock: identify(sock, runtime.launcher, runtime.gateway.pid, runtime.otel.pid), handed
+            )
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
             daemon = Daemon(home, runtime, server, lock, log, files, nofile, drained, ready_fd if handed is None else None)
@@ -123,6 +125,7 @@ class Daemon:
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 nursery.start_soon(children.serve, runtime.launcher.child_signalled)
                 nursery.start_soon(keep_serving, runtime.gateway.serve, log.internal_error)
+                nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
                 self.files.keep()

@@ -35,6 +35,7 @@ COMPLETE = "SFAD_TEST_COMPLETE"
 
 MAY_SKIP = (
     "SFAD_TEST_AGENTS=1",  # the tests with real agents are opt-in, and `make agents` runs them
+    "SFAD_TEST_VM=1",  # `make vm` runs the virtual machine
     "cgroup v1", "cgroup v2 controller", "for the sake of a controller", "the kernel throttles here",  # what the machine delegates
     "needs two CPUs", "FUSE", "file system", "pids cannot be chosen here", "takes the pid each time",  # other traits of a machine
     "it would take long",  # on a disk without holes

@@ -37,7 +37,12 @@ def main(words: list[str]) -> int:
 
 
 def _pytest(*words: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", *words], check=False).returncode
+    process = subprocess.Popen([sys.executable, "-m", "pytest", *words])
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # pytest has got it too, and ends its tests
+            continue
 
 
 if __name__ == "__main__":

@@ -52,7 +52,10 @@ LAYERS = [
 """`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← {runs, gateway} ← {metering, durable} ← loop ←
 server ← __main__`. Other modules (config, faults, host) are leaves: any layer of the shell may use them, and they may use none."""
 
-HEAVY = ("trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11", "brotli", "backports")
+HEAVY = (
+    "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11", "brotli", "backports",
+    "prometheus_client", "opentelemetry", "requests",
+)  # fmt: skip
 
 
 def modules(package: str) -> list[Path]:
@@ -198,7 +201,9 @@ def test_the_core_loads_no_shell() -> None:
 
 
 def test_the_daemon_loads_nothing_of_the_gateways() -> None:
-    assert not loaded_by("import sfad.daemon, sfad.serving, sfad.cli") & {"httpx2", "h11", "brotli", "backports", "genai_prices"}
+    assert not loaded_by("import sfad.daemon, sfad.serving, sfad.cli") & {
+        "httpx2", "h11", "brotli", "backports", "genai_prices", "prometheus_client",
+    }  # fmt: skip
 
 
 def test_the_protocol_loads_little() -> None:

@@ -22,7 +22,7 @@ from sfad.launch.contain.cgroup import cgroupfs, location
 
 GONE = 65534
 
-_MOUNTS = {"python": sys.base_prefix, "site": sysconfig.get_path("purelib"), "code": str(Path(__file__).parents[1])}
+MOUNTS = {"python": sys.base_prefix, "site": sysconfig.get_path("purelib"), "code": str(Path(__file__).parents[1])}
 
 _ENTER = """
 cd "$1"; shift
@@ -56,7 +56,7 @@ class Place:
     def command(self, *words: str) -> list[str]:
         """Becomes nobody, in that cgroup, and executes the words."""
         join = f'echo $$ > {self.cgroup}/cgroup.procs; exec "$@"' if self.cgroup else 'exec "$@"'
-        mounts = [f"{name}={source}" for name, source in _MOUNTS.items()]
+        mounts = [f"{name}={source}" for name, source in MOUNTS.items()]
         return ["sh", "-c", join, "sh", "unshare", "--mount", "--propagation", "private", "sh", "-c", _ENTER, "sh",
                 str(self.directory), *mounts, "--", *words]  # fmt: skip
 
@@ -87,7 +87,7 @@ def place() -> Iterator[Place]:
     if why:
         pytest.skip(why)
     directory = Path(tempfile.mkdtemp(prefix="nobody-", dir="/tmp"))
-    for name in _MOUNTS:
+    for name in MOUNTS:
         (directory / name).mkdir()
     os.chown(directory, GONE, GONE)
     made = Place(directory)

@@ -63,6 +63,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.metrics is not None:
         trouble = f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
         yield "metrics", f"{status.metrics}{trouble}"
+    if status.otel is not None:
+        yield "spans", f"to {status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
     for alert in status.alerts:
         whose = f"run {alert.run_id}: " if alert.run_id is not None else ""
         yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {whose}{alert.message}"

@@ -190,7 +190,7 @@ class AttemptTracker:
         if silence is not None and quiet:
             self._ctx.publish(EventType.RUN_PROGRESS, run, f"the API is silent: no byte has come from {silence.host}")
         elif silence is None and not run.account.silences and run.latest.known_trouble is None:
-            self._ctx.publish(EventType.RUN_PROGRESS, run, "the API answers again")
+            self._ctx.publish(EventType.RUN_PROGRESS, run, "the API has begun to answer")
 
     def _publish_trouble(self, run: Run, before: ApiTrouble | None, at: float) -> None:
         """Publish when calls of the model begin to fail, whenever twice as many have failed, and when it answers again."""

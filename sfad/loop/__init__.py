@@ -22,6 +22,8 @@ metering ───────────────────────�
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway
+`helper_process`   how processes are started that are no runs
+`otel_process`     starts and watches the exporter of spans
 `gateway_keys`     what a run gets in place of the keys that the gateway has, and what one without the gateway gets
 `run_environment`  the environment of a run
 `isolating`        whether a run is isolated, and what its sandbox is given

@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -23,12 +22,11 @@ from ..launch.launcher import Launcher
 from ..observe.log import Log
 from ..protocol.types import RunId, Severity
 from .gateway_keys import keyless
+from .helper_process import UNKNOWN, ended, start_helper
 
 LISTENER = 3
 """The descriptor under which the gateway finds its listener."""
 RECORD = "gateway.json"
-UNKNOWN = "how is not known"
-"""The end of a process that another has reaped."""
 PAUSE, PAUSE_MAX = 0.1, 5.0
 """Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
 FAILING = 0.8
@@ -38,7 +36,6 @@ UNUSED_MAX = 1.0
 """Seconds that a gateway which is not enabled goes on after the last run that uses it."""
 LAST_CALLS = 1.0
 """Seconds that the gateway has to end when the daemon does, after its last run has ended."""
-_FOREIGN = ("NOTIFY_SOCKET", "LISTEN_", "WATCHDOG_", "MAINPID", "FDSTORE", "SFA_")
 
 
 class GatewayRecord(msgspec.Struct):
@@ -285,15 +282,10 @@ class GatewayProcess:
         assert self._listener is not None
         assert self._record is not None
         self._listener.listen(BACKLOG)
-        env = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-P", "-m", "sfad.gateway", "--daemon", self._daemon],
-            env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
-            setsigmask=[signal.SIGHUP],  # until it has a handler: it may be told of a new config at once
-            setsigdef=[signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGPIPE],
-            setpgroup=0,
+        pid = start_helper(
+            ["-m", "sfad.gateway", "--daemon", self._daemon],
+            [(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
+            blocked=[signal.SIGHUP],  # until it has a handler: it may be told of a new config at once
         )
         self._launcher.own(pid)
         found = procfs.stat(pid)
@@ -305,18 +297,9 @@ class GatewayProcess:
 
     async def _ended(self, pid: int) -> str:
         """Wait until the process has ended, and reap it. Return how it ended."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._forget(pid)
-            return "while no daemon was there"
-        try:
-            await trio.lowlevel.wait_readable(pidfd)
-            how = _reap(pidfd)
-        finally:
-            os.close(pidfd)
+        how = await ended(pid)
         self._forget(pid)
-        return how
+        return how or "while no daemon was there"
 
     def _forget(self, pid: int) -> None:
         self._launcher.disown(pid)
@@ -352,14 +335,3 @@ def _bind_to_free_port(listener: socket.socket) -> None:
     with _tcp_socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         listener.bind(chosen.getsockname())
-
-
-def _reap(pidfd: int) -> str:
-    """Reap a process that has ended. Return how."""
-    try:
-        status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:  # that of an earlier daemon
-        status = None
-    if status is None:
-        return UNKNOWN
-    return f"{'exit code' if status.si_code == os.CLD_EXITED else 'signal'} {status.si_status}"

@@ -37,6 +37,7 @@ from .isolating import Isolating
 from .launching import Launching
 from .measuring import Measuring
 from .metrics_endpoint import MetricsEndpoint
+from .otel_process import OtelProcess
 from .pending_requests import PendingRequests
 from .resources import Resources
 from .run_feed import RunFeed
@@ -116,6 +117,7 @@ class Runtime:
             self.launcher.containment,
             self.began,
         )
+        self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
         self._budgets = BudgetKeeper(
@@ -195,6 +197,7 @@ class Runtime:
         self.session_archive.reconfigure(config.sessions)
         self.gateway.reconfigure(config.gateway)
         self.metrics.reconfigure(config.metrics)
+        self.otel.reconfigure(config.otel)
         self.shims.look()
         self.isolating.reconfigure(config)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))

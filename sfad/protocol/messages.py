@@ -805,6 +805,10 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Where Prometheus reads metrics; `None` if nowhere."""
     metrics_trouble: str | None = None
     """Why they are not served there."""
+    otel: str | None = None
+    """Where spans go; `None` if nowhere."""
+    otel_trouble: str | None = None
+    """Why they do not arrive there."""
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
     alerts: list[AlertState] = []

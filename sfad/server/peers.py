@@ -22,7 +22,7 @@ MAX_GROUPS = 65536
 """Supplementary groups of a process (NGROUPS_MAX)."""
 
 
-def identify(connection: socket.socket, launcher: Launcher, gateway: int | None = None) -> Peer:
+def identify(connection: socket.socket, launcher: Launcher, gateway: int | None = None, exporter: int | None = None) -> Peer:
     """Return the peer and the run that it is in. A peer that cannot be placed says why, and is refused everything.
 
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached."""
@@ -33,6 +33,8 @@ def identify(connection: socket.socket, launcher: Launcher, gateway: int | None 
     user, owner, gids = user_name(uid), uid in (0, os.geteuid()), _gids(connection, gid)
     if pid == gateway and _lives(connection):
         return Peer(uid=uid, user=user, owner=owner, gateway=True)
+    if pid == exporter and _lives(connection):  # a child of the daemon that is in no run
+        return Peer(uid=uid, user=user, owner=owner, gids=gids)
     try:
         run = _place(pid, peer_pidfd(connection), launcher)
     except Unplaceable as why:

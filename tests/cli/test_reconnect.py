@@ -605,6 +605,30 @@ def test_following_in_vain_is_69_after_what_there_was(server: Scripted, client: 
     assert "may continue" in err
 
 
+def test_followed_events_wait_for_a_daemon_for_as_long_as_it_is_away(server: Scripted, client: Starter, tmp_path: Path) -> None:
+    answer = server.answer
+    server.answer = lambda request: (
+        m.EventPage(id=request.id, events=[], reached=0) if isinstance(request, m.Events) else answer(request)
+    )
+    write(tmp_path / "out", "one\n")
+    witness = client("logs", "-f", "a1", impatient=True)
+    server.until(m.Wait)
+    process = client("events", "-f", impatient=True)
+    server.until(m.Events)
+    server.until_read()
+    server.stop()
+    assert ended(witness)[0] == 69
+    server.start()
+    request = server.until(m.Events, 2)
+    server.until_read()
+    event = Event(type="run_failed", time=NOON, seq=7, run_id="a1", agent_name="worker", message="at last")
+    server.say(m.EventPush(id=request.id, event=event))
+    assert process.stdout is not None
+    assert process.stdout.readline().endswith(b"run_failed a1 (worker): at last\n")
+    process.send_signal(signal.SIGINT)
+    assert ended(process)[0] == 130
+
+
 # ---- what is asked again, and what is not
 
 

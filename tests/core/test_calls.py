@@ -71,7 +71,7 @@ def test_a_call_without_an_answer_is_told_once_and_ends_with_its_first_byte() ->
     (t >> e.CallSilent(t.at, other, None)).skip()
     assert len(t.progress) == 1
     (t >> e.CallSilent(t.at, name, None)).skip()
-    assert t.progress[1:] == ["the API answers again"]
+    assert t.progress[1:] == ["the API has begun to answer"]
     assert t.run(a).unreachable_since is None
     (t >> e.CallSilent(t.at, "a1-0", Silence("h", 0.0))).skip()
 

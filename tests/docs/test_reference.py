@@ -41,9 +41,9 @@ def keys(block: str) -> list[Shown]:
     return found
 
 
-def uncommented(block: str, without: str = "key_env") -> str:
+def uncommented(block: str, without: str = "env") -> str:
     """Return the block with the keys that have no default, but for one of a pair that excludes itself."""
-    return re.sub(rf"^#(?=\w)(?!{without} )", "", block, flags=re.MULTILINE)
+    return re.sub(rf"^#(?=\w)(?!(?:key|headers)_{without} )", "", block, flags=re.MULTILINE)
 
 
 def write(file: Path, text: str) -> Path:
@@ -61,7 +61,7 @@ def test_the_defaults(tmp_path: Path) -> None:
 def test_every_value_that_is_shown_is_allowed(tmp_path: Path, block: str) -> None:
     file = write(tmp_path / "sfad.toml", uncommented(block))
     settings = {setting.key for setting in load([file]).settings if setting.source == str(file)}
-    other = write(tmp_path / "other.toml", uncommented(block, without="key_file"))
+    other = write(tmp_path / "other.toml", uncommented(block, without="file"))
     settings |= {setting.key for setting in load([other]).settings if setting.source == str(other)}
     assert settings == {shown.key for shown in keys(block)}
 
@@ -80,7 +80,7 @@ def test_every_key_below_a_name() -> None:
 @pytest.mark.parametrize(("block", "shown"), [pytest.param(b, shown, id=shown.key) for b in (DEFAULTS, NAMED) for shown in keys(b)])
 def test_the_range_is_that_of_the_error(tmp_path: Path, block: str, shown: Shown) -> None:
     table, _, name = shown.key.rpartition(".")
-    text = f"\n{uncommented(block, 'key_file' if name == 'key_env' else 'key_env')}"
+    text = f"\n{uncommented(block, 'file' if name.endswith('_env') else 'env')}"
     begin = text.index(f"\n[{table}]") if table else 0
     wrong = text[:begin] + text[begin:].replace(f"\n{name} = {shown.value} ", f"\n{name} = {{}} ", 1)
     with pytest.raises(ConfigError) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -16,7 +17,12 @@ from sfad.host.bubblewrap import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, started, stopped, wait_until
+from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
+from tests.unprivileged import MOUNTS
+from tests.users import FIRST, as_user, needs_root, open_directory
+
+from .provider import Provider, providing
+from .test_gateway import CALLER, calling, config, killed_gateway, results
 
 ON, NET = Isolation(), Isolation(network=False)
 
@@ -117,3 +123,204 @@ def test_signals_reach_the_command(client: Client, tmp_path: Path) -> None:
 def signal_main(client: Client, run: str, number: int) -> None:
     """Send a signal to the main process."""
     client.call(m.Signal(id=client.next_id(), run=run, signal=number), m.Done)
+
+
+# ---- what a run starts
+
+
+CHILD = """
+import subprocess, sys
+for words in WORDS:
+    done = subprocess.run([sys.executable, "-m", "sfactl", *words], capture_output=True, text=True)
+    print([done.returncode, done.stdout, done.stderr])
+"""
+
+
+def children(
+    client: Client, daemon: Daemon, work: Path, *words: list[str], isolation: Isolation = ON
+) -> list[tuple[int, str, str]]:
+    """Return exit code, stdout and stderr of each `sfactl` within an isolated run."""
+    run = ended(client, python(client, work, f"WORDS = {list(words)}\n{CHILD}", isolation=isolation).id)
+    return [tuple(ast.literal_eval(line)) for line in said(daemon, run).splitlines()]
+
+
+def test_children_are_isolated_as_their_parent(share: Start, containment: str, tmp_path: Path) -> None:
+    """The daemon places a client in another pid namespace; a child has the parent's sandbox, wherever it starts."""
+    daemon = share(mode=containment)
+    for name in ("work", "other"):
+        (tmp_path / name).mkdir()
+    script = f"touch {tmp_path}/work/mine {tmp_path}/other/not-mine; ls /proc | grep -c '^[0-9]'; echo $SFA_DEPTH"
+    with daemon.client() as client:
+        mine, wide = children(
+            client, daemon, tmp_path / "work",
+            ["run", "-q", "--cwd", "/usr", "--", "sh", "-c", script],
+            ["spawn", "--writable", str(tmp_path / "other"), "--", "true"],
+        )  # fmt: skip
+    assert (mine[0], mine[1]) == (0, "4\n1\n"), mine  # bubblewrap, sh, ls and grep
+    assert (tmp_path / "work" / "mine").exists()
+    assert not (tmp_path / "other" / "not-mine").exists()
+    assert wide[0] == 2
+    assert "leave out --writable" in wide[2]
+
+
+def test_isolation_is_only_tightened(share: Start, tmp_path: Path) -> None:
+    """A child may take its network away, and cannot have it back."""
+    daemon = share()
+    show = ["--", "cat", "/proc/net/dev"]
+    with daemon.client() as client:
+        (more,) = children(client, daemon, tmp_path, ["run", "-q", "--isolate=net", *show])
+        (less,) = children(client, daemon, tmp_path, ["run", "-q", "--isolate", *show], isolation=NET)
+    for code, found, error in (more, less):
+        assert (code, interfaces(found)) == (0, ["lo"]), error
+
+
+def interfaces(found: str) -> list[str]:
+    """Return the names in the text of /proc/net/dev."""
+    return [line.split(":")[0].strip() for line in found.splitlines()[2:]]
+
+
+def test_the_config_says_the_least(start: Start, tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.mkdir()
+    daemon = start(config=f"[isolation]\ndefault = 'net'\nwritable = ['{more}']")
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", f"echo x > {more}/a; cat /proc/net/dev"], cwd=os.fsencode(tmp_path), isolation=ON)
+        assert run.isolation == "offline"
+        assert ended(client, run.id).exit_code == 0
+    assert (more / "a").exists()
+    assert interfaces(said(daemon, run)) == ["lo"]
+
+
+def test_what_is_refused(common: Daemon) -> None:
+    """By the daemon, or before the command is executed; the output says why."""
+    with common.client() as client:
+        reply = spawn(client, ["true"], isolation=Isolation(writable=[b"relative"]))
+        assert isinstance(reply, m.Error)
+        assert "absolute" in reply.message
+        state = os.fsencode(common.state_dir)
+        for path, why in (
+            (state, "belongs to the daemon"),
+            (os.path.dirname(state), "is protected"),
+            (b"/nosuch", "does not exist"),
+        ):
+            run = ended(client, started(client, ["true"], isolation=Isolation(writable=[path])).id)
+            assert run.exit_code == 126
+            assert why in (common.state_dir / "output" / f"{run.id}.err").read_text()
+        run = ended(client, started(client, ["nosuch"], isolation=ON).id)
+        assert (run.exit_code, run.status) == (127, Status.FAILED)
+
+
+def test_a_sandbox_outlives_its_daemon(start: Start, containment: str, tmp_path: Path) -> None:
+    """The next daemon stops the command with the same grace, and reads how it ended."""
+    work = tmp_path / "work"
+    work.mkdir()
+    daemon = start(mode=containment)
+    with daemon.client() as client:
+        run = python(client, work, POLITE)
+        wait_until((work / "ready").exists, "the command is ready")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert not stopped(client, run.id).survivors
+        assert ended(client, run.id).status is Status.CANCELLED
+    assert (work / "got-15").exists()
+
+
+# ---- the gateway
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with providing() as made:
+        yield made
+
+
+def test_only_the_gateway_is_reached(start: Start, containment: str, provider: Provider) -> None:
+    """Calls of several threads pass, also to the next gateway, and are charged to the run. The provider itself is out of reach."""
+    daemon = start(config=config(provider), mode=containment)
+    direct = f"import socket; socket.create_connection(('127.0.0.1', {provider.url.rsplit(':', 1)[1]}))"
+    with daemon.client() as client:
+        for _ in range(2):
+            run = isolated_call(client, threads=4, calls=2, output=100)
+            assert ended(client, run.id).status is Status.COMPLETED, results(daemon, run.id)
+            assert [call["status"] for call in results(daemon, run.id)] == [200] * 8
+            assert info_calls(client, run.id) == 8
+            killed_gateway(daemon)
+        failed = ended(client, started(client, [sys.executable, "-c", direct], isolation=NET, gateway=True).id)
+        assert failed.exit_code == 1
+        assert "ConnectionRefusedError" in (daemon.state_dir / "output" / f"{failed.id}.err").read_text()
+
+
+def isolated_call(client: Client, **plan: Any) -> RunInfo:
+    env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
+    return started(client, [sys.executable, CALLER, json.dumps(plan)], env=env, isolation=NET, gateway=True)
+
+
+def info_calls(client: Client, run: str) -> int | None:
+    return client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.calls
+
+
+def test_a_run_without_the_gateway_cannot_call_it(start: Start, provider: Provider) -> None:
+    """It would spend the operator's key. That holds for what it starts, too."""
+    daemon = start(config=config(provider, enabled=False))
+    with daemon.client() as client:
+        used = calling(client, gateway=True, output=10, then="/nosuch")
+        wait_until(lambda: results(daemon, used.id), "the gateway has answered")
+        port = json.loads((daemon.state_dir / "gateway.json").read_text())["port"]
+        argv = ["env", f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}/anthropic", sys.executable, CALLER, json.dumps({"output": 10})]
+        for chosen in (None, False):
+            run = ended(client, started(client, argv, gateway=chosen).id)
+            assert [call["status"] for call in results(daemon, run.id)] == [403]
+    assert len(provider.bills) == 1
+
+
+# ---- other users
+
+
+_ENTER = """
+directory=$1; shift
+for pair in "$@"; do
+    shift
+    [ "$pair" = -- ] && break
+    mkdir "$directory/${pair%%=*}"
+    mount --bind "${pair#*=}" "$directory/${pair%%=*}" || exit 99
+done
+shift
+exec env "PYTHONPATH=$directory/code:$directory/site" "LD_LIBRARY_PATH=$directory/python/lib" "$directory/python/bin/$PYTHON" "$@"
+"""
+"""Executes a command with an interpreter and a checkout that all users can read."""
+
+
+@needs_root
+def test_the_daemon_of_root_isolates_runs_of_others() -> None:
+    """A user of the system's daemon sees its socket as of a user that has no number in the sandbox, and trusts it there."""
+    with open_directory() as place:
+        home = place / "home"
+        home.mkdir(mode=0o700)
+        os.chown(home, FIRST, FIRST)
+        script = place / "ask.py"
+        script.write_text("from sfactl.connection import connect\nwith connect(None) as client: print(client.welcome.run)\n")
+        interpreter = Path(sys.executable).resolve().name
+        mounts = [f"{name}={source}" for name, source in MOUNTS.items()]
+        unshare = ["unshare", "--mount", "--propagation", "private", "env", f"PYTHON={interpreter}", "sh", "-c", _ENTER, "sh"]
+        with running(_made(place / "d"), config="[access]\nusers = 'all'", wrap=[*unshare, str(place), *mounts, "--"]) as daemon:
+            variables = {
+                "PATH": "/usr/bin:/bin",
+                "HOME": home,
+                "PYTHONPATH": f"{place}/code:{place}/site",
+                "LD_LIBRARY_PATH": f"{place}/python/lib",
+            }
+            env = [os.fsencode(f"{key}={value}") for key, value in variables.items()]
+
+            def ask() -> RunInfo:
+                with Client(daemon.socket) as client:
+                    argv = [place / "python" / "bin" / interpreter, script]
+                    return ended(client, started(client, argv, cwd=os.fsencode(place), env=env, isolation=ON).id)
+
+            run = as_user(FIRST, ask)
+            assert said(daemon, run) == f"{run.id}\n", (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(mode=0o755)
+    return directory

@@ -14,15 +14,7 @@ mkdir "$work/low" "$work/up" "$work/work" "$root"
 mount --bind "${SFAD_TEST_ROOT:-/}" "$work/low" || cannot "nothing can be mounted"
 mount -t overlay -o "lowerdir=$work/low,upperdir=$work/up,workdir=$work/work" overlay "$root" || cannot "no overlayfs can be mounted"
 
-# none of this machine's services, and no network
-rm -rf "$root"/etc/systemd/system/*.wants "$root"/etc/systemd/system/sfad* "$root"/etc/systemd/user/sfad* "$root"/etc/sfad \
-    "$root"/var/lib/sfad "$root"/var/log/journal "$root"/run/*
-mkdir -p "$root/etc/systemd/system" "$root/etc/systemd/user"
-for unit in getty.target console-getty.service systemd-networkd.service systemd-resolved.service; do
-    ln -sf /dev/null "$root/etc/systemd/system/$unit"
-done
-ln -sf /lib/systemd/system/multi-user.target "$root/etc/systemd/system/default.target"
-: >"$root/etc/machine-id"
+sh "${0%/*}/clean_root.sh" "$root"
 cp -r "$work.files/." "$root/"
 
 # a user of the booted system may go where the interpreter is

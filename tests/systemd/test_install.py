@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ HOME = f"/home/{USER}"
 UNITS = f"{HOME}/.config/systemd/user"
 WARNING = re.compile(r"warning: the daemon and its runs end when you log out; to prevent that: (.*)")
 NIGHT = 5
+OTHERS = (1001, 1002)
+"""Users of the system's daemon, without a session."""
 
 
 class Machine:
@@ -139,10 +142,33 @@ def test_the_systems_service(machine: Machine) -> None:
     system.run("systemctl", "stop", "sfad.service")
     assert "/run/sfad/sfad.sock" in system.run("sfactl", "status")  # the socket has started it again
     a_user_starts_no_daemon_beside_it(machine)
+    two_users_share_it(machine)
     removed = system.run(SFAD, "install", "--remove")
     assert "kept: /var/lib/sfad, /etc/sfad and the group sfad" in removed
     assert system.run("find", "/etc/systemd/system", "/run/sfad", "-name", "sfad*", "-not", "-type", "d") == ""
     assert system.run("find", *SETUP, code=None) == ""
+
+
+def two_users_share_it(machine: Machine) -> None:
+    """The first client starts the daemon. Neither user sees, stops or reads the run of the other; root does."""
+
+    def sfactl(uid: int, *words: str, code: int | None = 0) -> str:
+        become = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env", "HOME=/")
+        return machine.system.run(*become, "sfactl", *words, code=code)
+
+    def seen(uid: int) -> set[str]:
+        return {run["name"] for run in json.loads(sfactl(uid, "list", "--json", "--status", "running"))["runs"]}
+
+    for uid in OTHERS:
+        sfactl(uid, "spawn", "--quiet", "--name", f"of-{uid}", "--cwd", "/", "--", "sh", "-c", "id -u; exec sleep 600")
+        until(lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n", "it runs as its submitter")  # type: ignore[misc]
+    ann, ben = OTHERS
+    assert (seen(ann), seen(ben), seen(0)) == ({f"of-{ann}"}, {f"of-{ben}"}, {f"of-{ann}", f"of-{ben}"})
+    sfactl(ben, "stop", f"of-{ann}", code=None)
+    assert seen(0) == {f"of-{ann}", f"of-{ben}"}
+    machine.system.run("setpriv", f"--reuid={ben}", "--clear-groups", "find", "/var/lib/sfad/output", code=1)
+    sfactl(0, "stop", "--all")
+    assert machine.system.run("pgrep", "--uid", f"{ann},{ben}", code=None) == ""
 
 
 def a_user_starts_no_daemon_beside_it(machine: Machine) -> None:

@@ -76,7 +76,7 @@ def test_a_newer_systemd_waits_for_a_reload(service: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 @pytest.mark.parametrize("user", [False, True], ids=["system", "user"])
-def test_systemd_accepts_the_units_as_they_are_installed(user: bool, tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(user: bool, tmp_path: Path) -> None:
     version = int(subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True, timeout=60).stdout.split()[1])
     for unit, text in templates(user=user).items():
         (tmp_path / unit).write_text(render(text, ["/usr/bin/env"], version))

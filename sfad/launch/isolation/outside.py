@@ -112,7 +112,7 @@ def _view(settings: _Settings, file: str) -> Iterator[str]:
     here = os.getcwd()
     top = os.path.realpath(settings.one("directory") or here)
     home, agent, inherited = settings.one("home"), settings.one("agent"), settings.has("inherited")
-    homes = sorted({os.path.realpath(each) for each in (home, pwd.getpwuid(os.getuid()).pw_dir) if each and each != "/"})
+    homes = sorted({os.path.realpath(each) for each in (home, _home_by_name()) if each and each != "/"})
     own = visible.own_files(agent, home) if agent and home else []
     asked = settings.all("write")
     daemons = [os.path.realpath(path) for path in settings.all("hide")]
@@ -127,6 +127,9 @@ def _view(settings: _Settings, file: str) -> Iterator[str]:
         raise visible.ForbiddenError(f"it would not see {file}: put it elsewhere, or name its directory with --writable")
 
     yield from ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc")
+    for path in visible.SETTINGS:
+        if os.path.exists(path):
+            yield from ("--ro-bind", path, path)
     for path in private:
         yield from ("--tmpfs", path)
     if visible.within_any(top, visible.TEMPORARY) and top not in private:
@@ -148,6 +151,14 @@ def _view(settings: _Settings, file: str) -> Iterator[str]:
     for path in [*folders, *(path for path in private if path == "/run")]:
         yield from ("--remount-ro", path)
     yield from ("--chdir", here)
+
+
+def _home_by_name() -> str:
+    """Return the home directory that the variable HOME cannot change."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # of a user without an entry
+        return ""
 
 
 def _door(socket: str) -> Iterator[str]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 PRIVATE = ("/tmp", "/var/tmp", "/run")  # noqa: S108 - of the sandbox
 TEMPORARY = PRIVATE[:2]
 """Empty directories of the sandbox's own, and those in which the working directory may be."""
+SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
+"""Settings of the whole machine. Root may write them as their owner, without any capability: core_pattern names a program that the
+kernel executes outside."""
 _STILL_IN_RUN = ("/run/current-system", "/run/opengl-driver", "/run/booted-system")
 """NixOS has its programs there."""
 _SECRETS = (

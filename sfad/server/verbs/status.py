@@ -60,6 +60,8 @@ def status(call: Call, _request: DaemonInfo) -> None:
             config_files=[str(path) for path in runtime.config_files] if trusted else None,
             log=runtime.log.place if trusted else None,
             gateway_pid=runtime.gateway.pid,
+            otel=runtime.otel.endpoint,
+            otel_trouble=runtime.otel.trouble,
             metrics=runtime.metrics.listen,
             metrics_trouble=runtime.metrics.trouble,
             shim_dir=str(runtime.shims.path),

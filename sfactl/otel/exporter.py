@@ -1,0 +1,187 @@
+"""Follows the ends of runs, and hands their spans to a collector.
+
+A run is exported when it has ended, with its calls. The position is saved once the collector has taken everything up to an end, so
+that no end is left out, whatever dies; after a kill in between, the same spans with the same ids are sent once more. Nothing is
+held for a collector that does not answer: the daemon's ledger has it.
+"""
+
+import logging
+import resource
+import socket as sockets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import requests
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import ENDED, ErrorCode, RunInfo
+
+from .. import output
+from ..connection import Client, DaemonError, Unreachable, check, connect
+from .position import Position
+from .settings import Settings
+from .spans import Spans, text
+
+ENDS = sorted(f"run_{status}" for status in ENDED)
+BATCH = 256
+"""Spans in one request, and ends in one page."""
+GATHER = 0.5
+"""Seconds after an end in which others are waited for, so that a burst of runs makes few requests."""
+TIMEOUT = 10.0
+"""Seconds for one request, with what the SDK tries again of it."""
+PAUSE, PAUSE_MAX = 1.0, 60.0
+"""Seconds until a collector or daemon that did not answer is tried again: doubled each time."""
+BAD_DATA = {400, 413}
+"""Answers after which the same spans must not be sent again (OTLP specification, "Failures")."""
+MEMORY = 1 << 30
+"""Bytes of address space: a collector may send a reply without end."""
+
+
+class NotTaken(Exception):
+    """The collector has not taken spans."""
+
+
+class _LastWords(logging.Handler):
+    """Keeps what the SDK has logged last: why an export failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message = "no reason is given"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.message = text(record.getMessage())
+
+
+class Exporter:
+    def __init__(self, flag: str | None, settings: Settings, position: Position, state_dir: str) -> None:
+        """`flag`: the socket, as in `connect`."""
+        self._flag = flag
+        self._url = settings.url
+        self._position = position
+        self._spans = Spans(sockets.gethostname(), state_dir)
+        self._why = _LastWords()
+        logger = logging.getLogger("opentelemetry")
+        logger.addHandler(self._why)
+        logger.propagate = False
+        session = requests.Session()
+        session.max_redirects = 0  # a redirection would take the headers, and the key in them, to another host
+        session.hooks["response"].append(self._answered)
+        self._status = 0
+        """Of the collector's last answer."""
+        self._collector = OTLPSpanExporter(settings.url, headers=settings.headers, timeout=TIMEOUT, session=session)
+
+    def run(self) -> None:
+        """Export until the process ends. Raise `Quit` if the daemon does not let this client read events."""
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        output.note(f"exporting spans to {self._url}")
+        pause, failing = PAUSE, False
+        while True:
+            try:
+                if self._export_new():
+                    if failing:
+                        output.note(f"exporting spans to {self._url} again")
+                    pause, failing = PAUSE, False
+                else:
+                    self._wait()
+                    time.sleep(GATHER)
+                continue
+            except NotTaken as error:
+                output.note(f"cannot export spans to {self._url}: {error}; trying again") if not failing else None
+                failing = True
+            except Unreachable as error:
+                if error.kind in {"denied", "untrusted"}:
+                    raise
+            except DaemonError as error:
+                if error.error is not ErrorCode.UNAVAILABLE:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_MAX)
+
+    def _export_new(self) -> bool:
+        """Export a page of ends after the position. Return whether there may be more."""
+        with connect(self._flag) as client:
+            if self._position.after is None:  # the first start: only what ends from now on
+                self._position.reached(client.call(m.Events(id=client.next_id(), rows=1), m.EventPage).reached)
+            after = self._position.after
+            request = m.Events(id=client.next_id(), after=after, rows=BATCH, types=ENDS)
+            page = client.call(request, m.EventPage)
+            batch: list[ReadableSpan] = []
+            for run in dict.fromkeys(event.run_id for event in page.events if event.run_id is not None):
+                for span in self._of(client, run):
+                    batch.append(span)
+                    if len(batch) == BATCH:
+                        self._send(batch)
+                        batch = []
+            self._send(batch)
+        if page.reached != after:
+            self._position.reached(page.reached)
+        return bool(page.events) or page.more
+
+    def _of(self, client: Client, run: str) -> Iterator[ReadableSpan]:
+        try:
+            info = client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run
+        except DaemonError as error:
+            if error.error is ErrorCode.NO_SUCH_RUN:  # pruned
+                return
+            raise
+        if info.id != run or info.status not in ENDED:
+            return
+        yield from self._calls(client, info)
+        yield self._spans.of_run(info)
+
+    def _calls(self, client: Client, run: RunInfo) -> Iterator[ReadableSpan]:
+        request = m.ListCalls(id=client.next_id(), run=run.id)
+        while True:
+            page = client.call(request, m.CallPage)
+            for call in page.calls:
+                if call.state not in {"waiting", "under_way"}:
+                    yield self._spans.of_call(run, call)
+            if not page.more:
+                return
+            last = page.calls[-1]
+            request = m.ListCalls(id=client.next_id(), run=run.id, after=last.time, after_number=last.number)
+
+    def _send(self, batch: list[ReadableSpan]) -> None:
+        if not batch:
+            return
+        self._status = 0
+        try:
+            result = self._collector.export(batch)
+        except (requests.RequestException, OSError, MemoryError) as error:
+            raise NotTaken(text(str(error) or type(error).__name__)) from None
+        if result is SpanExportResult.SUCCESS:
+            return
+        if self._status not in BAD_DATA:
+            raise NotTaken(self._why.message)
+        if len(batch) == 1:  # it must not keep all later ones from the collector
+            output.note(f"{self._url} refuses the span '{batch[0].name}', which is left out: {self._why.message}")
+            return
+        half = len(batch) // 2
+        self._send(batch[:half])
+        self._send(batch[half:])
+
+    def _answered(self, response: requests.Response, *_args: object, **_more: object) -> None:
+        self._status = response.status_code
+
+    def _wait(self) -> None:
+        """Return once a run has ended after the position. Raise what `connect` raises."""
+        with connect(self._flag) as client:
+            client.send(m.Events(id=client.next_id(), after=self._position.after, rows=1, types=ENDS, follow=True))
+            while True:
+                for answer in client.arrived():
+                    check(answer.reply)
+                    if isinstance(answer.reply, m.EventPush) or (isinstance(answer.reply, m.EventPage) and answer.reply.events):
+                        return
+
+
+def export(flag: str | None, settings: Settings, state_dir: str) -> None:
+    """Export the spans of the daemon at `flag` until the process ends. Raise `Quit`."""
+    position = Position(Path(state_dir))
+    try:
+        Exporter(flag, settings, position, state_dir).run()
+    finally:
+        position.close()

@@ -1,0 +1,61 @@
+"""A thread that receives runs from the daemon, and comes back when the daemon does."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from sfad.protocol import messages as m
+
+from ..connection import Client, DaemonError, Unreachable, connect
+from ..exits import Quit
+
+AGAIN = 0.5
+"""Seconds between attempts to reach a daemon that is away."""
+
+Take = Callable[[m.RunList | m.RunsPush], None]
+Away = Callable[[str], None]
+"""Takes why the daemon cannot be asked."""
+
+
+class Feed:
+    """`take` and `away` are called in the thread."""
+
+    def __init__(self, socket: str | None, wanted: m.WatchRuns, take: Take, away: Away) -> None:
+        """Connect, and receive the first runs. Raise `Unreachable`, `DaemonError`."""
+        self._socket, self._wanted, self._take, self._away = socket, wanted, take, away
+        self._client: Client | None = connect(socket)
+        self.first = self._client.call(wanted, m.RunList)
+        self._thread = threading.Thread(target=self._work, name="feed", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                if self._client is None:
+                    self._client = connect(self._socket)
+                    self._client.send(self._wanted)
+                self._follow(self._client)
+            except Quit as error:
+                self._away(_said(error))
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+            time.sleep(AGAIN)
+
+    def _follow(self, client: Client) -> None:
+        """Pass on what comes until the connection ends. Raise `Unreachable`, `DaemonError`."""
+        while True:
+            for answer in client.arrived():
+                reply = answer.reply
+                if isinstance(reply, m.Error):
+                    raise DaemonError(reply.code, reply.message)
+                if isinstance(reply, m.RunList | m.RunsPush):
+                    self._take(reply)
+
+
+def _said(error: Quit) -> str:
+    if isinstance(error, Unreachable):
+        return "the daemon is away" if error.kind in ("missing", "refused", "gone") else error.message
+    return error.message

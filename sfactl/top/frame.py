@@ -1,0 +1,211 @@
+"""Draws the lines of the screen from what there is to show. A line that has not changed is not drawn again."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import lru_cache
+from textwrap import wrap
+from time import monotonic
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from sfad.protocol.types import RunInfo, Status
+
+from .. import output
+from .cells import BAD, DIM, GOOD, PLAIN, WARN, Layout, Text, bars
+from .keys import Keys
+from .ranking import NEARING, QUIET, STUCK, rank, reason
+from .table import Row
+
+STYLES = {
+    GOOD: Style(color="green"), DIM: Style(color="bright_black"), WARN: Style(color="yellow"), BAD: Style(color="red", bold=True),
+    PLAIN: Style(), "title": Style(bold=True, reverse=True), "head": Style(bold=True), "key": Style(color="cyan"),
+}  # fmt: skip
+CHOSEN = Style(reverse=True) if os.environ.get("NO_COLOR") else Style(bgcolor="grey23", bold=True)
+REASONS = 2
+FOOTER = (
+    ("s", "top"), ("p", "ause"), ("r", "esume"), ("l", "imit"), ("o", "utput"), ("w", "hy"), ("n", "ext trouble"), ("/", " filter"),
+    ("<>", " sort"), ("A", "lerts"), ("?", " keys"), ("q", "uit"),
+)  # fmt: skip
+
+
+def draw(keys: Keys, width: int, height: int, now: datetime | None = None) -> list[Strip]:
+    """Return `height` lines of `width` columns as of `now`, and note in `keys` how many of them are tree and pane."""
+    now, passed = now or datetime.now(UTC), monotonic()
+    layout = Layout.of(width)
+    tree, pane = _heights(height, keys)
+    keys.tree_height, keys.pane_height = tree, max(pane - 1, 0)
+    rows = keys.rows
+    keys.cursor.place(rows, tree)
+    top = keys.cursor.top
+    lines = [_header(keys, width, now, passed), _titles(keys, layout, width)]
+    for at in range(top, top + tree):
+        if at < len(rows):
+            elapsed = keys.table.elapsed_since(rows[at].run, passed)
+            lines.append(_row(rows[at], elapsed, layout, width, now, chosen=at == keys.cursor.at))
+        else:
+            lines.append(_blank(width))
+    if not rows:
+        lines[2] = _line([("no run" if not keys.table.filter else f"no run has: {keys.table.filter}", DIM)], width)
+    lines += _complaint(keys.notice, width) if keys.prompt is not None and keys.notice else _reasons(keys.chosen, width)
+    if pane:
+        lines += _pane(keys, width, pane)
+    lines += [_prompt(keys, width), _footer(width)]
+    return lines[:height]
+
+
+def tree_top() -> int:
+    """Return the line at which the tree begins."""
+    return 2
+
+
+def _heights(height: int, keys: Keys) -> tuple[int, int]:
+    """Return the lines of the tree, and of the pane with its title."""
+    free = max(height - 4 - REASONS, 1)
+    if keys.pane is None:
+        return free, 0
+    pane = min(free - 3, max(free // 2, min(len(keys.pane.lines) + 1, free * 2 // 3) if not keys.pane.follows else 0))
+    return (free, 0) if pane < 2 else (free - pane, pane)
+
+
+# ---- parts
+
+
+def _header(keys: Keys, width: int, now: datetime, passed: float) -> Strip:
+    statuses = Counter(run.status for run in keys.table.runs.values())
+    live = sum(count for status, count in statuses.items() if not status.terminal)
+    parts: list[Text] = [(" sfad ", "title"), (f"  {live} live", "head")]
+    parts += [(f"  {statuses[status]} {status.value}", WARN) for status in (Status.QUEUED, Status.PAUSED) if statuses[status]]
+    near = Counter(rank(run) for run in keys.table.runs.values() if not run.status.terminal)
+    troubled = sum(count for level, count in near.items() if level >= STUCK)
+    if troubled:
+        parts.append((f"  {troubled} in trouble", BAD))
+    if near[NEARING]:
+        parts.append((f"  {near[NEARING]} near a limit", WARN))
+    if keys.table.filter:
+        parts.append((f"  only: {output.plain(keys.table.filter)}", WARN))
+    if keys.away:
+        parts.append((f"  {output.plain(keys.away)} for {output.seconds(passed - keys.away_since)}: waiting for it", BAD))
+    clock = f"{now.astimezone():%H:%M:%S} "
+    used = sum(cell_len(text) for text, _ in parts)
+    if used + len(clock) < width:
+        parts += [(" " * (width - used - len(clock)), PLAIN), (clock, DIM)]
+    return _line(parts, width)
+
+
+def _titles(keys: Keys, layout: Layout, width: int) -> Strip:
+    name = "RUN" if keys.table.order == "age" else f"RUN (by {keys.table.order})"
+    parts = [(set_cell_size(name, layout.name), DIM)]
+    parts += [(" " + (column.title.ljust if column.left else column.title.rjust)(column.width), DIM) for column in layout.columns]
+    parts.append((" " + set_cell_size("LIMITS", layout.bars), DIM))
+    if layout.milestone:
+        parts.append((" MILESTONE", DIM))
+    return _line(parts, width)
+
+
+@lru_cache(maxsize=4096)
+def _sized(text: str, width: int, left: bool) -> str:
+    if cell_len(text) > width:
+        return set_cell_size(text, max(width - 1, 0)) + "…"
+    return text + " " * (width - cell_len(text)) if left else " " * (width - cell_len(text)) + text
+
+
+def _row(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, *, chosen: bool) -> Strip:
+    run, level = row.run, rank(row.run)
+    mark, style = (" ", PLAIN) if level == QUIET else ("!", BAD if level >= STUCK else WARN)
+    folded = f" +{row.hidden}" if row.hidden else ""
+    name = _sized(f"{row.branch}{run.id} {output.plain(run.name)}", layout.name - 1 - len(folded), True) + folded
+    parts: list[Text] = [(mark, style), (name, DIM if run.status.terminal else PLAIN)]
+    for column in layout.columns:
+        text, kind = column.cell(run, now)
+        parts.append((" " + _sized(text, column.width, column.left), kind))
+    drawn = [] if run.status.terminal else bars(run.limits, elapsed, layout.bars)
+    parts += [(" ", PLAIN), *drawn, (" " * (layout.bars - sum(len(text) for text, _ in drawn)), PLAIN)]
+    if layout.milestone:
+        parts.append((" " + _sized(output.plain(run.milestone or ""), layout.milestone, True), DIM))
+    return _line(parts, width, chosen=chosen)
+
+
+def _complaint(notice: str, width: int) -> list[Strip]:
+    """Return why an answer in the prompt was not taken, in place of the reasons."""
+    return _in_lines(notice, BAD, width)
+
+
+def _in_lines(words: str, style: str, width: int) -> list[Strip]:
+    lines = wrap(words, width - 1, max_lines=REASONS, placeholder=" …", break_on_hyphens=False)
+    return [_line([(line, style)], width) for line in (lines + [""] * REASONS)[:REASONS]]
+
+
+def _reasons(run: RunInfo | None, width: int) -> list[Strip]:
+    if run is None:
+        return [_blank(width)] * REASONS
+    level = rank(run)
+    style = DIM if level == QUIET else WARN if level == NEARING else BAD
+    return _in_lines(f"{run.id} {output.plain(run.name)}: {reason(run)}", style, width)
+
+
+def _pane(keys: Keys, width: int, height: int) -> list[Strip]:
+    pane = keys.pane
+    assert pane is not None
+    run = keys.table.runs.get(pane.run) if pane.run is not None else None
+    about = f" of {run.id} {output.plain(run.name)}" if run is not None else ""
+    title = f" {pane.title}{about} "
+    lines = [_line([("──", DIM), (title, "head"), ("─" * max(width - 2 - cell_len(title), 0), DIM)], width)]
+    cut = _wrapped if pane.raw else _in_words
+    drawn = list(cut(pane.lines[-height:] if pane.follows else pane.lines, width))
+    keys.pane_total = len(drawn) if not pane.follows else len(pane.lines)
+    top = max(len(drawn) - height + 1, 0) if pane.follows else pane.seen_from(height - 1, len(drawn))
+    seen = drawn[top : top + height - 1]
+    lines += [_line([(text, PLAIN)], width) for text in seen]
+    return lines + [_blank(width)] * (height - len(lines))
+
+
+def _in_words(lines: Iterable[str], width: int) -> Iterable[str]:
+    for line in lines:
+        if cell_len(line) < width:
+            yield line
+        else:
+            yield from wrap(line, width - 1, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _wrapped(lines: Iterable[str], width: int) -> Iterable[str]:
+    for line in lines:
+        while cell_len(line) > width:
+            head = set_cell_size(line, width)
+            # a wide character that does not fit whole is replaced by a space
+            cut = len(head) if line.startswith(head) else len(head) - 1
+            yield line[:cut]
+            line = line[max(cut, 1) :]
+        yield line
+
+
+def _prompt(keys: Keys, width: int) -> Strip:
+    prompt = keys.prompt
+    if prompt is None:
+        return _line([(keys.notice, BAD if keys.notice_bad else GOOD)], width) if keys.notice else _blank(width)
+    parts: list[Text] = [(prompt.question + ("  " if prompt.yes_or_no else ": "), "head")]
+    said = [("   …", DIM)] if prompt.asking else []
+    if not prompt.yes_or_no:
+        before, here, after = prompt.text[: prompt.at], prompt.text[prompt.at : prompt.at + 1] or " ", prompt.text[prompt.at + 1 :]
+        parts += [(before, PLAIN), (here, "title"), (after, PLAIN)]
+    return _line([*parts, *said], width)
+
+
+@lru_cache(maxsize=4)
+def _footer(width: int) -> Strip:
+    parts = [part for key, rest in FOOTER for part in ((key, "key"), (rest + " ", DIM))]
+    return _line(parts, width)
+
+
+@lru_cache(maxsize=4)
+def _blank(width: int) -> Strip:
+    return Strip.blank(width)
+
+
+def _line(parts: Iterable[Text], width: int, *, chosen: bool = False) -> Strip:
+    segments = [Segment(text, STYLES[style] + CHOSEN if chosen else STYLES[style]) for text, style in parts if text]
+    return Strip(segments).adjust_cell_length(width, CHOSEN if chosen else None)

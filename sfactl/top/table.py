@@ -1,0 +1,202 @@
+"""The runs that the daemon has told of, as a tree: sorted, filtered, folded. Pure, but for the clock that it is given."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from msgspec import structs
+
+from sfad.protocol.types import RunId, RunInfo, Status
+
+from .ranking import rank
+
+MOST_ENDED = 500
+"""Ended runs that are kept: those of trees with a live run, then the newest."""
+
+Key = Callable[[RunInfo], float | str]
+
+
+def _cost(run: RunInfo) -> float:
+    return run.total_cost_usd if run.total_cost_usd is not None else run.usage.cost_usd or 0.0
+
+
+def _tokens(run: RunInfo) -> float:
+    return run.total_tokens if run.total_tokens is not None else run.usage.tokens or 0
+
+
+ORDERS: dict[str, tuple[Key, bool]] = {
+    "trouble": (lambda run: rank(run), True),
+    "age": (attrgetter("id"), False),
+    "cost": (_cost, True),
+    "cpu": (lambda run: run.cpu_cores or 0.0, True),
+    "memory": (lambda run: run.memory_bytes or 0, True),
+    "tokens": (_tokens, True),
+    "turns": (lambda run: run.usage.turns or 0, True),
+    "name": (attrgetter("name"), False),
+}
+"""What siblings are sorted by, and whether the largest comes first."""
+
+
+class Row(NamedTuple):
+    """A line of the tree."""
+
+    run: RunInfo
+    branch: str
+    """What is drawn before the name: `│  └─ `."""
+    hidden: int = 0
+    """Runs that are folded into this line."""
+
+
+class RunTable:
+    def __init__(self) -> None:
+        self.runs: dict[RunId, RunInfo] = {}
+        self.order = "age"
+        self.filter = ""
+        self.ended_shown = True
+        self._folded: set[RunId] = set()
+        self._rows: list[Row] | None = None
+        self._seen: dict[RunId, float] = {}
+        """When the run was told last, on the caller's clock."""
+
+    def replace(self, runs: Iterable[RunInfo], now: float) -> None:
+        """Forget what is known, and take these."""
+        self.runs.clear()
+        self._seen.clear()
+        self.update(runs, now)
+
+    def update(self, runs: Iterable[RunInfo], now: float) -> None:
+        for run in runs:
+            before = self.runs.get(run.id)
+            if before is not None:
+                run = _completed(run, before)
+            self.runs[run.id], self._seen[run.id] = run, now
+        self._forget_old()
+        self._rows = None
+
+    def elapsed_since(self, run: RunInfo, now: float) -> float:
+        """Return the seconds that the run's clock has gone on since the daemon told of it."""
+        ticking = run.started_at is not None and run.status in (Status.RUNNING, Status.STOPPING)
+        return max(0.0, now - self._seen.get(run.id, now)) if ticking else 0.0
+
+    def _forget_old(self) -> None:
+        ended = [run for run in self.runs.values() if run.status.terminal]
+        if len(ended) <= MOST_ENDED:
+            return
+        live = {run.root_id for run in self.runs.values() if not run.status.terminal}
+        ended.sort(key=lambda run: (run.root_id in live, run.id))
+        for run in ended[: len(ended) - MOST_ENDED]:
+            del self.runs[run.id], self._seen[run.id]
+
+    # ---- what is shown
+
+    def sort_by(self, order: str) -> None:
+        self.order, self._rows = order, None
+
+    def filter_by(self, text: str) -> None:
+        """Show runs that have all words of `text` in their id, name, type, user, status, labels or command; and those above."""
+        self.filter, self._rows = text, None
+
+    def show_ended(self, shown: bool) -> None:
+        self.ended_shown, self._rows = shown, None
+
+    def fold(self, run: RunId, folded: bool) -> None:
+        (self._folded.add if folded else self._folded.discard)(run)
+        self._rows = None
+
+    def is_folded(self, run: RunId) -> bool:
+        return run in self._folded
+
+    def fold_all(self, folded: bool) -> None:
+        self._folded = {run.parent_id for run in self.runs.values() if run.parent_id is not None} if folded else set()
+        self._rows = None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        if self._rows is None:
+            below = children(self._shown(), self.order)
+            self._rows = list(self._lines(below, None, ""))
+        return self._rows
+
+    def _shown(self) -> list[RunInfo]:
+        runs = [run for run in self.runs.values() if self.ended_shown or not run.status.terminal]
+        words = self.filter.casefold().split()
+        if not words:
+            return runs
+        found = {run.id for run in runs if _has(run, words)}
+        for run in list(found):
+            above = self.runs[run].parent_id
+            while above in self.runs and above not in found:
+                found.add(above)
+                above = self.runs[above].parent_id
+        return [self.runs[run] for run in found]
+
+    def _lines(self, below: Mapping[RunId | None, Sequence[RunInfo]], parent: RunId | None, indent: str) -> Iterator[Row]:
+        # a stack: a tree may be deeper than the interpreter's
+        stack = [iter(_siblings(below, parent, indent))]
+        while stack:
+            row, deeper = next(stack[-1], (None, ""))
+            if row is None:
+                stack.pop()
+            elif row.run.id in self._folded and row.run.id in below:
+                yield row._replace(hidden=_count(below, row.run.id))
+            else:
+                yield row
+                stack.append(iter(_siblings(below, row.run.id, deeper)))
+
+
+def children(runs: Iterable[RunInfo], order: str = "age") -> dict[RunId | None, list[RunInfo]]:
+    """Return the runs by the id of their parent, sorted; under `None` those whose parent is not among them."""
+    runs = list(runs)
+    known = {run.id for run in runs}
+    below: defaultdict[RunId | None, list[RunInfo]] = defaultdict(list)
+    for run in sorted(runs, key=attrgetter("id")):
+        below[run.parent_id if run.parent_id in known else None].append(run)
+    if order != "age":
+        key, largest_first = ORDERS[order]
+        best = _best(runs, key) if largest_first else {run.id: key(run) for run in runs}
+        for siblings in below.values():
+            siblings.sort(key=lambda run: best[run.id], reverse=largest_first)
+    return dict(below)
+
+
+def _best(runs: list[RunInfo], key: Key) -> dict[RunId, float | str]:
+    """Return the largest value in the subtree of each run: a tree stands where its worst run would."""
+    best = {run.id: key(run) for run in runs}
+    for run in sorted(runs, key=attrgetter("id"), reverse=True):
+        if run.parent_id in best:
+            best[run.parent_id] = max(best[run.parent_id], best[run.id])
+    return best
+
+
+def _completed(run: RunInfo, before: RunInfo) -> RunInfo:
+    """Return a run with figures of the last push, which the end of a run and other replies leave out."""
+    if run.total_cost_usd is None:
+        run = structs.replace(run, total_cost_usd=before.total_cost_usd, total_tokens=before.total_tokens)
+    if run.processes is None and not run.status.terminal and run.attempts == before.attempts:
+        load = {"processes": before.processes, "memory_bytes": before.memory_bytes, "cpu_cores": before.cpu_cores}
+        run = structs.replace(run, **load)
+    return run
+
+
+def _siblings(below: Mapping[RunId | None, Sequence[RunInfo]], parent: RunId | None, indent: str) -> Iterator[tuple[Row, str]]:
+    siblings = below.get(parent, ())
+    for run in siblings:
+        last = run is siblings[-1]
+        branch, deeper = ("", "") if parent is None else ("└─", "  ") if last else ("├─", "│ ")
+        yield Row(run, indent + branch), indent + deeper
+
+
+def _count(below: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> int:
+    found, waiting = 0, [run]
+    while waiting:
+        inner = below.get(waiting.pop(), ())
+        found += len(inner)
+        waiting += [each.id for each in inner]
+    return found
+
+
+def _has(run: RunInfo, words: Sequence[str]) -> bool:
+    labels = (f"{key}={value}" for key, value in run.labels.items())
+    text = " ".join((run.id, run.name, run.type or "", run.user, run.status.value, *labels, *run.argv)).casefold()
+    return all(word in text for word in words)

@@ -1,0 +1,96 @@
+"""The tree as data: each run once, below its parent, whatever is sorted, filtered and folded."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sfactl.top.cells import Layout, bars
+from sfactl.top.prompt import Prompt
+from sfactl.top.table import MOST_ENDED, ORDERS, RunTable
+from sfad.core.ids import run_id
+from sfad.protocol.types import Action, LimitKind, LimitState, RunInfo, Status, Usage
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+def info(number: int, parent: int | None = None, **fields: object) -> RunInfo:
+    known = {
+        "id": run_id(number), "name": f"run{number}", "kind": "agent", "type": None, "status": Status.RUNNING,
+        "parent_id": None if parent is None else run_id(parent), "root_id": run_id(1), "depth": 0, "chain": [], "pid": 1,
+        "argv": ["true"], "cwd": "/", "user": "ann", "channel": "cli", "exit_code": None, "signal": None, "reason": None,
+        "attempts": 1, "limits": [], "usage": Usage(), "processes": None, "memory_bytes": None, "descendants": 0, "deadline": None,
+        "milestone": None, "created_at": NOW, "started_at": NOW, "ended_at": None,
+    }  # fmt: skip
+    return RunInfo(**(known | fields))  # type: ignore[arg-type]
+
+
+forests = st.lists(st.integers(0, 30), min_size=1, max_size=30).map(
+    lambda parents: [info(at + 1, parent if 0 < parent <= at else None) for at, parent in enumerate(parents)]
+)
+
+
+@given(forests, st.sampled_from(sorted(ORDERS)), st.sets(st.integers(1, 30)), st.sampled_from(["", "run1", "run2 running", "none"]))
+def test_each_run_is_shown_once_below_its_parent(runs: list[RunInfo], order: str, folded: set[int], words: str) -> None:
+    table = RunTable()
+    table.replace(runs, 0.0)
+    table.sort_by(order)
+    table.filter_by(words)
+    for number in folded:
+        table.fold(run_id(number), folded=True)
+    shown = [row.run.id for row in table.rows]
+    assert len(shown) == len(set(shown))
+    for at, row in enumerate(table.rows):
+        assert row.run.parent_id is None or row.run.parent_id in shown[:at]
+    if not words:
+        assert len(shown) + sum(row.hidden for row in table.rows) == len(runs)
+    matching = {run.id for run in runs if all(word in f"{run.name} running" for word in words.split())}
+    if not folded:
+        assert matching <= set(shown)
+
+
+def test_a_deep_tree_is_no_deep_recursion() -> None:
+    table = RunTable()
+    table.replace([info(1), *(info(number, number - 1) for number in range(2, 3000))], 0.0)
+    table.sort_by("cost")
+    assert len(table.rows) == 2999
+
+
+def test_ended_runs_are_forgotten_but_not_live_ones() -> None:
+    table = RunTable()
+    for number in range(1, 3 * MOST_ENDED):
+        table.update([info(number, root_id=run_id(number), status=Status.COMPLETED if number % 2 else Status.RUNNING)], 0.0)
+    statuses = [run.status for run in table.runs.values()]
+    assert statuses.count(Status.COMPLETED) == MOST_ENDED
+    assert statuses.count(Status.RUNNING) == 3 * MOST_ENDED // 2 - 1
+
+
+@given(st.integers(27, 300))
+def test_the_width_is_shared_out_whole(width: int) -> None:
+    layout = Layout.of(width)
+    used = 0 if not layout.milestone else layout.milestone + 1
+    used += layout.name + sum(column.width + 1 for column in layout.columns) + 1 + layout.bars
+    assert used == width
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(LimitKind)), st.floats(0, 1e6), st.floats(0, 1e6)), max_size=11), st.integers(8, 40))
+def test_bars_fit(limits: list[tuple[LimitKind, float, float]], room: int) -> None:
+    states = [
+        LimitState(kind=kind, threshold=threshold, action=Action.TERMINATE, source="", used=used)
+        for kind, threshold, used in limits
+    ]
+    assert sum(len(text) for text, _ in bars(states, 5.0, room)) <= room
+
+
+@given(
+    st.lists(st.sampled_from(["left", "right", "home", "end", "backspace", "delete", "ctrl+u", "ctrl+w", "a", "é", " ", "\x1b"]))
+)
+def test_a_prompt_takes_any_keys(keys: list[str]) -> None:
+    prompt = Prompt("", lambda _text: None)
+    for key in keys:
+        if not prompt.edit(key):
+            prompt.type(key)
+        assert 0 <= prompt.at <= len(prompt.text)
+    assert prompt.text.isprintable()

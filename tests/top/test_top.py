@@ -1,0 +1,140 @@
+"""`sfactl top` in a terminal, against a real daemon."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import Action, Limit, LimitKind, Status
+from tests.conftest import Start
+from tests.harness import Daemon, started, stopped, wait_until
+from tests.top.terminal import CTRL_C, ENTER, ESCAPE, HOME, top
+
+SLEEP = ["sleep", "300"]
+
+
+@pytest.fixture
+def daemon(common: Daemon) -> Daemon:
+    return common
+
+
+def limit(kind: LimitKind, threshold: float, action: Action | None = None) -> Limit:
+    return Limit(kind=kind, threshold=threshold, action=action)
+
+
+def test_a_person_finds_the_run_in_trouble_stops_it_and_gives_another_more_room(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        started(client, SLEEP, name="calm")
+        spender = started(client, SLEEP, name="spender", meter="report", limits=[limit(LimitKind.COST, 5.0, Action.PAUSE)]).id
+        looper = started(client, SLEEP, name="looper", meter="report", limits=[limit(LimitKind.TURNS, 10)]).id
+        client.call(m.Report(id=0, run=looper, turns=9), m.RunReply)
+        client.call(m.Report(id=0, run=spender, cost_usd=5.25), m.RunReply)
+
+        with top(daemon.env) as terminal:
+            # within the first screen: which, and why
+            terminal.until(r"(?s)3 live.*1 paused.*1 in trouble.*1 near a limit")
+            terminal.until(r"(?m)^!\w+ spender +paused")
+            terminal.until(rf"(?s){spender} spender: .*5\.25 of 5\.00 USD")
+            assert terminal.line_of("calm").startswith(" ")
+            assert terminal.line_of("looper").startswith("!")
+
+            # the next one is near its limit, and is stopped: all keys at once
+            terminal.press("nsy")
+            terminal.until(lambda: "cancelled" in terminal.line_of("looper"))
+
+            # a wrong limit stays in the prompt, with the daemon's message above it
+            terminal.press("nr")
+            terminal.until(r"(?m)^resume \w+ \(spender\).*cost=")
+            terminal.press("1" + ENTER)
+            terminal.until(r"(?s)new limit must be above that.*cost=1 *\n")
+            terminal.press("2" + ENTER)
+            terminal.until(lambda: "running" in terminal.line_of("spender"))
+            assert client.call(m.Info(id=0, run=spender), m.RunReply).run.status is Status.RUNNING
+
+            terminal.press("q")
+            assert terminal.exit_code() == 0
+
+
+def test_keys_keep_their_order_however_fast_they_come(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = started(client, SLEEP, name="only", limits=[limit(LimitKind.TURNS, 10)]).id
+        with top(daemon.env) as terminal:
+            terminal.until(r"\w+ only +running")
+            terminal.press("e")  # hides what other tests have left
+            for turns in range(20, 25):
+                terminal.press(f"nn{HOME}l\x15turns={turns}{ENTER}")
+            terminal.until(rf"{run} is running: turns .*24")
+            wanted = client.call(m.Info(id=0, run=run), m.RunReply).run.limits
+            assert [state.threshold for state in wanted if state.kind is LimitKind.TURNS] == [24]
+            terminal.press("l" + "x" * 50 + ESCAPE)
+            terminal.until(lambda: "xxx" not in terminal.text and "limits of" not in terminal.text)
+            terminal.press(CTRL_C)
+            assert terminal.exit_code() == 0
+
+
+def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
+    script = "sfactl spawn --name leaf -- sleep 300 >/dev/null; echo one; echo '[red]two[/red]' $(printf '\\033[31m'); sleep 300"
+    env = [f"{key}={value}".encode() for key, value in daemon.env.items() if key != "PATH"]
+    env.append(f"PATH={sys.prefix}/bin:/usr/bin:/bin".encode())
+    with daemon.client() as client:
+        root = started(client, ["sh", "-c", script], name="root", env=env).id
+        other = started(client, SLEEP, name="other").id
+        wait_until(lambda: client.call(m.Info(id=0, run=root), m.RunReply).run.descendants == 1, "it has a child")
+        with top(daemon.env, columns=120, lines=30) as terminal:
+            terminal.until(r"(?m)└─\w+ leaf +running")
+            terminal.until(lambda: re.search(r"running +\S+ +0 +3 ", terminal.line_of("root")))  # its processes
+            terminal.press("o")
+            terminal.until(rf"── output of {root} root")
+            terminal.until(r"(?m)^one\n\[red\]two\[/red\] \\x1b\[31m$")
+            terminal.press("w")
+            terminal.until(rf"(?s)── why of {root} root.*limit turns")
+            terminal.press("w ")
+            terminal.until(r"root +\+1")
+            assert not terminal.line_of("leaf")
+            terminal.press(" /leaf" + ENTER)
+            terminal.until(lambda: not terminal.line_of("other") and terminal.line_of("leaf"))
+            terminal.press(ESCAPE)
+            terminal.until(lambda: terminal.line_of("other"))
+            stopped(client, other)
+            terminal.until(lambda: "cancelled" in terminal.line_of("other"))
+            terminal.press("e")
+            terminal.until(lambda: not terminal.line_of("other"))
+            terminal.press("?")
+            terminal.until(r"── keys")
+
+
+def test_a_daemon_that_goes_away_is_waited_for(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        started(client, SLEEP, name="survivor")
+    with top(daemon.env) as terminal:
+        terminal.until(r"\w+ survivor +running")
+        daemon.kill()
+        terminal.until(r"the daemon is away for .*waiting for it")
+        daemon.restart()
+        terminal.until(lambda: "away" not in terminal.text and "running" in terminal.line_of("survivor"))
+        with daemon.client() as client:
+            started(client, SLEEP, name="newcomer")
+        terminal.until(r"\w+ newcomer +running")
+
+
+def test_without_a_terminal_or_a_daemon_it_says_what_to_do(daemon: Daemon) -> None:
+    done = daemon.sfactl("top")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "sfactl tree" in done.stderr
+    with top(daemon.env, "no-such-run") as terminal:
+        assert terminal.exit_code() == 66
+        assert "no-such-run" in terminal.text
+    with top(daemon.env | {"SFAD_SOCKET": f"{daemon.socket}-gone"}) as terminal:
+        assert terminal.exit_code() == 69
+
+
+def test_without_its_extra_it_says_how_to_install_it() -> None:
+    script = "import sys\nsys.modules['textual'] = None\nfrom sfactl.__main__ import main\nsys.argv = ['sfactl', 'top']\nmain()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "pip install 'sfad[top]'" in done.stderr
