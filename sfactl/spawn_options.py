@@ -80,6 +80,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--model-allow",), "model_allow",
         "A model that the run and its children may call, as claude-haiku-*; others are refused. Implies --gateway",
         "PATTERN", many=True),
+    Option(("--on-end",), "on_end", "Shell command that the daemon executes when the run has ended", "CMD"),
     Option(("--status-file",), "status_file", "File that receives the ended run as JSON", "PATH"),
 )  # fmt: skip
 
@@ -133,6 +134,7 @@ class SpawnOptions(NamedTuple):
     allow_tool: Sequence[str] = ()
     block_tool: Sequence[str] = ()
     model_allow: Sequence[str] = ()
+    on_end: str | None = None
     status_file: str | None = None
 
 
@@ -201,6 +203,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         nested=wanted.nested,
         gateway=True if wanted.gateway else False if wanted.no_gateway else None,
         queue=not wanted.no_queue,
+        on_end=wanted.on_end,
         priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
         log=log,
         quiet=wanted.quiet or environment.flag("SFA_QUIET", environ),

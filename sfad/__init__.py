@@ -22,6 +22,7 @@ A package imports only packages above it:
 `gateway`   a process of its own between agents and the API of a model
 `metering`  what runs use: output, session files, prices, samples
 `durable`   what outlives a daemon: journal, adoption, handover, budgets, maintenance
+`hooks`     commands that are executed at events
 `loop`      the trio shell: events go in, commands are applied
 `server`    the Unix socket: handshake, frames, back-pressure, one file a verb
 

@@ -15,6 +15,7 @@ import typer
 from . import __version__, exits, serving
 from . import config as configuration
 from .durable.spool import Spool
+from .hooks.programs import program_trouble
 from .host import systemd
 from .host.clock import Timers
 from .host.socket_file import PathError
@@ -93,6 +94,9 @@ def check_config(config: ConfigFile = None) -> None:
     loaded = load(configuration.config_files(os.environ, config))
     for setting in loaded.settings:
         print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
+    wrong = [f"hook '{name}': {why}" for name, hook in loaded.config.hooks.items() if (why := program_trouble(hook.command))]
+    if wrong:
+        die("; ".join(wrong), exits.USAGE)
 
 
 @app.command("check-start", hidden=True)

@@ -25,6 +25,7 @@ from .config_values import (
     COMMAND,
     COUNT,
     DURATION,
+    EVENTS,
     GROUP,
     LIMITS,
     LISTEN,
@@ -244,6 +245,14 @@ class AlertsConfig(Struct, frozen=True, kw_only=True):
     limit_share: Annotated[float, Meta(gt=0, lt=1)] = 0.8
 
 
+class Hook(Struct, frozen=True, kw_only=True):
+    """A command that is started at events (docs/hooks.md)."""
+
+    on: Annotated[tuple[str, ...], Meta(min_length=1, extra=EVENTS)]
+    command: Annotated[tuple[str, ...], Meta(min_length=1, extra=COMMAND)]
+    timeout: Annotated[float, Meta(ge=1, le=600, extra=DURATION)] = 30.0
+
+
 class SpawnRateLimit(Struct, frozen=True, kw_only=True):
     max_requests: Annotated[int, Meta(ge=1, le=100_000)] = 10
     window_seconds: Annotated[float, Meta(ge=1, le=31 * 86400)] = 3600.0
@@ -308,6 +317,8 @@ class Configuration(Struct, frozen=True, kw_only=True):
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
     alerts: AlertsConfig = AlertsConfig()
+    hooks: dict[str, Hook] = {}
+    """By name. In a file they are an array of tables."""
     sessions: SessionsConfig = SessionsConfig()
     metrics: MetricsConfig = MetricsConfig()
     otel: OtelConfig = OtelConfig()
@@ -416,7 +427,8 @@ def _collect(struct: type[Struct], table: Mapping[str, Any], path: Path, prefix:
         if _is_section(fields[name]):
             _collect(fields[name], _table(value, path, key), path, f"{key}.", found)
         elif (entry := _entry(fields[name])) is not None:
-            _collect_named(entry, _table(value, path, key), path, key, found)
+            table = _by_name(value, path, key) if key == "hooks" else _table(value, path, key)
+            _collect_named(entry, table, path, key, found)
         else:
             found.values[key] = (path, value)
 
@@ -428,6 +440,22 @@ def _collect_named(entry: type[Struct], table: Mapping[str, Any], path: Path, ke
             raise ConfigError(f"{path}: {inner[:200]}: a name of 1 to {NAME_MAX} characters is expected")
         found.names.setdefault(key, {})[name] = path
         _collect(entry, _table(value, path, inner), path, f"{inner}.", found)
+
+
+def _by_name(value: Any, path: Path, key: str) -> Mapping[str, Any]:
+    """Return an array of tables as a table, by the key `name` of each; one without a name gets its place in the file."""
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise ConfigError(f"{path}: {key}: an array of tables is expected, each written [[{key}]]")
+    found: dict[str, Any] = {}
+    for place, each in enumerate(value, 1):
+        table = dict(each)
+        name = table.pop("name", f"{key}-{place}")
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name.startswith("-"):
+            raise ConfigError(f"{path}: {key}.name = {name!r}: allowed are 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with -")
+        if name in found:
+            raise ConfigError(f"{path}: {key}: two have the name {name!r}")
+        found[name] = table
+    return found
 
 
 def _table(value: Any, path: Path, key: str) -> Mapping[str, Any]:

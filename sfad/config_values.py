@@ -31,6 +31,7 @@ URL = {"unit": "url"}
 NAMES = {"unit": "names"}
 PATTERNS = {"unit": "patterns"}
 PATHS = {"unit": "paths"}
+EVENTS = {"unit": "events"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
 LISTEN = {"unit": "listen"}
@@ -57,6 +58,7 @@ _WORDS = {
     "path": "an absolute path",
     "paths": "a list of absolute paths, or of paths that begin with ~/",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
+    "events": 'a list of types of events in which * stands for any letters, such as "run_failed" or "alert_*"',
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
     "listen": '"127.0.0.1:PORT", "[::1]:PORT" or "unix:/PATH"',
@@ -112,7 +114,7 @@ def converted(kind: Any, value: Any) -> Any:
     result = msgspec.convert(value, kind)
     if unit == "listen":
         listen_address(result)
-    if (unit == "url" and not is_base_url(value)) or (unit == "patterns" and "" in value):
+    if (unit == "url" and not is_base_url(value)) or (unit in ("patterns", "events") and "" in value):
         raise ValueError
     if isinstance(result, float) and not math.isfinite(result):
         raise ValueError

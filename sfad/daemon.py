@@ -71,7 +71,10 @@ async def serve(
         try:
             listener = listener or bind_socket(home.socket, held=home.state_dir, mode=socket_mode(everyone=runtime.everyone))
             server = Server(
-                listener, runtime, lambda sock: identify(sock, runtime.launcher, runtime.gateway.pid, runtime.otel.pid), handed
+                listener,
+                runtime,
+                lambda sock: runtime.hooking.peer(identify(sock, runtime.launcher, runtime.gateway.pid, runtime.otel.pid)),
+                handed,
             )
             stack.callback(server.close)
             # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
@@ -116,9 +119,11 @@ class Daemon:
                     # processes of runs without a snapshot
                     parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
                     await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
+                runtime.hooking.begin(runtime.config.hooks)  # not sooner: the sweep would end what is started
                 if handed is not None:
                     server.handover.continue_watching(handed.clients)  # they are told what has happened since
                 await runtime.succession.supervise(adoption, unwritten)
+                runtime.hooking.begin_on_ends()
                 if handed is not None:
                     server.handover.continue_waiting(handed.clients)  # the core knows the runs and what those may do
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
@@ -132,6 +137,9 @@ class Daemon:
                 self._announce(adoption)
                 await self.drained.wait()
                 self._notify("STOPPING=1")
+                with trio.move_on_after(LAST_WORDS), suppress(OSError):
+                    await runtime.ledger.flush()  # so that hooks are told of the last ends
+                await runtime.hooking.finish()
                 await runtime.gateway.stop()
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     await runtime.ledger.flush()  # clients that wait for an end are told when it is recorded

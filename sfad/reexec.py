@@ -84,6 +84,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     """Become the installed program, and do not return. `nofile`: the soft limit of descriptors that this process was started with.
     Raises `OSError`, `Unfit`, and then everything is as it was."""
     await runtime.arrivals.none_pending()
+    await runtime.hooking.rest()
     server.rest(resting=True)
     try:
         await _threads_done(runtime)
@@ -104,6 +105,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
             _execute(runtime, server, lock, nofile)
     finally:
         server.rest(resting=False)
+        runtime.hooking.go_on()
 
 
 async def _threads_done(runtime: Runtime) -> None:

@@ -35,6 +35,7 @@ LAYERS = [
     {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe", "sfad.spool"},
     {"sfad.runs", "sfad.gateway"},
     {"sfad.metering", "sfad.durable"},
+    {"sfad.hooks"},
     {"sfad.loop"},
     {"sfad.server"},
     {
@@ -49,8 +50,9 @@ LAYERS = [
         "sfad.__main__",
     },
 ]
-"""`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← {runs, gateway} ← {metering, durable} ← loop ←
-server ← __main__`. Other modules (config, faults, host) are leaves: any layer of the shell may use them, and they may use none."""
+"""`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← {runs, gateway} ← {metering, durable} ← hooks ←
+loop ← server ← __main__`. Other modules (config, faults, host) are leaves: any layer of the shell may use them, and they may
+use none."""
 
 HEAVY = (
     "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11", "brotli", "backports",

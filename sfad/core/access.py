@@ -71,6 +71,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "status": _MANY,
     "stop": _MANY,
     "summary": _MANY,
+    "test_hook": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "text": Access(narrowed_by="logs"),
     "transcript": Access(narrowed_by="logs"),
     "unasked_call": _FOR_GATEWAY,
@@ -106,6 +107,8 @@ class Peer:
     """It is the daemon's own gateway."""
     gids: frozenset[int] = frozenset()
     """Its groups when it connected."""
+    hook: bool = False
+    """It is in a hook of the config."""
 
     @property
     def who(self) -> str:

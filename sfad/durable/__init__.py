@@ -14,6 +14,7 @@
 `handover`      what a daemon hands to the program that it becomes on re-execution
 `pidfds`        pidfds of main processes, which systemd keeps while no daemon is there
 `alerts`        alerts that are about no single run, as they are saved
+`hooks`         how far hooks have come, and commands of `--on-end`, as they are saved
 `budgets`       money budgets between config, ledger, spool and core
 `maintenance`   when the jobs are due that keep the state directory within bounds
 `session_archive` deletes the output of sessions that ended a while ago

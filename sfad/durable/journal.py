@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from ..protocol.types import RunId
 from ..runs.live import Live
+from .hooks import on_end_changes
 from .retrying import Changes, RetryingStore
 from .saved_spawns import SavedSpawns
 from .snapshots import KEY, METER, NOW, RUN, encode, origin_of, progress_of
@@ -28,7 +29,8 @@ class RunJournal:
         """Save a run that was admitted just now, and others that this has changed. Raises `OSError`, and then it must not be."""
         run = live.run.id
         self._spawns.save(live)
-        own: Changes = {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
+        own: Changes = on_end_changes(live)
+        own |= {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
         if live.key is not None:
             own[f"{KEY}{run}"] = encode(live.key)
         try:

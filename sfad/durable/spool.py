@@ -10,6 +10,7 @@ from .alerts import AlertSpool
 from .budgets import SavedCharges
 from .earlier import BOOT, PLACE, EarlierSpool, this_boot
 from .ended import EndedRuns
+from .hooks import HookSpool
 from .journal import RunJournal
 from .numbers import ReservedNumbers
 from .retrying import RetryingStore
@@ -35,6 +36,7 @@ class Spool:
         self.numbers = ReservedNumbers(self._store)
         self.charges = SavedCharges(self._store)
         self.alerts = AlertSpool(self._store)
+        self.hooks = HookSpool(self._store)
 
     def begin(self, place: str) -> None:
         """From now on it is written for this boot, and for the state directory `place`."""

@@ -9,6 +9,7 @@ import sys
 
 import trio
 
+from ..host.secrecy import hide_memory
 from .daemon_link import ALONE_MAX, DaemonLink
 from .estimate import Estimates
 from .exchange import Shared, new_client
@@ -21,6 +22,7 @@ LAST_SETTLEMENTS = 5.0
 
 
 def main() -> None:
+    hide_memory()
     words = argparse.ArgumentParser(prog="sfad gateway")
     words.add_argument("--daemon", required=True, metavar="SOCKET")
     trio.run(_serve, words.parse_args().daemon)

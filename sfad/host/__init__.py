@@ -1,5 +1,6 @@
 """What this machine is, and what it lends to the daemon.
 
+`variables`     the part of an environment that a hook keeps
 `audience`       whom the daemon serves: its owner and root, or every user
 `clock`          the daemon's clocks, and deadlines that call back
 `descriptors`    reserves the last descriptors of the process
@@ -10,6 +11,7 @@
 `bubblewrap`     whether bubblewrap is there, and may make namespaces
 `probe`          what the kernel and the session offer, for `sfactl doctor`
 `headroom`       room on the disk, and a priority over the runs, that are kept for the daemon
+`secrecy`        keeps the process's memory and environment from others
 `socket_file`    the listening socket, in a directory where no other user can replace it
 `state_dir`      the state directory and its locks
 `systemd`        the protocol of sd_notify(3) and the file descriptor store

@@ -4,6 +4,7 @@ server ─ pending_requests ──────▶ ┌─────────
 launcher, timers ─ arrivals ────▶ │ core_loop │                               ├─▶ launching, launcher
 metering ───────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
 
+`hooking`       wires hooks to the config, the events and the ends of runs
 `runtime`          makes the parts, serves them, and has them follow the config
 `core_loop`        feeds the machine, and applies its commands
 `pending_requests` requests that wait for the core's answer

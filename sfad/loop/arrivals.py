@@ -11,6 +11,7 @@ from ..core.run import Run
 from ..core.tree import Tree
 from ..core.vocabulary import Timer
 from ..durable.pidfds import StoredPidfds
+from ..hooks.processes import HookProcesses
 from ..host.clock import Timers
 from ..host.tasks import Background
 from ..metering.metering import Metering
@@ -47,6 +48,7 @@ class Arrivals:
     pidfds: StoredPidfds
     background: Background
     feed: Callable[[e.Event], None]
+    hooks: HookProcesses
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
     _settled: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
@@ -55,6 +57,8 @@ class Arrivals:
     def arrived(self, event: e.Event) -> None:
         """Take what the launcher tells. Before the core decides about an end, everything is learnt that the run wrote or used."""
         match event:
+            case e.OfRun(run=name) if name in self.hooks:
+                self.hooks.arrived(event)
             case e.LaunchSucceeded(run=name) if (run := self.tree.get(name)) is not None:
                 self.pidfds.keep(run, event.pid)
                 self.feed(event)

@@ -33,6 +33,7 @@ from .announcing import Announcer
 from .arrivals import Arrivals
 from .core_loop import CoreLoop, EventQueue
 from .gateway_process import GatewayProcess
+from .hooking import Hooking
 from .isolating import Isolating
 from .launching import Launching
 from .measuring import Measuring
@@ -119,14 +120,18 @@ class Runtime:
         )
         self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
-        self.arrivals = Arrivals(self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed)
+        self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background)
+        self.arrivals = Arrivals(
+            self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
+            self.hooking.processes,
+        )  # fmt: skip
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
             resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
-            self.machine.saved_alerts,
+            self.machine.saved_alerts, self.hooking,
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
@@ -198,6 +203,7 @@ class Runtime:
         self.gateway.reconfigure(config.gateway)
         self.metrics.reconfigure(config.metrics)
         self.otel.reconfigure(config.otel)
+        self.hooking.configure(config.hooks)
         self.shims.look()
         self.isolating.reconfigure(config)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))

@@ -21,6 +21,7 @@ from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.showing import info_of
 from ..runs.subscribers import Subscribers
+from .hooking import Hooking
 from .launching import Feed
 from .resources import Resources
 from .run_feed import RunFeed
@@ -42,6 +43,7 @@ class Saver:
     run_feed: RunFeed
     alerts: Callable[[], SavedAlerts]
     """Returns the alerts to be saved that are about no single run."""
+    hooking: Hooking
     _used: set[RunId] = field(default_factory=set)
     """Runs whose use the ledger does not know yet."""
 
@@ -132,6 +134,7 @@ class Saver:
         if saved is None:  # it was never admitted: a request with the same key is to get another run
             self.catalogue.forget_requests([info.id])
             self.resources.spool.ended.forget([info.id])
+            self.hooking.never_admitted(info.id)
             self._tell_ends([info.id])
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
@@ -165,6 +168,7 @@ class Saver:
             info = self.catalogue.recorded(run)
             if info is not None:
                 self.subscribers.ended(info)
+                self.hooking.run_ended(info)
 
     def committed(self, runs: Iterable[RunId]) -> None:
         self.feed(e.Committed(trio.current_time(), tuple(runs)))

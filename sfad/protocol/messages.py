@@ -122,6 +122,8 @@ class Spawn(Request, tag="spawn"):
     claim: Claim = Claim()
     watch: bool = False
     """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""
+    on_end: str | None = None
+    """A command for `sh -c`, executed once the run has ended."""
     key: str | None = None
     """A random word of the client. The same user asking again from the same run with the same key gets the run admitted before."""
     descriptors: int = 0
@@ -547,6 +549,14 @@ class DaemonInfo(Request, tag="status"):
     repeats = 1
 
 
+class TryHook(Request, tag="test_hook"):
+    """Execute a hook of the config for an invented event. Answered by `HookTested` once it has ended."""
+
+    name: str
+    event: str = "run_failed"
+    """Its type."""
+
+
 class Metrics(Request, tag="metrics"):
     """Return the daemon's metrics. Answered by `MetricsText`."""
 
@@ -817,6 +827,19 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Those in force, the weakest first. This and the next one are told to the daemon's own user and root only."""
     log: str | None = None
     """Where the daemon's log goes: a file, or `stderr`, or `journal`."""
+    hooks: list["HookState"] = []
+    """Those of the config. Only the operator is told."""
+    on_ends: list["OnEndState"] = []
+    """Commands of `--on-end` that wait or run."""
+
+
+class HookTested(Reply, tag="hook_tested"):
+    how: str
+    """How it ended: `exit code 0`."""
+    ok: bool
+    output: str
+    """The end of what it printed."""
+    elapsed_s: float
 
 
 class MetricsText(Reply, tag="metrics_text"):
@@ -829,6 +852,30 @@ class Setting(Struct, frozen=True, kw_only=True):
     key: str
     value: Any
     source: str
+
+
+class HookState(Struct, frozen=True, kw_only=True):
+    """A hook of the config, and what became of it since the daemon's start."""
+
+    name: str
+    on: list[str]
+    command: list[str]
+    timeout: float
+    waiting: int = 0
+    """Events that it has not been started for."""
+    running: int = 0
+    ended: int = 0
+    failed: int = 0
+    failing: str | None = None
+    """How it ended last, if it failed."""
+
+
+class OnEndState(Struct, frozen=True, kw_only=True):
+    """The command of `--on-end` of a run that has ended."""
+
+    run_id: RunId
+    command: str
+    state: Literal["waiting", "running"]
 
 
 class AgentInfo(Struct, frozen=True, kw_only=True):

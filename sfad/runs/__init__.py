@@ -3,6 +3,7 @@
 `call_list`    which calls of models a run has made: under way, not written yet, or in the ledger
 `catalogue`    the one answer to what is known of a run: live, ended a short while ago, or in the ledger
 `live`         a live run as the shell knows it, beside the core's `Run`
+`on_end`       the command of `--on-end`
 `raised_alerts` alerts as they are shown
 `showing`      how a live run is shown, to clients and in its row of the ledger
 `stdin`        the pipe behind `--stdin`

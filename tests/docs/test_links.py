@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, README, ROOT, pages, spans, without_code
+from tests.docs.pages import DOCS, README, ROOT, pages, spans, text_of, without_code
 
 _LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 _MACHINE = re.compile(r"/work\b|/root\b|/tmp/\w|/home/(?!ann\b)|/opt/|pypi|artifactory|npmjs|\.internal\b")
@@ -52,3 +52,10 @@ def test_lines_are_short_but_where_output_is_shown(page: Path) -> None:
 def test_files_that_are_named_exist(page: Path) -> None:
     named = [span for span in spans(page.read_text()) if re.match(r"(sfad|sfactl|tests|docs)/", span) and "VERB" not in span]
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_threat_model_names_tests_that_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", text_of("threat-model.md")))
+    there = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert named
+    assert named <= there, named - there

@@ -10,7 +10,7 @@ import pytest
 
 from sfactl.exits import ExitCode
 from sfad import __version__
-from sfad.config import Agent, ConfigError, Price, ProgramConfig, TeamBudget, UpstreamConfig, UserBudget, load
+from sfad.config import Agent, ConfigError, Hook, Price, ProgramConfig, TeamBudget, UpstreamConfig, UserBudget, load
 from sfad.reloading import AT_START
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
 
@@ -32,9 +32,12 @@ class Shown(NamedTuple):
 
 def keys(block: str) -> list[Shown]:
     """Return the keys of a block, also those without a default."""
-    found, table = [], ""
+    found: list[Shown] = []
+    table = ""
     for line in block.splitlines():
-        if line.startswith("["):
+        if line.startswith('name = "') and found and table == "hooks.":  # of an array of tables
+            table += line.split('"')[1] + "."
+        elif line.startswith("["):
             table = line.partition("]")[0].strip("[") + "."
         elif (entry := _LINE.match(line)) is not None:
             found.append(Shown(table + entry[1], entry[2], entry[3]))
@@ -69,7 +72,7 @@ def test_every_value_that_is_shown_is_allowed(tmp_path: Path, block: str) -> Non
 def test_every_key_below_a_name() -> None:
     entries = {
         "prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget, "upstreams": UpstreamConfig,
-        "agents": Agent,
+        "agents": Agent, "hooks": Hook,
     }  # fmt: skip
     shown = {shown.key for shown in keys(NAMED)}
     tables = {key.rpartition(".")[0] for key in shown}
@@ -81,7 +84,8 @@ def test_every_key_below_a_name() -> None:
 def test_the_range_is_that_of_the_error(tmp_path: Path, block: str, shown: Shown) -> None:
     table, _, name = shown.key.rpartition(".")
     text = f"\n{uncommented(block, 'file' if name.endswith('_env') else 'env')}"
-    begin = text.index(f"\n[{table}]") if table else 0
+    head = "[[hooks]]" if table.startswith("hooks.") else f"[{table}]"
+    begin = text.index(f"\n{head}") if table else 0
     wrong = text[:begin] + text[begin:].replace(f"\n{name} = {shown.value} ", f"\n{name} = {{}} ", 1)
     with pytest.raises(ConfigError) as caught:
         load([write(tmp_path / "sfad.toml", wrong)])

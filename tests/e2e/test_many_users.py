@@ -25,10 +25,11 @@ from tests.users import FIRST, SECOND, Failed, as_user, become, needs_root, open
 
 pytestmark = needs_root
 
-CLONE_NEWUSER = 0x10000000
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
 libc = ctypes.CDLL(None, use_errno=True)
 PATH = [b"PATH=/usr/bin:/bin"]
 CONFIG = '[access]\nusers = "all"\n'
+DEEP = "/".join(["d" * 250] * 14)
 SCRIPT = """
 id -u; id -g; id -G; umask; ulimit -n; ulimit -Hn; ulimit -c; pwd
 echo "env $MARK $HOME"
@@ -197,6 +198,24 @@ def test_a_submitter_of_another_user_namespace_is_refused(everyones: Daemon) -> 
     assert "is in another user namespace, which its run would leave" in as_user(FIRST, unshared)
 
 
+def test_a_submitter_of_another_pid_namespace_is_refused(everyones: Daemon) -> None:
+    def unshared() -> str:
+        assert libc.unshare(CLONE_NEWPID) == 0
+        return as_user(FIRST, lambda: str(ran(everyones.socket, "true")))  # the first process there
+
+    assert "is in another pid namespace, which its run would leave" in as_user(0, unshared)
+
+
+def test_a_proc_that_hides_processes_hides_none_from_the_daemon(place: Path) -> None:
+    directory = place / "hidden"
+    directory.mkdir()
+    mount = 'mount -t proc -o hidepid=invisible proc /proc && exec "$@"'
+    wrap = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh"]
+    with running(directory, config=CONFIG, mode="cgroup", wrap=wrap) as daemon:
+        run = as_user(FIRST, lambda: ended(daemon.socket, "id", "-u"))
+        assert output(daemon, run) == [str(FIRST)]
+
+
 def test_a_submitter_that_died_before_it_was_looked_at_is_refused(everyones: Daemon) -> None:
     def submit() -> None:
         sock.connect(str(everyones.socket))
@@ -240,3 +259,43 @@ def test_attempts_after_a_crash_are_still_the_users(place: Path) -> None:
             found = client.call(m.Wait(id=client.next_id(), run=run), m.RunReply).run
         assert found.attempts == 2
         assert output(daemon, found) == [str(FIRST), f"{FIRST} 62001", "123"] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["two\nlines", "\x1b[31mred\x07", "\udcff\udcfe", " ", "-rf", "a" * 255, "/".join(["d" * 250] * 14)]
+)
+def test_odd_names_of_directories(everyones: Daemon, home: Path, name: str) -> None:
+    (home / name).mkdir(parents=True)
+    for each in (home / name, *(home / name).parents):
+        if each.is_relative_to(home):
+            os.chown(each, FIRST, FIRST)
+    winding = f"{home}/{name.split('/')[0]}/../{name}"
+    run = as_user(FIRST, lambda: ended(everyones.socket, "pwd", "-P", cwd=os.fsencode(winding)))
+    assert run.status == "completed", run
+    found = (everyones.state_dir / "output" / f"{run.id}.out").read_bytes()
+    assert found == os.fsencode(home / name) + b"\n"
+
+
+def test_a_user_cannot_lead_the_daemon_out_of_its_directories(everyones: Daemon, home: Path) -> None:
+    """Root writes and reads by names that only root can change, so a link to the run's own output leads nowhere."""
+    script = """
+        where=$(readlink /proc/$$/fd/1)
+        ln -s /etc/shadow link; ln -L /proc/$$/fd/1 hard 2>/dev/null; chmod 666 /proc/$$/fd/1
+        echo first; [ -n "$where" ] || echo nowhere
+        rm "$where" && echo removed
+        ln -sf /etc/shadow "$where" && echo replaced
+        exit 1
+    """
+    command = ("sh", "-c", script)
+    run = as_user(FIRST, lambda: ended(everyones.socket, *command, cwd=os.fsencode(home), attempts=2, retry_delay=0.01))
+    assert output(everyones, run) == ["first", "first"]
+
+
+def test_the_daemons_environment_is_not_its_users(everyones: Daemon) -> None:
+    """Neither in a run's environment nor in /proc."""
+    run = as_user(FIRST, lambda: ended(everyones.socket, "sh", "-c", f"env; cat /proc/{everyones.pid}/environ"))
+    names = {line.partition("=")[0] for line in output(everyones, run)} - {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+    assert all(name.startswith("SFA_") for name in names), names
+    for name in ("environ", "mem", "fd"):
+        with pytest.raises(Failed, match="Permission denied"):
+            as_user(FIRST, lambda name=name: os.open(f"/proc/{everyones.pid}/{name}", os.O_RDONLY))  # type: ignore[misc]

@@ -21,6 +21,7 @@ from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surve
 from sfad.core.ids import run_id
 from sfad.launch import procfs
 from sfad.launch.contain.cgroup import cgroupfs
+from sfad.launch.contain.cgroup.cgroups import RunCgroups
 from tests.launch import programs
 from tests.launch.rig import Rig, rigged, until
 
@@ -193,6 +194,26 @@ async def test_a_signal_reaches_child_runs_that_are_frozen(rig: Rig) -> None:
     assert {event.signal for event in rig.events if isinstance(event, MainExited)} == {signal.SIGTERM}
     rig.launcher.release("a2")
     rig.launcher.release("a1")
+
+
+async def test_a_pid_that_is_another_process_by_now_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was listed ends, as by SIGKILL of its user, and its pid is used again before the signal is sent."""
+    stranger = await trio.lowlevel.open_process(["env", "--block-signal=TERM", "sleep", "1000"])
+    listed = RunCgroups.members
+    monkeypatch.setattr(RunCgroups, "members", lambda self, *runs: [*listed(self, *runs), (stranger.pid, "a1")])
+    try:
+        async with rigged("cgroup") as rig:
+            rig.launch("a1", "sleep", "1000")
+            await rig.running("a1")
+            rig.launcher.terminate("a1", signal.SIGTERM)
+            await rig.wait(Emptied, "a1")
+            status = (procfs.read(f"/proc/{stranger.pid}/status", whole=True) or b"").decode()
+            pending = re.findall(r"^S[hi][dg]Pnd:\s+(\w+)$", status, re.MULTILINE)
+            assert [int(mask, 16) for mask in pending] == [0, 0]
+            rig.launcher.release("a1")
+    finally:
+        stranger.kill()
+        await stranger.wait()
 
 
 async def test_thaw_leaves_a_child_that_was_frozen_by_itself(rig: Rig, tmp_path: Path) -> None:

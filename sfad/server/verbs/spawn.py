@@ -7,11 +7,12 @@ from functools import partial
 import msgspec
 
 from ...agents import AgentError, filled_in, shimmed
-from ...core.access import VERBS
+from ...core.access import VERBS, Peer
 from ...core.asked import SessionAsked
 from ...core.naming import executes, program_name
 from ...core.policy import MAX_LABELS, Invalid
 from ...core.tool_lists import ToolLists, narrowed
+from ...hooks.event_hooks import CHANNEL
 from ...host.closing import close_soon
 from ...launch import procfs
 from ...loop.isolating import IsolationError, IsolationImpossible
@@ -20,6 +21,7 @@ from ...meters import PROGRAMS, UNREAD
 from ...protocol.messages import MAX_DESCRIPTORS, Done, Spawn
 from ...protocol.types import ErrorCode, RunId
 from ...runs.live import Live
+from ...runs.on_end import MOST as MOST_ON_END
 from ..call import Call, answers
 from ..checks import RequestError, bad_request, check_limits, check_most, unavailable
 from ..submitters import submitter
@@ -50,6 +52,9 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
             request = shimmed(request, gateway)
         request = runtime.isolating.decided(request, above, peer.uid)
         _check(request)
+        request = _of_hook(request, peer, above)
+        if request.on_end is not None:
+            _check_on_end(request.on_end, peer)
         user = submitter(call.connection, runtime.launcher.containment)
         if request.watch:
             demand_watch(call)
@@ -82,6 +87,24 @@ def _with_tools(request: Spawn, above: Live | None) -> Spawn:
     own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
     tools = narrowed(own, above.run.asked.tools, f"run {above.run.id}")
     return msgspec.structs.replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
+
+
+def _of_hook(request: Spawn, peer: Peer, above: Live | None) -> Spawn:
+    """Return the request with the channel of hooks where a hook, or what it has started, asks: the events of these runs start no
+    hook. No other client may hide its runs so."""
+    if peer.hook or (above is not None and above.run.birth.channel == CHANNEL):
+        return msgspec.structs.replace(request, channel=CHANNEL)
+    if request.channel == CHANNEL:
+        raise bad_request(f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another")
+    return request
+
+
+def _check_on_end(command: str, peer: Peer) -> None:
+    if peer.run is not None:
+        raise bad_request("--on-end is for runs that are started from outside any run: leave it out, and wait for the run instead")
+    check_most("characters of --on-end", len(command), MOST_ON_END)
+    if "\0" in command:
+        raise bad_request("a NUL character in --on-end")
 
 
 def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
@@ -167,6 +190,9 @@ def _check(request: Spawn) -> None:
                 raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
     if any("\0" in tool for tool in (*request.allowed_tools, *request.blocked_tools)):
         raise bad_request("a NUL character in the name of a tool")
+    _check_characters(request)
+    if not 0 <= request.umask <= 0o777:
+        raise bad_request(f"umask must be 0 to 0o777, got {request.umask:#o}")
     if any(not path.startswith(b"/") for path in paths):
         raise bad_request("each writable path must be absolute")
     if not request.cwd.startswith(b"/"):
@@ -178,6 +204,15 @@ def _check(request: Spawn) -> None:
     if unknown:
         known = ", ".join(sorted(VERBS))
         raise bad_request(f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}")
+
+
+def _check_characters(request: Spawn) -> None:
+    """Refuse control characters, and such as change the direction of writing, where lists show the text."""
+    labels = [word for pair in request.labels.items() for word in pair]
+    for what, words in (("a label", labels), ("--type", [request.run_type]), ("--channel", [request.channel])):
+        odd = next((word for word in words if word is not None and not word.isprintable()), None)
+        if odd is not None:
+            raise bad_request(f"a control character in {what}: {odd[:80]!r}")
 
 
 def _check_sizes(request: Spawn) -> None:

@@ -67,6 +67,8 @@ def status(call: Call, _request: DaemonInfo) -> None:
             shim_dir=str(runtime.shims.path),
             quotas=_quotas(call) if scope.run is None else [],
             alerts=_alerts(call, mine),
+            hooks=runtime.hooking.events.states() if everything else [],
+            on_ends=[each for each in runtime.hooking.ends.states() if runtime.catalogue.known(each.run_id, scope) is not None],
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )

@@ -19,6 +19,8 @@ def stop(call: Call, request: Stop) -> None:
     if not (request.runs or has_filters(request)):
         raise bad_request("say what to stop: runs, a name, labels, or everything")
     named = [call.resolve(handle).id for handle in request.runs]
+    for run in named:
+        call.runtime.hooking.ends.cancel(run)
     runs = tuple(dict.fromkeys([*named, *filtered(call, request, "stop")]))
     call.ask(e.StopRequested, runs, request.signal, request.grace)
 

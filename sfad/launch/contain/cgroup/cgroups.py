@@ -104,6 +104,11 @@ class RunCgroups:
         directory = self.inside(procfs.cgroup(pid))
         return directory is not None and location.below(directory, f"{self.directory(run)}/{LEAF}") is not None
 
+    def holds(self, run: LaunchedRun, pid: int) -> bool:
+        """Return whether a process is in the run's cgroup, or below it."""
+        directory = self.inside(procfs.cgroup(pid))
+        return directory is not None and location.below(directory, self.directory(run)) is not None
+
     def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:
         """Yield every process in the cgroups of these runs, with the run it is in. Raises `OSError`."""
         for run in tops:

@@ -2,7 +2,7 @@
 
 import os
 from contextlib import suppress
-from signal import SIGKILL
+from signal import SIGKILL, pidfd_send_signal
 
 import trio
 
@@ -58,8 +58,17 @@ class CgroupStops(RunStops):
                 if pid in sandboxes:
                     continue
                 with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)  # no frozen process can end, so no pid was used again
+                    self._signal(run, pid, number)
             signal_mains(run, number, but=members)
+
+    def _signal(self, run: LaunchedRun, pid: int, number: int) -> None:
+        # SIGKILL ends a frozen process too, so the pid that was listed may be another process's by now, and of any user
+        held = os.pidfd_open(pid)
+        try:
+            if self._cgroups.holds(run, pid):
+                pidfd_send_signal(held, number)
+        finally:
+            os.close(held)
 
     async def _let_go(self, run: LaunchedRun, group: RunCgroup, stop: int) -> None:
         if run.in_stop(stop):

@@ -1,0 +1,1 @@
+"""Show the hooks of the config, and try one."""

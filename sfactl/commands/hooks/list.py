@@ -1,0 +1,27 @@
+"""List the hooks of the config, how often each was started and failed, and commands of --on-end that are not done."""
+
+from sfad.protocol.messages import DaemonInfo, DaemonStatus
+
+from ... import output, table
+from ...connection import call
+from ...exits import ExitCode
+from ...options import COMMON, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = COMMON
+
+
+def main(*, socket: str | None = None, json: bool = False) -> int:
+    found = call(socket, DaemonInfo(id=0), DaemonStatus)
+    if json:
+        output.print_json({"hooks": found.hooks, "on_ends": found.on_ends})
+        return ExitCode.DONE
+    rows = [
+        (hook.name, str(hook.ended), str(hook.failed), str(hook.running), str(hook.waiting), hook.failing or "-",
+         " ".join(hook.on), " ".join(hook.command))
+        for hook in found.hooks
+    ]  # fmt: skip
+    names = ("NAME", "ENDED", "FAILED", "RUNNING", "WAITING", "FAILING", "ON", "COMMAND")
+    print(table.drawn(names, [[output.plain(cell) for cell in row] for row in rows]))
+    for each in found.on_ends:
+        print(f"--on-end of run {each.run_id} {each.state}: {output.plain(each.command)}")
+    return ExitCode.DONE

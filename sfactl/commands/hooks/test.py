@@ -1,0 +1,32 @@
+"""Execute a hook for an invented event, and print how it ended, its output and its time.
+
+Exit codes: 0 it exited with 0; 1 it failed.
+"""
+
+from sfad.protocol.messages import HookTested, TryHook
+
+from ... import output
+from ...connection import call
+from ...exits import ExitCode
+from ...options import COMMON, Argument, Option, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Argument("name", "NAME", "The hook's name in the config"),
+    Option(("--event",), "event", "Type of the event (default: run_failed)", "TYPE"),
+)
+
+
+FAILED = 1
+"""As of any command that has failed."""
+
+
+def main(*, name: str, event: str | None = None, socket: str | None = None, json: bool = False) -> int:
+    found = call(socket, TryHook(id=0, name=name, event=event or "run_failed"), HookTested)
+    if json:
+        output.print_json(output.content(found))
+    else:
+        print(f"{found.how}, after {output.seconds(found.elapsed_s)}")
+        if found.output:
+            output.write(output.harmless(found.output).encode() + (b"" if found.output.endswith("\n") else b"\n"))
+    return ExitCode.DONE if found.ok else FAILED

@@ -1,0 +1,143 @@
+"""`--on-end`: executes the command that a run was started with, once its end is on record.
+
+Only a run that was started from outside any run has one, so a tree has one. It is saved from the run's admission on until it was
+executed: at least once, whatever becomes of the daemon.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import trio
+from msgspec import UNSET
+
+from ..core.lifecycle import severity_of_end
+from ..host.tasks import Background
+from ..protocol.messages import OnEndState
+from ..protocol.types import Event, RunId, RunInfo
+from ..runs.on_end import OnEnd
+from .fair_queue import FairQueue
+from .processes import HookCommand, HookProcesses
+from .reporting import HookReports
+from .surroundings import event_json, event_variables
+
+TIMEOUT = 30.0
+"""Seconds that one may take."""
+AT_ONCE = 4
+"""Processes for the runs of one user."""
+AT_ONCE_IN_ALL = 8
+WAITING = 1024
+"""Ended runs whose commands wait. The longest queue of a user loses its oldest."""
+
+
+@dataclass(slots=True)
+class EndHooks:
+    processes: HookProcesses
+    reports: HookReports
+    background: Background
+    socket: str
+    forget: Callable[[Iterable[RunId]], None]
+    """Deletes what is saved of these runs."""
+    _queue: FairQueue[RunId] = field(default_factory=lambda: FairQueue(WAITING))
+    _ended: dict[RunId, tuple[OnEnd, Event]] = field(default_factory=dict)
+    """Runs whose command waits or is executed."""
+    _running: dict[RunId, trio.CancelScope] = field(default_factory=dict)
+    _resting: bool = False
+    _idle: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
+
+    def ended(self, info: RunInfo, hook: OnEnd) -> None:
+        """The end of a run is on record."""
+        if info.id in self._ended:
+            return
+        self._ended[info.id] = (hook, _event_of(info))
+        dropped = self._queue.push(hook.uid, 0, info.id)
+        if dropped is not None:
+            self.reports.dropped(f"of --on-end of run {dropped}", f"run {dropped}")
+            self._done(dropped)
+        self._start()
+
+    def _start(self) -> None:
+        while not self._resting and len(self._running) < AT_ONCE_IN_ALL:
+            busy: list[RunId] = []
+            while (run := self._queue.pop()) is not None and self._executed_of(run) >= AT_ONCE:
+                busy.append(run)
+            for each in busy:
+                self._queue.push(self._ended[each][0].uid, 0, each)
+            if run is None:
+                return
+            self._running[run] = scope = trio.CancelScope()
+            self.background.start_soon(self._run, run, scope)
+
+    def _executed_of(self, run: RunId) -> int:
+        uid = self._ended[run][0].uid
+        return sum(self._ended[each][0].uid == uid for each in self._running)
+
+    async def _run(self, run: RunId, scope: trio.CancelScope) -> None:
+        hook, event = self._ended[run]
+        env = [*hook.env, *event_variables(event, self.socket)]
+        command = HookCommand([b"/bin/sh", b"-c", hook.command.encode(errors="surrogateescape")], hook.cwd, env,
+                              event_json(event), TIMEOUT, hook.user)  # fmt: skip
+        try:
+            result = await self.processes.run(command, scope, operators=False)
+            if not (scope.cancelled_caught and self._resting):  # else the next daemon executes it again
+                self.reports.ended(f"--on-end of run {run}", result, f"{event.type} {run}")
+                self._done(run)
+        finally:
+            del self._running[run]
+            self._idle.unpark_all()
+        self._start()
+
+    def _done(self, run: RunId) -> None:
+        del self._ended[run]
+        self.forget([run])
+
+    def cancel(self, run: RunId) -> bool:
+        """Do not execute the command of an ended run, or end it. Return whether there was one."""
+        if run not in self._ended:
+            return False
+        if run in self._running:
+            self._running[run].cancel()
+        else:
+            self._queue.remove(run)
+            self._done(run)
+        return True
+
+    def states(self) -> list[OnEndState]:
+        return [
+            OnEndState(run_id=run, command=hook.command, state="running" if run in self._running else "waiting")
+            for run, (hook, _) in self._ended.items()
+        ]
+
+    async def rest(self, within: float, *, queued: bool) -> None:
+        """As `EventHooks.rest`."""
+        self._resting = not queued
+        with trio.move_on_after(within):
+            while self._running or (queued and len(self._queue)):
+                await self._idle.park()
+        self._resting = True
+        for scope in self._running.values():
+            scope.cancel()
+        while self._running:
+            await self._idle.park()
+
+    def go_on(self) -> None:
+        """Undo `rest`."""
+        self._resting = False
+        waiting = set(self._queue)
+        for run, (hook, _) in self._ended.items():
+            if run not in waiting:
+                self._queue.push(hook.uid, 0, run)
+        self._start()
+
+
+def _event_of(info: RunInfo) -> Event:
+    """Return the end of a run as an event. It has no number: a later daemon may execute the command, for a run of this one."""
+    return Event(
+        type=f"run_{info.status}",
+        severity=severity_of_end(info.status),
+        run_id=info.id,
+        root_id=info.root_id,
+        agent_name=info.name,
+        message=info.reason.message if info.reason is not None else "",
+        channel=info.channel,
+        time=info.ended_at if info.ended_at is not None else UNSET,
+    )

@@ -1,0 +1,194 @@
+"""Executes hooks: each in a containment of its own, so that whatever it has started ends with it, and dies with the daemon's
+next start if the daemon is killed.
+
+For the launcher a hook is a run that the core does not know. Its id is a number that no run reaches.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import trio
+
+from ..core import events as e
+from ..core.ids import run_id
+from ..core.vocabulary import signal_name
+from ..launch.credentials import Credentials
+from ..launch.launcher import UNBOUND, Bounds, Launcher, LaunchSpec
+from ..protocol.types import RunId
+
+FIRST = 32**11
+"""The number of the first hook."""
+
+OUTPUT = 4096
+"""Bytes that are kept of what a hook prints: the last ones, where the error is."""
+
+BOUNDS = Bounds(memory=512 << 20, pids=64)
+"""Where the kernel enforces them."""
+
+KILL_AGAIN, KILLS = 1.0, 30
+"""Seconds between two kills of a hook whose processes do not go, and how often that is tried before it is left to the launcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookCommand:
+    argv: Sequence[bytes]
+    cwd: bytes
+    env: list[bytes]
+    stdin: bytes
+    timeout: float
+    user: Credentials | None = None
+    """`None` is the daemon's own user."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookResult:
+    how: str
+    """How it ended, in words: `exit code 0`."""
+    ok: bool
+    output: bytes
+    elapsed_s: float
+
+
+@dataclass(slots=True)
+class _Process:
+    exited: trio.Event = field(default_factory=trio.Event)
+    emptied: trio.Event = field(default_factory=trio.Event)
+    how: str = ""
+    ok: bool = False
+    output: bytes = b""
+    left: bool = False
+    """Nothing waits for it any more."""
+
+
+class HookProcesses:
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._processes: dict[RunId, _Process] = {}
+        self._operators: set[RunId] = set()
+        self._last = FIRST - 1
+
+    def __contains__(self, name: RunId) -> bool:
+        return name in self._processes
+
+    def is_operators(self, name: RunId | None) -> bool:
+        """Return whether that is a hook of the config, which acts for the operator."""
+        return name in self._operators
+
+    def arrived(self, event: e.OfRun) -> None:
+        """Take what the launcher tells of a hook."""
+        process = self._processes[event.run]
+        match event:
+            case e.LaunchFailed():
+                process.how = event.error
+                process.exited.set()
+            case e.MainExited():
+                process.ok = event.code == 0
+                process.how = f"killed by {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
+                process.exited.set()
+            case e.Emptied():
+                process.emptied.set()
+                if process.left:
+                    self._forget(event.run)
+
+    async def run(self, command: HookCommand, stop: trio.CancelScope, *, operators: bool) -> HookResult:
+        """Execute a hook, and return when nothing of it is alive. Cancel `stop` to end it early."""
+        self._last += 1
+        name, process, began = run_id(self._last), _Process(), trio.current_time()
+        self._processes[name] = process
+        if operators:
+            self._operators.add(name)
+        try:
+            with ExitStack() as stack:
+                try:
+                    output = self._launch(name, command, stack)
+                except OSError as error:
+                    return HookResult(f"not started: {error.strerror}", ok=False, output=b"", elapsed_s=0.0)
+                try:
+                    await self._supervise(process, output, command.timeout, stop)
+                finally:
+                    await self._end(name, process)
+                _drain(output, process)
+        finally:
+            if process.emptied.is_set() or not process.how:
+                self._forget(name)
+            else:
+                process.left = True
+        return HookResult(process.how, process.ok, process.output, round(trio.current_time() - began, 3))
+
+    def _launch(self, name: RunId, command: HookCommand, stack: ExitStack) -> int:
+        """Start the command. Return where its output can be read."""
+        output, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        stack.callback(os.close, output)
+        try:
+            os.set_blocking(far_end, True)
+            stdin = os.memfd_create("event", os.MFD_CLOEXEC)
+            try:
+                _write_all(stdin, command.stdin)
+                bounds = BOUNDS if self._launcher.enforcement("pids") == "kernel" else UNBOUND
+                spec = LaunchSpec(
+                    argv=list(command.argv), cwd=command.cwd, env=command.env, umask=0o077, stdin=stdin, stdout=far_end,
+                    stderr=far_end, bounds=bounds, user=command.user,
+                )  # fmt: skip
+                self._launcher.launch(name, None, spec, lambda _: True)
+            finally:
+                os.close(stdin)
+        finally:
+            os.close(far_end)
+        return output
+
+    async def _supervise(self, process: _Process, output: int, timeout: float, stop: trio.CancelScope) -> None:
+        """Wait until the main process has ended, the time is over or the hook is cancelled."""
+        with trio.move_on_after(timeout) as in_time, stop:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_read, output, process)
+                await process.exited.wait()
+                nursery.cancel_scope.cancel()
+        if not process.exited.is_set():
+            process.how = f"not ended within {timeout:g} s, and killed" if in_time.cancelled_caught else "cancelled"
+
+    async def _end(self, name: RunId, process: _Process) -> None:
+        """Kill what is left of the hook."""
+        how, ok = process.how, process.ok
+        with trio.CancelScope(shield=True):
+            for _ in range(KILLS):
+                self._launcher.kill(name)
+                with trio.move_on_after(KILL_AGAIN):
+                    await process.emptied.wait()
+                    break
+        process.how, process.ok = how, ok
+
+    def _forget(self, name: RunId) -> None:
+        self._launcher.release(name)
+        del self._processes[name]
+        self._operators.discard(name)
+
+
+async def _read(output: int, process: _Process) -> None:
+    while True:
+        await trio.lowlevel.wait_readable(output)
+        if not _take(output, process):
+            return
+
+
+def _take(output: int, process: _Process) -> bool:
+    """Read what there is. Return whether there may be more later."""
+    try:
+        data = os.read(output, 65536)
+    except BlockingIOError:
+        return True
+    process.output = (process.output + data)[-OUTPUT:]
+    return bool(data)
+
+
+def _drain(output: int, process: _Process) -> None:
+    """Read what is left in the pipe, whose writers are dead."""
+    for _ in range(17):  # a pipe has 64 KiB, in pieces of 4 KiB at least
+        _take(output, process)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)

@@ -1,0 +1,46 @@
+"""Tells of hooks that fail: each failure in the log, and an event at most once a minute for each hook."""
+
+from collections.abc import Callable
+
+import trio
+
+from ..observe.log import Log
+from ..protocol.redaction import redacted
+from ..protocol.sanitise import clean
+from ..protocol.types import Severity
+from .processes import HookResult
+
+QUIET = 60.0
+"""Seconds between two events about one hook. No event about a hook starts a hook."""
+
+SHOWN = 200
+"""Characters of its output in an event."""
+
+
+class HookReports:
+    def __init__(self, log: Log, tell: Callable[[str, str, Severity], None]) -> None:
+        """`tell` announces an event of the daemon."""
+        self._log = log
+        self._tell = tell
+        self._told: dict[str, float] = {}
+
+    def ended(self, hook: str, result: HookResult, about: str) -> None:
+        output = redacted(clean(result.output)).strip()
+        fields = {"hook": hook, "about": about, "elapsed_s": result.elapsed_s, "output": output}
+        if result.ok:
+            self._log.debug("a hook has ended", **fields)
+            return
+        self._log.warning(f"hook {hook} failed: {result.how}", **fields)
+        last = output.splitlines()[-1][:SHOWN] if output else ""
+        self._tell_sometimes(hook, f"hook {hook} failed for {about}: {result.how}" + (f": {last}" if last else ""))
+
+    def dropped(self, hook: str, about: str) -> None:
+        self._log.warning(f"hook {hook} cannot keep up: an event is dropped", hook=hook, about=about)
+        self._tell_sometimes(hook, f"hook {hook} cannot keep up: events are dropped, beginning with {about}")
+
+    def _tell_sometimes(self, hook: str, message: str) -> None:
+        now = trio.current_time()
+        self._told = {name: at for name, at in self._told.items() if now < at + QUIET}
+        if hook not in self._told:
+            self._told[hook] = now
+            self._tell("hook_failed", message, "medium")

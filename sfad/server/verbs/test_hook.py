@@ -1,0 +1,28 @@
+"""`test_hook`: execute a hook of the config for an invented event."""
+
+from ...hooks.processes import HookResult
+from ...protocol.messages import HookTested, TryHook
+from ...protocol.sanitise import clean
+from ..call import Call, answers
+from ..checks import bad_request, check_most, unavailable
+
+
+@answers(TryHook)
+def test_hook(call: Call, request: TryHook) -> None:
+    hooking = call.runtime.hooking
+    check_most("characters of an event's type", len(request.event), 64)
+    if request.name not in hooking.events.names:
+        known = ", ".join(hooking.events.names) or "none"
+        raise bad_request(f"no hook is called {request.name[:80]!r}; in the config: {known}")
+
+    async def execute() -> HookResult:
+        result = await hooking.events.test(request.name, hooking.test_event(request.event))
+        if result is None:
+            raise unavailable(f"hook '{request.name}' is being tested by several clients; try again later")
+        return result
+
+    def reply(result: HookResult) -> HookTested:
+        output = clean(result.output)
+        return HookTested(id=call.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s)
+
+    call.later(execute, reply)

@@ -1,0 +1,45 @@
+"""A process that holds keys shows them to no other process of its user."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import pytest
+
+from sfad.host.secrecy import hide_memory
+from tests.users import FIRST, as_user, needs_root
+
+PR_SET_DUMPABLE = 4
+
+
+@needs_root
+@pytest.mark.parametrize("hidden", [False, True])
+def test_another_process_of_the_user_cannot_look(hidden: bool) -> None:
+    def found() -> list[str]:
+        # a process that has changed its user is hidden until it executes a program; this is as if it had
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        if hidden:
+            hide_memory()
+        keeper = os.getpid()
+        read, write = os.pipe()
+        if not os.fork():
+            seen = [name for name in ("environ", "maps", "mem", "fd") if opens(f"/proc/{keeper}/{name}")]
+            os.write(write, ",".join(seen).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as file:
+            answer = file.read()
+        os.wait()
+        return [name for name in answer.split(",") if name]
+
+    # with Yama a child may not open its parent's memory in any case
+    assert [name for name in as_user(FIRST, found) if name != "mem"] == ([] if hidden else ["environ", "maps", "fd"])
+
+
+def opens(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+    except PermissionError:
+        return False
+    return True
