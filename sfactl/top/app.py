@@ -44,7 +44,7 @@ class TopApp(App[None]):
     def _post(self, work: Callable[[], None]) -> None:
         self.post_message(Posted(work))
 
-    def _take(self, reply: m.RunList | m.RunsPush) -> None:
+    def _take(self, reply: m.RunList | m.RunsPush | m.DaemonStatus) -> None:
         self._post(lambda: self._keys.take(reply))
 
     def _lose(self, why: str) -> None:

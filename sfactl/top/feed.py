@@ -12,7 +12,8 @@ from ..exits import Quit
 AGAIN = 0.5
 """Seconds between attempts to reach a daemon that is away."""
 
-Take = Callable[[m.RunList | m.RunsPush], None]
+Take = Callable[[m.RunList | m.RunsPush | m.DaemonStatus], None]
+"""Takes runs, or the alerts that are raised."""
 Away = Callable[[str], None]
 """Takes why the daemon cannot be asked."""
 
@@ -46,13 +47,18 @@ class Feed:
 
     def _follow(self, client: Client) -> None:
         """Pass on what comes until the connection ends. Raise `Unreachable`, `DaemonError`."""
+        aside = {client.send(m.Events(id=0, types=["alert_*"], rows=1, follow=True)), client.send(m.DaemonInfo(id=0))}
         while True:
             for answer in client.arrived():
                 reply = answer.reply
-                if isinstance(reply, m.Error):
-                    raise DaemonError(reply.code, reply.message)
-                if isinstance(reply, m.RunList | m.RunsPush):
+                if isinstance(reply, m.EventPush):
+                    aside.add(client.send(m.DaemonInfo(id=0)))
+                elif isinstance(reply, m.RunList | m.RunsPush | m.DaemonStatus):
                     self._take(reply)
+                elif isinstance(reply, m.Error) and reply.id not in aside:  # a run may see runs, but no alerts
+                    raise DaemonError(reply.code, reply.message)
+                if isinstance(reply, m.DaemonStatus | m.Error):
+                    aside.discard(reply.id)
 
 
 def _said(error: Quit) -> str:

@@ -1,7 +1,6 @@
 """Draws the lines of the screen from what there is to show. A line that has not changed is not drawn again."""
 
 import os
-from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -14,6 +13,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.units import counted
 
 from .. import output
 from .cells import BAD, DIM, GOOD, PLAIN, WARN, Layout, Text, bars
@@ -76,16 +76,17 @@ def _heights(height: int, keys: Keys) -> tuple[int, int]:
 
 
 def _header(keys: Keys, width: int, now: datetime, passed: float) -> Strip:
-    statuses = Counter(run.status for run in keys.table.runs.values())
+    statuses, near = keys.table.counts
     live = sum(count for status, count in statuses.items() if not status.terminal)
     parts: list[Text] = [(" sfad ", "title"), (f"  {live} live", "head")]
     parts += [(f"  {statuses[status]} {status.value}", WARN) for status in (Status.QUEUED, Status.PAUSED) if statuses[status]]
-    near = Counter(rank(run) for run in keys.table.runs.values() if not run.status.terminal)
     troubled = sum(count for level, count in near.items() if level >= STUCK)
     if troubled:
         parts.append((f"  {troubled} in trouble", BAD))
     if near[NEARING]:
         parts.append((f"  {near[NEARING]} near a limit", WARN))
+    if keys.alerts:
+        parts.append((f"  {counted(len(keys.alerts), 'alert')}", BAD))
     if keys.table.filter:
         parts.append((f"  only: {output.plain(keys.table.filter)}", WARN))
     if keys.away:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, Limit, RunInfo, Status
+from sfad.protocol.types import Action, AlertState, Limit, RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import limits, output
@@ -31,6 +31,8 @@ class Keys:
         self.table, self.cursor = RunTable(), RunCursor()
         self.prompt: Prompt | None = None
         self.pane: Pane | None = None
+        self.alerts: list[AlertState] = []
+        """Those that are raised."""
         self.notice = ""
         self.notice_bad = False
         self.away = ""
@@ -66,8 +68,11 @@ class Keys:
 
     # ---- what comes in
 
-    def take(self, reply: m.RunList | m.RunsPush) -> None:
-        """Take what the daemon tells of runs."""
+    def take(self, reply: m.RunList | m.RunsPush | m.DaemonStatus) -> None:
+        """Take what the daemon tells of runs and alerts."""
+        if isinstance(reply, m.DaemonStatus):
+            self.alerts = reply.alerts
+            return
         now = monotonic()
         if self.away:
             self.away = ""
@@ -392,6 +397,10 @@ class Keys:
         else:
             self._output(stderr=pane.title == "stderr")
 
+    def _whose(self, alert: AlertState) -> str:
+        run = self.table.runs.get(alert.run_id) if alert.run_id is not None else None
+        return f"{_named(run)} {output.plain(alert.message)}" if run is not None else output.plain(alert.message)
+
     def _alerts(self) -> None:
         pane = Pane("alerts", lines=["…"])
         self._open(pane)
@@ -399,7 +408,8 @@ class Keys:
         def told(reply: m.EventPage) -> None:
             events = reversed(reply.events)
             lines = [f"{output.clock(event.time or None)}  {event.type}  {output.plain(event.message)}" for event in events]
-            pane.lines = lines or ["no alert was raised"]
+            raised = [f"raised since {output.clock(alert.since)}: {self._whose(alert)}" for alert in self.alerts]
+            pane.lines = [*(raised or ["no alert is raised"]), "", *lines]
 
         request = m.Events(id=0, types=["alert_*"], rows=ALERTS)
         self._errands.send(request, m.EventPage, told, lambda message: self.say(message, bad=True))

@@ -1,6 +1,6 @@
 """The runs that the daemon has told of, as a tree: sorted, filtered, folded. Pure, but for the clock that it is given."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -56,6 +56,8 @@ class RunTable:
         self.ended_shown = True
         self._folded: set[RunId] = set()
         self._rows: list[Row] | None = None
+        self.counts: tuple[Counter[Status], Counter[int]] = (Counter(), Counter())
+        """Runs by status, and live ones by their rank."""
         self._seen: dict[RunId, float] = {}
         """When the run was told last, on the caller's clock."""
 
@@ -73,6 +75,8 @@ class RunTable:
             self.runs[run.id], self._seen[run.id] = run, now
         self._forget_old()
         self._rows = None
+        statuses = Counter(run.status for run in self.runs.values())
+        self.counts = statuses, Counter(rank(run) for run in self.runs.values() if not run.status.terminal)
 
     def elapsed_since(self, run: RunInfo, now: float) -> float:
         """Return the seconds that the run's clock has gone on since the daemon told of it."""

@@ -19,11 +19,12 @@ class EventFeed:
     def __init__(self, ledger: Ledger, uid_of: Callable[[RunId], int | None]) -> None:
         self._ledger = ledger
         self._uid_of = uid_of
-        self._followers: dict[Follower, Scope] = {}
+        self._followers: dict[Follower, Callable[[], Scope]] = {}
         self._unrecorded: deque[tuple[Event, int | None, tuple[RunId, ...]]] = deque()
 
-    def follow(self, scope: Scope, follower: Follower) -> Callable[[], None]:
-        """Call `follower` with each event in the scope from now on. Return how to stop it."""
+    def follow(self, scope: Callable[[], Scope], follower: Follower) -> Callable[[], None]:
+        """Call `follower` with each event in the scope from now on. The scope is asked for each: a reload may change who is in the
+        admin group. Return how to stop it."""
         self._followers[follower] = scope
         self._ledger.tell_of_events(self._recorded)
 
@@ -46,5 +47,5 @@ class EventFeed:
         while self._unrecorded and self._unrecorded[0][0].number <= number:
             event, uid, lineage = self._unrecorded.popleft()
             for follower, scope in list(self._followers.items()):
-                if scope.admits(uid, lineage):
+                if scope().admits(uid, lineage):
                     follower(event, lineage)

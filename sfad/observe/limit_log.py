@@ -9,7 +9,7 @@ import msgspec
 
 from ..protocol.redaction import redacted_object
 from ..protocol.types import Event, RunInfo
-from .line_file import LineFile
+from .line_file import LineFile, line_of
 
 FILE = "limits.log"
 MOST = 16 << 20
@@ -28,7 +28,7 @@ class LimitLog:
         """Write the event's fields and the run, without those that are unknown, secrets hidden. Opens the file each time, because
         breaches are rare and the file may be rotated away at any time."""
         record = _known(msgspec.to_builtins(event)) | {"run": _known(msgspec.to_builtins(run))}
-        line = msgspec.json.encode(redacted_object(record)) + b"\n"
+        line = line_of(redacted_object(record))
         try:
             with closing(LineFile(self._file, most=MOST)) as file:
                 why = None if file.write(line) else "the disk is full, or another process truncated the line"

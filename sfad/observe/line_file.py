@@ -1,11 +1,15 @@
 """Lines to a descriptor or a file. Writing never raises and never waits, because neither a full disk nor a pipe without a reader
 may stop the daemon."""
 
+import json
 import os
 import select
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 _STDERR = 2
 
@@ -66,6 +70,14 @@ class LineFile:
                 if os.stat(self._file, follow_symlinks=False).st_ino == status.st_ino:
                     os.replace(self._file, f"{self._file}.1")
                 self.reopen()
+
+
+def line_of(record: dict[str, Any]) -> bytes:
+    """Return any record as JSON on a line."""
+    try:
+        return msgspec.json.encode(record, enc_hook=str) + b"\n"
+    except (ValueError, TypeError, RecursionError):  # lone surrogates, integers above 64 bits, keys that are not text
+        return json.dumps(record, default=repr, skipkeys=True).encode() + b"\n"
 
 
 def _open(file: Path) -> int:

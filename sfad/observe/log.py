@@ -1,6 +1,5 @@
 """The log: one JSON object a line, to a descriptor or a file, with what looks like a secret hidden."""
 
-import json
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ import msgspec
 
 from ..protocol.redaction import redacted, redacted_object
 from ..protocol.types import Event
-from .line_file import LineFile
+from .line_file import LineFile, line_of
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -91,17 +90,10 @@ class Log:
         record = {"time": self._now(), "level": level, **{name: _shown(value) for name, value in fields.items()}}
         if self.dropped:
             record["dropped"] = self.dropped
-        self.dropped = 0 if self._lines.write(_encode(record) + b"\n") else self.dropped + 1
+        self.dropped = 0 if self._lines.write(line_of(record)) else self.dropped + 1
 
 
 def _shown(value: Any) -> Any:
     if value is None or isinstance(value, int | float | datetime):
         return value
     return redacted_object(value) if isinstance(value, str | dict | list | tuple) else redacted(str(value))
-
-
-def _encode(record: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(record, enc_hook=str)
-    except (ValueError, TypeError, RecursionError):  # lone surrogates, integers above 64 bits, keys that are not text
-        return json.dumps(record, default=repr, skipkeys=True).encode()

@@ -1,6 +1,6 @@
 """`make bench`: the daemon against the floor of bare system calls, in one run, so that the ratios mean something.
 
-    python -m tests.bench [ROW …]     rows: latency throughput list status stop restart idle cli core output counts gateway
+    python -m tests.bench [ROW …]     rows: latency throughput list status stop restart idle cli core output counts gateway top
 
 The floor is this interpreter's `os.posix_spawn` and `waitpid`, without guard, ledger, containment or output. Absolute
 figures move with the machine; compare ratios, and runs of the same hour.
@@ -23,7 +23,7 @@ import psutil
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
-from tests.bench import core, counts, gateway, output
+from tests.bench import core, counts, gateway, output, top
 from tests.e2e import programs
 from tests.harness import Daemon, ended, running, started, stopped, wait_until
 
@@ -55,6 +55,7 @@ def main() -> None:
         "output": output.main,
         "counts": counts.main,
         "gateway": gateway.main,
+        "top": top.main,
     }
     for row in sys.argv[1:] or rows:
         rows[row]()

@@ -239,9 +239,9 @@ def followed(client: Client, own: str) -> set[str | None]:
     client.send(m.Send(id=client.next_id(), run=own, data=b"", eof=True))
     while True:
         for answer in client.arrived():
-            reply = answer.reply
-            events = [*reply.events] if isinstance(reply, m.EventPage) else []
-            events += [reply.event] if isinstance(reply, m.EventPush) else []
+            pushed = answer.reply
+            events = [*pushed.events] if isinstance(pushed, m.EventPage) else []
+            events += [pushed.event] if isinstance(pushed, m.EventPush) else []
             found |= {event.run_id for event in events}
             if any(event.run_id == own and event.type == "run_failed" for event in events):
                 return found
@@ -272,3 +272,45 @@ def test_no_user_starves_another(daemon: Daemon) -> None:
         stopped(client, busy[1], grace=0)
         wait_until(lambda: statuses([busy[2]]) == ["running"], "then the one with fewer trees")
         assert statuses(greedy[2:]) == ["queued"] * 2
+
+
+UNTIL_TOLD = 'read line; cp "$1/new" "$1/sfad.toml"; kill -HUP "$2"; while [ ! -e "$1/go/on" ]; do sleep 0.05; done'
+
+
+def test_who_leaves_the_admin_group_is_told_no_more(place: Path) -> None:
+    """A reload takes the rights from connections, waiting requests and feeds that are open."""
+    directory = place / "left"
+    (directory / "go").mkdir(parents=True)
+    (directory / "go").chmod(0o777)
+    directory.chmod(0o755)
+    with running(directory, config=CONFIG, mode="cgroup") as daemon, daemon.client() as root:
+        (directory / "new").write_text(daemon.config.read_text().replace(f"admin_group = {ADMINS}", ""))
+        words = ["sh", "-c", UNTIL_TOLD, "sh", str(directory), str(daemon.pid)]
+        roots = spawn(root, words, stdin="pipe")
+        assert isinstance(roots, m.RunReply), roots
+
+        def watch() -> tuple[set[str | None], m.Reply, m.Reply]:
+            with Client(daemon.socket) as follower, Client(daemon.socket) as client:
+                run = client.call(m.Info(id=client.next_id(), run=roots.run.id), m.RunReply).run
+                client.send(m.Wait(id=client.next_id(), run=run.id))
+                follower.call(m.Events(id=follower.next_id(), rows=1, follow=True), m.EventPage)
+                with Client(daemon.socket) as other:
+                    other.call(m.Send(id=other.next_id(), run=run.id, data=b"go\n"), m.Done)
+                    wait_until(lambda: isinstance(reply(other, m.Config(id=0)), m.Error), "the reload")
+                    gone = reply(other, m.Info(id=0, run=run.id))
+                    (directory / "go" / "on").touch()
+                    (waited,) = (answer.reply for answer in client.arrived())
+                    own = spawn(other, ["sh", "-c", "read line"], cwd=b"/", env=[b"PATH=/usr/bin:/bin"], stdin="pipe")
+                    assert isinstance(own, m.RunReply)
+                    return followed(follower, own.run.id) - {own.run.id}, gone, waited
+
+        runs, *replies = as_user(THIRD, watch, groups=[ADMINS])
+        assert runs == set()
+        for found in replies:
+            assert seen(found, roots.run.id)[0] is ErrorCode.NO_SUCH_RUN
+
+
+def reply(client: Client, request: m.Request) -> m.Reply:
+    request.id = client.next_id()
+    client.send(request)
+    return next(answer.reply for answer in client.arrived())

@@ -41,6 +41,11 @@ def test_a_line_has_the_event_and_the_run_without_nulls_and_secrets(tmp_path: Pa
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_text_that_is_no_unicode_costs_no_line(tmp_path: Path) -> None:
+    LimitLog(tmp_path, pytest.fail).breach(BREACH, replace(RUN, cwd="/\udcff"))
+    assert [line["run"]["cwd"] for line in lines(tmp_path / FILE)] == ["/\udcff"]
+
+
 def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limit_log, "MOST", 10_000)
     log = LimitLog(tmp_path, pytest.fail)

@@ -89,6 +89,10 @@ class Terminal:
         self._stream.feed(data)
         return bool(data)
 
+    def skip(self, timeout: float) -> bytes:
+        """Return what the program writes next, without drawing it; nothing after `timeout` seconds."""
+        return os.read(self._master, 1 << 20) if select.select([self._master], [], [], max(timeout, 0))[0] else b""
+
     def exit_code(self) -> int:
         end = time.monotonic() + PATIENCE
         while self.read(end - time.monotonic()):

@@ -36,11 +36,15 @@ def test_a_person_finds_the_run_in_trouble_stops_it_and_gives_another_more_room(
 
         with top(daemon.env) as terminal:
             # within the first screen: which, and why
-            terminal.until(r"(?s)3 live.*1 paused.*1 in trouble.*1 near a limit")
+            terminal.until(r"(?s)3 live.*1 paused.*1 in trouble.*1 near a limit.*\d alerts?")
             terminal.until(r"(?m)^!\w+ spender +paused")
             terminal.until(rf"(?s){spender} spender: .*5\.25 of 5\.00 USD")
             assert terminal.line_of("calm").startswith(" ")
             assert terminal.line_of("looper").startswith("!")
+
+            terminal.press("A")
+            terminal.until(r"(?s)── alerts.*raised since .*looper")
+            terminal.press("A")
 
             # the next one is near its limit, and is stopped: all keys at once
             terminal.press("nsy")

@@ -75,7 +75,7 @@ class _Following:
         self._wanted = wanted
         self._early: list[Event] | None = []
         """What came before `begin`."""
-        self._unfollow = call.runtime.announcer.feed.follow(wanted.scope, self._take)
+        self._unfollow = call.runtime.announcer.feed.follow(lambda: call.scope, self._take)
         call.services.bounds.watches.add(call.connection.groups, 1)
 
     def begin(self, after: int) -> None:

@@ -2,9 +2,10 @@
 
 import trio
 
+from ...core.access import unknown_run
 from ...core.events import ClientBack
 from ...protocol.messages import Wait
-from ...protocol.types import RunInfo
+from ...protocol.types import ErrorCode, RunInfo
 from ..call import Call, answers_about_run
 from ..connection import Pending
 
@@ -25,7 +26,9 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
             return  # the connection was closed while waiters were told
         forget()
         runtime.timers.disarm(timer)
-        if info is not None:
+        if info is not None and runtime.catalogue.known(info.id, call.scope) is None:
+            call.fail(ErrorCode.NO_SUCH_RUN, unknown_run(info.id))  # a reload has taken the peer's rights away
+        elif info is not None:
             call.show(info)
         else:
             call.end()

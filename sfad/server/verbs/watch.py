@@ -1,7 +1,7 @@
 """`watch`, and `spawn` with `watch`: push the events, or the calls, of a run and its descendants from now on."""
 
 from ...protocol.messages import CallPush, Done, EventPush, Watch
-from ...protocol.types import CallInfo, Event, RunId, RunInfo
+from ...protocol.types import RunId, RunInfo
 from ..call import Call, answers_about_run
 from ..checks import unavailable
 from ..connection import Pending
@@ -33,13 +33,17 @@ def push(call: Call, run: RunId, *, calls: bool = False) -> None:
     closed."""
     connection, watches, subscribers = call.connection, call.services.bounds.watches, call.runtime.subscribers
 
-    def send(event: Event) -> None:
-        connection.send(EventPush(id=call.id, event=event))
+    uid, lineage = call.runtime.catalogue.uid(run), call.runtime.catalogue.lineage(run)
 
-    def send_call(info: CallInfo) -> None:
-        connection.send(CallPush(id=call.id, call=info))
+    def send(push: EventPush | CallPush) -> None:
+        if call.scope.knows(uid, lineage):  # until a reload takes the peer's rights away
+            connection.send(push)
 
-    forget = subscribers.watch_calls(run, send_call) if calls else subscribers.watch(run, send)
+    forget = (
+        subscribers.watch_calls(run, lambda info: send(CallPush(id=call.id, call=info)))
+        if calls
+        else subscribers.watch(run, lambda event: send(EventPush(id=call.id, event=event)))
+    )
     if call.runtime.catalogue.over(run):
         forget()
         return

@@ -7,7 +7,7 @@ import trio
 from ...ledger.reader import Page
 from ...loop.run_feed import INTERVAL
 from ...protocol.messages import Error, List, RunList, RunsPush, WatchRuns
-from ...protocol.types import ErrorCode
+from ...protocol.types import ErrorCode, RunId
 from ...runs.catalogue import KnownRun
 from ..call import Call, answers
 from ..checks import check_filters
@@ -28,7 +28,7 @@ def watch_runs(call: Call, request: WatchRuns) -> None:
     query = List(
         id=0, name=request.name, user=request.user, labels=request.labels, rows=max(0, min(request.rows, MAX_ROWS)), live=True
     )
-    _Watching(call, request, Page(query, call.scope, within=root)).begin()
+    _Watching(call, request, query, root).begin()
 
 
 @dataclass(eq=False, slots=True)
@@ -37,7 +37,8 @@ class _Watching:
 
     call: Call
     request: WatchRuns
-    page: Page
+    query: List
+    root: RunId | None
     waiting: dict[str, KnownRun] = field(default_factory=dict)
     """Runs that have changed while a push was unread."""
     all_again: bool = False
@@ -62,7 +63,8 @@ class _Watching:
         if runs is None:
             self.all_again = True
         else:
-            self.waiting |= {known.info.id: known for known in runs if self.page.admits(*known)}
+            page = self._page  # a reload may have changed who may see all runs
+            self.waiting |= {known.info.id: known for known in runs if page.admits(*known)}
         self.all_again |= len(self.waiting) > MAX_ROWS
         if self.all_again:
             self.waiting.clear()
@@ -80,7 +82,7 @@ class _Watching:
 
     def _everything(self) -> RunList:
         catalogue, feed = self.call.runtime.catalogue, self.call.runtime.run_feed
-        found = catalogue.with_totals(catalogue.select(self.page).runs)
+        found = catalogue.with_totals(catalogue.select(self._page).runs)
         shown = [info if info.status.terminal or (known := feed.known(info.id)) is None else known.info for info in found]
         return RunList(id=self.call.id, runs=shown)
 
@@ -95,6 +97,10 @@ class _Watching:
         message = f"it left {connection.unsent_size} bytes unread for {STALLED:g} s, so it is not told of runs any more; ask again"
         runtime.log.warning(f"a slow client: {message}", connection=connection.number, user=connection.peer.user)
         connection.send(Error(id=self.call.id, code=ErrorCode.UNAVAILABLE, message=message))
+
+    @property
+    def _page(self) -> Page:
+        return Page(self.query, self.call.scope, within=self.root)
 
     @property
     def _timer(self) -> tuple[str, int, int]:
