@@ -63,7 +63,7 @@ class Hooking:
     def configure(self, hooks: Mapping[str, Hook]) -> None:
         self.events.configure(hooks, self._resources.ledger.last_event, self._spool.done())
         if hooks and self._unfollow is None:
-            self._unfollow = self._announcer.feed.follow(EVERYTHING, self.events.take)
+            self._unfollow = self._announcer.feed.follow(lambda: EVERYTHING, self.events.take)
         elif not hooks and self._unfollow is not None:
             self._unfollow()
             self._unfollow = None

@@ -12,13 +12,18 @@ import trio
 from .. import __version__
 from ..core.machine import Machine
 from ..core.money import to_usd
+from ..core.vocabulary import EventType
 from ..host.tasks import Background
 from ..ledger import Ledger
 from ..observe.counts import Counts, Histogram
 from ..observe.metrics import Labels, Values
 from ..protocol.types import ENDED, Rule, Status
 from ..runs.catalogue import RunCatalogue
+from ..runs.raised_alerts import all_alerts
 from .storage import StorageWatch
+
+ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind is not EventType.ALERT_SURVIVORS]
+"""Those that are raised and cleared."""
 
 RECENT = 1.0
 """Seconds."""
@@ -80,6 +85,8 @@ class Measuring:
     def _of_runs(self) -> Values:
         machine, counts = self.machine, self.counts
         live = Counter(live.run.status for live in self.catalogue.live.values())
+        runs = (live.run for live in self.catalogue.live.values())
+        alerts = Counter(alert.type for alert in all_alerts(runs, machine.shared_alerts, trio.current_time()))
         budgets = list(machine.budgets)
         breaches: dict[Labels, float] = {
             (kind, action): count for kind, actions in counts.hit.items() for action, count in actions.items()
@@ -91,6 +98,7 @@ class Measuring:
             "sfad_runs_ended": {(status,): counts.ended.get(status, 0) for status in Status if status in ENDED},
             "sfad_spawns_refused": {(rule,): counts.refused.get(rule, 0) for rule in Rule},
             "sfad_limits_exceeded": breaches,
+            "sfad_alerts": {(kind,): alerts[kind] for kind in ALERTS},
             "sfad_limits_exceeded_last_hour": _alone(counts.hit_in_an_hour(time.time())),
             "sfad_spawn_duration_seconds": {(): counts.spawn},
             "sfad_queue_wait_seconds": {(): counts.queue_wait},

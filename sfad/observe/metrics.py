@@ -30,6 +30,7 @@ METRICS = (
     Metric("sfad_spawns_refused", "counter", "Spawns that the guard refused", ("rule",)),
     Metric("sfad_limits_exceeded", "counter", "Breaches of limits and budgets; action is what followed", ("limit", "action")),
     Metric("sfad_limits_exceeded_last_hour", "gauge", "Breaches of limits and budgets within the last hour"),
+    Metric("sfad_alerts", "gauge", "Alerts that are raised, at most 500", ("alert",)),
     Metric("sfad_run_duration_seconds", "histogram", "Running time of ended runs, without pauses", ("type",)),
     Metric("sfad_run_turns", "histogram", "Turns of ended runs of which they are known", ("type",)),
     Metric("sfad_run_cost_usd", "histogram", "Cost of ended runs of which it is known, without their descendants", ("type",)),

@@ -63,6 +63,18 @@ def calls(at: Desk) -> list[dict[str, Any]]:
     return [json.loads(line) for line in at.sfactl("calls", "--json", run["id"]).stdout.splitlines()]
 
 
+@pytest.mark.parametrize("isolation", ["--isolate", "--isolate=net"])
+def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation: str) -> None:
+    """It finds its own settings and the gateway, and can write to its own files and its working directory."""
+    at = desk_of(desk, any_cli, PRICES, (Shell("echo one > written"), Say("Done.")))
+    work = Path(at.env["HOME"], "work")
+    work.mkdir()
+    done = at.sfactl("run", isolation, "--cwd", str(work), *any_cli.by_name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (work / "written").exists(), done.stdout + done.stderr
+    assert metered(at)["turns"] == 1
+
+
 @pytest.mark.parametrize("form", ["argv", "as_text"])
 def test_each_program_is_metered_by_the_gateway(desk: MakeDesk, any_cli: Cli, containment: str, form: str) -> None:
     at = desk_of(desk, any_cli, PRICES, mode=containment)

@@ -27,10 +27,7 @@ from .test_gateway import CALLER, calling, config, killed_gateway, results
 ON, NET = Isolation(), Isolation(network=False)
 
 
-@pytest.fixture(autouse=True)
-def _installed() -> None:
-    if bubblewrap() is None:
-        pytest.skip("bubblewrap is not installed (Debian: bubblewrap)")
+pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
 
 
 @pytest.fixture

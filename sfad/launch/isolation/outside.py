@@ -150,6 +150,9 @@ def _view(settings: _Settings, file: str) -> Iterator[str]:
     yield from _door(settings.one("door"))
     for path in [*folders, *(path for path in private if path == "/run")]:
         yield from ("--remount-ro", path)
+    temporary = os.environ.get("TMPDIR")
+    if temporary and os.path.realpath(temporary) not in private and not visible.within_any(os.path.realpath(temporary), writable):
+        yield from ("--setenv", "TMPDIR", visible.TEMPORARY[0])  # that of the user is read-only, or not there
     yield from ("--chdir", here)
 
 

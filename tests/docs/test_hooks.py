@@ -1,0 +1,87 @@
+"""The examples of hooks.md: the mail really arrives, and each command is one that the config takes."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import threading
+from email import message_from_string, policy
+from pathlib import Path
+
+import pytest
+
+from sfad.config import load
+from sfad.protocol import messages as m
+from tests.conftest import Start
+from tests.docs.pages import blocks, text_of
+from tests.harness import ended, started, wait_until
+
+PAGE = text_of("hooks.md")
+
+
+class Mailbox(threading.Thread):
+    """A server that takes mails as RFC 5321 says, each on a connection of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.mails: list[str] = []
+
+    @property
+    def port(self) -> int:
+        return int(self.listener.getsockname()[1])
+
+    def run(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:  # closed
+                return
+            with connection, connection.makefile("rw", newline="\r\n", encoding="utf-8") as lines:
+                self._talk(lines)
+
+    def _talk(self, lines: object) -> None:
+        def say(text: str) -> None:
+            lines.write(f"{text}\r\n".replace("\r\n", "\n"))  # type: ignore[attr-defined]
+            lines.flush()  # type: ignore[attr-defined]
+
+        say("220 here")
+        while line := lines.readline():  # type: ignore[attr-defined]
+            if line.upper().startswith("DATA"):
+                say("354 go on")
+                self.mails.append("".join(iter(lines.readline, ".\r\n")))  # type: ignore[attr-defined]
+            say("221 bye" if line.upper().startswith("QUIT") else "250 ok")
+
+
+def test_a_failed_run_is_in_the_mail(start: Start, tmp_path: Path) -> None:
+    (script,) = (block.text for block in blocks(PAGE) if block.language == "python")
+    program = tmp_path / "mail-event"
+    program.write_text(script.replace("#!/usr/bin/python3", f"#!{sys.executable}"))
+    program.chmod(0o755)
+    box = Mailbox()
+    box.start()
+    command = f'["{program}", "127.0.0.1:{box.port}", "me@example.org"]'
+    daemon = start(config=f'[[hooks]]\nname = "mail"\non = ["run_failed"]\ncommand = {command}\n')
+    try:
+        with daemon.client() as client:
+            run = started(client, ["sh", "-c", "exit 3"], name="nightly").id
+            ended(client, run)
+            wait_until(lambda: box.mails, "the mail has arrived")
+            (state,) = client.call(m.DaemonInfo(id=0), m.DaemonStatus).hooks
+            assert state.failing is None
+        mail = message_from_string(box.mails[0], policy=policy.default)
+        assert mail["Subject"] == "sfad: run_failed nightly"
+        assert mail["To"] == "me@example.org"
+        assert f'"run_id": "{run}"' in mail.get_content()
+        assert "exited with code 3" in mail.get_content()
+    finally:
+        box.listener.shutdown(socket.SHUT_RDWR)
+        box.listener.close()
+
+
+@pytest.mark.parametrize("command", re.findall(r"command = \[.*\]", PAGE))
+def test_each_example_is_a_command_of_the_config(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "sfad.toml"
+    file.write_text(f'[[hooks]]\non = ["alert_*"]\n{command}\n')
+    assert load([file]).config.hooks["hooks-1"].command

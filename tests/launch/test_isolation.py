@@ -1,0 +1,104 @@
+"""What a sandbox is made of: its filter, by a small interpreter of BPF, and what can be written in it."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+
+from sfad.host import bubblewrap
+from sfad.launch.isolation.sandbox import impossible
+from sfad.launch.isolation.system_calls import compiled
+from sfad.launch.isolation.visible import ForbiddenError, writable
+
+ALLOWED = 0x7FFF0000
+MACHINES = {
+    "x86_64": (0xC000003E, {"read": 0, "ioctl": 16, "socket": 41, "clone": 56, "unshare": 272, "keyctl": 250}),
+    "aarch64": (0xC00000B7, {"read": 63, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
+    "riscv64": (0xC00000F3, {"read": 63, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
+}
+
+
+def judged(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
+    """Return what the filter says of a system call: 0, or the error that it fails with."""
+    program = list(struct.iter_unpack("=HBBI", compiled(machine)))
+    data = struct.pack("=iIQ6Q", number, arch or MACHINES[machine][0], 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
+    loaded = at = 0
+    while True:
+        code, true, false, value = program[at]
+        at += 1
+        if code == 0x06:
+            return 0 if value == ALLOWED else value & 0xFFFF
+        if code == 0x20:
+            (loaded,) = struct.unpack_from("=I", data, value)
+        else:
+            holds = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}[code]
+            at += true if holds else false
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_filter(machine: str) -> None:
+    arch, numbers = MACHINES[machine]
+    new_user, signal = 0x10000000, 17
+    for name, arguments, expected in (
+        ("read", (), 0),
+        ("keyctl", (), errno.EPERM),
+        ("clone", (signal,), 0),
+        ("clone", (0x3D0F00,), 0),  # a thread
+        ("clone", (new_user | signal,), errno.EPERM),
+        ("unshare", (0x200,), 0),
+        ("unshare", (new_user,), errno.EPERM),
+        ("ioctl", (0, 0x5413), 0),
+        ("ioctl", (0, 0x5412), errno.EPERM),
+        ("ioctl", (0, 0x5412 | 7 << 32), errno.EPERM),  # the kernel looks at the lower half
+        ("socket", (1, 1), 0),
+        ("socket", (2, 1), 0),
+        ("socket", (16, 3, 0), 0),
+        ("socket", (16, 3, 15), errno.EAFNOSUPPORT),
+        ("socket", (40, 1), errno.EAFNOSUPPORT),
+        # arguments that are numbers of other system calls
+        ("ioctl", (0, numbers["keyctl"]), 0),
+        ("clone", (numbers["keyctl"],), 0),
+    ):
+        assert judged(machine, numbers[name], *arguments) == expected, (name, arguments)
+    assert judged(machine, 435) == errno.ENOSYS  # clone3
+    assert judged(machine, 425) == errno.EPERM  # io_uring_setup
+    assert judged(machine, numbers["read"], arch=arch ^ 1) == errno.ENOSYS
+    if machine == "x86_64":
+        assert judged(machine, 0x40000000 | numbers["read"]) == errno.ENOSYS
+
+
+def test_a_machine_without_a_filter() -> None:
+    with pytest.raises(ValueError, match="s390x"):
+        compiled("s390x")
+
+
+def test_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap, "_PLACES", ("/nosuch/bwrap",))
+    assert "apt install bubblewrap" in (impossible(0) or "")
+
+
+def test_what_is_writable(tmp_path: Path) -> None:
+    home, work, more = (tmp_path / name for name in ("home", "home/work", "more"))
+    for path in (home / ".ssh", work / "sub", more):
+        path.mkdir(parents=True)
+    protected = [str(home), str(home / ".ssh")]
+
+    def of(asked: list[Path], directory: Path, *, inherited: bool = False) -> list[str]:
+        return writable([str(path) for path in asked], str(directory), protected, [str(tmp_path / "state")], inherited=inherited)
+
+    assert of([], work) == [str(work)]
+    assert of([], home) == of([], tmp_path) == of([], tmp_path / "state" / "x") == []
+    assert sorted(of([more, work / "sub"], work)) == sorted([str(work), str(more)])
+    (tmp_path / "link").symlink_to(more)
+    assert str(more) in of([tmp_path / "link"], work)
+    for asked, inherited in (
+        (tmp_path, False),
+        (tmp_path / "state", False),
+        (tmp_path / "nosuch", False),
+        (tmp_path / "link", True),
+    ):
+        with pytest.raises(ForbiddenError, match=str(asked)):
+            of([asked], work, inherited=inherited)
