@@ -3,7 +3,6 @@
 Shows live runs and those that ended recently, below their parents. With RUN, only its tree.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from sfad.protocol.messages import List, RunList
@@ -14,6 +13,7 @@ from .. import output
 from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, RUN, Option, Parameter
+from ..top.table import children
 from ..trouble import near, share
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -29,19 +29,10 @@ def main(*, root: str | None = None, live: bool = False, socket: str | None = No
     runs = call(socket, List(id=0, root=root, live=live), RunList).runs
     below = children(runs)
     if json:
-        output.print_json({"tree": [_nested(run, below) for run in below[None]]})
+        output.print_json({"tree": [_nested(run, below) for run in below.get(None, ())]})
     else:
         print("\n".join(lines(below)) or "no runs")
     return ExitCode.DONE
-
-
-def children(runs: Sequence[RunInfo]) -> Below:
-    """Return the runs by the id of their parent; under `None` those whose parent is not among them."""
-    known = {run.id for run in runs}
-    below: defaultdict[str | None, list[RunInfo]] = defaultdict(list)
-    for run in runs:
-        below[run.parent_id if run.parent_id in known else None].append(run)
-    return below
 
 
 def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator[str]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sfactl import output, table
 from sfactl.commands import info, status, tree, why
+from sfactl.top.table import children
 from sfad.protocol.types import Status
 
 from .samples import NOON, daemon, reason, run
@@ -65,7 +66,7 @@ def test_a_tree_draws_children_below_parents_and_keeps_orphans() -> None:
         run(id="a4", parent_id="a1"),
         run(id="a9", parent_id="gone"),
     ]
-    starts = [line.split("  ")[0:2] for line in tree.lines(tree.children(runs))]
+    starts = [line.split("  ")[0:2] for line in tree.lines(children(runs))]
     drawn = ["".join(words) if words[0] in ("│", "") else words[0] for words in starts]
     assert drawn == ["a1", "├─ a2", "│└─ a3", "└─ a4", "a9"]
 
