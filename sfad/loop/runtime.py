@@ -230,6 +230,8 @@ class Runtime:
             parts.append(f"the ledger cannot be written: {self.storage.unwritable}")
         if self.rejected_config is not None:
             parts.append(f"config rejected: {self.rejected_config}")
+        if raised := len(self.machine.shared_alerts) + sum(len(run.alerts) for run in self.machine.tree):
+            parts.append(counted(raised, "alert"))
         return "; ".join(parts)
 
     def _show(self, text: str) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import socket
+from pathlib import Path
+
+import pytest
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event
 from tests.conftest import Start
-from tests.harness import Daemon, ended, started, stopped
+from tests.harness import PATIENCE, Daemon, ended, started, stopped
 
 CONFIG = "[quotas]\nspawns_per_hour = 100000\n[alerts]\ncost_usd = 1.0\nlimit_share = 0.5\n"
 
@@ -60,3 +64,20 @@ def test_an_alert_is_raised_once_whatever_becomes_of_the_daemon(start: Start) ->
         ended(client, run)
         assert raised(client) == ["alert_cost None"]
         assert told(client) == ["cleared alert_limit " + run, "raised alert_cost None", "raised alert_limit " + run]
+
+
+def test_alerts_are_counted_for_the_service_manager(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        daemon = start(config=CONFIG)
+        with daemon.client() as client:
+            run = started(client, ["sleep", "1000"], name="spender", limits=[], on_limit="warn").id
+            report(client, run)
+            while manager.recv(4096) != b"STATUS=1 run live, 0 queued; 2 alerts":
+                pass
+            stopped(client, run, signal=signal.SIGKILL)
+            ended(client, run)
+            while manager.recv(4096) != b"STATUS=0 runs live, 0 queued; 1 alert":
+                pass
