@@ -629,6 +629,17 @@ def test_followed_events_wait_for_a_daemon_for_as_long_as_it_is_away(server: Scr
     assert ended(process)[0] == 130
 
 
+def test_followed_events_wait_for_the_first_daemon(server: Scripted, client: Starter) -> None:
+    server.stop()
+    process = client("events", "-f", impatient=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().endswith(b"; waiting for it\n")
+    server.start()
+    server.until(m.Events)
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (130, "", "")
+
+
 # ---- what is asked again, and what is not
 
 

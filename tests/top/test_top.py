@@ -63,6 +63,22 @@ def test_a_person_finds_the_run_in_trouble_stops_it_and_gives_another_more_room(
             assert terminal.exit_code() == 0
 
 
+def test_the_cost_of_the_last_hour_and_the_share_that_warns_are_the_daemons(share: Start) -> None:
+    daemon = share(config="alerts.limit_share = 0.3\nalerts.window = '2h'")
+    with daemon.client() as client:
+        run = started(client, SLEEP, name="early", meter="report", limits=[limit(LimitKind.TURNS, 10)]).id
+        with top(daemon.env) as terminal:
+            terminal.until(r"1 live  0\.00 USD in 2h")
+            assert terminal.line_of("early").startswith(" ")
+            client.call(m.Report(id=0, run=run, turns=4, cost_usd=0.25), m.RunReply)
+            terminal.until(r"1 live  1 near a limit.*0\.25 USD in 2h")
+            terminal.until(rf"{run} early: is near its limit: turns 4 of 10")
+            line = terminal.lines.index(terminal.line_of("early"))
+            bar = re.search(r" n[▁-█]", terminal.lines[line])
+            assert bar is not None
+            assert terminal.colour(line, bar.end() - 1) == "brown"  # pyte's name of yellow
+
+
 def test_keys_keep_their_order_however_fast_they_come(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(client, SLEEP, name="only", limits=[limit(LimitKind.TURNS, 10)]).id
