@@ -57,8 +57,8 @@ class Catalogue:
         return KnownRun(run, UID if run == "b1" else 0, (run,)) if run in self.live else None  # type: ignore[arg-type]
 
 
-def ids(told: list[list[KnownRun] | None]) -> list[object]:
-    return [run.info for runs in told for run in runs or ()]
+def ids(told: list[list[KnownRun] | None]) -> list[str]:
+    return [run.lineage_ids[-1] for runs in told for run in runs or ()]
 
 
 async def test_looks_and_pushes_only_while_somebody_follows(autojump_clock: trio.testing.MockClock) -> None:
