@@ -159,8 +159,8 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
             terminal.until(lambda: terminal.line_of("leaf"))
             terminal.press(WHEEL_DOWN)
             terminal.until(rf"(?m)^{other} other: ")
-            terminal.press(WHEEL_UP)
-            terminal.until(rf"(?m)^{root} root: ")
+            terminal.press(WHEEL_UP)  # to the root, or a run of an earlier test above it
+            terminal.until(lambda: f"\n{other} other: " not in terminal.text)
 
             stopped(client, other)
             terminal.until(lambda: "cancelled" in terminal.line_of("other"))
