@@ -31,7 +31,8 @@ def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: boo
 
 def _with_values(arguments: Sequence[str], verb: str | None) -> list[str]:
     """Return the arguments, with the value of each option that is complete without one: typer would take the next word for it."""
-    declared = verbs.load(verb).PARAMETERS if verb is not None else ()
+    module = verbs.load(verb) if verb is not None else None  # a group has no module: `sfactl help hooks`
+    declared = module.PARAMETERS if module is not None else ()
     alone = {flag: p.alone for p in declared if isinstance(p, Option) and p.alone for flag in p.flags}
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     return [f"{word}={alone[word]}" if at < end and word in alone else word for at, word in enumerate(arguments)]

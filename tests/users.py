@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.unprivileged import MOUNTS
 
 FIRST, SECOND, THIRD = 61001, 61002, 61003
 """Users without an entry in /etc/passwd."""
@@ -73,3 +76,24 @@ def open_directory() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def readable_by_all(place: Path) -> list[str]:
+    """Return words for `wrap` of a daemon: it executes an interpreter and a checkout below `place`, which all users can read."""
+    mounts = [f"{name}={source}" for name, source in MOUNTS.items()]
+    interpreter = f"PYTHON={Path(sys.executable).resolve().name}"
+    unshare = ["unshare", "--mount", "--propagation", "private", "env", interpreter, "sh", "-c", _ENTER, "sh"]
+    return [*unshare, str(place), *mounts, "--"]
+
+
+_ENTER = """
+directory=$1; shift
+for pair in "$@"; do
+    shift
+    [ "$pair" = -- ] && break
+    mkdir "$directory/${pair%%=*}"
+    mount --bind "${pair#*=}" "$directory/${pair%%=*}" || exit 99
+done
+shift
+exec env "PYTHONPATH=$directory/code:$directory/site" "LD_LIBRARY_PATH=$directory/python/lib" "$directory/python/bin/$PYTHON" "$@"
+"""

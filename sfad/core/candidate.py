@@ -59,7 +59,8 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         claimed_depth=claimed_depth,
         models=_models(run_id(number), asked, peer_run),
     )
-    limits = limits_of(asked, above, policy) if asked.session is None else session_limits_of(asked, above, policy)
+    decide = limits_of if asked.session is None else session_limits_of
+    limits = decide(asked, above, policy, ev.peer.uid)
     state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
     return Run(birth, state, above)
 

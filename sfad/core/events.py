@@ -241,7 +241,7 @@ class AgentSeen(OfRun, frozen=True):
 
 
 class AdviceLearned(At, frozen=True):
-    """What the ledger taught about the limits of a type or name (`limits.advice_key`), for `limits.adaptive`."""
+    """What the ledger taught about the limits of a user's type or name (`limits.advice_key`), for `limits.adaptive`."""
 
     key: str
     thresholds: Mapping[LimitKind, float]

@@ -89,16 +89,16 @@ class Crossing:
     exceeded: bool
 
 
-def limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
+def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> Limits:
     """Return the limits of a new run: what was asked for, else learned, else the profile's, else the default; never more than
-    the parent has. Raise `Invalid`."""
+    the parent has. `uid`: whose run it is. Raise `Invalid`."""
     chosen = dict(policy.defaults)
     if above is not None:
         for kind in BY_KERNEL:  # their defaults bound the whole tree
             chosen.pop(kind, None)
     chosen |= _of_profile(asked, policy)
     if policy.advice:
-        chosen |= _by_advice(asked, chosen, policy)
+        chosen |= _by_advice(asked, chosen, policy, uid)
     if asked.on_limit is not None:
         answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
         chosen |= {kind: replace(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
@@ -141,8 +141,8 @@ def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
     return threshold if kind is LimitKind.TIME else min(threshold, most_of(kind, policy) or inf)
 
 
-def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy) -> dict[LimitKind, Limit]:
-    advice = policy.advice.get(advice_key(asked.type, asked.name)) if policy.advice else None
+def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy, uid: int) -> dict[LimitKind, Limit]:
+    advice = policy.advice.get(advice_key(uid, asked.type, asked.name))
     return {
         kind: Limit(kind=kind, threshold=threshold, action=chosen[kind].action, source="limits.adaptive")
         for kind, threshold in (advice or {}).items()
@@ -150,9 +150,11 @@ def _by_advice(asked: Asked, chosen: Mapping[LimitKind, Limit], policy: Policy) 
     }
 
 
-def advice_key(run_type: str | None, name: str | None) -> str:
-    """Return the key of a run's learned thresholds in `Policy.advice`: by its type, else by its name."""
-    return f"type {run_type}" if run_type is not None else f"name {name}"
+def advice_key(uid: int, run_type: str | None, name: str | None) -> str:
+    """Return the key of a run's learned thresholds in `Policy.advice`: by its user, and its type, else its name.
+
+    What a user's runs use must not move the limits of another user, who may call other things by the same name."""
+    return f"uid {uid} type {run_type}" if run_type is not None else f"uid {uid} name {name}"
 
 
 def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:

@@ -23,10 +23,10 @@ class _Cap(NamedTuple):
     """What was asked for is lowered to it; else refused."""
 
 
-def session_limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Limits:
+def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> Limits:
     """Return the limits of a new session, as `limits_of` does. Raise `Invalid`."""
     assert asked.session is not None
-    found = limits_of(asked, None, policy)
+    found = limits_of(asked, None, policy, uid)
     # what only warns, and what no entry or profile has set, is no bound
     registered = {kind: active for kind, active in found.items() if active.binds and active.limit is not policy.defaults.get(kind)}
     entry = {limit.kind for limit in asked.limits}
@@ -41,7 +41,7 @@ def session_limits_of(asked: Asked, above: Parent | None, policy: Policy) -> Lim
         else:
             own = found.get(kind) if kind is not LimitKind.TIME or kind in registered else None
             chosen[kind] = _by_default(kind, own, caps[kind], by_entry=kind in entry)
-    return limits_of(replace(asked, limits=tuple(chosen.values())), above, policy)
+    return limits_of(replace(asked, limits=tuple(chosen.values())), above, policy, uid)
 
 
 def lowered(run: Run) -> list[Lowered]:

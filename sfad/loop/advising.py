@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from ..core import events as e
-from ..core.access import EVERYTHING, Scope
+from ..core.access import Scope
 from ..core.limits import PROFILED, advice_key
 from ..core.policy import Policy
 from ..host.tasks import Background, in_thread
@@ -17,10 +17,10 @@ from ..protocol.statistics import Advice
 from ..protocol.types import LimitKind
 
 LEARN_AGAIN = 20
-"""Ended runs of a type or name after which its limits are learnt again."""
+"""Ended runs of a user's type or name after which its limits are learnt again."""
 
 KEYS_KEPT = 1000
-"""Types and names that are kept. When there are more, all are forgotten, and learnt again when one is used."""
+"""Types and names of users that are kept. When there are more, all are forgotten, and learnt again when one is used."""
 
 
 class Adviser:
@@ -53,22 +53,22 @@ class Adviser:
         async with self._one_at_a_time:
             return await in_thread(look)
 
-    def noticed(self, run_type: str | None, name: str) -> None:
-        """A run was admitted or has ended. It is one of its type, or of its name if it has no type."""
+    def noticed(self, uid: int, run_type: str | None, name: str) -> None:
+        """A run of a user was admitted or has ended. It is one of its type, or of its name if it has no type."""
         if not self.adaptive:
             return
-        key = advice_key(run_type, name)
+        key = advice_key(uid, run_type, name)
         seen = self._ended.get(key)
         if len(self._ended) >= KEYS_KEPT:
             self._ended.clear()
         self._ended[key] = 0 if seen is None else seen + 1
         if seen is None or seen + 1 >= LEARN_AGAIN:
             self._ended[key] = 0
-            self._background.start_soon(self._learn, key, run_type, None if run_type is not None else name)
+            self._background.start_soon(self._learn, key, uid, run_type, None if run_type is not None else name)
 
-    async def _learn(self, key: str, run_type: str | None, name: str | None) -> None:
+    async def _learn(self, key: str, uid: int, run_type: str | None, name: str | None) -> None:
         try:
-            advice = await self.advise(EVERYTHING, run_type, name)
+            advice = await self.advise(Scope(uid=uid, run=None), run_type, name)
         except (LedgerError, OSError) as error:
             self._trouble(f"nothing was learnt for limits.adaptive: {error}")
             return

@@ -160,7 +160,7 @@ class CoreLoop:
         if live.stdin is not None:
             self.background.start_soon(live.stdin.serve)
         pending.on_admit(run.id)
-        self.adviser.noticed(run.asked.type, run.name)
+        self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
         self.saver.admit(live, changed)
 
     def _refuse(self, run: Run) -> None:
@@ -169,7 +169,7 @@ class CoreLoop:
         self.saver.refuse(Live(run, self.requests.spawn_of(run.admit_token), self.resources.launcher, now, ended_at=now))
 
     def _end(self, run: Run) -> None:
-        self.adviser.noticed(run.asked.type, run.name)
+        self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
         if run.asked.session is not None:
             self.archive.ended(run.id)
         self.saver.end(self.catalogue.live[run.id])

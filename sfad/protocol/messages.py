@@ -812,7 +812,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     quotas: list[QuotaState] = []
     """Of the caller's user; empty inside a run."""
     metrics: str | None = None
-    """Where Prometheus reads metrics; `None` if nowhere."""
+    """Where Prometheus reads metrics; `None` if nowhere. What is configured, as this, `otel`, `config_files` and `log`, and
+    what is wrong with it, is told to the daemon's own user and root only."""
     metrics_trouble: str | None = None
     """Why they are not served there."""
     otel: str | None = None
@@ -820,11 +821,11 @@ class DaemonStatus(Reply, tag="daemon_status"):
     otel_trouble: str | None = None
     """Why they do not arrive there."""
     rejected_config: str | None = None
-    """Why the daemon does not use its config files as they are now. Only the daemon's own user and root are told."""
+    """Why the daemon does not use its config files as they are now."""
     alerts: list[AlertState] = []
     """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
     config_files: list[str] | None = None
-    """Those in force, the weakest first. This and the next one are told to the daemon's own user and root only."""
+    """Those in force, the weakest first."""
     log: str | None = None
     """Where the daemon's log goes: a file, or `stderr`, or `journal`."""
     hooks: list["HookState"] = []

@@ -197,7 +197,11 @@ def test_asked_before_advice_before_profile_before_config() -> None:
     for speakers in product((False, True), repeat=4):
         speak = dict(zip(said, speakers, strict=True))
         defaults = {LimitKind.TURNS: Limit(kind=LimitKind.TURNS, threshold=43, source="config")} if speak["config"] else {}
-        advice = {"type architect": {LimitKind.TURNS: 41.0}, "name a": {LimitKind.TURNS: 41.0}} if speak["advice"] else {}
+        advice = (
+            {"uid 1000 type architect": {LimitKind.TURNS: 41.0}, "uid 1000 name a": {LimitKind.TURNS: 41.0}}
+            if speak["advice"]
+            else {}
+        )
         t = Transcript(defaults=defaults, advice=advice)
         a = t.start("a", type="architect" if speak["type"] else None, limits="turns=40" if speak["asked"] else "")
         held = t.run(a).limits.get(LimitKind.TURNS)
@@ -212,19 +216,19 @@ def test_asked_before_advice_before_profile_before_config() -> None:
 
 
 def test_advice_is_of_the_type_else_of_the_name_and_keeps_the_action() -> None:
-    advice = {"type qa": {LimitKind.TURNS: 12.0}, "name a": {LimitKind.TURNS: 13.0, LimitKind.TOKENS: 9.0}}
+    advice = {"uid 1000 type qa": {LimitKind.TURNS: 12.0}, "uid 1000 name a": {LimitKind.TURNS: 13.0, LimitKind.TOKENS: 9.0}}
     t = Transcript(advice=advice)
     assert shown(t, t.start("a"), "turns", "tokens") == "turns=13:terminate"
     assert shown(t, t.start("a", type="qa"), "turns") == "turns=12:terminate"
     assert shown(t, t.start("b"), "turns") == "turns=25:terminate"
-    t = Transcript(advice={"type architect": {LimitKind.COST: 7.0, LimitKind.TIME: 3601.0}})
+    t = Transcript(advice={"uid 1000 type architect": {LimitKind.COST: 7.0, LimitKind.TIME: 3601.0}})
     # more than limits.max_time is no advice
     assert shown(t, t.start("a", type="architect"), "time", "cost") == "time=1800:warn cost=7:warn"
 
 
 def test_advice_that_was_learned_holds_for_the_next_run() -> None:
     t = Transcript()
-    t >> e.AdviceLearned(t.at, "name a", {LimitKind.TURNS: 31.0})
+    t >> e.AdviceLearned(t.at, "uid 1000 name a", {LimitKind.TURNS: 31.0})
     assert shown(t, t.start("a"), "turns") == "turns=31:terminate"
 
 

@@ -26,7 +26,7 @@ def limit(kind: LimitKind, threshold: float, action: Action | None = None, sourc
 def limits(*asked: Limit, entry: tuple[Limit, ...] = (), policy: Policy = POLICY, **of_run: Any) -> Limits:
     """Return the limits of a session that asks for these, of an agent with these in its entry."""
     run = replace(Asked(("agent",), limits=entry, session=SessionAsked(asked)), **of_run)
-    return session_limits_of(run, None, policy)
+    return session_limits_of(run, None, policy, 1000)
 
 
 def given_(found: Limits, kind: LimitKind) -> tuple[float, Action, str]:

@@ -18,8 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
-from tests.unprivileged import MOUNTS
-from tests.users import FIRST, as_user, needs_root, open_directory
+from tests.users import FIRST, as_user, needs_root, open_directory, readable_by_all
 
 from .provider import Provider, providing
 from .test_gateway import CALLER, calling, config, killed_gateway, results
@@ -274,20 +273,6 @@ def test_a_run_without_the_gateway_cannot_call_it(start: Start, provider: Provid
 # ---- other users
 
 
-_ENTER = """
-directory=$1; shift
-for pair in "$@"; do
-    shift
-    [ "$pair" = -- ] && break
-    mkdir "$directory/${pair%%=*}"
-    mount --bind "${pair#*=}" "$directory/${pair%%=*}" || exit 99
-done
-shift
-exec env "PYTHONPATH=$directory/code:$directory/site" "LD_LIBRARY_PATH=$directory/python/lib" "$directory/python/bin/$PYTHON" "$@"
-"""
-"""Executes a command with an interpreter and a checkout that all users can read."""
-
-
 @needs_root
 def test_the_daemon_of_root_isolates_runs_of_others() -> None:
     """A user of the system's daemon sees its socket as of a user that has no number in the sandbox, and trusts it there."""
@@ -298,9 +283,7 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
         script = place / "ask.py"
         script.write_text("from sfactl.connection import connect\nwith connect(None) as client: print(client.welcome.run)\n")
         interpreter = Path(sys.executable).resolve().name
-        mounts = [f"{name}={source}" for name, source in MOUNTS.items()]
-        unshare = ["unshare", "--mount", "--propagation", "private", "env", f"PYTHON={interpreter}", "sh", "-c", _ENTER, "sh"]
-        with running(_made(place / "d"), config="[access]\nusers = 'all'", wrap=[*unshare, str(place), *mounts, "--"]) as daemon:
+        with running(_made(place / "d"), config="[access]\nusers = 'all'", wrap=readable_by_all(place)) as daemon:
             variables = {
                 "PATH": "/usr/bin:/bin",
                 "HOME": home,
