@@ -74,7 +74,7 @@ def test_the_cost_of_the_last_hour_and_the_share_that_warns_are_the_daemons(shar
         run = started(client, SLEEP, name="early", meter="report", limits=[limit(LimitKind.TURNS, 10)]).id
         with top(daemon.env) as terminal:
             terminal.until(r"1 live  0\.00 USD in 2h")
-            assert terminal.line_of("early").startswith(" ")
+            terminal.until(lambda: terminal.line_of("early").startswith(" "))
             client.call(m.Report(id=0, run=run, turns=4, cost_usd=0.25), m.RunReply)
             terminal.until(r"1 live  1 near a limit.*0\.25 USD in 2h")
             terminal.until(rf"{run} early: is near its limit: turns 4 of 10")
@@ -159,8 +159,8 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
             terminal.until(lambda: terminal.line_of("leaf"))
             terminal.press("e" + WHEEL_DOWN)  # without the ended runs of other tests above and below
             terminal.until(rf"(?m)^{other} other: ")
-            terminal.press(WHEEL_UP)
-            terminal.until(rf"(?m)^{root} root: ")
+            terminal.press(WHEEL_UP)  # to the root, or a run of an earlier test above it
+            terminal.until(lambda: f"\n{other} other: " not in terminal.text)
 
             terminal.press("e")
             stopped(client, other)
