@@ -1,10 +1,11 @@
 """What each key does. Nothing here waits: the daemon is asked in threads, whose answers come back through `post`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
+from typing import NamedTuple
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, AlertState, Limit, RunInfo, Status
+from sfad.protocol.types import AlertState, Event, Limit, RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import limits, output
@@ -14,7 +15,7 @@ from .errands import Errands, Post
 from .pane import HELP, Pane
 from .prompt import Prompt
 from .ranking import reason
-from .table import ORDERS, Row, RunTable
+from .table import Row, RunTable
 from .tail import OutputTail
 
 NOTICE = 8.0
@@ -22,6 +23,13 @@ NOTICE = 8.0
 ALERTS = 100
 SEVERAL = 3
 """Lines that a turn of the mouse wheel scrolls."""
+
+
+class Spent(NamedTuple):
+    """What runs have cost within a window that ends now."""
+
+    usd: float
+    window_s: float
 
 
 class Keys:
@@ -33,6 +41,7 @@ class Keys:
         self.pane: Pane | None = None
         self.alerts: list[AlertState] = []
         """Those that are raised."""
+        self.spent: Spent | None = None
         self.notice = ""
         self.notice_bad = False
         self.away = ""
@@ -72,6 +81,8 @@ class Keys:
         """Take what the daemon tells of runs and alerts."""
         if isinstance(reply, m.DaemonStatus):
             self.alerts = reply.alerts
+            self.spent = Spent(reply.cost_usd, reply.window_s) if reply.cost_usd is not None else None
+            self.table.warn_from(reply.limit_share)
             return
         now = monotonic()
         if self.away:
@@ -95,6 +106,8 @@ class Keys:
             self._keys[key]()
         elif prompt is None:
             if (act := self._keys.get(key)) is not None:
+                if not self.notice_bad:
+                    self.notice = ""
                 act()
         elif prompt.asking:
             if key == "escape":
@@ -211,7 +224,13 @@ class Keys:
         self._pane_follows()
 
     def _next(self) -> None:
-        if not self.cursor.next_in_trouble(self.rows):
+        found = self.cursor.next_in_trouble(self.table.unfolded)
+        if found is not None:
+            self.table.reveal(found)
+            self.cursor.choose(self.rows, found)
+        if hidden := self.table.filtered_out:
+            self.say(f"the filter hides {counted(hidden, 'run')} in trouble: Esc shows all runs", bad=True)
+        elif found is None:
             self.say("no run is in trouble")
         self._pane_follows()
 
@@ -237,7 +256,7 @@ class Keys:
         self.table.fold_all(folded=all(not row.hidden for row in self.rows))
 
     def _sort(self, steps: int) -> None:
-        names = list(ORDERS)
+        names = list(self.table.orders)
         self.table.sort_by(names[(names.index(self.table.order) + steps) % len(names)])
         self.say(f"sorted by {self.table.order}")
 
@@ -366,9 +385,9 @@ class Keys:
 
         def told(reply: m.RunReply) -> None:
             if pane is self.pane:
-                pane.lines = _explained(reply.run)
+                pane.lines = _explained(reply.run, self.table.limit_share)
 
-        pane = Pane("why", run, lines=_explained(self.chosen))
+        pane = Pane("why", run, lines=_explained(self.chosen, self.table.limit_share))
         self._open(pane)
         self._errands.send(m.Info(id=0, run=run), m.RunReply, told, lambda message: self.say(message, bad=True))
 
@@ -397,19 +416,31 @@ class Keys:
         else:
             self._output(stderr=pane.title == "stderr")
 
-    def _whose(self, alert: AlertState) -> str:
+    def _whose(self, alert: AlertState | Event) -> str:
         run = self.table.runs.get(alert.run_id) if alert.run_id is not None else None
-        return f"{_named(run)} {output.plain(alert.message)}" if run is not None else output.plain(alert.message)
+        who = _named(run) if run is not None else alert.run_id or ""
+        return f"{who} {output.plain(alert.message)}".lstrip()
+
+    def _earlier(self, events: Sequence[Event]) -> Iterator[Event]:
+        """Yield events of alerts, the newest first, without those that raised what is raised now."""
+        raised = {(alert.type, alert.scope, alert.run_id, alert.message) for alert in self.alerts}
+        for event in reversed(events):
+            about = (event.type, event.scope, event.run_id, event.message)
+            if about in raised:
+                raised.remove(about)
+            else:
+                yield event
 
     def _alerts(self) -> None:
         pane = Pane("alerts", lines=["…"])
         self._open(pane)
 
         def told(reply: m.EventPage) -> None:
-            events = reversed(reply.events)
-            lines = [f"{output.clock(event.time or None)}  {event.type}  {output.plain(event.message)}" for event in events]
             raised = [f"raised since {output.clock(alert.since)}: {self._whose(alert)}" for alert in self.alerts]
-            pane.lines = [*(raised or ["no alert is raised"]), "", *lines]
+            lines = [
+                f"{output.clock(event.time or None)}  {event.type}  {self._whose(event)}" for event in self._earlier(reply.events)
+            ]
+            pane.lines = [*(raised or ["no alert is raised"]), *([""] if lines else []), *lines]
 
         request = m.Events(id=0, types=["alert_*"], rows=ALERTS)
         self._errands.send(request, m.EventPage, told, lambda message: self.say(message, bad=True))
@@ -425,14 +456,13 @@ def _limits_of(run: RunInfo, wanted: Sequence[Limit]) -> str:
     return f"{run.id} is {run.status.value}: {now}"
 
 
-def _explained(run: RunInfo) -> list[str]:
-    waits = run.status is Status.PAUSED and any(state.action is Action.REQUEST_INCREASE for state in run.limits)
-    keys = ["a approves, d denies"] if waits else []
+def _explained(run: RunInfo, limit_share: float) -> list[str]:
+    keys = ["a approves, d denies"] if output.waits_for_approval(run) else []
     more = [f"milestone: {output.plain(run.milestone)}"] if run.milestone else []
     use = [f"used: {said}" for said in limits.by_source(run)] + ([f"total: {said}"] if (said := limits.totals(run)) else [])
     bounds = [f"limit {limits.describe(state)}" for state in run.limits]
     return [
-        f"{_named(run)}: {reason(run)}",
+        f"{_named(run)}: {reason(run, limit_share)}",
         *keys,
         *more,
         *use,
