@@ -10,10 +10,10 @@ from sfad.protocol.types import LimitKind, LimitState, RunInfo
 from . import output
 
 NEAR = 0.8
-"""The share of a limit from which it is told, as the default of `limits.nearing`."""
+"""The share of a limit from which it is told, as the default of `limits.nearing` and `alerts.limit_share`."""
 
 
-def troubles(run: RunInfo, now: datetime) -> Iterator[str]:
+def troubles(run: RunInfo, now: datetime, limit_share: float = NEAR) -> Iterator[str]:
     """Yield predicates: `cannot reach its model: the API answered 529 six times`."""
     if run.api_silence is not None:
         since = output.clock(run.api_silence.since, now)
@@ -27,14 +27,14 @@ def troubles(run: RunInfo, now: datetime) -> Iterator[str]:
         )
     if run.repeating is not None:
         yield f"repeats itself: {output.plain(run.repeating.sentence)}"
-    for state in near(run):
+    for state in near(run, limit_share):
         yield f"is near its limit: {state.kind} {of(state)}"
 
 
-def near(run: RunInfo) -> list[LimitState]:
-    """Return the limits that act of which `NEAR` or more is used, the nearest first."""
+def near(run: RunInfo, limit_share: float = NEAR) -> list[LimitState]:
+    """Return the limits that act of which `limit_share` or more is used, the nearest first."""
     shares = {state.kind: share(state) for state in run.limits}
-    found = [state for state in run.limits if KINDS[state.kind].acts and shares[state.kind] >= NEAR]
+    found = [state for state in run.limits if KINDS[state.kind].acts and shares[state.kind] >= limit_share]
     return sorted(found, key=lambda state: -shares[state.kind])
 
 

@@ -1,7 +1,7 @@
 """`sfad` with shorter time-outs. A re-execution makes it `sfad`.
 
 It looks ten times a second, not every five seconds, whether its files are where they were. It waits one second, not ten, for the
-rest of a frame, and for a client that lost its connection.
+rest of a frame, for a client that lost its connection, and for one that does not read of runs.
 """
 
 from sfad.loop import storage
@@ -11,9 +11,11 @@ storage.LOOK = 0.1  # before sfad.server imports it
 from sfad.__main__ import main  # noqa: E402
 from sfad.core import stop_requests  # noqa: E402
 from sfad.server import clients  # noqa: E402
+from sfad.server.verbs import watch_runs  # noqa: E402
 
 stop_requests.RECONNECT = 1.0
 clients.FRAME_TIME = 1.0
+watch_runs.STALLED = 1.0
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,8 @@
 """Print events, and follow them.
 
 Without an option: the last 50. With --since, all from that event or time on. Each line has the time, the event's number, its type,
-the run and a message. With -f, each further event is printed once the ledger has it, until Ctrl-C. A daemon that goes away is
-waited for; nothing is missed and nothing comes twice. To resume later, give the last number to --since.
+the run and a message. With -f, each further event is printed once the ledger has it, until Ctrl-C. A daemon that goes away, or is
+not there yet, is waited for; nothing is missed and nothing comes twice. To resume later, give the last number to --since.
 
 With --json, one object for each event.
 """
@@ -19,7 +19,7 @@ from sfad.protocol.types import SEVERITIES, ErrorCode, Event
 from sfad.protocol.units import MOST_WHOLE
 
 from .. import connection, history, output
-from ..connection import AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
+from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter, whole
 from .list import moment
@@ -66,7 +66,7 @@ def main(
         wanted.after, wanted.since = 0, _moment(since)
     found = False
     # without a daemon there is a history, but nothing to follow
-    with connection.connect(socket) if follow_ else history.connect(socket) as client:
+    with _connect_when_there(socket) if follow_ else history.connect(socket) as client:
         for event in _Events(client, wanted):
             found = True
             if json:
@@ -76,6 +76,20 @@ def main(
     if not found:
         output.note("no event matches")
     return ExitCode.DONE
+
+
+def _connect_when_there(socket: str | None) -> Client:
+    said = False
+    while True:
+        try:
+            return connection.connect(socket)
+        except Unreachable as error:
+            if error.kind not in (*ABSENT, "gone"):  # it may also be starting or stopping
+                raise
+            if not said:
+                output.note(f"sfactl: {error.message}; waiting for it")
+                said = True
+        time.sleep(AGAIN)
 
 
 def _moment(text: str) -> float:

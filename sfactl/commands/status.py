@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from sfad.protocol.messages import DaemonInfo, DaemonStatus
+from sfad.protocol.units import format_duration
 
 from .. import output
 from ..connection import call
@@ -74,6 +75,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     for alert in status.alerts:
         whose = f"run {alert.run_id}: " if alert.run_id is not None else ""
         yield "ALERT", f"{alert.type} since {output.local(alert.since)}: {whose}{alert.message}"
+    if status.cost_usd is not None:
+        yield "cost", f"{output.usd(status.cost_usd)} USD within the last {format_duration(status.window_s)}"
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     if status.quotas:

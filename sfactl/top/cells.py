@@ -8,7 +8,7 @@ from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
 
 from .. import output
-from ..trouble import NEAR, share
+from ..trouble import share
 
 GOOD, DIM, WARN, BAD, PLAIN = "good", "dim", "warn", "bad", "plain"
 """Styles, which `frame` gives colours."""
@@ -116,9 +116,9 @@ class Layout(NamedTuple):
         return cls(LEAST_NAME + name + (0 if milestone else rest), tuple(columns), LEAST_BARS + bars, milestone)
 
 
-def bars(states: Sequence[LimitState], elapsed: float, room: int) -> list[Text]:
+def bars(states: Sequence[LimitState], elapsed: float, room: int, limit_share: float) -> list[Text]:
     """Return a bar for each limit whose use is known, in `room` columns: the fullest first if not all find room. `elapsed`: seconds
-    since the run was told, which its time goes on."""
+    since the run was told, which its time goes on. `limit_share`: the part from which on a bar warns."""
     parts = [(state, part) for state in states if (part := part_now(state, elapsed)) is not None]
     if not parts:
         return []
@@ -127,7 +127,7 @@ def bars(states: Sequence[LimitState], elapsed: float, room: int) -> list[Text]:
     kept = sorted(sorted(parts, key=lambda each: -each[1])[:most], key=lambda each: list(KINDS).index(each[0].kind))
     found: list[Text] = []
     for state, part in kept:
-        style = style_of(state, part)
+        style = style_of(state, part, limit_share)
         found += [(LETTERS[state.kind], DIM), (_bar(part, wide), style), (" ", PLAIN)]
     return found[:-1]
 
@@ -138,8 +138,8 @@ def part_now(state: LimitState, elapsed: float) -> float | None:
     return share(state) if state.used is not None and state.threshold else None
 
 
-def style_of(state: LimitState, part: float) -> str:
-    if not KINDS[state.kind].acts or part < NEAR:
+def style_of(state: LimitState, part: float, limit_share: float) -> str:
+    if not KINDS[state.kind].acts or part < limit_share:
         return GOOD
     return WARN if part < 1 else BAD
 

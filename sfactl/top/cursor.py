@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sfad.protocol.types import RunId
 
-from .ranking import ENDED, QUIET, rank
+from .ranking import ENDED, QUIET
 from .table import Row
 
 
@@ -30,8 +30,7 @@ class RunCursor:
     @staticmethod
     def _worst(rows: Sequence[Row]) -> RunId | None:
         def need(row: Row) -> tuple[int, bool]:
-            level = rank(row.run)
-            return level if level > ENDED else QUIET, not row.run.status.terminal
+            return row.rank if row.rank > ENDED else QUIET, not row.run.status.terminal
 
         worst = max(rows, key=need, default=None)
         return worst.run.id if worst is not None else None
@@ -49,7 +48,7 @@ class RunCursor:
     def next_in_trouble(self, rows: Sequence[Row]) -> bool:
         """Choose the next run below that needs a person, from the top again after the last. Return whether there is one."""
         after = [*range(self.at + 1, len(rows)), *range(self.at + 1)]
-        found = next((at for at in after if at < len(rows) and rank(rows[at].run) > QUIET), None)
+        found = next((at for at in after if at < len(rows) and rows[at].rank > QUIET), None)
         if found is not None:
             self.go(rows, found)
         return found is not None

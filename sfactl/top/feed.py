@@ -1,5 +1,6 @@
 """A thread that receives runs from the daemon, and comes back when the daemon does."""
 
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -9,11 +10,13 @@ from sfad.protocol import messages as m
 from ..connection import Client, DaemonError, Unreachable, connect
 from ..exits import Quit
 
+STATUS_AGAIN = 5.0
+"""Seconds between two looks at the alerts and the cost of the last hour, which passes without a change of any run."""
 AGAIN = 0.5
 """Seconds between attempts to reach a daemon that is away."""
 
 Take = Callable[[m.RunList | m.RunsPush | m.DaemonStatus], None]
-"""Takes runs, or the alerts that are raised."""
+"""Takes runs, or what the daemon tells of itself."""
 Away = Callable[[str], None]
 """Takes why the daemon cannot be asked."""
 
@@ -47,12 +50,18 @@ class Feed:
 
     def _follow(self, client: Client) -> None:
         """Pass on what comes until the connection ends. Raise `Unreachable`, `DaemonError`."""
-        aside = {client.send(m.Events(id=0, types=["alert_*"], rows=1, follow=True)), client.send(m.DaemonInfo(id=0))}
+        aside = {client.send(m.Events(id=0, types=["alert_*"], rows=1, follow=True))}
+        due = 0.0
         while True:
+            if time.monotonic() >= due:
+                aside.add(client.send(m.DaemonInfo(id=0)))
+                due = time.monotonic() + STATUS_AGAIN
+            if not select.select([client], [], [], max(due - time.monotonic(), 0.0))[0]:
+                continue
             for answer in client.arrived():
                 reply = answer.reply
                 if isinstance(reply, m.EventPush):
-                    aside.add(client.send(m.DaemonInfo(id=0)))
+                    due = 0.0
                 elif isinstance(reply, m.RunList | m.RunsPush | m.DaemonStatus):
                     self._take(reply)
                 elif isinstance(reply, m.Error) and reply.id not in aside:  # a run may see runs, but no alerts

@@ -12,8 +12,8 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from sfad.protocol.types import RunInfo, Status
-from sfad.protocol.units import counted
+from sfad.protocol.types import Status
+from sfad.protocol.units import counted, format_duration
 
 from .. import output
 from .cells import BAD, DIM, GOOD, PLAIN, WARN, Layout, Text, bars
@@ -46,12 +46,12 @@ def draw(keys: Keys, width: int, height: int, now: datetime | None = None) -> li
     for at in range(top, top + tree):
         if at < len(rows):
             elapsed = keys.table.elapsed_since(rows[at].run, passed)
-            lines.append(_row(rows[at], elapsed, layout, width, now, chosen=at == keys.cursor.at))
+            lines.append(_row(rows[at], elapsed, layout, width, now, keys.table.limit_share, chosen=at == keys.cursor.at))
         else:
             lines.append(_blank(width))
     if not rows:
         lines[2] = _line([("no run" if not keys.table.filter else f"no run has: {keys.table.filter}", DIM)], width)
-    lines += _complaint(keys.notice, width) if keys.prompt is not None and keys.notice else _reasons(keys.chosen, width)
+    lines += _complaint(keys.notice, width) if keys.prompt is not None and keys.notice else _reasons(keys, width)
     if pane:
         lines += _pane(keys, width, pane)
     lines += [_prompt(keys, width), _footer(width)]
@@ -87,6 +87,8 @@ def _header(keys: Keys, width: int, now: datetime, passed: float) -> Strip:
         parts.append((f"  {near[NEARING]} near a limit", WARN))
     if keys.alerts:
         parts.append((f"  {counted(len(keys.alerts), 'alert')}", BAD))
+    if keys.spent is not None:
+        parts.append((f"  {output.usd(keys.spent.usd)} USD in {format_duration(keys.spent.window_s)}", PLAIN))
     if keys.table.filter:
         parts.append((f"  only: {output.plain(keys.table.filter)}", WARN))
     if keys.away:
@@ -115,8 +117,8 @@ def _sized(text: str, width: int, left: bool) -> str:
     return text + " " * (width - cell_len(text)) if left else " " * (width - cell_len(text)) + text
 
 
-def _row(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, *, chosen: bool) -> Strip:
-    run, level = row.run, rank(row.run)
+def _row(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, limit_share: float, *, chosen: bool) -> Strip:
+    run, level = row.run, row.rank
     mark, style = (" ", PLAIN) if level == QUIET else ("!", BAD if level >= STUCK else WARN)
     folded = f" +{row.hidden}" if row.hidden else ""
     name = _sized(f"{row.branch}{run.id} {output.plain(run.name)}", layout.name - 1 - len(folded), True) + folded
@@ -124,7 +126,7 @@ def _row(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, *,
     for column in layout.columns:
         text, kind = column.cell(run, now)
         parts.append((" " + _sized(text, column.width, column.left), kind))
-    drawn = [] if run.status.terminal else bars(run.limits, elapsed, layout.bars)
+    drawn = [] if run.status.terminal else bars(run.limits, elapsed, layout.bars, limit_share)
     parts += [(" ", PLAIN), *drawn, (" " * (layout.bars - sum(len(text) for text, _ in drawn)), PLAIN)]
     if layout.milestone:
         parts.append((" " + _sized(output.plain(run.milestone or ""), layout.milestone, True), DIM))
@@ -141,12 +143,13 @@ def _in_lines(words: str, style: str, width: int) -> list[Strip]:
     return [_line([(line, style)], width) for line in (lines + [""] * REASONS)[:REASONS]]
 
 
-def _reasons(run: RunInfo | None, width: int) -> list[Strip]:
+def _reasons(keys: Keys, width: int) -> list[Strip]:
+    run, limit_share = keys.chosen, keys.table.limit_share
     if run is None:
         return [_blank(width)] * REASONS
-    level = rank(run)
+    level = rank(run, limit_share)
     style = DIM if level == QUIET else WARN if level == NEARING else BAD
-    return _in_lines(f"{run.id} {output.plain(run.name)}: {reason(run)}", style, width)
+    return _in_lines(f"{run.id} {output.plain(run.name)}: {reason(run, limit_share)}", style, width)
 
 
 def _pane(keys: Keys, width: int, height: int) -> list[Strip]:

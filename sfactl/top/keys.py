@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import NamedTuple
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, AlertState, Limit, RunInfo, Status
@@ -14,7 +15,7 @@ from .errands import Errands, Post
 from .pane import HELP, Pane
 from .prompt import Prompt
 from .ranking import reason
-from .table import ORDERS, Row, RunTable
+from .table import Row, RunTable
 from .tail import OutputTail
 
 NOTICE = 8.0
@@ -22,6 +23,13 @@ NOTICE = 8.0
 ALERTS = 100
 SEVERAL = 3
 """Lines that a turn of the mouse wheel scrolls."""
+
+
+class Spent(NamedTuple):
+    """What runs have cost within a window that ends now."""
+
+    usd: float
+    window_s: float
 
 
 class Keys:
@@ -33,6 +41,7 @@ class Keys:
         self.pane: Pane | None = None
         self.alerts: list[AlertState] = []
         """Those that are raised."""
+        self.spent: Spent | None = None
         self.notice = ""
         self.notice_bad = False
         self.away = ""
@@ -72,6 +81,8 @@ class Keys:
         """Take what the daemon tells of runs and alerts."""
         if isinstance(reply, m.DaemonStatus):
             self.alerts = reply.alerts
+            self.spent = Spent(reply.cost_usd, reply.window_s) if reply.cost_usd is not None else None
+            self.table.warn_from(reply.limit_share)
             return
         now = monotonic()
         if self.away:
@@ -237,7 +248,7 @@ class Keys:
         self.table.fold_all(folded=all(not row.hidden for row in self.rows))
 
     def _sort(self, steps: int) -> None:
-        names = list(ORDERS)
+        names = list(self.table.orders)
         self.table.sort_by(names[(names.index(self.table.order) + steps) % len(names)])
         self.say(f"sorted by {self.table.order}")
 
@@ -366,9 +377,9 @@ class Keys:
 
         def told(reply: m.RunReply) -> None:
             if pane is self.pane:
-                pane.lines = _explained(reply.run)
+                pane.lines = _explained(reply.run, self.table.limit_share)
 
-        pane = Pane("why", run, lines=_explained(self.chosen))
+        pane = Pane("why", run, lines=_explained(self.chosen, self.table.limit_share))
         self._open(pane)
         self._errands.send(m.Info(id=0, run=run), m.RunReply, told, lambda message: self.say(message, bad=True))
 
@@ -425,14 +436,14 @@ def _limits_of(run: RunInfo, wanted: Sequence[Limit]) -> str:
     return f"{run.id} is {run.status.value}: {now}"
 
 
-def _explained(run: RunInfo) -> list[str]:
+def _explained(run: RunInfo, limit_share: float) -> list[str]:
     waits = run.status is Status.PAUSED and any(state.action is Action.REQUEST_INCREASE for state in run.limits)
     keys = ["a approves, d denies"] if waits else []
     more = [f"milestone: {output.plain(run.milestone)}"] if run.milestone else []
     use = [f"used: {said}" for said in limits.by_source(run)] + ([f"total: {said}"] if (said := limits.totals(run)) else [])
     bounds = [f"limit {limits.describe(state)}" for state in run.limits]
     return [
-        f"{_named(run)}: {reason(run)}",
+        f"{_named(run)}: {reason(run, limit_share)}",
         *keys,
         *more,
         *use,

@@ -49,5 +49,5 @@ o  output           O  stderr               w    why, with all limits
 [ ]  scroll this part                       Esc  close it
 Ctrl-Z  suspend                             q    leave (Ctrl-C too); runs go on
 Limits: t time, n turns, m messages, k tokens, $ cost, p planning, x execution,
-o output, M memory, # processes, c cores; yellow from 80 % on, red when exceeded
+o output, M memory, # processes, c cores; yellow from alerts.limit_share on, red when exceeded
 """.splitlines()

@@ -10,7 +10,8 @@ WAITS, STUCK, NEARING, ENDED, QUIET = 4, 3, 2, 1, 0
 """It waits for a person; it does not get on; it is near a limit; it ended badly; nothing is wrong."""
 
 
-def rank(run: RunInfo) -> int:
+def rank(run: RunInfo, limit_share: float) -> int:
+    """`limit_share`: the share of a limit from which a run is near it."""
     if run.status is Status.PAUSED and (run.reason is None or run.reason.kind != "suspended"):
         return WAITS
     if run.status.terminal:
@@ -18,14 +19,14 @@ def rank(run: RunInfo) -> int:
     silent = run.api_silence is not None or run.api_trouble is not None or output.unanswered(run)
     if silent or run.repeating is not None or run.unadmitted:
         return STUCK
-    return NEARING if trouble.near(run) else QUIET
+    return NEARING if trouble.near(run, limit_share) else QUIET
 
 
-def reason(run: RunInfo, now: datetime | None = None) -> str:
+def reason(run: RunInfo, limit_share: float, now: datetime | None = None) -> str:
     """Return a sentence about a run for the lines below the tree: its trouble, else what it does."""
     if run.status is Status.PAUSED and (paused := _paused(run)):
         return paused
-    if not run.status.terminal and (found := list(trouble.troubles(run, now or datetime.now(UTC)))):
+    if not run.status.terminal and (found := list(trouble.troubles(run, now or datetime.now(UTC), limit_share))):
         return "; ".join(found)
     if run.unadmitted and not run.status.terminal:
         return f"{run.unadmitted} agent programs were started within it without asking the daemon"

@@ -9,12 +9,15 @@ from msgspec import structs
 
 from sfad.protocol.types import RunId, RunInfo, Status
 
+from ..trouble import NEAR
 from .ranking import rank
 
 MOST_ENDED = 500
 """Ended runs that are kept: those of trees with a live run, then the newest."""
 
 Key = Callable[[RunInfo], float | str]
+Order = tuple[Key, bool]
+"""What siblings are sorted by, and whether the largest comes first."""
 
 
 def _cost(run: RunInfo) -> float:
@@ -25,8 +28,7 @@ def _tokens(run: RunInfo) -> float:
     return run.total_tokens if run.total_tokens is not None else run.usage.tokens or 0
 
 
-ORDERS: dict[str, tuple[Key, bool]] = {
-    "trouble": (lambda run: rank(run), True),
+ORDERS: dict[str, Order] = {
     "age": (attrgetter("id"), False),
     "cost": (_cost, True),
     "cpu": (lambda run: run.cpu_cores or 0.0, True),
@@ -35,7 +37,6 @@ ORDERS: dict[str, tuple[Key, bool]] = {
     "turns": (lambda run: run.usage.turns or 0, True),
     "name": (attrgetter("name"), False),
 }
-"""What siblings are sorted by, and whether the largest comes first."""
 
 
 class Row(NamedTuple):
@@ -44,6 +45,7 @@ class Row(NamedTuple):
     run: RunInfo
     branch: str
     """What is drawn before the name: `│  └─ `."""
+    rank: int
     hidden: int = 0
     """Runs that are folded into this line."""
 
@@ -56,6 +58,9 @@ class RunTable:
         self.ended_shown = True
         self._folded: set[RunId] = set()
         self._rows: list[Row] | None = None
+        self.orders = {"trouble": (self.rank, True)} | ORDERS
+        self.limit_share = NEAR
+        """The share of a limit from which a run is near it."""
         self.counts: tuple[Counter[Status], Counter[int]] = (Counter(), Counter())
         """Runs by status, and live ones by their rank."""
         self._seen: dict[RunId, float] = {}
@@ -74,9 +79,20 @@ class RunTable:
                 run = _completed(run, before)
             self.runs[run.id], self._seen[run.id] = run, now
         self._forget_old()
+        self._count()
+
+    def warn_from(self, limit_share: float) -> None:
+        if limit_share != self.limit_share:
+            self.limit_share = limit_share
+            self._count()
+
+    def rank(self, run: RunInfo) -> int:
+        return rank(run, self.limit_share)
+
+    def _count(self) -> None:
         self._rows = None
         statuses = Counter(run.status for run in self.runs.values())
-        self.counts = statuses, Counter(rank(run) for run in self.runs.values() if not run.status.terminal)
+        self.counts = statuses, Counter(self.rank(run) for run in self.runs.values() if not run.status.terminal)
 
     def elapsed_since(self, run: RunInfo, now: float) -> float:
         """Return the seconds that the run's clock has gone on since the daemon told of it."""
@@ -118,7 +134,7 @@ class RunTable:
     @property
     def rows(self) -> Sequence[Row]:
         if self._rows is None:
-            below = children(self._shown(), self.order)
+            below = children(self._shown(), self.orders[self.order])
             self._rows = list(self._lines(below, None, ""))
         return self._rows
 
@@ -137,27 +153,36 @@ class RunTable:
 
     def _lines(self, below: Mapping[RunId | None, Sequence[RunInfo]], parent: RunId | None, indent: str) -> Iterator[Row]:
         # a stack: a tree may be deeper than the interpreter's
-        stack = [iter(_siblings(below, parent, indent))]
+        stack = [self._siblings(below, parent, indent)]
         while stack:
             row, deeper = next(stack[-1], (None, ""))
             if row is None:
                 stack.pop()
             elif row.run.id in self._folded and row.run.id in below:
-                yield row._replace(hidden=_count(below, row.run.id))
+                yield row._replace(hidden=_number(below, row.run.id))
             else:
                 yield row
-                stack.append(iter(_siblings(below, row.run.id, deeper)))
+                stack.append(self._siblings(below, row.run.id, deeper))
+
+    def _siblings(
+        self, below: Mapping[RunId | None, Sequence[RunInfo]], parent: RunId | None, indent: str
+    ) -> Iterator[tuple[Row, str]]:
+        siblings = below.get(parent, ())
+        for run in siblings:
+            last = run is siblings[-1]
+            branch, deeper = ("", "") if parent is None else ("└─", "  ") if last else ("├─", "│ ")
+            yield Row(run, indent + branch, self.rank(run)), indent + deeper
 
 
-def children(runs: Iterable[RunInfo], order: str = "age") -> dict[RunId | None, list[RunInfo]]:
+def children(runs: Iterable[RunInfo], order: Order = ORDERS["age"]) -> dict[RunId | None, list[RunInfo]]:
     """Return the runs by the id of their parent, sorted; under `None` those whose parent is not among them."""
     runs = list(runs)
     known = {run.id for run in runs}
     below: defaultdict[RunId | None, list[RunInfo]] = defaultdict(list)
     for run in sorted(runs, key=attrgetter("id")):
         below[run.parent_id if run.parent_id in known else None].append(run)
-    if order != "age":
-        key, largest_first = ORDERS[order]
+    key, largest_first = order
+    if order is not ORDERS["age"]:
         best = _best(runs, key) if largest_first else {run.id: key(run) for run in runs}
         for siblings in below.values():
             siblings.sort(key=lambda run: best[run.id], reverse=largest_first)
@@ -183,15 +208,7 @@ def _completed(run: RunInfo, before: RunInfo) -> RunInfo:
     return run
 
 
-def _siblings(below: Mapping[RunId | None, Sequence[RunInfo]], parent: RunId | None, indent: str) -> Iterator[tuple[Row, str]]:
-    siblings = below.get(parent, ())
-    for run in siblings:
-        last = run is siblings[-1]
-        branch, deeper = ("", "") if parent is None else ("└─", "  ") if last else ("├─", "│ ")
-        yield Row(run, indent + branch), indent + deeper
-
-
-def _count(below: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> int:
+def _number(below: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> int:
     found, waiting = 0, [run]
     while waiting:
         inner = below.get(waiting.pop(), ())

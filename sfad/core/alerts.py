@@ -30,6 +30,7 @@ class Alerts:
         self._due: float | None = None
         """When `AlertsDue` will be fed."""
         self.saved = self._shared.saved
+        self.cost = self._shared.cost
 
     @property
     def shared(self) -> Mapping[Key, RaisedAlert]:

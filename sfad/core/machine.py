@@ -84,6 +84,7 @@ class Machine:
         self.drained_by = self._stopping.drained_by
         self.alerts_before = self._alerts.restore
         self.saved_alerts = self._alerts.saved
+        self.recent_cost = self._alerts.cost
         self.count_before = self._admission.count_before
         self.quotas = self._admission.quotas
         self.spawned_before = self._admission.spawned_before

@@ -44,8 +44,12 @@ class SharedAlerts:
 
     def spent(self, user: str, nanos: int, policy: Policy, at: float) -> None:
         self._window(EVERYBODY, policy).add(nanos, at)
-        if policy.alerts.cost_usd_per_user is not None:
-            self._window((EventType.ALERT_COST, user), policy).add(nanos, at)
+        self._window(_of_user(user), policy).add(nanos, at)
+
+    def cost(self, user: str | None, at: float) -> int:
+        """Return what the runs of a user have cost within the window, or those of all users (`None`), in nano-dollars."""
+        window = self._windows.get(EVERYBODY if user is None else _of_user(user))
+        return window.total(at) if window is not None else 0
 
     def terminated(self, policy: Policy, at: float) -> None:
         self._window(TERMINATIONS, policy).add(1, at)
@@ -100,6 +104,10 @@ def _threshold(key: Key, policy: Policy) -> float | None:
     if key == TERMINATIONS:
         return policy.alerts.terminations
     return policy.alerts.cost_usd if key == EVERYBODY else policy.alerts.cost_usd_per_user
+
+
+def _of_user(user: str) -> Key:
+    return EventType.ALERT_COST, user
 
 
 def _key(words: str) -> Key:

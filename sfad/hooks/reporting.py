@@ -1,9 +1,10 @@
-"""Tells of hooks that fail: each failure in the log, and an event at most once a minute for each hook."""
+"""Counts hooks that end, and tells of those that fail: each time in the log, by an event at most once a minute for each hook."""
 
 from collections.abc import Callable
 
 import trio
 
+from ..observe.counts import Counts
 from ..observe.log import Log
 from ..protocol.redaction import redacted
 from ..protocol.sanitise import clean
@@ -18,13 +19,15 @@ SHOWN = 200
 
 
 class HookReports:
-    def __init__(self, log: Log, tell: Callable[[str, str, Severity], None]) -> None:
+    def __init__(self, log: Log, tell: Callable[[str, str, Severity], None], counts: Counts) -> None:
         """`tell` announces an event of the daemon."""
         self._log = log
         self._tell = tell
+        self._counts = counts
         self._told: dict[str, float] = {}
 
     def ended(self, hook: str, result: HookResult, about: str) -> None:
+        self._counts.hook_ended("completed" if result.ok else "failed")
         output = redacted(clean(result.output)).strip()
         fields = {"hook": hook, "about": about, "elapsed_s": result.elapsed_s, "output": output}
         if result.ok:
@@ -35,6 +38,7 @@ class HookReports:
         self._tell_sometimes(hook, f"hook {hook} failed for {about}: {result.how}" + (f": {last}" if last else ""))
 
     def dropped(self, hook: str, about: str) -> None:
+        self._counts.hook_ended("dropped")
         self._log.warning(f"hook {hook} cannot keep up: an event is dropped", hook=hook, about=about)
         self._tell_sometimes(hook, f"hook {hook} cannot keep up: events are dropped, beginning with {about}")
 

@@ -37,7 +37,7 @@ class Hooking:
         self._spool = resources.spool.hooks
         self._unfollow: Callable[[], None] | None = None
         self.processes = HookProcesses(resources.launcher)
-        reports = HookReports(resources.log, announcer.tell)
+        reports = HookReports(resources.log, announcer.tell, resources.counts)
         env = kept_variables(key + b"=" + value for key, value in os.environb.items())
         self.events = EventHooks(self.processes, reports, background, env, resources.socket, self._spool.save_done)
         self.ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget)

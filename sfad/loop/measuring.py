@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import trio
 
@@ -15,7 +16,7 @@ from ..core.money import to_usd
 from ..core.vocabulary import EventType
 from ..host.tasks import Background
 from ..ledger import Ledger
-from ..observe.counts import Counts, Histogram
+from ..observe.counts import Counts, Histogram, HookOutcome
 from ..observe.metrics import Labels, Values
 from ..protocol.types import ENDED, Rule, Status
 from ..runs.catalogue import RunCatalogue
@@ -75,6 +76,7 @@ class Measuring:
             "sfad_start_time_seconds": _alone(round(began, 3)),
             "sfad_connections": _alone(self.connections()),
             "sfad_slow_clients_dropped": _alone(self.counts.slow_clients),
+            "sfad_hook_executions": {(outcome,): self.counts.hooks.get(outcome, 0) for outcome in get_args(HookOutcome)},
             "sfad_events": {(kind,): count for kind, count in self.counts.events.items()},
             "sfad_events_lost": _alone(self.counts.unrecorded),
             "sfad_ledger_commit_duration_seconds": {(): self.counts.commit},

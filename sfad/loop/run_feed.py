@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import trio
 
+from ..core.access import Scope
 from ..host.clock import Timers
 from ..launch.launcher import Footprint, Launcher
 from ..protocol.types import RunId
@@ -26,7 +27,7 @@ _MEMORY_STEP, _LEAST_STEP = 0.02, 1 << 20
 _CPU_STEP = 0.05
 
 Follower = Callable[[list[KnownRun] | None], None]
-"""Takes runs that have changed, each as it is now; `None` if the follower must read all of them again, because some have left the
+"""Takes runs in its scope that have changed, each as it is now; `None` if it must read all of them again: some have left the
 daemon's memory meanwhile."""
 
 
@@ -57,7 +58,7 @@ class Load:
 class RunFeed:
     def __init__(self, catalogue: RunCatalogue, launcher: Launcher, timers: Timers) -> None:
         self._catalogue, self._launcher, self._timers = catalogue, launcher, timers
-        self._followers: set[Follower] = set()
+        self._followers: dict[Follower, Callable[[], Scope]] = {}
         self._changed: set[RunId] = set()
         self._earliest = 0.0
         """When the next push may be."""
@@ -71,13 +72,14 @@ class RunFeed:
     def followed(self) -> bool:
         return bool(self._followers)
 
-    def follow(self, follower: Follower) -> Callable[[], None]:
-        """Call `follower` with runs that change from now on. Return how to stop it."""
-        self._followers.add(follower)
+    def follow(self, scope: Callable[[], Scope], follower: Follower) -> Callable[[], None]:
+        """Call `follower` with runs in the scope that change from now on. The scope is asked for each push: a reload may change who
+        is in the admin group. Return how to stop it."""
+        self._followers[follower] = scope
         self._followed.set()
 
         def forget() -> None:
-            self._followers.discard(follower)
+            self._followers.pop(follower, None)
             if not self._followers:
                 self._followed = trio.Event()
                 self._timers.disarm("run feed")
@@ -101,8 +103,13 @@ class RunFeed:
         changed, self._changed = sorted(self._changed), set()
         found = [self.known(run) for run in changed]
         runs = [run for run in found if run is not None]
-        for follower in list(self._followers):
-            follower(runs if len(runs) == len(found) else None)
+        for follower, scope_now in list(self._followers.items()):
+            scope = scope_now()
+            admitted = [run for run in runs if scope.admits(run.uid, run.lineage_ids)]
+            if len(runs) < len(found):
+                follower(None)
+            elif admitted:
+                follower(admitted)
         took = trio.current_time() - now
         self._earliest = now + max(INTERVAL, SHARE * took)
 

@@ -33,6 +33,7 @@ COST = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 50.0)
 _ODD = re.compile(r"[^\w .:/+-]", re.ASCII)
 
 Outcome = Literal["answered", "failed", "refused", "withdrawn"]
+HookOutcome = Literal["completed", "failed", "dropped"]
 
 
 class Histogram(Struct, kw_only=True):
@@ -90,6 +91,8 @@ class Counts(Struct, kw_only=True):
     """Seconds of each transaction of the ledger."""
     first_byte: Histogram = _empty(FIRST_BYTE)
     """Seconds until an upstream began its reply."""
+    hooks: dict[HookOutcome, int] = {}
+    """Executions of hooks of the config and of `--on-end`."""
     slow_clients: int = 0
     """Clients that were dropped because they did not read."""
     unrecorded: int = 0
@@ -162,6 +165,9 @@ class Counts(Struct, kw_only=True):
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
         if call.first_byte_s is not None:
             self.first_byte.observe(call.first_byte_s)
+
+    def hook_ended(self, outcome: HookOutcome) -> None:
+        self.hooks[outcome] = self.hooks.get(outcome, 0) + 1
 
     def registers(self, types: Iterable[str]) -> None:
         self.registered = sorted({type_label(each) for each in types})

@@ -44,6 +44,7 @@ METRICS = (
     Metric("sfad_budget_used_usd", "gauge", "Money that a budget was charged in its present period", ("scope", "name")),
     Metric("sfad_events", "counter", "Events", ("type",)),
     Metric("sfad_events_lost", "counter", "Events and rows that the ledger could not take"),
+    Metric("sfad_hook_executions", "counter", "Executions of hooks and of --on-end that have ended or were dropped", ("outcome",)),
     Metric("sfad_connections", "gauge", "Connections of clients"),
     Metric("sfad_slow_clients_dropped", "counter", "Clients that were dropped because they did not read"),
     Metric("sfad_ledger_commit_duration_seconds", "histogram", "Time of each transaction of the ledger"),

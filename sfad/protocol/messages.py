@@ -832,6 +832,13 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Those of the config. Only the operator is told."""
     on_ends: list["OnEndState"] = []
     """Commands of `--on-end` that wait or run."""
+    cost_usd: float | None = None
+    """What runs have cost within the last `window_s`: those of all users, or of the caller's user if it may not know of others;
+    `None` inside a run."""
+    window_s: float = 3600.0
+    """`alerts.window` of the config."""
+    limit_share: float = 0.8
+    """`alerts.limit_share` of the config."""
 
 
 class HookTested(Reply, tag="hook_tested"):

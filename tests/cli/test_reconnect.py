@@ -605,6 +605,11 @@ def test_following_in_vain_is_69_after_what_there_was(server: Scripted, client: 
     assert "may continue" in err
 
 
+def without_events(request: m.Request) -> m.Reply:
+    assert isinstance(request, m.Events)
+    return m.EventPage(id=request.id, events=[], reached=0)
+
+
 def test_followed_events_wait_for_a_daemon_for_as_long_as_it_is_away(server: Scripted, client: Starter, tmp_path: Path) -> None:
     answer = server.answer
     server.answer = lambda request: (
@@ -625,6 +630,19 @@ def test_followed_events_wait_for_a_daemon_for_as_long_as_it_is_away(server: Scr
     server.say(m.EventPush(id=request.id, event=event))
     assert process.stdout is not None
     assert process.stdout.readline().endswith(b"run_failed a1 (worker): at last\n")
+    process.send_signal(signal.SIGINT)
+    assert ended(process)[0] == 130
+
+
+def test_followed_events_wait_for_the_first_daemon(server: Scripted, client: Starter) -> None:
+    server.answer = without_events
+    server.stop()
+    process = client("events", "-f", impatient=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().endswith(b"; waiting for it\n")
+    server.start()
+    server.until(m.Events)
+    server.until_read()
     process.send_signal(signal.SIGINT)
     assert ended(process)[0] == 130
 

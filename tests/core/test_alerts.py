@@ -199,6 +199,20 @@ def test_what_each_user_costs() -> None:
     assert told(t) == ["raised alert_cost user"]
 
 
+def test_the_recent_cost_of_each_user_and_of_all() -> None:
+    t = watched(cost_usd=None, window=3600.0)
+    a, b = t.start("a", limits="cost=50"), t.start("b", BOB, limits="cost=50")
+    (t >> t.used(a, cost=0.5)).skip()
+    (t.later(1800) >> t.used(b, cost=0.25)).skip()
+    users = (None, "ann", "bob", "carol")
+    assert [t.machine.recent_cost(user, t.at) for user in users] == [750_000_000, 500_000_000, 250_000_000, 0]
+    assert [t.machine.recent_cost(user, t.at + 1800) for user in users] == [250_000_000, 0, 250_000_000, 0]
+    saved = msgspec.msgpack.decode(msgspec.msgpack.encode(t.machine.saved_alerts()), type=SavedAlerts)
+    after = Machine(t.machine.policy)
+    after.alerts_before(saved)
+    assert after.recent_cost("bob", t.at) == 250_000_000
+
+
 def test_what_is_only_reserved_costs_nothing() -> None:
     t = watched(cost_usd=1.0)
     a = t.start("a", limits="cost=50")

@@ -68,6 +68,9 @@ def test_bad_hooks_leave_nothing_and_hold_up_nothing(start: Start, tmp_path: Pat
         failures = client.call(m.Events(id=0, after=0, types=["hook_*"]), m.EventPage).events
         assert {each.severity for each in failures} == {"medium"}
         assert len(failures) == 3
+        metrics = client.call(m.Metrics(id=0), m.MetricsText).text
+        for outcome, count in {"completed": 1, "failed": 3, "dropped": 0}.items():
+            assert f'sfad_hook_executions_total{{outcome="{outcome}"}} {count}.0\n' in metrics
     log = daemon.log.read_text()
     assert "hook 'fails' failed: exit code 3" in log
     assert "secretsecret" not in log

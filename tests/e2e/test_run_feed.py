@@ -15,7 +15,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
 from sfad.server import shares
 from tests.conftest import Start
-from tests.harness import Daemon, ended, started, stopped, wait_until
+from tests.harness import IMPATIENT, Daemon, ended, started, stopped, wait_until
 
 SLEEP = ["sleep", "120"]
 WATCHER = """
@@ -160,6 +160,26 @@ def test_changes_that_are_not_read_are_told_as_they_are_then(daemon: Daemon) -> 
             answered += len(client.arrived())
         seen.until(lambda runs: run in runs and runs[run].usage.input_tokens == 1000)
         assert seen.pushes < 100
+
+
+def test_a_client_that_does_not_read_is_told_why_it_hears_no_more(start: Start) -> None:
+    daemon = start(program=IMPATIENT)
+    with daemon.client() as client, watching(daemon) as seen:
+        # each push has the command, so two or three of them fill the socket
+        run = started(client, ["sh", "-c", "sleep 120 # " + "x" * 100_000]).id
+
+        def dropped() -> bool:
+            client.call(m.Report(id=0, run=run, input_tokens=1), m.RunReply)
+            return "a slow client: it left" in daemon.log.read_text()
+
+        wait_until(dropped, "the daemon gives it up")
+        with pytest.raises(DaemonError, match="bytes unread for 1 s, so it is not told of runs any more; ask again") as error:
+            seen.until(lambda _: False)
+        assert error.value.error is ErrorCode.UNAVAILABLE
+        again = Watching(seen.client)
+        assert run in again.runs
+        stopped(client, run)
+        again.until(lambda runs: runs[run].status.terminal)
 
 
 def test_no_more_watches_than_a_bound(daemon: Daemon) -> None:

@@ -254,6 +254,14 @@ def test_a_team_shares_a_budget_across_users(daemon: Daemon) -> None:
     assert [start(daemon, uid, "true") for uid in CREW] == ["budget", "budget"]
     assert start(daemon, THIRD, "true") != "budget"
 
+    def cost(uid: int) -> float | None:
+        (status,) = asked(daemon, [m.DaemonInfo(id=0)], uid=uid)
+        assert isinstance(status, m.DaemonStatus)
+        return status.cost_usd
+
+    assert [cost(uid) for uid in CREW] == [1.5, 0]
+    assert (cost(0) or 0) >= 1.5
+
 
 def test_no_user_starves_another(daemon: Daemon) -> None:
     """One user takes all slots that one may have, and queues more with a high priority."""

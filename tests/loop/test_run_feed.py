@@ -8,9 +8,14 @@ from types import SimpleNamespace
 import pytest
 import trio
 
+from sfad.core.access import EVERYTHING, Scope
 from sfad.host.clock import Timers
 from sfad.launch.launcher import Footprint
 from sfad.loop.run_feed import INTERVAL, LOOKS, SLICE, Load, RunFeed
+from sfad.runs.catalogue import KnownRun
+
+UID = 1001
+"""Of the run b1."""
 
 
 def test_cores_are_counted_between_two_looks() -> None:
@@ -48,24 +53,32 @@ class Catalogue:
     def __init__(self, runs: int) -> None:
         self.live = {f"b{number}": SimpleNamespace(lineage_ids=(f"b{number}",)) for number in range(runs)}
 
-    def in_memory(self, run: str, *_load: object) -> object:
-        return run if run in self.live else None
+    def in_memory(self, run: str, *_load: object) -> KnownRun | None:
+        return KnownRun(run, UID if run == "b1" else 0, (run,)) if run in self.live else None  # type: ignore[arg-type]
+
+
+def ids(told: list[list[KnownRun] | None]) -> list[str]:
+    return [run.lineage_ids[-1] for runs in told for run in runs or ()]
 
 
 async def test_looks_and_pushes_only_while_somebody_follows(autojump_clock: trio.testing.MockClock) -> None:
     launcher, catalogue, timers = Launcher(), Catalogue(3 * SLICE), Timers(lambda error: pytest.fail(str(error)))
     feed = RunFeed(catalogue, launcher, timers)  # type: ignore[arg-type]
-    told: list[list[str] | None] = []
+    told: list[list[KnownRun] | None] = []
+    told_user: list[list[KnownRun] | None] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(timers.serve)
         nursery.start_soon(feed.serve)
         feed.changed(["b1"])
         await trio.sleep(60)
         assert (launcher.looks, told, len(timers)) == (0, [], 0)
-        forget = feed.follow(told.append)  # type: ignore[arg-type]
+        forget = feed.follow(lambda: EVERYTHING, told.append)
+        forget_user = feed.follow(lambda: Scope(UID, None), told_user.append)
         await trio.sleep(LOOKS - INTERVAL)
         assert launcher.looks == 3
-        assert sorted(run for runs in told for run in runs or ()) == sorted(catalogue.live)
+        assert sorted(ids(told)) == sorted(catalogue.live)
+        assert ids(told_user) == ["b1"]
+        forget_user()
         told.clear()
         for _ in range(1000):
             feed.changed(["b1", "b2"])

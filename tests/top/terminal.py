@@ -19,6 +19,8 @@ import pyte
 from tests.harness import PATIENCE
 
 ESCAPE, ENTER, UP, DOWN, HOME, CTRL_C = "\x1b", "\r", "\x1b[A", "\x1b[B", "\x1b[H", "\x03"
+WHEEL_UP, WHEEL_DOWN = "\x1b[<64;5;4M", "\x1b[<65;5;4M"
+"""Over the tree."""
 
 
 class _Screen(pyte.Screen):
@@ -68,6 +70,11 @@ class Terminal:
 
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
+
+    def click(self, name: str) -> None:
+        """Click the line of a run."""
+        at = f"5;{self.lines.index(self.line_of(name)) + 1}"
+        self.press(f"\x1b[<0;{at}M\x1b[<0;{at}m")
 
     def until(self, pattern: str | Callable[[], object]) -> None:
         """Read until the screen has this, or the condition holds."""

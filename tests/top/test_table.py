@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sfactl.top.cells import Layout, bars
 from sfactl.top.prompt import Prompt
-from sfactl.top.table import MOST_ENDED, ORDERS, RunTable
+from sfactl.top.table import MOST_ENDED, RunTable
 from sfad.core.ids import run_id
 from sfad.protocol.types import Action, LimitKind, LimitState, RunInfo, Status, Usage
 
@@ -32,7 +32,12 @@ forests = st.lists(st.integers(0, 30), min_size=1, max_size=30).map(
 )
 
 
-@given(forests, st.sampled_from(sorted(ORDERS)), st.sets(st.integers(1, 30)), st.sampled_from(["", "run1", "run2 running", "none"]))
+@given(
+    forests,
+    st.sampled_from(sorted(RunTable().orders)),
+    st.sets(st.integers(1, 30)),
+    st.sampled_from(["", "run1", "run2 running", "none"]),
+)
 def test_each_run_is_shown_once_below_its_parent(runs: list[RunInfo], order: str, folded: set[int], words: str) -> None:
     table = RunTable()
     table.replace(runs, 0.0)
@@ -81,7 +86,7 @@ def test_bars_fit(limits: list[tuple[LimitKind, float, float]], room: int) -> No
         LimitState(kind=kind, threshold=threshold, action=Action.TERMINATE, source="", used=used)
         for kind, threshold, used in limits
     ]
-    assert sum(len(text) for text, _ in bars(states, 5.0, room)) <= room
+    assert sum(len(text) for text, _ in bars(states, 5.0, room, 0.8)) <= room
 
 
 @given(

@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
+from sfactl.connection import Client
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, Limit, LimitKind, Status
+from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, started, stopped, wait_until
-from tests.top.terminal import CTRL_C, ENTER, ESCAPE, HOME, top
+from tests.top.terminal import CTRL_C, ENTER, ESCAPE, HOME, WHEEL_DOWN, WHEEL_UP, top
 
 SLEEP = ["sleep", "300"]
 
@@ -20,6 +21,10 @@ SLEEP = ["sleep", "300"]
 @pytest.fixture
 def daemon(common: Daemon) -> Daemon:
     return common
+
+
+def about(client: Client, run: str) -> RunInfo:
+    return client.call(m.Info(id=0, run=run), m.RunReply).run
 
 
 def limit(kind: LimitKind, threshold: float, action: Action | None = None) -> Limit:
@@ -63,6 +68,22 @@ def test_a_person_finds_the_run_in_trouble_stops_it_and_gives_another_more_room(
             assert terminal.exit_code() == 0
 
 
+def test_the_cost_of_the_last_hour_and_the_share_that_warns_are_the_daemons(share: Start) -> None:
+    daemon = share(config="alerts.limit_share = 0.3\nalerts.window = '2h'")
+    with daemon.client() as client:
+        run = started(client, SLEEP, name="early", meter="report", limits=[limit(LimitKind.TURNS, 10)]).id
+        with top(daemon.env) as terminal:
+            terminal.until(r"1 live  0\.00 USD in 2h")
+            terminal.until(lambda: terminal.line_of("early").startswith(" "))
+            client.call(m.Report(id=0, run=run, turns=4, cost_usd=0.25), m.RunReply)
+            terminal.until(r"1 live  1 near a limit.*0\.25 USD in 2h")
+            terminal.until(rf"{run} early: is near its limit: turns 4 of 10")
+            line = terminal.lines.index(terminal.line_of("early"))
+            bar = re.search(r" n[▁-█]", terminal.lines[line])
+            assert bar is not None
+            assert terminal.colour(line, bar.end() - 1) == "brown"  # pyte's name of yellow
+
+
 def test_keys_keep_their_order_however_fast_they_come(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = started(client, SLEEP, name="only", limits=[limit(LimitKind.TURNS, 10)]).id
@@ -78,6 +99,30 @@ def test_keys_keep_their_order_however_fast_they_come(daemon: Daemon) -> None:
             terminal.until(lambda: "xxx" not in terminal.text and "limits of" not in terminal.text)
             terminal.press(CTRL_C)
             assert terminal.exit_code() == 0
+
+
+def test_more_room_is_approved_and_denied(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        asking = limit(LimitKind.TURNS, 10, Action.REQUEST_INCREASE)
+        run = started(client, SLEEP, name="asker", meter="report", limits=[asking]).id
+        with top(daemon.env) as terminal:
+            client.call(m.Report(id=0, run=run, turns=11), m.RunReply)
+            terminal.until(rf"(?m)^{run} asker: waits for approval until .*turns 11 of 10")
+            terminal.press("a")
+            terminal.until(rf"(?m)^approve {run} \(asker\) .*turns=")
+            terminal.press("20" + ENTER)
+            terminal.until(lambda: "running" in terminal.line_of("asker"))
+            assert [state.threshold for state in about(client, run).limits if state.kind is LimitKind.TURNS] == [20]
+
+            client.call(m.Report(id=0, run=run, turns=10), m.RunReply)
+            terminal.until(rf"(?m)^{run} asker: waits for approval until .*turns 21 of 20")
+            terminal.press("dn")
+            terminal.until("nothing done")
+            assert about(client, run).status is Status.PAUSED
+            terminal.press("d")
+            terminal.until(rf"deny {run} \(asker\) more room, and stop it\? y/N")
+            terminal.press("y")
+            terminal.until(lambda: "failed" in terminal.line_of("asker"))
 
 
 def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
@@ -103,6 +148,20 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
             terminal.until(lambda: not terminal.line_of("other") and terminal.line_of("leaf"))
             terminal.press(ESCAPE)
             terminal.until(lambda: terminal.line_of("other"))
+
+            terminal.click("other")
+            terminal.until(rf"(?m)^{other} other: ")
+            terminal.click("root")
+            terminal.until(rf"(?m)^{root} root: ")
+            terminal.click("root")  # a second click folds
+            terminal.until(r"root +\+1")
+            terminal.click("root")
+            terminal.until(lambda: terminal.line_of("leaf"))
+            terminal.press(WHEEL_DOWN)
+            terminal.until(rf"(?m)^{other} other: ")
+            terminal.press(WHEEL_UP)  # to the root, or a run of an earlier test above it
+            terminal.until(lambda: f"\n{other} other: " not in terminal.text)
+
             stopped(client, other)
             terminal.until(lambda: "cancelled" in terminal.line_of("other"))
             terminal.press("e")

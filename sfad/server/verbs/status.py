@@ -69,6 +69,9 @@ def status(call: Call, _request: DaemonInfo) -> None:
             alerts=_alerts(call, mine),
             hooks=runtime.hooking.events.states() if everything else [],
             on_ends=[each for each in runtime.hooking.ends.states() if runtime.catalogue.known(each.run_id, scope) is not None],
+            cost_usd=_cost(call),
+            window_s=runtime.machine.policy.alerts.window,
+            limit_share=runtime.machine.policy.alerts.limit_share,
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
@@ -81,6 +84,14 @@ def _quotas(call: Call) -> list[QuotaState]:
         QuotaState(key=one.key, used=one.used, limit=one.limit, possible_in_s=None if one.wait is None else round(one.wait, 3))
         for one in (*everyones, *found)
     ]
+
+
+def _cost(call: Call) -> float | None:
+    scope = call.scope
+    if scope.run is not None:
+        return None
+    nanos = call.runtime.machine.recent_cost(None if scope.uid is None else call.peer.user, trio.current_time())
+    return round(to_usd(nanos), 6)
 
 
 def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:

@@ -46,7 +46,7 @@ class _Watching:
 
     def begin(self) -> None:
         connection, bounds = self.call.connection, self.call.services.bounds
-        unfollow = self.call.runtime.run_feed.follow(self.changed)
+        unfollow = self.call.runtime.run_feed.follow(lambda: self.call.scope, self.changed)
         bounds.watches.add(connection.groups, 1)
         bounds.run_feeds.add(connection.groups, 1)
 
@@ -63,7 +63,7 @@ class _Watching:
         if runs is None:
             self.all_again = True
         else:
-            page = self._page  # a reload may have changed who may see all runs
+            page = self._page
             self.waiting |= {known.info.id: known for known in runs if page.admits(*known)}
         self.all_again |= len(self.waiting) > MAX_ROWS
         if self.all_again:
