@@ -1,6 +1,5 @@
 """Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full."""
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -74,8 +73,7 @@ class StorageWatch:
     def tell_of_full_disk(self) -> None:
         """Warn the runs whose output goes to a full disk. They write it themselves, and the daemon sees no error."""
         with suppress(OSError):
-            disk = os.statvfs(self.resources.output.directory)
-            if disk.f_bavail * disk.f_frsize < NO_ROOM:
+            if self.resources.output.room() < NO_ROOM:
                 message = f"no room is left in {self.resources.output.directory}: what it prints is lost"
                 for run in [run for run, live in self.catalogue.live.items() if live.kept]:
                     self.announcer.tell_of_run("alert_disk_full", run, message, "high")
