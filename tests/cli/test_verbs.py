@@ -200,6 +200,9 @@ def test_the_daemon_shows_itself(daemon: World) -> None:
     assert report["containment"] in ("cgroup", "tags")
     assert report["findings"][0]["verdict"] == "ok"
     assert set(report["findings"][0]) == {"name", "verdict", "detail", "mend"}
+    elsewhere = daemon.json("doctor", code=None, SFAD_STATE_DIR="/nonexistent")["findings"]
+    (state,) = [each["detail"] for each in elsewhere if each["name"] == "state directory"]
+    assert state.startswith(daemon.json("status")["state_dir"]), "the directory of the daemon that answers"
 
 
 def test_socket_is_chosen_by_flag_before_variables(daemon: World) -> None:
