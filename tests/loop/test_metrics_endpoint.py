@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import trio
@@ -29,6 +30,7 @@ async def test_clients_that_send_nothing_lose_their_places(tmp_path: Path, autoj
     async with trio.open_nursery() as nursery:
         nursery.start_soon(MetricsEndpoint(MetricsConfig(listen=f"unix:{path}"), figures, log).serve)
         await trio.testing.wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf  # nothing wakes without clients
         began = trio.current_time()
         idle = [await trio.open_unix_socket(path) for _ in range(3 * MAX_CONNECTIONS)]
         assert (await ask(path)).endswith(b"figures")
