@@ -18,6 +18,11 @@ NO_ROOM = 64 * 1024
 """Bytes. A disk with less room counts as full."""
 
 
+async def until_next_look() -> None:
+    """Sleep until the next multiple of `LOOK`, so that all who look wake the daemon together."""
+    await trio.sleep_until((trio.current_time() // LOOK + 1) * LOOK)
+
+
 @dataclass(slots=True)
 class StorageWatch:
     """Tells, once for each change, what is wrong with the state directory."""
@@ -55,7 +60,7 @@ class StorageWatch:
             if self.look() is None:
                 self.resources.ledger.look_after()
                 self.metering.look_after()
-            await trio.sleep(LOOK)
+            await until_next_look()
 
     def ledger_put_back(self, note: str) -> None:
         """Another process had removed or replaced the ledger, and it was written again."""
