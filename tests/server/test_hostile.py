@@ -16,11 +16,13 @@ import msgspec
 import psutil
 import pytest
 
+from sfactl.connection import DaemonError
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, frame
 from sfad.protocol.types import Claim, ErrorCode, Status
+from sfad.server.verbs.spawn import MAX_LARGE
 from tests.conftest import Start
-from tests.harness import IMPATIENT, PATIENCE, Daemon, ended, running, started, wait_until
+from tests.harness import IMPATIENT, PATIENCE, Daemon, ended, running, started, stopped, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -321,6 +323,23 @@ def test_only_a_part_of_a_long_command_is_shown_and_kept(start: Start) -> None:
         runs = client.call(m.List(id=client.next_id()), m.RunList).runs
         assert len(runs) == 20
         assert sum(len(word) for run in runs for word in run.argv) < 20 * 5000
+
+
+def test_a_user_does_not_fill_memory_with_environments(start: Start) -> None:
+    daemon = start(config="[quotas]\ntrees = 1\n")
+    large = {"env": [b"%d=" % n + b"x" * 100_000 for n in range(40)]}
+    with daemon.client() as client:
+        started(client, ["sleep", "1000"], env=[])
+        for _ in range(MAX_LARGE // 4_000_000):
+            started(client, ["sleep", "1000"], **large)
+        started(client, ["sleep", "1000"], env=[])
+        with pytest.raises(DaemonError) as refused:
+            started(client, ["sleep", "1000"], **large)
+        assert refused.value.code is ErrorCode.UNAVAILABLE
+        assert f"at most {MAX_LARGE} together" in str(refused.value)
+        stopped(client, everything=True, grace=0)
+        started(client, ["sleep", "1000"], **large)
+        stopped(client, everything=True, grace=0)
 
 
 def test_a_stop_of_thousands_of_names_is_refused(daemon: Daemon) -> None:

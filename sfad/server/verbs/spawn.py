@@ -1,7 +1,7 @@
 """`spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -30,6 +30,12 @@ from .watch import demand_watch, push
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
 
+LARGE = 64 << 10
+"""Bytes of argv and environment that are not usual: a login has some 5 KiB. `quotas.queued_per_user` bounds the usual ones."""
+
+MAX_LARGE = 64 << 20
+"""Bytes of all large ones of a user's runs that wait, or may start again: until then they are in memory and on the daemon's disk."""
+
 
 def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
     """Check the request, and have the core decide about it. Raise `RequestError`, `OSError`."""
@@ -52,6 +58,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
             request = shimmed(request, gateway)
         request = runtime.isolating.decided(request, above, peer.uid)
         _check(request)
+        _check_room(request, peer, runtime.catalogue.live.values())
         request = _of_hook(request, peer, above)
         if request.on_end is not None:
             _check_on_end(request.on_end, peer)
@@ -180,8 +187,25 @@ def _claim(call: Call, request: Spawn) -> list[int]:
     )
 
 
+def _check_room(request: Spawn, peer: Peer, live: Iterable[Live]) -> None:
+    """Refuse a large request of a user whose live runs have enough of them."""
+    if (size := _size(request)) <= LARGE:
+        return
+    kept = sum(other for one in live if one.uid == peer.uid and (other := _size(one.spawn)) > LARGE)
+    if kept + size > MAX_LARGE:
+        raise unavailable(
+            f"argv and environment have {size} bytes, and {kept} are kept for user {peer.user}'s runs that wait; at most {MAX_LARGE} "
+            "together: wait until one of them has started, or start it with a smaller environment"
+        )
+
+
+def _size(request: Spawn) -> int:
+    """Return the bytes that execve(2) counts."""
+    return sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
+
+
 def _check(request: Spawn) -> None:
-    size = sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
+    size = _size(request)
     check_most("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
     paths = request.isolation.writable if request.isolation is not None else []
     for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd]), ("a writable path", paths)):
