@@ -176,7 +176,7 @@ def test_hooks_follow_the_config_and_can_be_tried(start: Start) -> None:
     assert tried.returncode == 1
     assert found["how"] == "exit code 9"
     assert json.loads(found["output"])["type"] == "alert_cost"
-    assert "mail" in daemon.sfactl("hooks", "list").stdout
+    assert daemon.sfactl("hooks", "list").stdout.split()[:4] == ["NAME", "ENDED", "FAILED", "DROPPED"]
     assert "in the config: mail" in daemon.sfactl("hooks", "test", "other").stderr
     daemon.config.write_text(daemon.config.read_text().replace('"mail"', '"pager"'))
     assert daemon.sfactl("reload").returncode == 0
@@ -197,6 +197,20 @@ def test_a_re_execution_loses_no_event(start: Start, tmp_path: Path) -> None:
     with daemon.client() as client:
         second = completed(client)
         wait_until(lambda: out.exists() and set(out.read_text().split()) == {first, second}, "both were told")
+
+
+def test_a_test_ends_with_the_daemon_that_started_it(start: Start, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    daemon = start(
+        config=BUSY + hook("slow", f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000", timeout="10m")
+    )
+    for leave in (daemon.reexecute, daemon.stop):
+        with daemon.client() as client:
+            client.send(m.TryHook(id=1, name="slow", event="run_failed"))
+            process = pid_in(pid)
+            leave()
+        assert not alive(process)
+        pid.unlink()
 
 
 @pytest.mark.parametrize(
