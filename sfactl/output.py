@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from sfad.protocol.known import METERED
 from sfad.protocol.messages import Refused, Stopped
-from sfad.protocol.types import RunInfo, Status, Survivor, Usage
+from sfad.protocol.types import Action, RunInfo, Status, Survivor, Usage
 from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
 from . import exits
@@ -123,6 +123,11 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
     return seconds(((now or datetime.now(UTC)) - moment).total_seconds())
 
 
+def until(moment: datetime, now: datetime | None = None) -> str:
+    """Return the time that is left until `moment`."""
+    return seconds(max(0.0, (moment - (now or datetime.now(UTC))).total_seconds()))
+
+
 def local(moment: datetime) -> str:
     """Return a time in the user's zone: `2026-01-31 22:04:05`."""
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S}"
@@ -155,6 +160,9 @@ def outcome(run: RunInfo) -> str:
     """Return the status, with the exit code, signal or reason in brackets."""
     if run.reason is not None and run.reason.kind == "no_daemon":
         return f"{run.status.value} (last known)"
+    if waits_for_approval(run):
+        left = f", {until(run.deadline)} left" if run.deadline is not None else ""
+        return f"{run.status.value} (waits for approval{left})"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
     if run.status is Status.PAUSED and run.reason is not None:
@@ -172,6 +180,12 @@ def outcome(run: RunInfo) -> str:
     if run.exit_code:
         return f"{run.status.value} (exit {run.exit_code})"
     return f"{run.status.value} (exit unknown)" if exit_unknown(run) else run.status.value
+
+
+def waits_for_approval(run: RunInfo) -> bool:
+    """Whether a run is paused until a person approves or denies more of a limit."""
+    kind = run.reason.limit_kind if run.status is Status.PAUSED and run.reason is not None else None
+    return any(state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits)
 
 
 ANSWER_EXPECTED = 30.0

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from .host.headroom import raise_priority
+from .host.secrecy import hide_memory
 
 gc.disable()  # until start-up is done and its objects are frozen: collections take a sixth of a start
 
@@ -22,6 +23,7 @@ _OPTIONS = {
 def main() -> None:
     options = _plain(sys.argv[1:])
     if options is not None:
+        hide_memory()  # before the imports: the environment may have keys
         # first: the imports take 0.4 s of processor time, which is ten seconds if runs keep all processors busy
         raise_priority()
         from .serving import serve

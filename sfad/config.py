@@ -43,6 +43,7 @@ from .config_values import (
 from .core.limits import check_range
 from .core.naming import NAME
 from .core.policy import Invalid, Policy
+from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, METERS, PROGRAMS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
@@ -96,6 +97,7 @@ class LimitsConfig(Struct, frozen=True, kw_only=True):
     max_time: Annotated[float, Meta(ge=1, le=31 * 86400, extra=DURATION)] = 3600.0
     max_turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     max_cost: Annotated[float, Meta(ge=0.01, le=1_000_000)] = 100.0
+    max_output: Annotated[int, Meta(ge=64 * 1024, extra=SIZE)] = 1024**3
     nearing: Annotated[float, Meta(gt=0, lt=1)] = 0.8
     repeats: Annotated[int, Meta(ge=2, le=1_000_000)] = 10
     """Equal tool calls in a row."""
@@ -540,6 +542,7 @@ _AT_MOST = (
     ("defaults.timeout", "limits.max_time"),
     ("defaults.turns", "limits.max_turns"),
     ("defaults.cost", "limits.max_cost"),
+    ("defaults.output", "limits.max_output"),
     ("attempts.delay", "attempts.delay_max"),
     ("sessions.default_timeout_minutes", "sessions.max_timeout_minutes"),
     ("sessions.default_token_budget", "sessions.max_token_budget"),
@@ -558,11 +561,12 @@ def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any
     for low, high in _too_high(config):
         path, value = origins[low]
         source = origins[high][0] if high in origins else BUILT_IN
-        raise _bad_value(path, low, value, f"at most {high}, which is {values[high]:g} ({source})")
+        raise _bad_value(path, low, value, f"at most {high}, which is {values[high]:.12g} ({source})")
 
 
 def _check_agents(config: Configuration, found: _FileValues) -> None:
-    ranges = Policy(max_time=config.limits.max_time, max_turns=config.limits.max_turns, max_cost=config.limits.max_cost)
+    most = {spec.most: getattr(config.limits, spec.most) for spec in KINDS.values() if spec.most}
+    ranges = Policy(**most)
     for name, agent in config.agents.items():
         key = entry_key("agents", name)
         if not NAME.fullmatch(name) or name.startswith("-"):

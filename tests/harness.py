@@ -307,7 +307,7 @@ def _text_of(call: Callable[[], object]) -> str:
 
 
 @contextmanager
-def _fuse(directory: Path) -> Iterator[tuple[int, Callable[[], None]]]:
+def _fuse(directory: Path, user: int = 0) -> Iterator[tuple[int, Callable[[], None]]]:
     """Mount a FUSE file system; yield the descriptor of its server, and a function that makes the server go away."""
     directory.mkdir()
     server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
@@ -315,7 +315,7 @@ def _fuse(directory: Path) -> Iterator[tuple[int, Callable[[], None]]]:
     with ExitStack() as stack:
         closing = stack.enter_context(ExitStack())
         closing.callback(os.close, server)
-        options = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % server
+        options = b"fd=%d,rootmode=40000,user_id=%d,group_id=0,allow_other" % (server, user)
         if libc.mount(b"sfad-test", os.fsencode(directory), b"fuse", 0, options):
             pytest.skip(f"mounting with FUSE: {os.strerror(ctypes.get_errno())}")
         stack.callback(libc.umount2, os.fsencode(directory), 2)
@@ -323,9 +323,9 @@ def _fuse(directory: Path) -> Iterator[tuple[int, Callable[[], None]]]:
 
 
 @contextmanager
-def unanswered(directory: Path) -> Iterator[Callable[[], None]]:
-    """Mount a file system whose server does not answer; yield a function that makes the server go away."""
-    with _fuse(directory) as (_, go_away):
+def unanswered(directory: Path, user: int = 0) -> Iterator[Callable[[], None]]:
+    """Mount a file system of a user whose server does not answer; yield a function that makes the server go away."""
+    with _fuse(directory, user) as (_, go_away):
         yield go_away
 
 

@@ -93,6 +93,10 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         ("[limits]\npause_max = 'off'", "limits.pause_max = 'off': allowed is a duration of 1s to 31d"),
         ("[limits]\nadaptive = 'yes'", "limits.adaptive = 'yes': allowed is true or false"),
         ("[defaults]\nturns = 101", "defaults.turns = 101: allowed is at most limits.max_turns, which is 100 (built-in)"),
+        (
+            "[defaults]\noutput = '2G'",
+            "defaults.output = '2G': allowed is at most limits.max_output, which is 1073741824 (built-in)",
+        ),
         ("[defaults]\nturns = false", "defaults.turns = false: allowed is a whole number from 1 to 1000000"),
         ("[defaults]\nturns = 2.5", "defaults.turns = 2.5: allowed is a whole number from 1 to 1000000"),
         ("[defaults]\ncost = 0", 'defaults.cost = 0: allowed is a number from 0.01 to 1000000, or "off"'),

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.messages import EventPage, Events, Info, RunReply
-from sfad.protocol.types import Action, ErrorCode, LimitKind, LimitState, Reason, RunInfo, Status
+from sfad.protocol.types import ErrorCode, LimitKind, LimitState, Reason, RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import output
@@ -156,8 +156,8 @@ def _waiting(run: RunInfo, now: datetime) -> str:
         return f"by hand, or with a run above it; none of its limits has paused it. sfactl resume {run.id} continues it"
     told, kind = _message(run.reason) + _numbers(run), run.reason.limit_kind
     room = f"[--limit {kind}=N]"
-    if any(state.kind == kind and state.action is Action.REQUEST_INCREASE for state in run.limits):
-        until = f" until {output.local(run.deadline)}, in {_left(run.deadline, now)}" if run.deadline else ""
+    if output.waits_for_approval(run):
+        until = f" until {output.local(run.deadline)}, in {output.until(run.deadline, now)}" if run.deadline else ""
         return (
             f"{told}; it waits for approval{until}: sfactl approve {run.id} {room}, or sfactl deny {run.id}. "
             "Unanswered for limits.approval_timeout, it is terminated"
@@ -165,13 +165,9 @@ def _waiting(run: RunInfo, now: datetime) -> str:
     return f"{told}; it continues with: sfactl resume {run.id} {room}"
 
 
-def _left(moment: datetime, now: datetime) -> str:
-    return output.seconds((moment - now).total_seconds())
-
-
 def _bounds(run: RunInfo, now: datetime) -> str:
     limits = ", ".join(f"{format_limit(state)} (from {output.plain(state.source)}{_whether(state)})" for state in run.limits)
-    left = f", {_left(run.deadline, now)} left until its deadline" if run.deadline else ""
+    left = f", {output.until(run.deadline, now)} left until its deadline" if run.deadline else ""
     return f"it is bounded by {limits or 'no limit of its own'}{left}"
 
 

@@ -47,7 +47,7 @@ def status_style(run: RunInfo) -> str:
 
 
 def _status(run: RunInfo, _now: datetime) -> Text:
-    return run.status.value, status_style(run)
+    return "approval" if output.waits_for_approval(run) else run.status.value, status_style(run)
 
 
 def _count(value: int | None) -> Text:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from sfad.protocol.types import RunId
 
-from .ranking import ENDED, QUIET
+from .ranking import ENDED, NEARING, QUIET
 from .table import Row
 
 
@@ -45,10 +45,14 @@ class RunCursor:
             self.at = min(max(at, 0), len(rows) - 1)
             self.run = rows[self.at].run.id
 
-    def next_in_trouble(self, rows: Sequence[Row]) -> bool:
-        """Choose the next run below that needs a person, from the top again after the last. Return whether there is one."""
-        after = [*range(self.at + 1, len(rows)), *range(self.at + 1)]
-        found = next((at for at in after if at < len(rows) and rows[at].rank > QUIET), None)
-        if found is not None:
-            self.go(rows, found)
-        return found is not None
+    def choose(self, rows: Sequence[Row], run: RunId) -> None:
+        """Choose the line of this run, which is among these."""
+        self.go(rows, next(at for at, row in enumerate(rows) if row.run.id == run))
+
+    def next_in_trouble(self, unfolded: Sequence[Row]) -> RunId | None:
+        """Return the next run below the chosen one that needs a person, from the top again after the last. If no run needs one:
+        the next that ended badly."""
+        start = next((at + 1 for at, row in enumerate(unfolded) if row.run.id == self.run), 0)
+        after = [*unfolded[start:], *unfolded[:start]]
+        least = NEARING if any(row.rank >= NEARING for row in after) else ENDED
+        return next((row.run.id for row in after if row.rank >= least), None)

@@ -51,7 +51,7 @@ def draw(keys: Keys, width: int, height: int, now: datetime | None = None) -> li
             lines.append(_blank(width))
     if not rows:
         lines[2] = _line([("no run" if not keys.table.filter else f"no run has: {keys.table.filter}", DIM)], width)
-    lines += _complaint(keys.notice, width) if keys.prompt is not None and keys.notice else _reasons(keys, width)
+    lines += _complaint(keys.notice, width) if keys.prompt is not None and keys.notice else _reasons(keys, width, now)
     if pane:
         lines += _pane(keys, width, pane)
     lines += [_prompt(keys, width), _footer(width)]
@@ -143,13 +143,13 @@ def _in_lines(words: str, style: str, width: int) -> list[Strip]:
     return [_line([(line, style)], width) for line in (lines + [""] * REASONS)[:REASONS]]
 
 
-def _reasons(keys: Keys, width: int) -> list[Strip]:
+def _reasons(keys: Keys, width: int, now: datetime) -> list[Strip]:
     run, limit_share = keys.chosen, keys.table.limit_share
     if run is None:
         return [_blank(width)] * REASONS
     level = rank(run, limit_share)
     style = DIM if level == QUIET else WARN if level == NEARING else BAD
-    return _in_lines(f"{run.id} {output.plain(run.name)}: {reason(run, limit_share)}", style, width)
+    return _in_lines(f"{run.id} {output.plain(run.name)}: {reason(run, limit_share, now)}", style, width)
 
 
 def _pane(keys: Keys, width: int, height: int) -> list[Strip]:

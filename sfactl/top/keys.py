@@ -1,11 +1,11 @@
 """What each key does. Nothing here waits: the daemon is asked in threads, whose answers come back through `post`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, AlertState, Limit, RunInfo, Status
+from sfad.protocol.types import AlertState, Event, Limit, RunInfo, Status
 from sfad.protocol.units import counted
 
 from .. import limits, output
@@ -106,6 +106,8 @@ class Keys:
             self._keys[key]()
         elif prompt is None:
             if (act := self._keys.get(key)) is not None:
+                if not self.notice_bad:
+                    self.notice = ""
                 act()
         elif prompt.asking:
             if key == "escape":
@@ -222,7 +224,13 @@ class Keys:
         self._pane_follows()
 
     def _next(self) -> None:
-        if not self.cursor.next_in_trouble(self.rows):
+        found = self.cursor.next_in_trouble(self.table.unfolded)
+        if found is not None:
+            self.table.reveal(found)
+            self.cursor.choose(self.rows, found)
+        if hidden := self.table.filtered_out:
+            self.say(f"the filter hides {counted(hidden, 'run')} in trouble: Esc shows all runs", bad=True)
+        elif found is None:
             self.say("no run is in trouble")
         self._pane_follows()
 
@@ -408,19 +416,31 @@ class Keys:
         else:
             self._output(stderr=pane.title == "stderr")
 
-    def _whose(self, alert: AlertState) -> str:
+    def _whose(self, alert: AlertState | Event) -> str:
         run = self.table.runs.get(alert.run_id) if alert.run_id is not None else None
-        return f"{_named(run)} {output.plain(alert.message)}" if run is not None else output.plain(alert.message)
+        who = _named(run) if run is not None else alert.run_id or ""
+        return f"{who} {output.plain(alert.message)}".lstrip()
+
+    def _earlier(self, events: Sequence[Event]) -> Iterator[Event]:
+        """Yield events of alerts, the newest first, without those that raised what is raised now."""
+        raised = {(alert.type, alert.scope, alert.run_id, alert.message) for alert in self.alerts}
+        for event in reversed(events):
+            about = (event.type, event.scope, event.run_id, event.message)
+            if about in raised:
+                raised.remove(about)
+            else:
+                yield event
 
     def _alerts(self) -> None:
         pane = Pane("alerts", lines=["…"])
         self._open(pane)
 
         def told(reply: m.EventPage) -> None:
-            events = reversed(reply.events)
-            lines = [f"{output.clock(event.time or None)}  {event.type}  {output.plain(event.message)}" for event in events]
             raised = [f"raised since {output.clock(alert.since)}: {self._whose(alert)}" for alert in self.alerts]
-            pane.lines = [*(raised or ["no alert is raised"]), "", *lines]
+            lines = [
+                f"{output.clock(event.time or None)}  {event.type}  {self._whose(event)}" for event in self._earlier(reply.events)
+            ]
+            pane.lines = [*(raised or ["no alert is raised"]), *([""] if lines else []), *lines]
 
         request = m.Events(id=0, types=["alert_*"], rows=ALERTS)
         self._errands.send(request, m.EventPage, told, lambda message: self.say(message, bad=True))
@@ -437,8 +457,7 @@ def _limits_of(run: RunInfo, wanted: Sequence[Limit]) -> str:
 
 
 def _explained(run: RunInfo, limit_share: float) -> list[str]:
-    waits = run.status is Status.PAUSED and any(state.action is Action.REQUEST_INCREASE for state in run.limits)
-    keys = ["a approves, d denies"] if waits else []
+    keys = ["a approves, d denies"] if output.waits_for_approval(run) else []
     more = [f"milestone: {output.plain(run.milestone)}"] if run.milestone else []
     use = [f"used: {said}" for said in limits.by_source(run)] + ([f"total: {said}"] if (said := limits.totals(run)) else [])
     bounds = [f"limit {limits.describe(state)}" for state in run.limits]

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from sfad.protocol.types import Action, RunInfo, Status
+from sfad.protocol.types import RunInfo, Status
 
 from .. import output, trouble
 
@@ -24,9 +24,10 @@ def rank(run: RunInfo, limit_share: float) -> int:
 
 def reason(run: RunInfo, limit_share: float, now: datetime | None = None) -> str:
     """Return a sentence about a run for the lines below the tree: its trouble, else what it does."""
-    if run.status is Status.PAUSED and (paused := _paused(run)):
+    now = now or datetime.now(UTC)
+    if run.status is Status.PAUSED and (paused := _paused(run, now)):
         return paused
-    if not run.status.terminal and (found := list(trouble.troubles(run, now or datetime.now(UTC), limit_share))):
+    if not run.status.terminal and (found := list(trouble.troubles(run, now, limit_share))):
         return "; ".join(found)
     if run.unadmitted and not run.status.terminal:
         return f"{run.unadmitted} agent programs were started within it without asking the daemon"
@@ -36,12 +37,13 @@ def reason(run: RunInfo, limit_share: float, now: datetime | None = None) -> str
     return f"{run.status.value}: {said}"
 
 
-def _paused(run: RunInfo) -> str | None:
+def _paused(run: RunInfo, now: datetime) -> str | None:
     """Return which limit paused a run, and the keys that answer; `None` if no limit did."""
     state = next((state for state in run.limits if run.reason is not None and state.kind == run.reason.limit_kind), None)
     if state is None or state.used is None:
         return None
-    until = f" until {output.clock(run.deadline)}" if run.deadline is not None else ""
-    waits = f"waits for approval{until}" if state.action is Action.REQUEST_INCREASE else "paused"
-    answers = "a approves, d denies" if state.action is Action.REQUEST_INCREASE else "r resumes it with more room, s stops it"
-    return f"{waits}: {state.kind} {trouble.of(state)}; {answers}"
+    told = f"{state.kind} {trouble.of(state)}"
+    if not output.waits_for_approval(run):
+        return f"paused: {told}; r resumes it with more room, s stops it"
+    until = f" until {output.clock(run.deadline, now)}, {output.until(run.deadline, now)} left" if run.deadline is not None else ""
+    return f"waits for approval{until}: {told}; a approves, d denies"

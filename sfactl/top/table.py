@@ -1,7 +1,7 @@
 """The runs that the daemon has told of, as a tree: sorted, filtered, folded. Pure, but for the clock that it is given."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from msgspec import structs
 from sfad.protocol.types import RunId, RunInfo, Status
 
 from ..trouble import NEAR
-from .ranking import rank
+from .ranking import STUCK, rank
 
 MOST_ENDED = 500
 """Ended runs that are kept: those of trees with a live run, then the newest."""
@@ -46,6 +46,7 @@ class Row(NamedTuple):
     branch: str
     """What is drawn before the name: `│  └─ `."""
     rank: int
+    """Of the run; where runs are folded into the line, the worst of them and the run."""
     hidden: int = 0
     """Runs that are folded into this line."""
 
@@ -134,9 +135,25 @@ class RunTable:
     @property
     def rows(self) -> Sequence[Row]:
         if self._rows is None:
-            below = children(self._shown(), self.orders[self.order])
-            self._rows = list(self._lines(below, None, ""))
+            self._rows = list(self._lines(self._folded))
         return self._rows
+
+    @property
+    def unfolded(self) -> Sequence[Row]:
+        """The lines as if no tree were folded."""
+        return list(self._lines(frozenset()))
+
+    def reveal(self, run: RunId) -> None:
+        """Unfold the trees that the run is folded into."""
+        above = self.runs[run].parent_id
+        while above in self.runs:
+            self.fold(above, folded=False)
+            above = self.runs[above].parent_id
+
+    @property
+    def filtered_out(self) -> int:
+        """Live runs in trouble that the filter hides."""
+        return sum(self.rank(run) >= STUCK for run in self.runs.values()) - sum(self.rank(run) >= STUCK for run in self._shown())
 
     def _shown(self) -> list[RunInfo]:
         runs = [run for run in self.runs.values() if self.ended_shown or not run.status.terminal]
@@ -151,15 +168,17 @@ class RunTable:
                 above = self.runs[above].parent_id
         return [self.runs[run] for run in found]
 
-    def _lines(self, below: Mapping[RunId | None, Sequence[RunInfo]], parent: RunId | None, indent: str) -> Iterator[Row]:
+    def _lines(self, folded: Set[RunId]) -> Iterator[Row]:
+        below = children(self._shown(), self.orders[self.order])
         # a stack: a tree may be deeper than the interpreter's
-        stack = [self._siblings(below, parent, indent)]
+        stack = [self._siblings(below, None, "")]
         while stack:
             row, deeper = next(stack[-1], (None, ""))
             if row is None:
                 stack.pop()
-            elif row.run.id in self._folded and row.run.id in below:
-                yield row._replace(hidden=_number(below, row.run.id))
+            elif row.run.id in folded and row.run.id in below:
+                inner = _inner(below, row.run.id)
+                yield row._replace(rank=max(row.rank, *map(self.rank, inner)), hidden=len(inner))
             else:
                 yield row
                 stack.append(self._siblings(below, row.run.id, deeper))
@@ -208,12 +227,11 @@ def _completed(run: RunInfo, before: RunInfo) -> RunInfo:
     return run
 
 
-def _number(below: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> int:
-    found, waiting = 0, [run]
-    while waiting:
-        inner = below.get(waiting.pop(), ())
-        found += len(inner)
-        waiting += [each.id for each in inner]
+def _inner(below: Mapping[RunId | None, Sequence[RunInfo]], run: RunId) -> list[RunInfo]:
+    """Return the runs below this one, at any depth."""
+    found = list(below.get(run, ()))
+    for each in found:  # it grows
+        found += below.get(each.id, ())
     return found
 
 

@@ -92,7 +92,8 @@ class LimitEnforcement:
             return
         for crossing in breaches:
             if crossing.active.action is Action.REQUEST_INCREASE:
-                self.publish_about(EventType.INCREASE_REQUESTED, run, crossing.active, words_of(run, crossing, refused))
+                what = EventType.INCREASE_REQUESTED
+                self.publish_about(what, run, crossing.active, words_of(run, crossing, refused), severity="medium")
         if worst.active.action in WAITING:
             self._holds.hold(
                 run, worst.active, reason_of(run, worst, at, words, refused=refused is not None), at, refused=refused, freeze=freeze

@@ -100,6 +100,8 @@ class Policy:
     max_turns: int = 100
     max_cost: float = 100.0
     """USD. The largest limits of turns and of each cost that can be asked for."""
+    max_output: int = 1024**3
+    """Bytes. The largest limit of output that can be asked for."""
     nearing: float = 0.8
     """The share of a threshold at which `limit_nearing` is published."""
     repeats: int = 10

@@ -5,6 +5,7 @@
 `clock`          the daemon's clocks, and deadlines that call back
 `descriptors`    reserves the last descriptors of the process
 `closing`        closes the descriptors that clients sent
+`fuse`           whether a file is on a FUSE mount of another user
 `logout`         whether a logout ends this daemon
 `private_files`  the daemon's own names in directories that its agents can write to
 `exec_events`    has the kernel tell which processes execute a program

@@ -33,18 +33,24 @@ class _Sender:
     began: dict[int, tuple[float, bool]] = field(default_factory=dict)
     """By thread: when its close(2) began, and whether that is of a socket."""
     threads: int = 0
+    unwelcome: bool = False
+    """It has sent what the daemon does not take, so nothing else is taken until that is closed."""
 
 
 _lock = threading.Lock()
 _senders: dict[str, _Sender] = {}
 
 
-def close_soon(descriptors: Iterable[int], sender: str) -> None:
-    """Close `descriptors` that a sender has sent soon, without waiting. The caller must not use them again."""
+def close_soon(descriptors: Iterable[int], sender: str, *, unwelcome: bool = False) -> None:
+    """Close `descriptors` that a sender has sent soon, without waiting. The caller must not use them again.
+
+    `unwelcome`: each in a thread of its own, because no child may be started that inherits them."""
     with _lock:
         queue = _senders.setdefault(sender, _Sender())
         queue.open.extend(descriptors)
-        wanted = min(len(queue.open), CLOSERS - queue.threads, MAX_CLOSERS - sum(each.threads for each in _senders.values()))
+        queue.unwelcome |= unwelcome
+        share = len(queue.open) if unwelcome else CLOSERS - queue.threads
+        wanted = min(len(queue.open), share, MAX_CLOSERS - sum(each.threads for each in _senders.values()))
         if not queue.open and not queue.threads:
             del _senders[sender]
     for _ in range(wanted):
@@ -74,7 +80,7 @@ def refusal(sender: str) -> str | None:
             return None
         before = time.monotonic() - STUCK
         stuck = sum(began < before for began, _ in queue.began.values())
-        if stuck < CLOSERS and len(queue.open) < MAX_UNCLOSED:
+        if stuck < CLOSERS and len(queue.open) < MAX_UNCLOSED and not queue.unwelcome:
             return None
         waiting = len(queue.began) + len(queue.open)
     return f"{waiting} files that {sender} has sent cannot be closed: the kernel waits for what is behind them; end that first"

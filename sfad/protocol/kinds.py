@@ -76,7 +76,8 @@ KINDS: dict[LimitKind, LimitSpec] = {
         words=("execution", "execution_cost_usd"), fields=("max_execution_cost_usd",),
     ),
     LimitKind.OUTPUT: LimitSpec(
-        "bytes", "bytes kept of stdout, and of stderr", "run", "output", 2**16, default=2**26, instead="the oldest is freed"
+        "bytes", "bytes kept of stdout, and of stderr", "run", "output", 2**16, "max_output", default=2**26,
+        instead="the oldest is freed",
     ),
     # with less than a mebibyte no command can be executed
     LimitKind.MEMORY: LimitSpec("bytes", "bytes of memory", "tree", "kernel", 2**20, words=("mem",)),

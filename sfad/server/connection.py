@@ -13,6 +13,7 @@ from msgspec import structs
 
 from ..core.access import Peer
 from ..durable.handover import Connected
+from ..host import fuse
 from ..host.closing import close_soon, without_linger
 from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
@@ -58,6 +59,8 @@ class Connection:
         self.decoder = FrameDecoder(MAX_REQUEST)
         self.bodies: deque[bytes] = deque()
         self.received: deque[int] = deque()
+        self.may_hang = False
+        """Some are files of a FUSE server of a user, whom the daemon's next child would ask when it closes them."""
         self.bodies_size = 0
         self.unsent: deque[tuple[bytearray, list[int]]] = deque()
         """Bytes, and the descriptors that travel with their first byte. A message without descriptors is added to the last entry:
@@ -137,6 +140,7 @@ class Connection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = _descriptors(payload)
                 self.received.extend(received)
+                self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(map(fuse.of_another_user, received))
                 for descriptor in received:
                     without_linger(descriptor)  # a child that starts now closes its copy at execve(2), perhaps as the last
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
@@ -219,7 +223,7 @@ class Connection:
         for _, kept in self.unsent:
             _close(kept)
         self.unsent.clear()
-        close_soon([*self.received, self.sock.detach()], self.sender_group)
+        close_soon([*self.received, self.sock.detach()], self.sender_group, unwelcome=self.may_hang)
         self.received.clear()
         for pending in list(self.pending.values()):
             pending.forget()

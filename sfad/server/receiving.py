@@ -22,6 +22,11 @@ TURN_REQUESTS = 16
 TURN_TIME = 0.01
 """Seconds of requests of one tree, or of one user outside any run, before the next one has a turn."""
 
+MAY_HANG = (
+    "stdin, stdout or stderr is a file of a FUSE file system of a user, which could keep the daemon waiting; use a pipe, as in "
+    "cat FILE | sfactl run …, or another file system"
+)
+
 
 class Turns:
     """Which client's requests are handled next: trees and users take turns, and so do the clients of each."""
@@ -78,6 +83,9 @@ class Receiver:
             return
         except DescriptorsLost as lost:
             self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, str(lost))
+            return
+        if connection.may_hang:
+            self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, MAY_HANG)
             return
         self._bounds.count(connection.groups, connection.count())
         if (refusal := self._passed_on(connection)) is not None:

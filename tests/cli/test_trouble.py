@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from sfactl import output
 from sfactl.commands import tree, why
 from sfactl.timeline import moments
-from sfad.protocol.types import ApiSilence, ApiTrouble, Event, LimitKind, Repetition, Status
+from sfad.protocol.types import Action, ApiSilence, ApiTrouble, Event, LimitKind, Repetition, Status
 
 from .samples import NOON, reason, run, state
 
@@ -31,6 +31,19 @@ def test_why_says_the_trouble_first_with_its_numbers_and_since_when() -> None:
         "it is near its limit: turns 97 of 100 (97 %); it is near its limit: cost 4.10 of 5.00 USD (82 %); "
         "it is running; it is bounded by "
     )
+
+
+def test_a_run_that_waits_for_approval_shows_how_long_it_may() -> None:
+    def paused_by(action: Action, deadline: datetime | None = None) -> str:
+        limits = [state(LimitKind.COST, 5.0, action, used=6.0), state(LimitKind.TURNS, 9, Action.REQUEST_INCREASE)]
+        found = run(Status.PAUSED, reason=reason("limit", limit_kind="cost"), limits=limits, deadline=deadline)
+        assert output.outcome(found) in tree.describe(found)
+        return output.outcome(found)
+
+    soon = datetime.now(UTC) + timedelta(days=3, minutes=30)
+    assert paused_by(Action.REQUEST_INCREASE, soon) == "paused (waits for approval, 3d00h left)"
+    assert paused_by(Action.REQUEST_INCREASE) == "paused (waits for approval)"
+    assert paused_by(Action.PAUSE) == "paused (limit cost)"
 
 
 def test_why_says_when_it_happened() -> None:

@@ -28,7 +28,7 @@ RANGES: dict[str, tuple[float, float | None, bool, bool]] = {
     "cost": (0.01, 100, False, True),
     "planning_cost": (0.01, 100, False, True),
     "execution_cost": (0.01, 100, False, True),
-    "output": (65536, None, True, False),
+    "output": (65536, 1 << 30, True, False),
     "memory": (1 << 20, None, True, True),
     "pids": (1, None, True, True),
     "cpu": (0.01, None, False, False),
@@ -121,6 +121,8 @@ def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
     assert message.endswith(
         "1 to 500, whole numbers. To allow more, raise limits.max_turns in /etc/sfad/sfad.toml, then run: sfactl reload"
     )
+    output = t.failed(t.spawn("b", limits=f"output={2**40}"))
+    assert "64 KiB to 1 GiB, whole numbers. To allow more, raise limits.max_output in" in output
     assert "raise limits.max_cost in" in t.failed(t.spawn("b", limits="execution_cost=251"))
     assert "raise" not in t.failed(t.spawn("b", limits="turns=0")), "a larger range would not help"
 

@@ -45,7 +45,8 @@ def test_ranges_and_whose_use_counts() -> None:
         least, _, most = allowed.partition(" to ")
         assert amount(kind, least.removesuffix(" or more")) == KINDS[kind].least, kind
         key = KINDS[kind].most
-        bound = "1 h" if kind is LimitKind.TIME else f"{getattr(Policy(), key):g}" if key else ""
+        bounds = {LimitKind.TIME: "1 h", LimitKind.OUTPUT: "1 GiB"}
+        bound = bounds.get(kind) or (f"{getattr(Policy(), key):g}" if key else "")
         shown = f"`limits.{key}` ({bound})" if key else ""
         assert most == shown, kind
     assert Policy().max_time == 3600

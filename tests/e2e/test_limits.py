@@ -94,7 +94,7 @@ def test_an_increase_is_approved_or_denied(daemon: Daemon, verb: str, status: St
     with daemon.client() as client:
         run, _ = watched(client, turns(14), limit("turns", 10, "request_increase"))
         asked = until_event(client, "increase_requested")
-        assert (asked.limit_kind, asked.threshold, asked.run_id) == ("turns", 10, run.id)
+        assert (asked.limit_kind, asked.threshold, asked.run_id, asked.severity) == ("turns", 10, run.id, "medium")
         done = daemon.sfactl(verb, run.id)
         assert done.returncode == 0, done.stderr
         over, events = until_over(client, run.id)

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from sfactl.connection import Client
+from sfactl.connection import Client, ConnectionLost
 from sfad.protocol import messages as m
 from sfad.protocol.messages import pack_message
 from sfad.protocol.types import RunInfo
-from tests.harness import Daemon, running, spawn
+from tests.harness import Daemon, running, spawn, unanswered, with_fuse
 from tests.users import FIRST, SECOND, Failed, as_user, become, needs_root, open_directory
 
 pytestmark = needs_root
@@ -299,3 +299,25 @@ def test_the_daemons_environment_is_not_its_users(everyones: Daemon) -> None:
     for name in ("environ", "mem", "fd"):
         with pytest.raises(Failed, match="Permission denied"):
             as_user(FIRST, lambda name=name: os.open(f"/proc/{everyones.pid}/{name}", os.O_RDONLY))  # type: ignore[misc]
+
+
+@with_fuse
+def test_a_file_of_a_users_fuse_server_is_refused(everyones: Daemon, place: Path) -> None:
+    """Its server could keep the daemon waiting whenever that starts a run."""
+    with unanswered(place / "fuse", SECOND):
+        file = os.open(place / "fuse", os.O_PATH)  # the server is not asked for it, so that this test cannot hang
+
+        def submit() -> str:
+            with Client(everyones.socket) as client:
+                request = m.Spawn(id=client.next_id(), argv=[b"true"], cwd=b"/", env=PATH, stdin="descriptor", descriptors=1)
+                try:
+                    client.send(request, [file])
+                    return str(client.arrived()[0].reply)
+                except ConnectionLost as lost:  # the daemon was faster than the end of send()
+                    return str(lost)
+
+        try:
+            assert "a file of a FUSE file system of a user" in as_user(FIRST, submit)
+            assert as_user(SECOND, lambda: ended(everyones.socket, "true")).status == "completed"
+        finally:
+            os.close(file)

@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
         tell(client, run.id)
         assert until_event(client, "run_progress").message == "the API answered 529 six times: overloaded"
         why, listed = daemon.sfactl("why", run.id).stdout, daemon.sfactl("list").stdout
-        assert "it cannot reach its model: the API answered 529 six times: overloaded" in why
+        assert "cannot reach its model: the API answered 529 six times: overloaded" in why
         assert "running (API 529)" in listed
         tell(client, run.id)
         assert until_event(client, "run_progress").message == "the API answers again"

@@ -78,3 +78,32 @@ def test_what_one_sender_keeps_from_being_closed_delays_no_other(monkeypatch: py
         for descriptor in (gate, go, ready, told, read):
             os.close(descriptor)
     assert closing.refusal("user ann") is None
+
+
+def test_what_is_unwelcome_waits_for_no_other_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that is started inherits what is still open. The sender is refused until all of it is closed."""
+    count = 3 * closing.CLOSERS
+    begun, told = os.pipe()
+    gate, go = os.pipe()
+    held = {os.open("/dev/null", os.O_RDONLY) for _ in range(count)}
+    close = os.close
+
+    def slow(descriptor: int) -> None:
+        if descriptor in held:
+            os.write(told, b"x")
+            os.read(gate, 1)
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", slow)
+    try:
+        closing.close_soon(held, "user ann", unwelcome=True)
+        assert "user ann" in (closing.refusal("user ann") or "")
+        for _ in range(count):
+            os.read(begun, 1)
+    finally:
+        os.write(go, bytes(count))
+        wait_until(lambda: closing.threads() == 0, "no thread is left")
+        monkeypatch.undo()
+        for descriptor in (begun, told, gate, go):
+            os.close(descriptor)
+    assert closing.refusal("user ann") is None

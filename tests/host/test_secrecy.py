@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -43,3 +45,20 @@ def opens(path: str) -> bool:
     except PermissionError:
         return False
     return True
+
+
+_SERVED = """
+import ctypes, sys, types
+serving = types.ModuleType("sfad.serving")
+serving.serve = lambda: print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), "trio" in sys.modules)
+sys.modules["sfad.serving"] = serving
+sys.argv = ["sfad", "serve"]
+from sfad.__main__ import main
+main()
+"""
+
+
+def test_a_daemon_hides_its_memory_before_its_imports() -> None:
+    """PR_GET_DUMPABLE is 0 when serving begins, and nothing that takes time has been imported."""
+    done = subprocess.run([sys.executable, "-c", _SERVED], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 False\n"

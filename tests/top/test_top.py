@@ -157,11 +157,12 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
             terminal.until(r"root +\+1")
             terminal.click("root")
             terminal.until(lambda: terminal.line_of("leaf"))
-            terminal.press(WHEEL_DOWN)
+            terminal.press("e" + WHEEL_DOWN)  # without the ended runs of other tests above and below
             terminal.until(rf"(?m)^{other} other: ")
             terminal.press(WHEEL_UP)  # to the root, or a run of an earlier test above it
             terminal.until(lambda: f"\n{other} other: " not in terminal.text)
 
+            terminal.press("e")
             stopped(client, other)
             terminal.until(lambda: "cancelled" in terminal.line_of("other"))
             terminal.press("e")
