@@ -14,10 +14,10 @@ from msgspec import UNSET
 from ..core.lifecycle import severity_of_end
 from ..host.tasks import Background
 from ..protocol.messages import OnEndState
-from ..protocol.types import Event, RunId, RunInfo
+from ..protocol.types import Event, Isolation, RunId, RunInfo
 from ..runs.on_end import OnEnd
 from .fair_queue import FairQueue
-from .processes import HookCommand, HookProcesses
+from .processes import HookCommand, HookProcesses, HookResult
 from .reporting import HookReports, Reported
 from .surroundings import event_json, event_variables
 
@@ -40,6 +40,8 @@ class EndHooks:
     socket: str
     forget: Callable[[Iterable[RunId]], None]
     """Deletes what is saved of these runs."""
+    sandbox_of: Callable[[Isolation], list[bytes]]
+    """Returns `LaunchSpec.sandbox`. Raises `OSError`."""
     _queue: FairQueue[RunId] = field(default_factory=lambda: FairQueue(WAITING))
     _ended: dict[RunId, tuple[OnEnd, Event]] = field(default_factory=dict)
     """Runs whose command waits or is executed."""
@@ -69,19 +71,25 @@ class EndHooks:
             self.background.start_soon(self._run, next_run, scope)
 
     async def _run(self, run: RunId, scope: trio.CancelScope) -> None:
-        hook, event = self._ended[run]
-        env = [*hook.env, *event_variables(event, self.socket)]
-        command = HookCommand([b"/bin/sh", b"-c", hook.command.encode(errors="surrogateescape")], hook.cwd, env,
-                              event_json(event), TIMEOUT, hook.user)  # fmt: skip
         try:
-            result = await self.processes.run(command, scope, operators=False)
+            result = await self._execute(*self._ended[run], scope)
             if not (scope.cancelled_caught and self._resting):  # else the next daemon executes it again
-                self.reports.ended(self._submitters(run), result, f"{event.type} {run}")
+                self.reports.ended(self._submitters(run), result, f"{self._ended[run][1].type} {run}")
                 self._done(run)
         finally:
             del self._running[run]
             self._idle.unpark_all()
         self._start()
+
+    async def _execute(self, hook: OnEnd, event: Event, scope: trio.CancelScope) -> HookResult:
+        argv = [b"/bin/sh", b"-c", hook.command.encode(errors="surrogateescape")]
+        env = [*hook.env, *event_variables(event, self.socket)]
+        try:
+            sandbox = self.sandbox_of(hook.isolation) if hook.isolation is not None else None
+        except OSError as error:
+            return HookResult(f"not started: {error}", ok=False, output=b"", elapsed_s=0.0)
+        command = HookCommand(argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox)
+        return await self.processes.run(command, scope, operators=False)
 
     def _submitters(self, run: RunId) -> Reported:
         return Reported(f"--on-end of run {run}", f"--on-end of user {self._ended[run][0].uid}", run)

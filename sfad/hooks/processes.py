@@ -23,7 +23,9 @@ FIRST = 32**11
 """Hooks have numbers from here on. Each daemon begins at a random one: what an earlier daemon could not kill has others."""
 
 OUTPUT = 4096
-"""Bytes that are kept of what a hook prints: the last ones, where the error is."""
+"""Characters that are shown of what a hook prints: the last ones, where the error is."""
+KEPT = 4 * OUTPUT
+"""Bytes that are kept of it: a secret that is shown in part is found by its beginning."""
 
 BOUNDS = Bounds(memory=512 << 20, pids=64)
 """Where the kernel enforces them."""
@@ -41,6 +43,8 @@ class HookCommand:
     timeout: float
     user: Credentials | None = None
     """`None` is the daemon's own user."""
+    sandbox: list[bytes] | None = None
+    """As in `LaunchSpec`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class HookProcesses:
                 bounds = BOUNDS if self._launcher.enforcement("pids") == "kernel" else UNBOUND
                 spec = LaunchSpec(
                     argv=list(command.argv), cwd=command.cwd, env=command.env, umask=0o077, stdin=stdin, stdout=far_end,
-                    stderr=far_end, bounds=bounds, user=command.user,
+                    stderr=far_end, bounds=bounds, user=command.user, sandbox=command.sandbox,
                 )  # fmt: skip
                 self._launcher.launch(name, None, spec, lambda _: True)
             finally:
@@ -197,7 +201,7 @@ def _take(output: int, process: _Process) -> bool:
         data = os.read(output, 65536)
     except BlockingIOError:
         return True
-    process.output = (process.output + data)[-OUTPUT:]
+    process.output = (process.output + data)[-KEPT:]
     return bool(data)
 
 

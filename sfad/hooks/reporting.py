@@ -8,10 +8,10 @@ import trio
 
 from ..observe.counts import Counts
 from ..observe.log import Log
-from ..protocol.redaction import redacted
+from ..protocol.redaction import redacted_end
 from ..protocol.sanitise import clean
 from ..protocol.types import RunId, Severity
-from .processes import HookResult
+from .processes import OUTPUT, HookResult
 
 QUIET = 60.0
 """Seconds between two events about one hook. No event about a hook starts a hook."""
@@ -41,7 +41,7 @@ class HookReports:
 
     def ended(self, hook: Reported, result: HookResult, about: str) -> None:
         self._counts.hook_ended("completed" if result.ok else "failed")
-        output = redacted(clean(result.output)).strip()
+        output = redacted_end(clean(result.output), OUTPUT).strip()
         fields = {"hook": hook.name, "about": about, "elapsed_s": result.elapsed_s, "output": output}
         if result.ok:
             self._log.debug("a hook has ended", **fields)

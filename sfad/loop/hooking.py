@@ -19,6 +19,7 @@ from ..protocol.messages import Events
 from ..protocol.types import Event, RunId, RunInfo
 from ..runs.catalogue import RunCatalogue
 from .announcing import Announcer
+from .isolating import Isolating
 from .resources import Resources
 
 PAGE, PAGES = 500, 20
@@ -30,7 +31,9 @@ BEFORE_REEXECUTION = 2.0
 
 
 class Hooking:
-    def __init__(self, resources: Resources, announcer: Announcer, catalogue: RunCatalogue, background: Background) -> None:
+    def __init__(
+        self, resources: Resources, announcer: Announcer, catalogue: RunCatalogue, background: Background, isolating: Isolating
+    ) -> None:
         self._resources = resources
         self._announcer = announcer
         self._catalogue = catalogue
@@ -42,7 +45,7 @@ class Hooking:
         self.events = EventHooks(
             self.processes, reports, background, env, resources.socket, self._spool.save_done, catalogue.uid
         )  # fmt: skip
-        self.ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget)
+        self.ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget, isolating.sandbox_of)
 
     def begin(self, hooks: Mapping[str, Hook]) -> None:
         """Follow the config, and continue with the events that an earlier daemon had not finished."""

@@ -133,7 +133,7 @@ async def test_events_that_hooks_cause_themselves_start_them_so_often(mock_clock
 async def test_commands_of_users_that_hang_hold_up_no_other_users() -> None:
     commands, told = Commands(), Told()
     async with background() as tasks:
-        hooks = EndHooks(cast(HookProcesses, commands), reports(told), tasks, "/socket", lambda _: None)
+        hooks = EndHooks(cast(HookProcesses, commands), reports(told), tasks, "/socket", lambda _: None, lambda _: [])
         users = range(1, AT_ONCE_IN_ALL + AT_ONCE_RESERVED + 10)
         for user in users:
             for number in range(AT_ONCE + 1):
