@@ -20,19 +20,20 @@ $(READY): pyproject.toml
 demo: $(READY) ## see a tree of agents refused, limited and stopped, in under 15 seconds
 	$(BIN)/sfactl demo
 
-# mypy runs beside the tests, because it needs half a minute in a fresh clone; its output comes after theirs
+# Four processes keep two cores busy, because tests wait for programs most of the time. The tests of a file share its daemons.
+# mypy runs beside them, because it needs half a minute in a fresh clone; its output comes after theirs.
 test: $(READY) ## lint, types, and the whole test suite
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy >$(VENV)/types.log 2>&1 & types=$$!; \
-	$(BIN)/python -m tests.suite; tests=$$?; \
+	$(BIN)/python -m tests.suite --numprocesses 4 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types; code=$$?; cat $(VENV)/types.log; exit $$((tests | code))
 
 agents: $(READY) ## tests with the real agents, on two cores (a minute; 550 MB from npm the first time)
-	SFAD_TEST_AGENTS=1 $(BIN)/python -m pytest tests/agents --numprocesses 2 --dist worksteal
+	SFAD_TEST_AGENTS=1 $(BIN)/python -m tests.suite tests/agents --numprocesses 2 --dist worksteal
 
 vm: $(READY) ## tests on a kernel with all controllers, in a virtual machine (three minutes; 70 MB from Debian the first time)
-	SFAD_TEST_VM=1 $(BIN)/python -m pytest tests/vm
+	SFAD_TEST_VM=1 $(BIN)/python -m tests.suite tests/vm
 
 matrix: $(READY) ## each real agent on each road that a run can take (some five minutes)
 	SFAD_TEST_AGENTS=all $(BIN)/python -m pytest tests/agents/test_matrix.py --numprocesses 2 --dist worksteal

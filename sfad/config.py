@@ -37,6 +37,7 @@ from .config_values import (
     TEXT,
     URL,
     VARIABLE,
+    NotAllowed,
     allowed,
     converted,
 )  # fmt: skip
@@ -509,6 +510,8 @@ def _build_named(entry: type[Struct], found: _FileValues, key: str, name: str) -
 def _convert(kind: Any, key: str, path: Path, value: Any) -> Any:
     try:
         return converted(kind, value)
+    except NotAllowed as error:
+        raise _bad_value(path, key, value, str(error)) from error
     except (ValueError, TypeError, OverflowError, KeyError) as error:  # msgspec.ValidationError is a ValueError
         raise _bad_value(path, key, _without_secret(key, value), allowed(kind)) from error
 

@@ -14,8 +14,14 @@ import msgspec
 from msgspec import Meta
 
 from .protocol import units
+from .protocol.event_types import HOOK_TYPES, unknown_pattern
 
 MAX_PORT = 65535
+
+
+class NotAllowed(ValueError):
+    """A value that its key may not have. The message says which values are allowed."""
+
 
 OFF = "off"
 """The value for "no limit", where the field may be `None`."""
@@ -100,7 +106,7 @@ def listen_address(text: str) -> Path | tuple[str, int]:
 
 
 def converted(kind: Any, value: Any) -> Any:
-    """Return a value from TOML as the type of its field. Raises `ValueError`, `TypeError`, `OverflowError`, and
+    """Return a value from TOML as the type of its field. Raises `NotAllowed`, `ValueError`, `TypeError`, `OverflowError`, and
     `KeyError` for a group that does not exist."""
     if value == OFF and _may_be_off(kind):
         return None
@@ -112,6 +118,8 @@ def converted(kind: Any, value: Any) -> Any:
     elif unit == "path" and not Path(value).is_absolute():
         raise ValueError
     result = msgspec.convert(value, kind)
+    if unit == "events" and "" not in result and (unknown := unknown_pattern(result, HOOK_TYPES)) is not None:
+        raise NotAllowed(f"types of events, and patterns that match one; {unknown!r} matches none of {', '.join(HOOK_TYPES)}")
     if unit == "listen":
         listen_address(result)
     if (unit == "url" and not is_base_url(value)) or (unit in ("patterns", "events") and "" in value):

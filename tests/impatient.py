@@ -6,7 +6,7 @@ rest of a frame, for a client that lost its connection, and for one that does no
 
 from sfad.loop import storage
 
-storage.LOOK = 0.1  # before sfad.server imports it
+storage.LOOK = 0.1
 
 from sfad.__main__ import main  # noqa: E402
 from sfad.core import stop_requests  # noqa: E402

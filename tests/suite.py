@@ -1,4 +1,4 @@
-"""`make test` runs this: the suite on four processes, and then once more, alone, what failed there.
+"""Runs tests on several processes, and then once more, alone, what failed there: `python -m tests.suite OPTION …`, of pytest.
 
 A test that fails beside others and passes alone has a fault, or shows one of the product: it is named at the end, to be found. It
 does not fail the suite, because a change that is otherwise right must not be held up by a race on a busy machine. A test that
@@ -14,9 +14,6 @@ from pathlib import Path
 
 import pytest
 
-AT_ONCE = ("--numprocesses", "4", "--dist", "loadfile", "--no-loadscope-reorder")
-"""Four processes keep two cores busy, because tests wait for programs most of the time. The tests of a file share its daemons."""
-
 MANY = 20
 """More failures than this are no coincidence."""
 
@@ -25,7 +22,7 @@ def main(words: list[str]) -> int:
     """Run pytest with `words`. Returns its exit code."""
     with tempfile.TemporaryDirectory() as directory:
         failures = Path(directory) / "failed"
-        code = _pytest(*AT_ONCE, f"--failures={failures}", *words)
+        code = _pytest(f"--failures={failures}", *words)
         failed = failures.read_text().splitlines() if failures.exists() else []
         if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failed) <= MANY:
             return code

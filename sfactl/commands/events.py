@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from sfad.protocol import messages as m
+from sfad.protocol.event_types import EVENT_TYPES, unknown_pattern
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event
 from sfad.protocol.units import MOST_WHOLE
 
@@ -55,6 +56,8 @@ def main(
 ) -> int:
     if severity not in SEVERITIES:
         raise UsageError(f"--severity: unknown severity {severity!r}; choose from: {', '.join(SEVERITIES)}")
+    if (unknown := unknown_pattern(type_)) is not None:
+        raise UsageError(f"--type: {unknown!r} matches no type of event; choose from: {', '.join(EVENT_TYPES)}")
     wanted = m.Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE, milestones=all_)
     if since is not None and tail is not None:
         raise UsageError("--since gives all events from there on, and --tail the last ones: leave one out")

@@ -22,6 +22,7 @@ from sfad.protocol.types import ENDED, ErrorCode, RunInfo
 
 from .. import output
 from ..connection import Client, DaemonError, Unreachable, check, connect
+from .bounded import bounded
 from .position import Position
 from .settings import Settings
 from .spans import Spans, text
@@ -32,7 +33,9 @@ BATCH = 256
 GATHER = 0.5
 """Seconds after an end in which others are waited for, so that a burst of runs makes few requests."""
 TIMEOUT = 10.0
-"""Seconds for one request, with what the SDK tries again of it."""
+"""Seconds until the SDK tries no more, and for each read from the collector."""
+WHOLE = 30.0
+"""Seconds for one request: a collector that sends a byte now and then must not stop the export for ever."""
 PAUSE, PAUSE_MAX = 1.0, 60.0
 """Seconds until a collector or daemon that did not answer is tried again: doubled each time."""
 BAD_DATA = {400, 413}
@@ -150,7 +153,8 @@ class Exporter:
             return
         self._status = 0
         try:
-            result = self._collector.export(batch)
+            with bounded(WHOLE):
+                result = self._collector.export(batch)
         except (requests.RequestException, OSError, MemoryError) as error:
             raise NotTaken(text(str(error) or type(error).__name__)) from None
         if result is SpanExportResult.SUCCESS:

@@ -14,4 +14,5 @@
 `screen`   the one widget: shows the frame, and takes keys and mouse
 `app`      the Textual application
 `web`      the same in a browser
+`connection_owner`  asks the kernel which user has a connection
 """

@@ -18,8 +18,8 @@ from sfad.protocol.units import counted, format_duration
 from .. import output
 from .cells import BAD, DIM, GOOD, PLAIN, WARN, Layout, Text, bars
 from .keys import Keys
-from .ranking import NEARING, QUIET, STUCK, rank, reason
-from .table import Row
+from .ranking import ENDED, NEARING, QUIET, STUCK, rank, reason
+from .table import DEFAULT_ORDER, Row
 
 STYLES = {
     GOOD: Style(color="green"), DIM: Style(color="bright_black"), WARN: Style(color="yellow"), BAD: Style(color="red", bold=True),
@@ -51,7 +51,7 @@ def draw(keys: Keys, width: int, height: int, now: datetime | None = None) -> li
             lines.append(_blank(width))
     if not rows:
         lines[2] = _line([("no run" if not keys.table.filter else f"no run has: {keys.table.filter}", DIM)], width)
-    lines += _complaint(keys.notice, width) if keys.prompt is not None and keys.notice else _reasons(keys, width, now)
+    lines += _told(keys, width) if _needs_room(keys, width) else _reasons(keys, width, now)
     if pane:
         lines += _pane(keys, width, pane)
     lines += [_prompt(keys, width), _footer(width)]
@@ -93,6 +93,9 @@ def _header(keys: Keys, width: int, now: datetime, passed: float) -> Strip:
         parts.append((f"  only: {output.plain(keys.table.filter)}", WARN))
     if keys.away:
         parts.append((f"  {output.plain(keys.away)} for {output.seconds(passed - keys.away_since)}: waiting for it", BAD))
+    if near[ENDED]:
+        told: Text = (f"  {near[ENDED]} ended badly", WARN)
+        parts += [told] if sum(cell_len(text) for text, _ in [*parts, told]) < width else []
     clock = f"{now.astimezone():%H:%M:%S} "
     used = sum(cell_len(text) for text, _ in parts)
     if used + len(clock) < width:
@@ -101,7 +104,7 @@ def _header(keys: Keys, width: int, now: datetime, passed: float) -> Strip:
 
 
 def _titles(keys: Keys, layout: Layout, width: int) -> Strip:
-    name = "RUN" if keys.table.order == "age" else f"RUN (by {keys.table.order})"
+    name = "RUN" if keys.table.order == DEFAULT_ORDER else f"RUN (by {keys.table.order})"
     parts = [(set_cell_size(name, layout.name), DIM)]
     parts += [(" " + (column.title.ljust if column.left else column.title.rjust)(column.width), DIM) for column in layout.columns]
     parts.append((" " + set_cell_size("LIMITS", layout.bars), DIM))
@@ -133,9 +136,14 @@ def _row(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, li
     return _line(parts, width, chosen=chosen)
 
 
-def _complaint(notice: str, width: int) -> list[Strip]:
-    """Return why an answer in the prompt was not taken, in place of the reasons."""
-    return _in_lines(notice, BAD, width)
+def _needs_room(keys: Keys, width: int) -> bool:
+    """Return whether the notice does not fit into the last line but one: a prompt is there, or it is too long."""
+    return bool(keys.notice) and (keys.prompt is not None or cell_len(keys.notice) > width)
+
+
+def _told(keys: Keys, width: int) -> list[Strip]:
+    """Return the notice in place of the reasons."""
+    return _in_lines(keys.notice, BAD if keys.notice_bad else GOOD, width)
 
 
 def _in_lines(words: str, style: str, width: int) -> list[Strip]:
@@ -158,12 +166,14 @@ def _pane(keys: Keys, width: int, height: int) -> list[Strip]:
     run = keys.table.runs.get(pane.run) if pane.run is not None else None
     about = f" of {run.id} {output.plain(run.name)}" if run is not None else ""
     title = f" {pane.title}{about} "
-    lines = [_line([("──", DIM), (title, "head"), ("─" * max(width - 2 - cell_len(title), 0), DIM)], width)]
     cut = _wrapped if pane.raw else _in_words
     drawn = list(cut(pane.lines[-height:] if pane.follows else pane.lines, width))
     keys.pane_total = len(drawn) if not pane.follows else len(pane.lines)
     top = max(len(drawn) - height + 1, 0) if pane.follows else pane.seen_from(height - 1, len(drawn))
     seen = drawn[top : top + height - 1]
+    hint = " [ ] scroll " if len(seen) < len(drawn) else ""
+    rule = "─" * max(width - 2 - cell_len(title) - len(hint), 0)
+    lines = [_line([("──", DIM), (title, "head"), (rule, DIM), (hint, "key")], width)]
     lines += [_line([(text, PLAIN)], width) for text in seen]
     return lines + [_blank(width)] * (height - len(lines))
 
@@ -190,7 +200,8 @@ def _wrapped(lines: Iterable[str], width: int) -> Iterable[str]:
 def _prompt(keys: Keys, width: int) -> Strip:
     prompt = keys.prompt
     if prompt is None:
-        return _line([(keys.notice, BAD if keys.notice_bad else GOOD)], width) if keys.notice else _blank(width)
+        shown = keys.notice if not _needs_room(keys, width) else ""
+        return _line([(shown, BAD if keys.notice_bad else GOOD)], width) if shown else _blank(width)
     parts: list[Text] = [(prompt.question + ("  " if prompt.yes_or_no else ": "), "head")]
     said = [("   …", DIM)] if prompt.asking else []
     if not prompt.yes_or_no:

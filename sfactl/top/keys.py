@@ -21,6 +21,8 @@ from .tail import OutputTail
 NOTICE = 8.0
 """Seconds that a notice is shown."""
 ALERTS = 100
+SOURCE = "sfactl top"
+"""Where limits come from that are typed here."""
 SEVERAL = 3
 """Lines that a turn of the mouse wheel scrolls."""
 
@@ -172,8 +174,11 @@ class Keys:
         elif not prompt.edit(key) and character is not None:
             prompt.type(character)
 
-    def _ask(self, question: str, submit: Callable[[str], None], *, yes_or_no: bool = False, text: str = "") -> None:
-        self.prompt = Prompt(question, submit, text=text, yes_or_no=yes_or_no)
+    def _ask(
+        self, question: str, submit: Callable[[str], None], *, yes_or_no: bool = False, text: str = "", kind: str | None = None
+    ) -> None:
+        offered = f"{kind}=" if kind else ""
+        self.prompt = Prompt(question, submit, text=text, yes_or_no=yes_or_no, offered=offered)
         self.notice = ""
 
     def _about(self) -> RunInfo | None:
@@ -212,9 +217,9 @@ class Keys:
     def _room(self, text: str) -> list[Limit] | None:
         """Return the limits that a person has typed; `None` if they are wrong, and then the notice says why."""
         try:
-            return limits.of_flags(text.replace(",", " ").split(), "sfactl top")
+            return limits.of_flags(text.replace(",", " ").split(), SOURCE)
         except UsageError as error:
-            self.say(error.message, bad=True)
+            self.say(error.message.removeprefix(SOURCE).lstrip(": "), bad=True)
             return None
 
     # ---- moving about
@@ -268,6 +273,10 @@ class Keys:
         def done(text: str) -> None:
             self.table.filter_by(text)
             self.prompt = None
+            found = next((at for at, row in enumerate(self.rows) if text and self.table.matches(row.run)), None)
+            if found is not None:
+                self.cursor.go(self.rows, found)
+                self._pane_follows()
 
         self._ask("show only", done, text=self.table.filter)
         assert self.prompt is not None
@@ -318,8 +327,16 @@ class Keys:
             return
         self._ask_for_room(run, "resume", lambda room: m.Resume(id=0, run=run.id, limits=room))
 
-    def _approve(self) -> None:
+    def _asking(self) -> RunInfo | None:
+        """Return the chosen run, if it waits for approval."""
         run = self._about()
+        if run is None or output.waits_for_approval(run):
+            return run
+        self.say(f"{run.id} does not wait for approval; l changes its limits", bad=True)
+        return None
+
+    def _approve(self) -> None:
+        run = self._asking()
         if run is not None:
             self._ask_for_room(run, "approve", lambda room: m.Approve(id=0, run=run.id, limits=room))
 
@@ -330,10 +347,10 @@ class Keys:
                 self._send(request(room), lambda now: f"{now.id} is {now.status.value}")
 
         kind = run.reason.limit_kind if run.reason is not None else None
-        self._ask(f"{verb} {_named(run)} with the limit (empty: it only warns)", submit, text=f"{kind}=" if kind else "")
+        self._ask(f"{verb} {_named(run)} with the limit (empty: it only warns)", submit, kind=kind)
 
     def _deny(self) -> None:
-        run = self._about()
+        run = self._asking()
         if run is not None:
             deny = m.Deny(id=0, run=run.id)
             self._ask(
@@ -355,7 +372,7 @@ class Keys:
                 self.say("say which limit, as in: cost=5 turns=50 time=2h", bad=True)
 
         kind = run.reason.limit_kind if run.reason is not None else None
-        self._ask(f"limits of {_named(run)}", submit, text=f"{kind}=" if kind else "")
+        self._ask(f"limits of {_named(run)}", submit, kind=kind)
 
     # ---- the pane
 

@@ -19,6 +19,8 @@ class Prompt:
     text: str = ""
     yes_or_no: bool = False
     """One key answers: y, or anything else for no."""
+    offered: str = ""
+    """The beginning of an answer, as `cost=`. Typing a digit continues it, typing a letter replaces it."""
     changed: Callable[[str], None] | None = None
     """Called with the answer after each key."""
     at: int = -1
@@ -28,11 +30,14 @@ class Prompt:
     """Keys that came while the daemon was asked."""
 
     def __post_init__(self) -> None:
+        self.text = self.text or self.offered
         self.at = len(self.text)
 
     def type(self, text: str) -> None:
         """Insert printable text at the cursor."""
         clean = "".join(c for c in text.replace("\t", " ") if c.isprintable())
+        if self.offered and clean[:1].isalpha():
+            self._set("", 0)
         clean = clean[: MAX_LENGTH - len(self.text)]
         self._set(self.text[: self.at] + clean + self.text[self.at :], self.at + len(clean))
 
@@ -64,6 +69,7 @@ class Prompt:
         return True
 
     def _set(self, text: str, at: int) -> None:
+        self.offered = ""
         self.at = min(max(at, 0), len(text))
         if text != self.text:
             self.text = text

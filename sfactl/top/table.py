@@ -10,7 +10,7 @@ from msgspec import structs
 from sfad.protocol.types import RunId, RunInfo, Status
 
 from ..trouble import NEAR
-from .ranking import STUCK, rank
+from .ranking import ENDED, QUIET, STUCK, rank
 
 MOST_ENDED = 500
 """Ended runs that are kept: those of trees with a live run, then the newest."""
@@ -39,6 +39,9 @@ ORDERS: dict[str, Order] = {
 }
 
 
+DEFAULT_ORDER = "trouble"
+
+
 class Row(NamedTuple):
     """A line of the tree."""
 
@@ -54,16 +57,17 @@ class Row(NamedTuple):
 class RunTable:
     def __init__(self) -> None:
         self.runs: dict[RunId, RunInfo] = {}
-        self.order = "age"
+        self.order = DEFAULT_ORDER
         self.filter = ""
         self.ended_shown = True
         self._folded: set[RunId] = set()
         self._rows: list[Row] | None = None
-        self.orders = {"trouble": (self.rank, True)} | ORDERS
+        self._ranks: dict[RunId, int] = {}
+        self.orders = {"trouble": (self._urgency, True)} | ORDERS
         self.limit_share = NEAR
         """The share of a limit from which a run is near it."""
         self.counts: tuple[Counter[Status], Counter[int]] = (Counter(), Counter())
-        """Runs by status, and live ones by their rank."""
+        """Runs by status, and by their rank."""
         self._seen: dict[RunId, float] = {}
         """When the run was told last, on the caller's clock."""
 
@@ -71,6 +75,7 @@ class RunTable:
         """Forget what is known, and take these."""
         self.runs.clear()
         self._seen.clear()
+        self._ranks.clear()
         self.update(runs, now)
 
     def update(self, runs: Iterable[RunInfo], now: float) -> None:
@@ -78,22 +83,28 @@ class RunTable:
             before = self.runs.get(run.id)
             if before is not None:
                 run = _completed(run, before)
-            self.runs[run.id], self._seen[run.id] = run, now
+            self.runs[run.id], self._seen[run.id], self._ranks[run.id] = run, now, rank(run, self.limit_share)
         self._forget_old()
         self._count()
 
     def warn_from(self, limit_share: float) -> None:
         if limit_share != self.limit_share:
             self.limit_share = limit_share
+            self._ranks = {run.id: rank(run, limit_share) for run in self.runs.values()}
             self._count()
 
     def rank(self, run: RunInfo) -> int:
-        return rank(run, self.limit_share)
+        return self._ranks[run.id]
+
+    def _urgency(self, run: RunInfo) -> float:
+        """Return the rank, with each live run before those that have ended."""
+        level = self.rank(run)
+        return ENDED + 0.5 if level == QUIET and not run.status.terminal else level
 
     def _count(self) -> None:
         self._rows = None
         statuses = Counter(run.status for run in self.runs.values())
-        self.counts = statuses, Counter(self.rank(run) for run in self.runs.values() if not run.status.terminal)
+        self.counts = statuses, Counter(self._ranks.values())
 
     def elapsed_since(self, run: RunInfo, now: float) -> float:
         """Return the seconds that the run's clock has gone on since the daemon told of it."""
@@ -107,7 +118,7 @@ class RunTable:
         live = {run.root_id for run in self.runs.values() if not run.status.terminal}
         ended.sort(key=lambda run: (run.root_id in live, run.id))
         for run in ended[: len(ended) - MOST_ENDED]:
-            del self.runs[run.id], self._seen[run.id]
+            del self.runs[run.id], self._seen[run.id], self._ranks[run.id]
 
     # ---- what is shown
 
@@ -117,6 +128,10 @@ class RunTable:
     def filter_by(self, text: str) -> None:
         """Show runs that have all words of `text` in their id, name, type, user, status, labels or command; and those above."""
         self.filter, self._rows = text, None
+
+    def matches(self, run: RunInfo) -> bool:
+        """Whether the filter means this run itself, not only a run below it."""
+        return _has(run, self.filter.casefold().split())
 
     def show_ended(self, shown: bool) -> None:
         self.ended_shown, self._rows = shown, None
@@ -157,10 +172,9 @@ class RunTable:
 
     def _shown(self) -> list[RunInfo]:
         runs = [run for run in self.runs.values() if self.ended_shown or not run.status.terminal]
-        words = self.filter.casefold().split()
-        if not words:
+        if not self.filter.split():
             return runs
-        found = {run.id for run in runs if _has(run, words)}
+        found = {run.id for run in runs if self.matches(run)}
         for run in list(found):
             above = self.runs[run].parent_id
             while above in self.runs and above not in found:

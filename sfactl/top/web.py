@@ -1,9 +1,9 @@
 """`sfactl top` in a browser, on loopback, for the user who has started it.
 
-Who may connect: a process of this user only, by the kernel's table of connections; any other is closed before it can send anything,
-so that it cannot keep places occupied either. Who may ask: the browser that has opened the printed address first. Its token is
-exchanged for a cookie, once. A browser sends a cookie to all ports of a host, so the path is secret as well. Host and Origin are
-checked: a page of another site must reach this one neither by a name that it resolves to 127.0.0.1, nor by a WebSocket.
+Who may connect: a process of this user only, which the kernel tells (sock_diag(7)); any other is closed before it can send
+anything, so that it cannot keep places occupied either. Who may ask: the browser that has opened the printed address first. Its
+token is exchanged for a cookie, once. A browser sends a cookie to all ports of a host, so the path is secret as well. Host and
+Origin are checked: a page of another site must reach this one neither by a name that it resolves to 127.0.0.1, nor by a WebSocket.
 """
 
 import hmac
@@ -21,15 +21,13 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from ..exits import ExitCode, UsageError
+from .connection_owner import NO_PEER, user_of
 
 LOOPBACK = "127.0.0.1"
 COOKIE = "sfactl_top"
 OPENED = "the address can be opened once, in one browser; end 'sfactl top --web' and start it again for another"
 MOST_SESSIONS = 8
 """Each is a process of its own."""
-_STATE, _UID, _INODE = 3, 7, 9
-"""Fields of a line of /proc/net/tcp (proc_net_tcp.txt of the kernel): state, uid, inode."""
-_LOCAL, _REMOTE = 1, 2
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -37,27 +35,20 @@ class OwnListener(socket.socket):
     """Accepts connections of this user's processes, and closes all others at once."""
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-        while True:
-            connection, peer = super().accept()
-            if user_of(peer, connection.getsockname()) == os.geteuid():
-                return connection, peer
-            connection.close()
+        """Accept one. Raise `BlockingIOError` after a connection of another user: then the event loop serves what it has before it
+        comes back, and another user who connects without pause cannot keep it here."""
+        connection, peer = super().accept()
+        if _is_own(peer, connection.getsockname()):
+            return connection, peer
+        connection.close()
+        raise BlockingIOError
 
 
-def user_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
-    """Return the uid of the process at the other end of a loopback connection, given the addresses of both ends; `None` if it is
-    not known. A socket that no process has any more shows uid 0 and inode 0."""
-    wanted = [_as_in_table(*peer), _as_in_table(*own)]
-    with open("/proc/net/tcp", encoding="ascii") as table:
-        for line in table:
-            fields = line.split()
-            if fields[_LOCAL : _REMOTE + 1] == wanted and fields[_INODE] != "0":
-                return int(fields[_UID])
-    return None
-
-
-def _as_in_table(host: str, port: int) -> str:
-    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+def _is_own(peer: tuple[str, int], own: tuple[str, int]) -> bool:
+    try:
+        return user_of(peer, own) == os.geteuid()
+    except OSError:  # it has closed the connection, or no descriptor is free
+        return False
 
 
 class TopServer(Server):
@@ -69,6 +60,10 @@ class TopServer(Server):
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._listener.bind((LOOPBACK, port))
         self._listener.listen()
+        try:
+            user_of(self._listener.getsockname(), NO_PEER)
+        except OSError as error:  # every browser would be cut off
+            raise OSError(error.errno, "the kernel does not tell whose a connection is (sock_diag, CONFIG_INET_DIAG)") from None
         self._token: str | None = secrets.token_urlsafe(32)
         self._cookie = secrets.token_urlsafe(32)
         self._path = f"/{secrets.token_urlsafe(32)}"

@@ -14,6 +14,7 @@ import trio
 from ..config import Hook
 from ..core.event_rates import MOST, EventRate
 from ..host.tasks import Background
+from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
 from ..protocol.types import SEVERITIES, Event, RunId
 from .fair_queue import FairQueue
@@ -48,9 +49,10 @@ class _Hook:
     """How it ended last, if it failed."""
 
     def wants(self, event: Event) -> bool:
-        if event.type.startswith("hook_") or event.channel == CHANNEL:
-            return False
-        return any(fnmatchcase(event.type, pattern) for pattern in self.config.on)
+        return event.channel != CHANNEL and self.wants_type(event.type)
+
+    def wants_type(self, what: str) -> bool:
+        return not what.startswith("hook_") and any(fnmatchcase(what, pattern) for pattern in self.config.on)
 
     @property
     def finished(self) -> int:
@@ -158,6 +160,10 @@ class EventHooks:
         argv = [word.encode(errors="surrogateescape") for word in config.command]
         command = HookCommand(argv, b"/", env, event_json(event), config.timeout)
         return await self.processes.run(command, scope, operators=True)
+
+    def types_of(self, name: str) -> list[str]:
+        """Return the types of events that start a hook. Raises `KeyError`."""
+        return [each for each in HOOK_TYPES if self._hooks[name].wants_type(each)]
 
     async def test(self, name: str, event: Event) -> HookResult | None:
         """Execute a hook for an invented event; `None` if too many tests of it run already. Raises `KeyError`."""

@@ -18,6 +18,7 @@
 `complaints`       tells the log what failed and is tried again
 `credentials`      the user that a run executes as, when root's daemon starts it for another user
 `marks`            the cookie and the tag that the processes of a run inherit
+`sealed_environment`  a run's environment, for programs that must not obey it
 `pidfd`            signals to exactly one process, and what is known of it when it has ended
 `procfs`           what /proc tells of processes
 `launcher`         what the loop needs of a launcher: it names runs, not pids

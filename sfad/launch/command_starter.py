@@ -11,7 +11,7 @@ from .contain.interface import RunContainment
 from .isolation.sandbox import in_sandbox
 from .launched_runs import LaunchedRun, MainProcess
 from .launcher import LaunchError, LaunchSpec, Remember
-from .marks import COOKIE
+from .sealed_environment import COOKIE, sealed
 from .trampoline.contract import AS_IT_IS, AS_USER
 from .trampoline.posix_spawn import PosixSpawner, candidates
 from .watch.mains import Mains
@@ -69,10 +69,10 @@ class CommandStarter:
                 opened.append(door.fd)
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.append(far_end)
-            env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
+            env = [*(item for item in spec.env if not item.startswith(_COOKIE_IS)), _COOKIE_IS + run.cookie]
             try:
                 pid = self._spawner.spawn(
-                    replace(spec, env=[*env, _COOKIE_IS + run.cookie]),
+                    replace(spec, env=env if spec.sandbox is None else sealed(env)),
                     files,
                     door=door.fd,
                     report=far_end,

@@ -11,9 +11,8 @@ import resource
 from ..core.ids import run_number
 from ..protocol.types import RunId
 from . import procfs
+from .sealed_environment import COOKIE
 
-COOKIE = b"SFA_COOKIE"
-"""The environment variable that names instance, run and a random number."""
 CAPACITY = 819_200
 """The kernel's default RLIMIT_MSGQUEUE, bytes (getrlimit(2)). Tags are numbers of its upper half, so that message queues work."""
 

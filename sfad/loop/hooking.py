@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 from ..config import Hook
 from ..core.access import EVERYTHING, Peer
@@ -11,6 +12,7 @@ from ..hooks.end_hooks import EndHooks
 from ..hooks.event_hooks import EventHooks
 from ..hooks.processes import HookProcesses
 from ..hooks.reporting import HookReports
+from ..host.clock import wall_clock
 from ..host.tasks import Background
 from ..host.variables import kept_variables
 from ..ledger import LedgerError
@@ -100,7 +102,10 @@ class Hooking:
         return replace(peer, run=None, hook=True) if self.processes.is_operators(peer.run) else peer
 
     def test_event(self, what: str) -> Event:
-        return Event(type=what, severity="low", seq=self._resources.ledger.last_event, message="a test of this hook")
+        """Return an event of this type as hooks get them: with the name of a run, and with the state of an alert."""
+        state: Literal["raised"] | None = "raised" if what.startswith("alert_") else None
+        number = self._resources.ledger.last_event
+        return Event(type=what, seq=number, time=wall_clock(), agent_name="test", message="a test of this hook", state=state)
 
     async def finish(self) -> None:
         """Let hooks do what the end of the daemon gives them to do."""

@@ -16,8 +16,8 @@ from ..host.socket_file import PathError, bind_socket, unbind_socket
 from ..observe.log import Log
 
 MAX_CONNECTIONS = 8
-"""Further ones wait in the kernel's backlog."""
-BACKLOG = 16
+"""Of more, the one that the daemon has waited for longest is closed: a client that asks nothing must not keep the others out."""
+BACKLOG = 128
 TIMEOUT = 10.0
 """Seconds for a whole connection: Prometheus waits as long for a scrape, unless it is told otherwise."""
 RETRY = 0.25
@@ -25,6 +25,23 @@ RETRY = 0.25
 
 PAUSE = 0.02
 """Seconds between two connections: a client that connects again and again must not keep the daemon busy."""
+
+
+class _Client:
+    """One connection: whether the daemon waits for it, or has its request and makes the text."""
+
+    def __init__(self, stream: trio.SocketStream, text: Callable[[], Awaitable[str]]) -> None:
+        self.stream = stream
+        self.scope = trio.CancelScope()
+        self.awaited = True
+        self._text = text
+
+    async def text(self) -> str:
+        self.awaited = False
+        try:
+            return await self._text()
+        finally:
+            self.awaited = True
 
 
 class MetricsEndpoint:
@@ -35,6 +52,8 @@ class MetricsEndpoint:
         self._config = config
         self._changed = trio.Event()
         self._places = trio.CapacityLimiter(MAX_CONNECTIONS)
+        self._clients: dict[_Client, None] = {}
+        """Those that have a place, oldest first."""
         self.trouble: str | None = None
         """Why it does not serve although it should."""
 
@@ -79,27 +98,41 @@ class MetricsEndpoint:
     async def _accept(self, listener: trio.socket.SocketType, *, local: bool) -> None:
         async with trio.open_nursery() as nursery:
             while True:
-                await self._places.acquire_on_behalf_of(place := object())
                 try:
-                    client, _ = await listener.accept()
+                    accepted, _ = await listener.accept()
                 except OSError:  # the client has gone already, or there is no descriptor
-                    self._places.release_on_behalf_of(place)
                     await trio.sleep(RETRY)
                     continue
-                nursery.start_soon(self._serve_one, client, place, local)
+                client = _Client(trio.SocketStream(accepted), self._text)
+                try:
+                    self._make_room()
+                    await self._places.acquire_on_behalf_of(client)
+                except trio.Cancelled:
+                    accepted.close()
+                    raise
+                self._clients[client] = None
+                nursery.start_soon(self._serve_one, client, local)
                 await trio.sleep(PAUSE)
 
-    async def _serve_one(self, client: trio.socket.SocketType, place: object, local: bool) -> None:
+    def _make_room(self) -> None:
+        if not self._places.available_tokens:
+            for client in self._clients:
+                if client.awaited:
+                    client.scope.cancel()
+                    return
+
+    async def _serve_one(self, client: _Client, local: bool) -> None:
         from .scrapes import answer_scrape  # imports h11, which a daemon without an endpoint does not need
 
         try:
-            with trio.move_on_after(TIMEOUT):
-                await answer_scrape(trio.SocketStream(client), self._text, local=local)
+            with client.scope, trio.move_on_after(TIMEOUT):
+                await answer_scrape(client.stream, client.text, local=local)
         except Exception:  # noqa: BLE001 - a bug in one reply must not end the others
             self._log.internal_error(self)
         finally:
-            client.close()
-            self._places.release_on_behalf_of(place)
+            client.stream.socket.close()
+            self._clients.pop(client)
+            self._places.release_on_behalf_of(client)
 
 
 def _bound(address: Path | tuple[str, int]) -> socket.socket:

@@ -1,6 +1,5 @@
 """Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full."""
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,6 +16,11 @@ look as well."""
 
 NO_ROOM = 64 * 1024
 """Bytes. A disk with less room counts as full."""
+
+
+async def until_next_look() -> None:
+    """Sleep until the next multiple of `LOOK`, so that all who look wake the daemon together."""
+    await trio.sleep_until((trio.current_time() // LOOK + 1) * LOOK)
 
 
 @dataclass(slots=True)
@@ -56,7 +60,7 @@ class StorageWatch:
             if self.look() is None:
                 self.resources.ledger.look_after()
                 self.metering.look_after()
-            await trio.sleep(LOOK)
+            await until_next_look()
 
     def ledger_put_back(self, note: str) -> None:
         """Another process had removed or replaced the ledger, and it was written again."""
@@ -74,8 +78,7 @@ class StorageWatch:
     def tell_of_full_disk(self) -> None:
         """Warn the runs whose output goes to a full disk. They write it themselves, and the daemon sees no error."""
         with suppress(OSError):
-            disk = os.statvfs(self.resources.output.directory)
-            if disk.f_bavail * disk.f_frsize < NO_ROOM:
+            if self.resources.output.room() < NO_ROOM:
                 message = f"no room is left in {self.resources.output.directory}: what it prints is lost"
                 for run in [run for run, live in self.catalogue.live.items() if live.kept]:
                     self.announcer.tell_of_run("alert_disk_full", run, message, "high")

@@ -1,8 +1,14 @@
-"""Frees the oldest bytes of output files, when the meters have read them or have had their time."""
+"""Frees the oldest bytes of output files, when the meters have read them or have had their time.
+
+Each file keeps what its run's limit allows, but no more than the disk has free beyond a reserve. So the disk has room for the
+ledger, without which no run can start, however much runs print. The largest of the files that grow lose bytes first.
+"""
 
 import errno
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import trio
 
@@ -10,6 +16,7 @@ from ..host.tasks import in_thread
 from ..output import holes
 from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
+from ..protocol.units import format_size
 from .stdout_meter import StdoutMeter
 from .tailed_run import TailedRun
 
@@ -20,7 +27,21 @@ UNREAD_KEPT = 64 << 20
 """Bytes that a file may have above its limit while its meter is behind, but never more than the limit itself. What a meter has
 not read after that is lost to it."""
 
+RESERVE = 16 << 20
+"""Bytes of the disk that output leaves to the ledger and the spool: some thousand rows with their log, and a start."""
+KEPT_AT_LEAST = 1 << 16
+"""Bytes of a file that are kept on a disk without room: the least limit of output."""
+TELL_EVERY = 600.0
+"""Seconds between two messages that the disk has little room."""
+
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class _Grown(NamedTuple):
+    """A file that holds more than it may keep."""
+
+    blocks: int
+    tailed: TailedRun
 
 
 class OutputBounds:
@@ -30,25 +51,44 @@ class OutputBounds:
     def __init__(self, files: OutputFiles, *, trouble: Callable[[str], None]) -> None:
         self._files = files
         self._trouble = trouble
-        self._wanted: dict[tuple[RunId, Suffix], TailedRun] = {}
+        self._wanted: dict[tuple[RunId, Suffix], _Grown] = {}
         self._some = trio.Event()
         self._short = False
         self._unable = False
+        self._scarce = False
+        self._tell_again = 0.0
 
     def check(self, tailed: TailedRun) -> None:
-        """Have those files of a run freed that have grown above its limit."""
+        """Have those files of a run freed that have grown above what they may keep."""
+        keep = self._keep(tailed.limit)
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
-            if status is not None and tailed.limit is not None and not self._unable and holes.excess(status, tailed.limit):
-                self._wanted[tailed.run, suffix] = tailed
+            if status is not None and keep is not None and not self._unable and holes.excess(status, keep):
+                self._wanted[tailed.run, suffix] = _Grown(status.st_blocks, tailed)
                 self._some.set()
+
+    def _keep(self, limit: int | None) -> int | None:
+        """Return how many bytes a file with this limit may keep now."""
+        if limit is None:
+            return None
+        try:
+            free = self._files.room()
+        except OSError:  # the directory was removed, and is made again soon
+            return limit
+        self._scarce = free < 2 * RESERVE
+        keep = max(KEPT_AT_LEAST, free - RESERVE)
+        if self._scarce and time.monotonic() >= self._tell_again:
+            self._tell_again = time.monotonic() + TELL_EVERY
+            shown = f"{format_size(free)} free, so stdout and stderr of each run that prints keep {format_size(keep)} at most"
+            self._trouble(f"the disk of {self._files.directory} has only {shown}; free some, or lower limits.max_output")
+        return min(limit, keep)
 
     async def serve(self) -> None:
         """Free bytes, until cancelled; then free what is left, for a second at most."""
         try:
             while True:
                 await self._some.wait()
-                await trio.sleep(FREE_AFTER)
+                await trio.sleep(0 if self._scarce else FREE_AFTER)
                 self._some = trio.Event()
                 await self._free_all()
         finally:
@@ -57,13 +97,12 @@ class OutputBounds:
 
     async def _free_all(self) -> None:
         while self._wanted:
-            file = next(iter(self._wanted))
-            tailed = self._wanted.pop(file)
+            file = max(self._wanted, key=lambda each: self._wanted[each].blocks)
+            tailed = self._wanted.pop(file).tailed
             try:
                 await self._free(tailed, file[1])
             except OSError as error:
-                self._wanted.setdefault(file, tailed)  # at the end: the other files first
-                self._some.set()
+                self.check(tailed)
                 if not self._short:
                     self._short = True
                     self._trouble(f"output is not bounded for now: {error}")
@@ -73,15 +112,15 @@ class OutputBounds:
     async def _free(self, tailed: TailedRun, suffix: Suffix) -> None:
         """Free what is above the limit by now; the meter has read on since that was wanted. Raises `OSError` if it should be tried
         again."""
-        status, limit = tailed.status(suffix), tailed.limit
-        if status is None or limit is None:
+        status, keep = tailed.status(suffix), self._keep(tailed.limit)
+        if status is None or keep is None:
             return
-        until = holes.excess(status, limit)
+        until = holes.excess(status, keep)
         if suffix == ".out" and tailed.stdout is not None:
-            until = _spared(until, limit, tailed.stdout)
+            until = _spared(until, keep, tailed.stdout)
         free = partial(self._files.free, inode=status.st_ino)
         try:
-            await in_thread(free, tailed.run, suffix, limit, until, trio.from_thread.check_cancelled)
+            await in_thread(free, tailed.run, suffix, keep, until, trio.from_thread.check_cancelled)
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 raise

@@ -47,6 +47,8 @@ class Sessions:
         self._threads = trio.CapacityLimiter(math.inf)  # one for each user is the bound
         self._to_look, self._users = trio.open_memory_channel[int](math.inf)
         """Users for whom a task must begin to look."""
+        self._some = trio.Event()
+        """There is a run."""
 
     def __contains__(self, run: RunId) -> bool:
         return run in self._runs
@@ -61,6 +63,7 @@ class Sessions:
         """Begin an attempt, or continue with one. `before`: what the sessions of earlier attempts told."""
         self._before[run] = before
         self._runs[run] = session
+        self._some.set()
 
     def told(self, run: RunId) -> tuple[Reading, ...]:
         session = self._runs.get(run)
@@ -82,6 +85,9 @@ class Sessions:
 
     async def _want_all(self) -> None:
         while True:
+            if not self._runs:
+                self._some = trio.Event()
+                await self._some.wait()
             await trio.sleep(LOOK_EVERY)
             for run, session in self._runs.items():
                 if run not in self._wanted.get(session.uid, ()):

@@ -89,6 +89,7 @@ class Tail:
     _away: dict[RunId, TailedRun] = field(default_factory=dict)
     """Metered runs whose stdout was moved: the kernel does not tell when they write."""
     _waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
+    _watched: Inotify | None = None
     _drains: Drains = field(default_factory=Drains)
     _blind: bool = False
 
@@ -154,7 +155,8 @@ class Tail:
 
     def look_after(self) -> None:
         """Create the directory again soon if another process has removed or replaced it."""
-        self._waiting.cancel()
+        if self._watched is not None and self._watched.replaced():
+            self._waiting.cancel()
 
     def forget(self, run: RunId) -> None:
         """Close the descriptor of a run of which no process is alive, and bound its files one last time."""
@@ -181,7 +183,11 @@ class Tail:
                     await trio.sleep_until(again)
                 else:
                     with closing(growth):
-                        await self._told(growth)
+                        self._watched = growth
+                        try:
+                            await self._told(growth)
+                        finally:
+                            self._watched = None
 
     def close(self) -> None:
         for tailed in self._runs.values():

@@ -55,6 +55,11 @@ class OutputFiles:
         if make:
             self._tell_aside(make_directory(directory))
 
+    def room(self) -> int:
+        """Return the bytes that the disk has free for other programs than root's. Raises `OSError`."""
+        disk = os.statvfs(self.directory)
+        return disk.f_bavail * disk.f_frsize
+
     def make_again(self) -> None:
         """Make the directory if it was removed or replaced. Raises `OSError`."""
         try:

@@ -46,10 +46,14 @@ class Inotify:
     def fileno(self) -> int:
         return self._descriptor
 
+    def replaced(self) -> bool:
+        """Return whether another directory, or none, has the name now."""
+        return identity(self._directory) != self._identity
+
     def take(self) -> set[RunId] | None:
         """Return the runs whose files changed since the last call; `None` if the kernel dropped events, so that it may be any."""
         names: set[bytes] = set()
-        self.gone = identity(self._directory) != self._identity
+        self.gone = self.replaced()
         for _ in range(_BATCHES):
             try:
                 events = os.read(self._descriptor, _BATCH)

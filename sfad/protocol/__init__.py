@@ -6,6 +6,7 @@
 `units`       durations, sizes, counts and money as people write them, and as they are shown
 `known`       agent programs, meters and profiles that are built in
 `messages`    one Struct a request and a reply, tagged by `type`
+`event_types` the types of events, and patterns of them
 `framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the versions of the protocol
 `sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data
 `redaction`   what looks like a secret, hidden in texts

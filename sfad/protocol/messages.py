@@ -553,8 +553,8 @@ class TryHook(Request, tag="test_hook"):
     """Execute a hook of the config for an invented event. Answered by `HookTested` once it has ended."""
 
     name: str
-    event: str = "run_failed"
-    """Its type."""
+    event: str = ""
+    """Its type; empty: `run_failed`, or the first type that starts the hook."""
 
 
 class Metrics(Request, tag="metrics"):

@@ -14,7 +14,7 @@ from ..host.audience import directory_mode, socket_mode
 from ..host.private_files import identity
 from ..host.socket_file import PathError, bind_socket, unbind_socket
 from ..loop.runtime import Runtime
-from ..loop.storage import LOOK
+from ..loop.storage import until_next_look
 
 ACCEPT_PAUSE = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
@@ -100,14 +100,16 @@ class Listener:
     async def look_after(self) -> None:
         """Bind the socket again when another process has removed or replaced it, until cancelled."""
         while True:
-            await trio.sleep(LOOK)
+            await until_next_look()
+            if identity(self._path) == self.inode:
+                self._unbound = None
+                continue
             try:
-                # in a thread: a file system may take its time, and any process can keep the directory's lock for half a second
+                # in a thread: any process can keep the directory's lock for half a second
                 bound = await trio.to_thread.run_sync(self._bound_again, abandon_on_cancel=True)
             except (PathError, OSError) as error:
                 self._tell_unbound(str(error))
                 continue
-            self._unbound = None
             if bound is None:
                 continue
             self._bound_here = True

@@ -118,6 +118,15 @@ class Shares:
     def total(self, group: ShareGroup) -> int:
         return self._totals[group]
 
+    def _grantable(self, group: ShareGroup) -> int:
+        """Return the most that a group is granted now: for a user, half of what other users leave. So `n` users leave at least one
+        part in `2 ** n` to the next."""
+        if group.scope != "user":
+            return self.share(group)
+        everyone = ShareGroup("others")
+        left = self.share(everyone) - (self._totals[everyone] - self._totals[group])
+        return max(self._least, left // 2)
+
     def add(self, groups: PeerGroups, amount: int) -> None:
         """Count `amount` more, or less if it is negative."""
         for group in groups.all:
@@ -131,11 +140,12 @@ class Shares:
 
     def refusal(self, groups: PeerGroups, more: int) -> str | None:
         """Say why a peer of these groups may not take `more`, or return `None`."""
-        over = self.over(groups, more)
-        if not over:
+        # not in `over`: who took what was free then does not lose it to another user who comes later
+        over = next((group for group in groups.all if self._totals[group] + more > self._grantable(group)), None)
+        if over is None:
             return None
-        total, share = self._totals[over[0]], self.share(over[0])
-        return f"{over[0]} would have {total + more} {self.what}, at most {share} are allowed; close some, or try again later"
+        total, share = self._totals[over], self._grantable(over)
+        return f"{over} would have {total + more} {self.what}, at most {share} are allowed; close some, or try again later"
 
 
 class ClientBounds:

@@ -170,18 +170,28 @@ def test_a_run_cannot_leave_its_bounds_by_on_end(start: Start, tmp_path: Path) -
 
 
 def test_hooks_follow_the_config_and_can_be_tried(start: Start) -> None:
-    daemon = start(config=BUSY + hook("mail", "cat; exit 9"))
-    tried = daemon.sfactl("hooks", "test", "mail", "--event", "alert_cost", "--json")
-    found = json.loads(tried.stdout)
+    daemon = start(config=BUSY + hook("mail", "cat; exit 9") + hook("late", "cat", on="alert_*"))
+    tried = daemon.sfactl("hooks", "test", "late", "--event", "alert_cost", "--json")
+    found = json.loads(json.loads(tried.stdout)["output"])
+    assert tried.returncode == 0
+    assert (found["type"], found["state"], found["agent_name"]) == ("alert_cost", "raised", "test")
+    tried = daemon.sfactl("hooks", "test", "mail", "--json")
     assert tried.returncode == 1
-    assert found["how"] == "exit code 9"
-    assert json.loads(found["output"])["type"] == "alert_cost"
+    assert json.loads(tried.stdout)["how"] == "exit code 9"
+    assert json.loads(json.loads(tried.stdout)["output"])["type"] == "run_completed"  # the default, run_failed, would not start it
+    never = daemon.sfactl("hooks", "test", "mail", "--event", "run_failed")
+    assert (never.returncode, never.stdout) == (2, "")
+    assert "'run_failed' does not start hook 'mail'; its 'on' matches: run_completed" in never.stderr
+    assert daemon.sfactl("events", "--type", "nosuch_type").returncode == 2
     assert daemon.sfactl("hooks", "list").stdout.split()[:4] == ["NAME", "ENDED", "FAILED", "DROPPED"]
     assert "in the config: mail" in daemon.sfactl("hooks", "test", "other").stderr
+    inside = daemon.sfactl("run", "-q", "--", sys.executable, "-m", "sfactl", "hooks", "list")
+    assert inside.returncode == 77
+    assert "only the operator sees the hooks" in inside.stderr
     daemon.config.write_text(daemon.config.read_text().replace('"mail"', '"pager"'))
     assert daemon.sfactl("reload").returncode == 0
     with daemon.client() as client:
-        assert list(states(client)) == ["pager"]
+        assert list(states(client)) == ["pager", "late"]
         completed(client)
         wait_until(lambda: states(client)["pager"].failed == 1, "it was started")
 
@@ -206,7 +216,7 @@ def test_a_test_ends_with_the_daemon_that_started_it(start: Start, tmp_path: Pat
     )
     for leave in (daemon.reexecute, daemon.stop):
         with daemon.client() as client:
-            client.send(m.TryHook(id=1, name="slow", event="run_failed"))
+            client.send(m.TryHook(id=1, name="slow", event="run_completed"))
             process = pid_in(pid)
             leave()
         assert not alive(process)

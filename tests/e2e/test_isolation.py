@@ -18,6 +18,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
+from tests.loader import traced, tracing
 from tests.users import FIRST, as_user, needs_root, open_directory, readable_by_all
 
 from .provider import Provider, providing
@@ -185,6 +186,31 @@ def test_the_config_says_the_least(start: Start, tmp_path: Path) -> None:
         assert ended(client, run.id).exit_code == 0
     assert (more / "a").exists()
     assert interfaces(said(daemon, run)) == ["lo"]
+
+
+@pytest.mark.parametrize("network", [True, False])
+def test_the_environment_takes_effect_inside_only(common: Daemon, tmp_path: Path, network: bool) -> None:
+    """Neither bubblewrap nor what starts it loads what the command's environment names."""
+    given = [b"EMPTY=", b"LATIN=\xe9\xff", b"TWICE=1", b"TWICE=2", b"=x", b".hidden=1", b"no equals sign"]
+    with common.client() as client:
+        env = [*tracing(tmp_path / "traced"), *given]
+        run = ended(
+            client, started(client, ["env", "-0"], cwd=os.fsencode(tmp_path), env=env, isolation=Isolation(network=network)).id
+        )
+    assert run.exit_code == 0
+    assert traced(tmp_path / "traced") == {("env", os.geteuid())}
+    found = (common.state_dir / "output" / f"{run.id}.out").read_bytes().split(b"\0")
+    assert {*env[:3], b"EMPTY=", b"LATIN=\xe9\xff", b"TWICE=1", b".hidden=1"} <= set(found)
+    assert not {b"TWICE=2", b"=x", b"no equals sign"} & set(found)
+
+
+def test_more_variables_than_bubblewrap_takes(common: Daemon, tmp_path: Path) -> None:
+    with common.client() as client:
+        for count, code in ((2000, 0), (3000, 126)):
+            env = [b"PATH=/usr/bin:/bin", *(b"V%d=" % number for number in range(count))]
+            run = started(client, ["true"], cwd=os.fsencode(tmp_path), env=env, isolation=ON)
+            assert ended(client, run.id).exit_code == code
+    assert "at most 2048 are possible" in (common.state_dir / "output" / f"{run.id}.err").read_text()
 
 
 def test_what_is_refused(common: Daemon) -> None:

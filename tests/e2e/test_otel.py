@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -202,3 +205,42 @@ def test_without_an_endpoint_there_is_no_exporter(start: Start) -> None:
     done = daemon.sfactl("otel")
     assert (done.returncode, "otel.endpoint is not set" in done.stderr) == (2, True)
     assert status(daemon)["otel"] is None
+
+
+BOUNDED = """
+import sys
+from sfactl.otel import exporter
+from sfactl.otel.settings import Settings
+exporter.TIMEOUT = exporter.WHOLE = 1.0
+exporter.export(sys.argv[1], Settings(sys.argv[2], {}), sys.argv[3])
+"""
+
+
+def test_a_collector_that_answers_a_byte_at_a_time(common: Daemon, tmp_path: Path) -> None:
+    class Trickle(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            with suppress(OSError):
+                while not ending.wait(0.05):
+                    self.request.sendall(b"x")
+
+    ending = threading.Event()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Trickle) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        command = [sys.executable, "-c", BOUNDED, str(common.socket), url, str(tmp_path)]
+        exporter = subprocess.Popen(command, stderr=subprocess.PIPE, env=common.env, text=True)
+        try:
+            wait_until((tmp_path / "otel.json").exists, "the exporter has begun")
+            with common.client() as client:
+                ended(client, started(client, ["true"]).id)
+            assert exporter.stderr is not None
+            said = [exporter.stderr.readline() for _ in range(2)]
+        finally:
+            exporter.kill()
+            exporter.communicate()
+            ending.set()
+            server.shutdown()
+            thread.join()
+    assert f"cannot export spans to {url}: " in said[1]

@@ -18,11 +18,14 @@ import trio
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.core.ids import run_id
 from sfad.launch import procfs
+from sfad.launch.credentials import LIMIT_KINDS, Credentials
 from sfad.launch.launcher import LaunchError
 from sfad.launch.trampoline import elf_image, executable
 from sfad.launch.trampoline.posix_spawn import candidates
 from tests.harness import unanswered, with_fuse
 from tests.launch.rig import PATIENCE, Rig, rigged, until
+from tests.loader import traced, tracing
+from tests.users import FIRST, open_directory
 
 SHOW = "import os,sys; sys.stdout.buffer.write(open('/proc/self/environ','rb').read())"
 
@@ -117,6 +120,31 @@ async def test_controlling_terminal(either: Rig, tmp_path: Path) -> None:
         os.close(master)
         os.close(slave)
     either.launcher.release("a1")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+async def test_the_loader_obeys_the_environment_only_for_the_command(either: Rig, terminal: bool) -> None:
+    """And as its user: no program before that, which is root still, is told what to load."""
+    root = os.geteuid() == 0
+    master, slave = pty.openpty()
+    with open_directory() as place:
+        place.chmod(0o777)
+        user = user_of(FIRST) if root else None
+        try:
+            if user is not None:
+                os.fchown(slave, user.uid, user.gid)
+            either.launch("a1", "true", env=tracing(place / "traced"), stdin=slave, terminal=terminal, user=user)
+            assert (await either.wait(MainExited, "a1")).code == 0
+        finally:
+            os.close(master)
+            os.close(slave)
+        assert traced(place / "traced") == {("true", FIRST if root else os.geteuid())}
+    either.launcher.release("a1")
+
+
+def user_of(uid: int) -> Credentials:
+    limits = tuple((soft % (1 << 64), hard % (1 << 64)) for soft, hard in map(resource.getrlimit, range(LIMIT_KINDS)))
+    return Credentials(uid, uid, (), limits)
 
 
 async def test_soft_limit_of_descriptors_is_the_original(containment: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from sfad.metering import session as module
 from sfad.metering import session_search, sessions
@@ -267,6 +269,21 @@ async def test_the_end_of_a_run_waits_for_a_look(heard: Heard, home: Home) -> No
     heard.sessions.forget("a1")
     assert "a1" not in heard.sessions
     await heard.sessions.catch_up("a1")
+
+
+async def test_without_runs_nothing_wakes(heard: Heard, home: Home, autojump_clock: trio.testing.MockClock) -> None:
+    def next_wake() -> float:
+        return trio.lowlevel.current_statistics().seconds_to_next_deadline
+
+    await trio.testing.wait_all_tasks_blocked()
+    assert next_wake() == math.inf
+    heard.sessions.begin("a1", home.session())
+    await trio.testing.wait_all_tasks_blocked()
+    assert next_wake() <= sessions.LOOK_EVERY
+    heard.sessions.forget("a1")
+    await trio.sleep(2 * sessions.LOOK_EVERY)
+    await trio.testing.wait_all_tasks_blocked()
+    assert next_wake() == math.inf
 
 
 async def test_attempts_add_up(heard: Heard, home: Home) -> None:

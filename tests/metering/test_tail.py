@@ -22,7 +22,7 @@ from sfad import meters
 from sfad.core.ids import run_id
 from sfad.host.tasks import in_thread
 from sfad.metering import tail as module
-from sfad.metering.bounding import FREE_AFTER
+from sfad.metering.bounding import FREE_AFTER, RESERVE
 from sfad.metering.stdout_file import READ_AT_ONCE
 from sfad.metering.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Tail
 from sfad.meters.reading import Meter, Reading
@@ -546,6 +546,38 @@ async def test_bytes_that_an_earlier_daemon_freed_are_reported(served: Rig) -> N
     served.tail.look("a1")
     await until(lambda: served.turns() == MIB // 64)
     assert served.lost == {"a1": [f"{3 * MIB} bytes of its stdout were freed before its meter read them"]}
+
+
+class SmallDisk(OutputFiles):
+    """A disk that counts what only these files hold."""
+
+    size = RESERVE + 8 * MIB
+
+    def room(self) -> int:
+        return max(0, self.size - sum(each.stat().st_blocks * 512 for each in self.directory.iterdir()))
+
+
+async def test_output_leaves_room_on_the_disk(tmp_path: Path) -> None:
+    """A run with a large limit fills the disk; a small file of another run, that grows in the same moment, stays whole."""
+    rig = Rig(tmp_path / "output")
+    rig.store = rig.tail.files = rig.tail._bounds._files = small = SmallDisk(tmp_path / "output")
+    rig.begin("a1", limit=1 << 40, meter=None)
+    rig.begin("a2", limit=1 << 40, meter=None)
+    rig.write(numbered(MIB // 64) * 40, "a2")
+    rig.write(numbered(MIB // 256), "a1")
+    assert small.room() == 0
+    async with serving(rig):
+        await until(lambda: small.room() >= RESERVE)
+        rig.write(b"more\n", "a2")
+        rig.write(b"more\n", "a1")
+        rig.write(b"more\n", "a1", stream=1)
+        await until(lambda: len(rig.troubles) == 1)
+    assert held(small, "a1.out") >= MIB // 4
+    (told,) = rig.troubles
+    assert re.search(
+        r"free, so stdout and stderr of each run that prints keep .* at most; free some, or lower limits.max_output", told
+    )
+    rig.tail.close()
 
 
 async def test_a_limit_may_change_while_nothing_is_written(served: Rig) -> None:

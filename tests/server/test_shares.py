@@ -60,6 +60,20 @@ def test_children_do_not_multiply_the_share_of_a_tree() -> None:
     assert shares.refusal(inside("c1", "c1"), 1) is None
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-600, 600)), max_size=60))
+def test_a_few_users_together_leave_a_share_to_the_next(taken: list[tuple[int, int]]) -> None:
+    users = [PeerGroups.of(Peer(uid, f"u{uid}", owner=False), None) for uid in range(6)]
+    shares, held = Shares("connections", 2048, least=8), Counter[int]()
+    greedy = [(user, 1) for user in range(5) for _ in range(800)]
+    for user, amount in [*taken, *greedy]:
+        amount = max(amount, -held[user])
+        if amount <= 0 or shares.refusal(users[user], amount) is None:
+            shares.add(users[user], amount)
+            held[user] += amount
+    assert shares.refusal(users[5], 1536 // 2**6 - 1) is None, held
+    assert shares.refusal(users[0], 100) is not None
+
+
 def test_a_share_is_never_too_small_to_be_useful() -> None:
     assert Shares("connections", 10, least=8).share(ShareGroup("run", "a1")) == 8
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,6 +30,7 @@ def paused(number: int, parent: int | None = None, action: Action = Action.PAUSE
 def shown(*runs: RunInfo) -> Keys:
     found = Keys(None, lambda work: work(), lambda: None, lambda: None)
     found.take(m.RunList(id=0, runs=list(runs)))
+    screen(found)
     return found
 
 
@@ -108,3 +110,48 @@ def test_earlier_alerts_name_their_runs_and_leave_out_those_that_are_raised(monk
     assert [line.split("  ", 1)[1] for line in earlier] == [
         "alert_limit  a9 over: it ended", "alert_limit  a1 (run1) over", f"alert_limit  a1 (run1) {near}",
     ]  # fmt: skip
+
+
+def test_the_worst_comes_first_and_what_has_ended_last() -> None:
+    many = [info(1, status=Status.FAILED), info(2, status=Status.COMPLETED), *(info(number) for number in range(3, 40)), paused(40)]
+    lines = screen(shown(*many))
+    assert "1 in trouble  1 ended badly" in lines[0]
+    assert re.match(r"!\w+ run40 ", lines[2])
+    keys = shown(*many)
+    assert [row.run.id for row in keys.rows][-2:] == [run_id(1), run_id(2)]
+
+
+@pytest.mark.parametrize(("key", "action"), [("l", Action.PAUSE), ("r", Action.PAUSE), ("a", Action.REQUEST_INCREASE)])
+@pytest.mark.parametrize("text", ["cost=7", "7"])
+def test_a_limit_is_typed_whole_or_from_its_amount_on(monkeypatch: pytest.MonkeyPatch, key: str, action: Action, text: str) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(Errands, "send", lambda _self, request, *_rest: sent.append(request))
+    press(shown(paused(1, action=action)), key, *text, "enter")
+    assert [(limit.kind, limit.threshold) for limit in sent[0].limits] == [(LimitKind.COST, 7.0)]
+
+
+def test_a_wrong_limit_is_told_without_a_prefix() -> None:
+    lines = press(shown(paused(1)), "l", *"cost=ban", "enter")
+    assert any(line.startswith("cost=ban: 'ban' is not") for line in lines), lines
+
+
+@pytest.mark.parametrize("key", ["a", "d"])
+def test_only_a_run_that_has_asked_is_approved_or_denied(key: str) -> None:
+    keys = shown(paused(1))
+    assert "a1 does not wait for approval; l changes its limits" in press(keys, key)
+    assert keys.prompt is None
+
+
+def test_a_filter_chooses_the_run_that_it_means_and_not_the_one_above() -> None:
+    keys = shown(info(1), info(2, 1, name="crash"), info(3, 2))
+    press(keys, *typed("/crash"), "enter")
+    assert [row.run.id for row in keys.rows] == [run_id(1), run_id(2)]
+    assert keys.cursor.run == run_id(2)
+
+
+def test_nothing_is_cut_off_without_a_hint() -> None:
+    keys = shown(info(1))
+    keys.say("word " * 25 + "end", bad=True)
+    assert any(line.endswith(" end") for line in screen(keys))
+    lines = press(keys, "question_mark")
+    assert any("── keys" in line and line.endswith("[ ] scroll") for line in lines)

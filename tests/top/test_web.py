@@ -5,19 +5,25 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 from tests.harness import PATIENCE, Daemon, as_nobody, as_root, started, wait_until
+
+BURST = 100
+"""Connections, fewer than wait in the kernel."""
 
 
 class Served:
@@ -161,6 +167,42 @@ def test_another_user_is_cut_off_before_it_asks(served: Served) -> None:
 
     assert as_nobody(ask) in ("cut off", "b''")
     assert served.open()[0] == 303
+
+
+@contextmanager
+def nobody_connecting(port: int) -> Iterator[None]:
+    """Have another user connect to `port` and hang up without pause."""
+    begun, tell_begun = os.pipe()
+    stop, tell_stop = os.pipe()
+
+    def connect() -> None:
+        count = 0
+        while not select.select([stop], [], [], 0)[0]:
+            with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+                # reset, so that no port is left waiting
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            count += 1
+            if count == BURST:
+                os.write(tell_begun, b"-")
+
+    thread = threading.Thread(target=as_nobody, args=(connect,))
+    thread.start()
+    try:
+        assert select.select([begun], [], [], PATIENCE)[0], "the other user has connected"
+        yield
+    finally:
+        os.write(tell_stop, b"-")
+        thread.join()
+        for each in (begun, tell_begun, stop, tell_stop):
+            os.close(each)
+
+
+@as_root
+def test_another_user_who_connects_without_pause_does_not_keep_the_browser_out(served: Served) -> None:
+    "localhost".encode("idna")  # as above
+    with nobody_connecting(served.port):
+        assert served.open()[0] == 303
+        assert served.get()[0] == 200
 
 
 def test_a_session_ends_with_a_server_that_is_killed(served: Served) -> None:

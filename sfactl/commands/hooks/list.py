@@ -4,7 +4,7 @@ from sfad.protocol.messages import DaemonInfo, DaemonStatus
 
 from ... import output, table
 from ...connection import call
-from ...exits import ExitCode
+from ...exits import ExitCode, Quit
 from ...options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
@@ -12,6 +12,8 @@ PARAMETERS: tuple[Parameter, ...] = COMMON
 
 def main(*, socket: str | None = None, json: bool = False) -> int:
     found = call(socket, DaemonInfo(id=0), DaemonStatus)
+    if found.admitted is None and not found.on_ends:  # the daemon tells this figure, like the hooks, to those who may do everything
+        raise Quit(ExitCode.NOT_PERMITTED, "only the operator sees the hooks; a run, or another user, does not")
     if json:
         output.print_json({"hooks": found.hooks, "on_ends": found.on_ends})
         return ExitCode.DONE

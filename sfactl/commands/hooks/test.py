@@ -13,7 +13,7 @@ from ...options import COMMON, Argument, Option, Parameter
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Argument("name", "NAME", "The hook's name in the config"),
-    Option(("--event",), "event", "Type of the event (default: run_failed)", "TYPE"),
+    Option(("--event",), "event", "Type of the event (default: run_failed, or the first that starts the hook)", "TYPE"),
 )
 
 
@@ -22,7 +22,7 @@ FAILED = 1
 
 
 def main(*, name: str, event: str | None = None, socket: str | None = None, json: bool = False) -> int:
-    found = call(socket, TryHook(id=0, name=name, event=event or "run_failed"), HookTested)
+    found = call(socket, TryHook(id=0, name=name, event=event or ""), HookTested)
     if json:
         output.print_json(output.content(found))
     else:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ...protocol.types import RunId
 from .. import procfs
-from ..marks import COOKIE
 from ..procfs import Stat
+from ..sealed_environment import COOKIE
 
 _REUSED_FOR = 1.0
 """Seconds for which two scans are used again, while one run after the other is adopted."""

@@ -1,6 +1,7 @@
 """The program between the trampoline and bubblewrap. Its words (`sandbox.Sandbox.words`) end with `--` and the command.
 
 It decides what the command sees and can write, and becomes `bwrap`, which makes the namespaces and starts the command in them.
+Both are outside of the sandbox, so the command's environment comes sealed, and takes effect inside.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ import os
 import pwd
 import sys
 
+from ..sealed_environment import own, unsealed
 from . import kernel, system_calls, visible
 
 TYPE_CHECKING = False  # as in `typing`, whose import takes as long as all others
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import NoReturn
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL")
+_MOST_VARIABLES = 2048
+"""bubblewrap takes 9000 arguments, and three set a variable."""
 _DEFAULT_SIGNALS = (
     "import os, signal, sys\n"
     "for number in (signal.SIGINT, signal.SIGQUIT): signal.signal(number, signal.SIG_DFL)\n"
@@ -55,7 +59,8 @@ def main(words: list[str]) -> None:
 
 def _become_sandbox(settings: _Settings) -> None:
     file = _file_of(settings)
-    arguments = [*_NAMESPACES, *_view(settings, file)]
+    env = {os.fsdecode(name): os.fsdecode(value) for name, value in unsealed(os.environb).items()}
+    arguments = [*_NAMESPACES, *_view(settings, file, env), *_environment(env)]
     filtered = _memory("sfad-filter", system_calls.compiled(os.uname().machine))
     arguments += ["--seccomp", str(filtered)]
     kernel.join_new_keyring()
@@ -69,7 +74,17 @@ def _become_sandbox(settings: _Settings) -> None:
         # the terminal sends them to bubblewrap as well, which would end
         kernel.ignore(kernel.SIGINT, kernel.SIGQUIT)
         command = [sys.executable, "-I", "-S", "-c", _DEFAULT_SIGNALS, file, *settings.command]
-    os.execv(settings.one("bwrap"), ["bwrap", "--args", str(said), "--", *command])
+    os.execve(settings.one("bwrap"), ["bwrap", "--args", str(said), "--", *command], own(os.environb))
+
+
+def _environment(env: Mapping[str, str]) -> Iterator[str]:
+    """Yield bubblewrap's words for the command's environment. Raise `ForbiddenError` for more than it takes."""
+    if len(env) > _MOST_VARIABLES:
+        raise visible.ForbiddenError(
+            f"its environment has {len(env)} variables, and at most {_MOST_VARIABLES} are possible: unset some"
+        )
+    for name, value in env.items():
+        yield from ("--setenv", name, value)
 
 
 def _way_to_gateway(port: str) -> list[str]:
@@ -107,16 +122,16 @@ def _file_of(settings: _Settings) -> str:
     return _fail(NOT_EXECUTABLE, denied) if found else _fail(NOT_FOUND, f"cannot execute {name}: no such file")
 
 
-def _view(settings: _Settings, file: str) -> Iterator[str]:
+def _view(settings: _Settings, file: str, env: dict[str, str]) -> Iterator[str]:
     """Yield bubblewrap's words for what the command sees. Later mounts cover earlier ones."""
     here = os.getcwd()
     top = os.path.realpath(settings.one("directory") or here)
     home, agent, inherited = settings.one("home"), settings.one("agent"), settings.has("inherited")
     homes = sorted({os.path.realpath(each) for each in (home, _home_by_name()) if each and each != "/"})
-    own = visible.own_files(agent, home) if agent and home else []
+    own = visible.own_files(agent, home, env) if agent and home else []
     asked = settings.all("write")
     daemons = [os.path.realpath(path) for path in settings.all("hide")]
-    secrets = [path for path in visible.secrets(homes, agent, root=os.geteuid() == 0) if path not in asked]
+    secrets = [path for path in visible.secrets(homes, agent, env, root=os.geteuid() == 0) if path not in asked]
     hides = visible.topmost(path for path in (*daemons, *secrets) if os.path.lexists(path))
     writable = visible.writable([*asked, *own], top, [*homes, *hides], daemons, inherited=inherited)
     private = [path for path in visible.PRIVATE if os.path.isdir(path) and not os.path.islink(path)]
@@ -150,9 +165,9 @@ def _view(settings: _Settings, file: str) -> Iterator[str]:
     yield from _door(settings.one("door"))
     for path in [*folders, *(path for path in private if path == "/run")]:
         yield from ("--remount-ro", path)
-    temporary = os.environ.get("TMPDIR")
+    temporary = env.get("TMPDIR")
     if temporary and os.path.realpath(temporary) not in private and not visible.within_any(os.path.realpath(temporary), writable):
-        yield from ("--setenv", "TMPDIR", visible.TEMPORARY[0])  # that of the user is read-only, or not there
+        env["TMPDIR"] = visible.TEMPORARY[0]  # that of the user is read-only, or not there
     yield from ("--chdir", here)
 
 

@@ -14,7 +14,7 @@ import stat
 
 TYPE_CHECKING = False  # as in `typing`, which takes ten milliseconds to import
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PRIVATE = ("/tmp", "/var/tmp", "/run")  # noqa: S108 - of the sandbox
 TEMPORARY = PRIVATE[:2]
@@ -65,12 +65,12 @@ def within_any(path: str, tops: Iterable[str]) -> bool:
     return any(within(path, top) for top in tops)
 
 
-def secrets(homes: Sequence[str], agent: str, *, root: bool) -> list[str]:
-    """Return the secrets that there are. `agent`: the program whose files are none."""
+def secrets(homes: Sequence[str], agent: str, env: Mapping[str, str], *, root: bool) -> list[str]:
+    """Return the secrets that there are. `agent`: the program whose files are none. `env`: the command's environment."""
     found = [f"{home}/{name}" for home in homes for name in _secrets(agent)]
     if root:
         found += [*_OF_ROOT, *_host_keys()]
-    found += [path for name, variable in _AGENT_VARIABLES.items() if name != agent and (path := os.environ.get(variable))]
+    found += [path for name, variable in _AGENT_VARIABLES.items() if name != agent and (path := env.get(variable))]
     return [os.path.realpath(path) for path in found if os.path.lexists(path)]
 
 
@@ -88,11 +88,11 @@ def _host_keys() -> Iterator[str]:
         return
 
 
-def own_files(agent: str, home: str) -> list[str]:
+def own_files(agent: str, home: str, env: Mapping[str, str]) -> list[str]:
     """Return the files of the agent program itself. Those that are missing are made, because no program can make them in a
     read-only directory. Raises `OSError`."""
     names = [f"{home}/{name}" for name in AGENT_FILES.get(agent, ())]
-    variable = os.environ.get(_AGENT_VARIABLES.get(agent, ""))
+    variable = env.get(_AGENT_VARIABLES.get(agent, ""))
     if variable:
         names = [variable]
     for name in names:

@@ -4,7 +4,8 @@ The daemon cannot attach a child to a cgroup before the child runs (glibc < 2.39
 the 6 ms that attaching takes, and must not fork itself. So it spawns this program, which attaches *itself* and then becomes
 the command. It never runs the command uncontained. Its contract:
 
-    argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …      environment: the command's, not looked at
+    argv    /bin/sh  UMASK(octal)  CWD  FILE…  ""  ARGV0 ARGV1 …      environment: the command's, not looked at;
+            for a trampoline that has a dynamic loader, `sealed_environment.sealed`
     fd 0-2  the command's
     fd 3    what to write "0" to in order to be contained: the run's cgroup.procs, or /dev/null
     fd 4    where failure is reported: 16 bytes, the stage and -errno, in the machine's order

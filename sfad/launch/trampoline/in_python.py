@@ -16,6 +16,7 @@ _KEYCTL = {"x86_64": 250, "s390x": 280, "ppc64le": 271, "armv7l": 311, "armv8l":
 _JOIN_SESSION_KEYRING = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 _HEAD = struct.Struct("=4I32Q")
+_SEAL = b"."
 ATTACH, ENTER, CLOSE, EXEC, INTERPRET, BECOME = 1, 2, 3, 4, 5, 6
 _THE_COMMANDS = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.ETXTBSY)
 
@@ -25,9 +26,11 @@ def _array(items: list[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
 
 
 def _environment() -> "ctypes.Array[ctypes.c_char_p]":
-    """Return it as execve(2) got it: `os.environ` drops entries without "=", and Python may add LC_CTYPE when it starts."""
+    """Return the command's, which came sealed (`sealed_environment`): this program is still root when the loader looks at it.
+
+    It is read as execve(2) got it: `os.environ` drops entries without "=", and Python may add LC_CTYPE when it starts."""
     with open("/proc/self/environ", "rb") as file:
-        return _array(file.read().split(b"\0")[:-1])
+        return _array([item.removeprefix(_SEAL) for item in file.read().split(b"\0")[:-1]])
 
 
 def _exec(path: bytes, argv: list[bytes], environment: "ctypes.Array[ctypes.c_char_p]") -> int:

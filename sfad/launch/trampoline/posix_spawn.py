@@ -13,6 +13,7 @@ import resource
 from collections.abc import Sequence
 
 from ..launcher import LaunchError, LaunchSpec
+from ..sealed_environment import sealed
 from .contract import FD_DOOR, FD_FREE
 from .executable import Trampoline, python
 
@@ -60,7 +61,7 @@ class PosixSpawner:
         terminal = spec.terminal and os.isatty(stdio[0]) and (spec.user is None or os.fstat(stdio[0]).st_uid == spec.user.uid)
         trampoline = self._interactive if terminal else self._trampoline
         argv = _strings(trampoline.argv(spec.umask, spec.cwd, files, spec.argv))
-        env = _strings(spec.env)
+        env = _strings(spec.env if trampoline.image is not None else sealed(spec.env))
         sources = [*stdio, self._null if door is None else door, report, gate]
         if trampoline.image is not None:
             sources.append(trampoline.image)

@@ -7,6 +7,7 @@ a thread that outlives them.
 """
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ _MANY_ORPHANS = 200
 """Orphans in one look after which the next follows at once: processes that fork without pause leave zombies faster than a look
 every 50 ms reaps them, until the machine has no pid left."""
 _LOOK_EVERY = 5.0
-"""Seconds after which to look without a SIGCHLD: signals coalesce (signal(7)), and a zombie costs little meanwhile."""
+"""Seconds after which to look at orphans without a SIGCHLD: signals coalesce (signal(7)), and a zombie costs little meanwhile."""
 
 
 class ChildSignals:
@@ -72,14 +73,15 @@ class Orphans:
         self._noticed.set()
 
     async def serve(self) -> None:
-        """Look when told, and every few seconds. May be called again after an `OSError`."""
+        """Look when told, and every few seconds while there are orphans. May be called again after an `OSError`."""
         while True:
             self._noticed = trio.Event()
-            if self.reap() >= _MANY_ORPHANS:
+            found, living = self._look()
+            if found - len(living) >= _MANY_ORPHANS:
                 await trio.lowlevel.checkpoint()
                 continue
             await trio.sleep(_LOOKS_APART)
-            with trio.move_on_after(_LOOK_EVERY):
+            with trio.move_on_after(_LOOK_EVERY if found else math.inf):
                 await self._noticed.wait()
 
     def reap(self) -> int:

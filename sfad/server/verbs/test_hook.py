@@ -14,9 +14,13 @@ def test_hook(call: Call, request: TryHook) -> None:
     if request.name not in hooking.events.names:
         known = ", ".join(hooking.events.names) or "none"
         raise bad_request(f"no hook is called {request.name[:80]!r}; in the config: {known}")
+    types = hooking.events.types_of(request.name)
+    event = request.event or ("run_failed" if "run_failed" in types else types[0])
+    if event not in types:
+        raise bad_request(f"{event!r} does not start hook '{request.name}'; its 'on' matches: {', '.join(types)}")
 
     async def execute() -> HookResult:
-        result = await hooking.events.test(request.name, hooking.test_event(request.event))
+        result = await hooking.events.test(request.name, hooking.test_event(event))
         if result is None:
             raise unavailable(f"hook '{request.name}' is being tested by several clients; try again later")
         return result

@@ -1,0 +1,34 @@
+"""The types that patterns are compared with are those that the daemon sends."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sfad.config import ConfigError, load
+from sfad.core.vocabulary import EventType
+from sfad.protocol.event_types import EVENT_TYPES
+from tests.docs.pages import ROOT, text_of
+
+SENT = re.compile(r'\b(?:_?tell|tell_of_run|tell_sometimes|_?publish)\(\s*"([a-z_]+)"|partial\(publish, "([a-z_]+)"\)')
+
+
+def test_every_type_that_is_sent_is_known_and_documented() -> None:
+    sources = (file.read_text() for file in (ROOT / "sfad").rglob("*.py"))
+    sent = {name for text in sources for found in SENT.findall(text) for name in found if "_" in name}
+    assert {"daemon_recovered", "gateway_ended", "hook_failed", "meter_gap"} <= sent
+    assert set(EVENT_TYPES) == {*EventType, *sent}
+    rows = "".join(re.findall(r"^\| .*", text_of("protocol.md") + text_of("hooks.md"), re.MULTILINE))
+    assert not [each for each in EVENT_TYPES if f"`{each}`" not in rows]
+
+
+@pytest.mark.parametrize("pattern", ["run_fail", "alrt_*", "hook_failed", "hook_*", "RUN_*"])
+def test_a_pattern_that_can_match_nothing_is_an_error(tmp_path: Path, pattern: str) -> None:
+    file = tmp_path / "sfad.toml"
+    file.write_text(f'[[hooks]]\nname = "mail"\non = ["run_failed", "{pattern}"]\ncommand = ["true"]\n')
+    with pytest.raises(ConfigError) as error:
+        load([file])
+    assert f"hooks.mail.on = ['run_failed', '{pattern}']: allowed is" in str(error.value)
+    assert f"'{pattern}' matches none of run_accepted, " in str(error.value)
