@@ -214,13 +214,15 @@ def test_a_test_ends_with_the_daemon_that_started_it(start: Start, tmp_path: Pat
     daemon = start(
         config=BUSY + hook("slow", f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000", timeout="10m")
     )
-    for leave in (daemon.reexecute, daemon.stop):
+    for leave in (daemon.stop, daemon.reexecute):
         with daemon.client() as client:
             client.send(m.TryHook(id=1, name="slow", event="run_completed"))
             process = pid_in(pid)
             leave()
         assert not alive(process)
         pid.unlink()
+        if leave == daemon.stop:
+            daemon.restart()
 
 
 @pytest.mark.parametrize(
