@@ -62,7 +62,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     findings = [
         reachable,
         *chain.from_iterable(asked),
-        *(f for check in (_isolation, _kernel, _limits, _disk, _clock) for f in check()),
+        *chain(_isolation(), _kernel(), _limits(), _disk(status), _clock()),
     ]
     if json:
         output.print_json({"findings": findings, "containment": status.containment if status else None})
@@ -259,9 +259,9 @@ def _limit(name: str, kind: int, low: int, fix: str) -> Finding:
     return Finding(name, "ok" if enough else "warn", str(soft or "unlimited"), "" if enough else f"raise it to {low}: {fix}")
 
 
-def _disk() -> Iterator[Finding]:
+def _disk(status: DaemonStatus | None) -> Iterator[Finding]:
     try:
-        state = state_dir(os.environ, os.getuid())
+        state = Path(status.state_dir) if status is not None else state_dir(os.environ, os.getuid())
         free = probe.free_bytes(state)
     except (OSError, ValueError) as error:
         yield Finding("state directory", "bad", str(error), "set SFAD_STATE_DIR to a directory of your own")

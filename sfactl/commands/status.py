@@ -43,10 +43,11 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "log", status.log
     yield "containment", f"{status.containment} ({status.containment_detail})"
     live = f"{status.live} live" + (f" (adopted {status.adopted})" if status.adopted else "")
+    queued = f"{status.queued} {'of them ' if status.queued else ''}queued"
     if status.admitted is None:  # the caller may not know of all runs
-        yield "runs", f"{live}, {status.queued} queued"
+        yield "runs", f"{live}, {queued}"
     else:
-        yield "runs", f"{live}, {status.queued} queued, {status.admitted} admitted, {status.refused} refused"
+        yield "runs", f"{live}, {queued}, {status.admitted} admitted, {status.refused} refused"
         yield "connections", str(status.connections)
     age = output.age(status.backup_at)
     backup = "no backup yet" if status.backup_at is None else f"backup {output.size(status.backup_bytes)}, {age} old"

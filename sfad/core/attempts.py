@@ -83,7 +83,7 @@ class AttemptTracker:
         elif run.attempt < run.asked.attempts:
             self._retry(run, ev.at)
         else:
-            self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest)), empty=ev.empty)
+            self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest, ev.last_line)), empty=ev.empty)
 
     def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool) -> None:
         """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
@@ -229,14 +229,16 @@ def _said(attempt: Attempt) -> tuple[Status, str]:
     return Status.FAILED, f"that it failed ({attempt.failed})"
 
 
-def _failure(attempt: Attempt) -> Reason:
+def _failure(attempt: Attempt, last_line: str | None = None) -> Reason:
+    """Return why an attempt failed. What its agent says of it is told rather than the last line on its stderr."""
     exit_, said = attempt.exit, attempt.failed
     assert exit_ is not None
     if exit_.signal is not None:
         return Reason(kind=ReasonKind.SIGNAL, message=f"killed by {signal_name(exit_.signal)}", signal=exit_.signal)
     if exit_.success:
         return Reason(kind=ReasonKind.AGENT, message=f"exited with code 0, but said that it failed: {said}")
-    return Reason(kind=ReasonKind.EXIT, message=f"exited with code {exit_.code}{f': {said}' if said else ''}")
+    words = said or last_line
+    return Reason(kind=ReasonKind.EXIT, message=f"exited with code {exit_.code}{f': {words}' if words else ''}")
 
 
 def backoff(run: RunId, attempt: int, *, first: float, cap: float) -> float:

@@ -323,6 +323,8 @@ class MainExited(OfRun, frozen=True):
     """Neither: how it ended cannot be known, since it was not this process's child."""
     empty: bool = False
     """Nothing else is alive in the run's containment, child runs included."""
+    last_line: str | None = None
+    """The last line that the attempt wrote on stderr, fit to be shown, if it failed by its exit code."""
 
 
 class Emptied(OfRun, frozen=True):

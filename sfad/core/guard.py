@@ -73,6 +73,8 @@ class Question:
         )
 
     def raised(self, key: str) -> str:
+        if not self.policy.access.is_admin(self.peer):
+            return f"ask root, or a member of access.admin_group, to raise {key}"
         return f"raise {self.policy.where_set(key)}, then run: sfactl reload"
 
     @property

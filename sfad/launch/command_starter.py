@@ -69,7 +69,8 @@ class CommandStarter:
                 opened.append(door.fd)
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.append(far_end)
-            env = [*(item for item in spec.env if not item.startswith(_COOKIE_IS)), _COOKIE_IS + run.cookie]
+            env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
+            env.append(_COOKIE_IS + run.cookie)
             try:
                 pid = self._spawner.spawn(
                     replace(spec, env=env if spec.sandbox is None else sealed(env)),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import trio
+from msgspec.structs import replace
 
 from ..core import events as e
 from ..core.run import Run
@@ -144,6 +145,8 @@ class Arrivals:
             self.metering.catch_up(run, event.signal if isinstance(event, e.MainExited) else None)
             if isinstance(event, e.MainExited):
                 self.pidfds.forget(run)
+                if event.code:
+                    event = replace(event, last_line=self.metering.last_line(run.id))
         self.feed(event)
 
 

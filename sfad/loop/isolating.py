@@ -8,13 +8,14 @@ from msgspec.structs import replace
 from ..config import Configuration
 from ..core.naming import program_name
 from ..launch.isolation.sandbox import Sandbox, impossible
-from ..launch.isolation.visible import AGENT_FILES
+from ..launch.isolation.visible import AGENT_FILES, AGENT_VARIABLES
 from ..protocol.messages import Spawn
 from ..protocol.types import Isolation
 from ..runs.live import Live
 from .gateway_process import GatewayProcess
 
 Least = Literal["off", "on", "net"]
+_AGENT_PLACES = tuple(f"{name}=/".encode() for name in AGENT_VARIABLES.values())
 
 
 class IsolationError(Exception):
@@ -54,7 +55,7 @@ class Isolating:
             raise IsolationError(
                 f"run {above.run.id} is isolated, so what it starts can write only where it can itself: leave out --writable"
             )
-        return replace(request, isolation=replace(inherited, network=network, inherited=True))
+        return replace(request, isolation=replace(inherited, network=network))
 
     def _first(self, request: Spawn, writable: list[bytes], network: bool) -> Isolation:
         home = next((item[5:] for item in request.env if item.startswith(b"HOME=/")), b"")
@@ -66,6 +67,7 @@ class Isolating:
             directory=request.cwd,
             home=home,
             agent=program if program in AGENT_FILES else "",
+            variables=[item for item in request.env if item.startswith(_AGENT_PLACES)],
         )
 
     def sandbox(self, spawn: Spawn, *, terminal: bool, shims: bytes | None) -> list[bytes] | None:
@@ -86,7 +88,7 @@ class Isolating:
             writable=isolation.writable,
             home=isolation.home,
             agent=isolation.agent,
-            inherited=isolation.inherited,
+            variables=isolation.variables,
             network=isolation.network,
             gateway=gateway,
             terminal=terminal,

@@ -223,7 +223,7 @@ class Runtime:
     def _describe(self) -> str:
         """Return what the administrator of the service should see first."""
         queued = self.machine.slots.queued
-        parts = [f"{counted(len(self.machine.tree), 'run')} live, {queued} queued"]
+        parts = [f"{counted(len(self.machine.tree), 'run')} live, {queued} {'of them ' if queued else ''}queued"]
         if self.machine.draining:
             parts.append("stopping every tree")
         if self.storage.unwritable is not None:

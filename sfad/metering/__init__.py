@@ -15,6 +15,7 @@
 `stdout_meter`    the meters of one run: one for each attempt, fed with its stdout
 `stdout_file`     reads the file of a run's stdout, whatever happens to it
 `milestones`      what a run writes on its stderr about its progress
+`last_line`       the last line on a run's stderr, for the reason of its failure
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads
 `session`         reads the session files of one attempt

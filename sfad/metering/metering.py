@@ -120,6 +120,10 @@ class Metering:
         if signal == SIGKILL:
             self._levels.killed(run)
 
+    def last_line(self, run: RunId) -> str | None:
+        """Return the last line that the run's attempt has written on stderr, without secrets, if its output is kept."""
+        return self._tail.last_line(run)
+
     def may_wait(self, run: Run) -> bool:
         loads = not self._prices.ready and any(self._has_meter(each.id) for each in run.subtree())
         return loads or run.id in self._sessions

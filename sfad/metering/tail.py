@@ -121,6 +121,10 @@ class Tail:
         if run in self._runs:
             self._runs[run].read_milestones()
 
+    def last_line(self, run: RunId) -> str | None:
+        """Return the last line that the run's attempt has written on stderr; see `last_line.last_line`."""
+        return self._runs[run].last_line() if run in self._runs else None
+
     def position(self, run: RunId) -> bytes | None:
         """Return where the run's metering is, for `follow`; `None` if it has no meter. What was returned before `begin_attempt`
         knows nothing of the new attempt."""

@@ -12,6 +12,7 @@ import msgspec
 from ..meters.reading import Meter, Reading
 from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
+from .last_line import last_line
 from .milestones import StderrMilestones
 from .stdout_file import MeterPosition
 from .stdout_meter import StdoutMeter
@@ -52,6 +53,8 @@ class TailedRun:
     _inodes: dict[Suffix, int] = field(default_factory=dict)
     _taken: set[Suffix] = field(default_factory=set)
     """Files that have been told to be no longer where they were."""
+    _begun: dict[Suffix, int] = field(default_factory=dict)
+    """Sizes of the files when the attempt began, if this daemon began it."""
     _closed: bool = False
     _errors: set[int | None] = field(default_factory=set)
 
@@ -80,7 +83,8 @@ class TailedRun:
 
     def begin_attempt(self) -> None:
         for suffix in SUFFIXES:
-            self.status(suffix)
+            status = self.status(suffix)
+            self._begun[suffix] = status.st_size if status is not None else 0
         self._guarded(StdoutMeter.begin_attempt)
 
     def read(self, until: float) -> bool:
@@ -102,6 +106,25 @@ class TailedRun:
             pass  # replaced since; that is told
         except OSError as error:
             self.failed(error, "its stderr cannot be read for milestones")
+
+    def last_line(self) -> str | None:
+        """Return the last line of what the attempt has written on stderr; see `last_line`."""
+        status = self.status(".err")
+        if status is None:
+            return None
+        begin = self._begun.get(".err", 0)
+        try:
+            descriptor = self._open(".err")
+            try:
+                # another size than when it began: it was truncated
+                return last_line(descriptor, begin if begin <= status.st_size else 0, status.st_size)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return None  # replaced since; that is told
+        except OSError as error:
+            self.failed(error, "its stderr cannot be read for why it failed")
+            return None
 
     def unread(self) -> int | None:
         return self._guarded(StdoutMeter.unread)

@@ -352,7 +352,8 @@ class Isolation(Struct, frozen=True, kw_only=True):
     home: bytes = b""
     agent: str = ""
     """The agent program whose own files are writable."""
-    inherited: bool = False
+    variables: list[bytes] = []
+    """Variables of that run which say where agent programs keep their files, as `KEY=VALUE`."""
 
 
 class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -140,6 +140,7 @@ def test_info_of_a_lost_run_says_what_is_not_known() -> None:
             "LEDGER",
             "CANNOT BE WRITTEN, nothing new is started: the disk is full; free some",
         ),
+        ({"live": 30, "queued": 27}, "runs", "30 live, 27 of them queued, 0 admitted, 0 refused"),
         ({"live": 3}, "runs", "3 live, 0 queued, 0 admitted, 0 refused"),
         ({"live": 3, "adopted": 2}, "runs", "3 live (adopted 2), 0 queued, 0 admitted, 0 refused"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -200,6 +201,9 @@ def test_the_daemon_shows_itself(daemon: World) -> None:
     assert report["containment"] in ("cgroup", "tags")
     assert report["findings"][0]["verdict"] == "ok"
     assert set(report["findings"][0]) == {"name", "verdict", "detail", "mend"}
+    elsewhere = json.loads(daemon.sfactl("doctor", "--json", code=None, SFAD_STATE_DIR="/nonexistent").stdout)["findings"]
+    (state,) = [each["detail"] for each in elsewhere if each["name"] == "state directory"]
+    assert state.startswith(daemon.json("status")["state_dir"]), "the directory of the daemon that answers"
 
 
 def test_socket_is_chosen_by_flag_before_variables(daemon: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from sfad.core.attempts import backoff
 from sfad.protocol.types import Status
@@ -21,6 +22,17 @@ def test_an_exit_with_0_of_an_agent_that_said_it_failed_is_a_failure() -> None:
     reason = t.reasons[a]
     assert reason is not None
     assert (reason.kind, reason.message) == ("agent", "exited with code 0, but said that it failed: no credit")
+
+
+def test_the_last_line_on_stderr_is_told_beside_an_exit_code_unless_the_agent_said_more() -> None:
+    for said, words in ((None, "exited with code 3: no such key"), ("no credit", "exited with code 3: no credit")):
+        t = Transcript()
+        a = t.start("a")
+        (t >> t.said_by_agent(a, failed=said)).skip()
+        (t >> replace(t.exited(a, 3), last_line="no such key")).skip()
+        reason = t.reasons[a]
+        assert reason is not None
+        assert reason.message == words
 
 
 def test_its_words_are_told_beside_an_exit_code_and_not_beside_a_signal() -> None:

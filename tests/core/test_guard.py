@@ -9,7 +9,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import FULL, Peer
+from sfad.core.access import FULL, AccessRules, Peer
 from sfad.core.ids import run_id
 from sfad.protocol.types import Claim, Refusal, Rule, Status
 
@@ -66,6 +66,18 @@ def test_a_budget_without_money_names_its_key() -> None:
     assert t.refused("a").message.endswith(
         "it renews at midnight. Start it again then, or raise budgets.users.ann.daily_usd in the config, then run: sfactl reload"
     )
+
+
+def test_a_user_who_may_not_change_the_config_is_told_who_may() -> None:
+    t = Transcript(access=AccessRules(all_users=True, admin_gid=9), files={"quotas.spawns_per_hour": "/etc/c"}, spawns_per_hour=1)
+    ask = "ask root, or a member of access.admin_group, to raise "
+    cases: list[tuple[int, set[int], str]] = [(1001, set(), ask), (1002, {9}, "raise ")]
+    for uid, gids, way in cases:
+        peer = Peer(uid, f"u{uid}", owner=False, gids=frozenset(gids))
+        t.start("a", peer)
+        message = t.refused("a", peer).message
+        assert f"Wait, or {way}quotas.spawns_per_hour" in message
+        assert ("/etc/c" in message) is bool(gids)
 
 
 def test_disabled() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
+import subprocess
 import sys
 import threading
 from email import message_from_string, policy
@@ -18,6 +20,8 @@ from tests.docs.pages import blocks, text_of
 from tests.harness import ended, started, wait_until
 
 PAGE = text_of("hooks.md")
+
+FAILS = r"printf '\033[31mError: 401 invalid key API_KEY=sk-ant-secretsecretsecret\033[0m\n\n' >&2; exit 3"
 
 
 class Mailbox(threading.Thread):
@@ -62,10 +66,11 @@ def test_a_failed_run_is_in_the_mail(start: Start, tmp_path: Path) -> None:
     box = Mailbox()
     box.start()
     command = f'["{program}", "127.0.0.1:{box.port}", "me@example.org"]'
-    daemon = start(config=f'[[hooks]]\nname = "mail"\non = ["run_failed"]\ncommand = {command}\n')
+    (patterns,) = re.findall(r"^    (on = .*)$", PAGE, re.MULTILINE)
+    daemon = start(config=f'[[hooks]]\nname = "mail"\n{patterns}\ncommand = {command}\n')
     try:
         with daemon.client() as client:
-            run = started(client, ["sh", "-c", "exit 3"], name="nightly").id
+            run = started(client, ["sh", "-c", FAILS], name="nightly").id
             ended(client, run)
             wait_until(lambda: box.mails, "the mail has arrived")
             (state,) = client.call(m.DaemonInfo(id=0), m.DaemonStatus).hooks
@@ -74,7 +79,7 @@ def test_a_failed_run_is_in_the_mail(start: Start, tmp_path: Path) -> None:
         assert mail["Subject"] == "sfad: run_failed nightly"
         assert mail["To"] == "me@example.org"
         assert f'"run_id": "{run}"' in mail.get_content()
-        assert "exited with code 3" in mail.get_content()
+        assert "exited with code 3: Error: 401 invalid key API_KEY=***\r\n" in mail.get_content()
     finally:
         box.listener.shutdown(socket.SHUT_RDWR)
         box.listener.close()
@@ -85,3 +90,20 @@ def test_each_example_is_a_command_of_the_config(tmp_path: Path, command: str) -
     file = tmp_path / "sfad.toml"
     file.write_text(f'[[hooks]]\non = ["alert_*"]\n{command}\n')
     assert load([file]).config.hooks["hooks-1"].command
+
+
+def test_the_mail_of_an_alert_says_raised_and_that_it_was_cleared_is_no_mail() -> None:
+    (script,) = (block.text for block in blocks(PAGE) if block.language == "python")
+    box = Mailbox()
+    box.start()
+    event = {"type": "alert_limit", "agent_name": "nightly", "message": "80 %"}
+    try:
+        for state in ("cleared", "raised"):
+            words = [sys.executable, "-c", script, f"127.0.0.1:{box.port}", "me@example.org"]
+            subprocess.run(words, input=json.dumps(event | {"state": state}), text=True, check=True, timeout=60)
+    finally:
+        box.listener.shutdown(socket.SHUT_RDWR)
+        box.listener.close()
+    assert [message_from_string(mail, policy=policy.default)["Subject"] for mail in box.mails] == [
+        "sfad: alert_limit raised nightly"
+    ]

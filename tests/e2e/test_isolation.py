@@ -213,6 +213,62 @@ def test_more_variables_than_bubblewrap_takes(common: Daemon, tmp_path: Path) ->
     assert "at most 2048 are possible" in (common.state_dir / "output" / f"{run.id}.err").read_text()
 
 
+REPLACING = """
+import os, subprocess, sys
+victim = sys.argv[1]
+if not os.path.exists("../once"):
+    open("../once", "w").close()
+    os.rename("../project", "../moved")
+    os.symlink(victim, "../project")
+    child = ["-m", "sfactl", "run", "--cwd", "/usr", "--", "touch", victim + "/by-child"]
+    subprocess.run([sys.executable, *child])
+    raise SystemExit(3)
+open("by-retry", "w").close()
+"""
+
+
+def test_a_working_directory_replaced_by_a_link(share: Start, tmp_path: Path) -> None:
+    """What is writable does not move with it, for a child or for the next attempt."""
+    daemon = share()
+    victim, project = tmp_path / "victim", tmp_path / "work" / "project"
+    for path in (victim, project):
+        path.mkdir(parents=True)
+    (tmp_path / "work" / "program.py").write_text(REPLACING)
+    argv = [sys.executable, str(tmp_path / "work" / "program.py"), str(victim)]
+    isolation = Isolation(writable=[os.fsencode(tmp_path / "work")])
+    with daemon.client() as client:
+        run = ended(client, started(client, argv, cwd=os.fsencode(project), isolation=isolation, attempts=2, retry_delay=0.01).id)
+    assert (tmp_path / "work" / "moved").is_dir()
+    assert list(victim.iterdir()) == []
+    assert run.exit_code == 126
+    errors = (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+    assert errors.count(f"leads to {victim} by the link {project}") == 2, errors
+
+
+AGENT = """#!{python}
+import os, subprocess, sys
+victim = {victim!r}
+os.environ["CLAUDE_CONFIG_DIR"] = victim
+subprocess.run([sys.executable, "-m", "sfactl", "run", "--", "touch", victim + "/by-child"])
+open({own!r} + "/mine", "w").close()
+"""
+
+
+def test_a_child_cannot_say_where_its_agents_files_are(share: Start, tmp_path: Path) -> None:
+    daemon = share()
+    victim, own, work = (tmp_path / name for name in ("victim", "own", "work"))
+    for path in (victim, own, work):
+        path.mkdir()
+    (work / "claude").write_text(AGENT.format(python=sys.executable, victim=str(victim), own=str(own)))
+    (work / "claude").chmod(0o755)
+    env = [*(key + b"=" + value for key, value in os.environb.items()), b"CLAUDE_CONFIG_DIR=" + os.fsencode(own)]
+    with daemon.client() as client:
+        run = ended(client, started(client, [str(work / "claude")], cwd=os.fsencode(work), env=env, isolation=ON).id)
+    assert run.exit_code == 0
+    assert (own / "mine").exists()
+    assert list(victim.iterdir()) == []
+
+
 def test_what_is_refused(common: Daemon) -> None:
     """By the daemon, or before the command is executed; the output says why."""
     with common.client() as client:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sfad.host import bubblewrap
 from sfad.launch.isolation.sandbox import impossible
 from sfad.launch.isolation.system_calls import compiled
-from sfad.launch.isolation.visible import ForbiddenError, writable
+from sfad.launch.isolation.visible import ForbiddenError, followed, writable
 
 ALLOWED = 0x7FFF0000
 MACHINES = {
@@ -86,19 +90,50 @@ def test_what_is_writable(tmp_path: Path) -> None:
         path.mkdir(parents=True)
     protected = [str(home), str(home / ".ssh")]
 
-    def of(asked: list[Path], directory: Path, *, inherited: bool = False) -> list[str]:
-        return writable([str(path) for path in asked], str(directory), protected, [str(tmp_path / "state")], inherited=inherited)
+    def of(asked: list[Path], directory: Path) -> list[str]:
+        return writable([str(path) for path in asked], [], str(directory), protected, [str(tmp_path / "state")])
 
     assert of([], work) == [str(work)]
     assert of([], home) == of([], tmp_path) == of([], tmp_path / "state" / "x") == []
     assert sorted(of([more, work / "sub"], work)) == sorted([str(work), str(more)])
     (tmp_path / "link").symlink_to(more)
-    assert str(more) in of([tmp_path / "link"], work)
-    for asked, inherited in (
-        (tmp_path, False),
-        (tmp_path / "state", False),
-        (tmp_path / "nosuch", False),
-        (tmp_path / "link", True),
-    ):
+    for asked in (tmp_path, tmp_path / "state", tmp_path / "nosuch", tmp_path / "link", tmp_path / "link" / "sub"):
         with pytest.raises(ForbiddenError, match=str(asked)):
-            of([asked], work, inherited=inherited)
+            of([asked], work)
+    with pytest.raises(ForbiddenError, match=f"name {more} itself"):
+        of([], tmp_path / "link")
+
+
+def test_links_to_an_agents_own_files(tmp_path: Path) -> None:
+    """A user's own may lead anywhere, but no link on the way may be one that the run can make."""
+    work, secret = tmp_path / "work", tmp_path / "secret"
+    for path in (work / "kept", secret):
+        path.mkdir(parents=True)
+    (tmp_path / ".claude").symlink_to("work/kept")
+    own = [str(tmp_path / ".claude")]
+    assert writable([], own, str(work), [], []) == [str(work)]
+    (work / "kept").rmdir()
+    (work / "kept").symlink_to(secret)
+    with pytest.raises(ForbiddenError, match=f"leads to {secret} by {work}/kept"):
+        writable([], own, str(work), [], [])
+
+
+def test_missing_files_of_an_agent_are_made(tmp_path: Path) -> None:
+    own = [str(tmp_path / name) for name in (".config/opencode", ".claude.json")]
+    assert sorted(writable([], own, str(tmp_path / "work"), [], [])) == sorted([*own, str(tmp_path / "work")])
+    assert (tmp_path / ".config" / "opencode").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / ".claude.json").read_text() == "{}\n"
+
+
+@given(st.lists(st.sampled_from(["a", "b", "link", "up", "..", ".", "", "gone"]), max_size=6))
+def test_paths_are_followed_as_the_kernel_does(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        top = os.path.realpath(directory)
+        for path in ("a/b", "b"):
+            os.makedirs(f"{top}/{path}")
+        for path, target in (("link", f"{top}/a"), ("a/link", "../b"), ("b/up", ".."), ("a/b/up", "../../link")):
+            os.symlink(target, f"{top}/{path}")
+        path = "/".join([top, *names])
+        real, links = followed(path)
+        assert real == os.path.realpath(path)
+        assert links or real == os.path.normpath(path)

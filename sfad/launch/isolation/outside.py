@@ -125,15 +125,16 @@ def _file_of(settings: _Settings) -> str:
 def _view(settings: _Settings, file: str, env: dict[str, str]) -> Iterator[str]:
     """Yield bubblewrap's words for what the command sees. Later mounts cover earlier ones."""
     here = os.getcwd()
-    top = os.path.realpath(settings.one("directory") or here)
-    home, agent, inherited = settings.one("home"), settings.one("agent"), settings.has("inherited")
+    top = os.path.normpath(settings.one("directory") or here)
+    home, agent = settings.one("home"), settings.one("agent")
+    said = dict(_named(settings.all("variable")))
     homes = sorted({os.path.realpath(each) for each in (home, _home_by_name()) if each and each != "/"})
-    own = visible.own_files(agent, home, env) if agent and home else []
+    own = visible.own_files(agent, home, said) if agent and home else []
     asked = settings.all("write")
     daemons = [os.path.realpath(path) for path in settings.all("hide")]
-    secrets = [path for path in visible.secrets(homes, agent, env, root=os.geteuid() == 0) if path not in asked]
+    secrets = [path for path in visible.secrets(homes, agent, said, root=os.geteuid() == 0) if path not in asked]
     hides = visible.topmost(path for path in (*daemons, *secrets) if os.path.lexists(path))
-    writable = visible.writable([*asked, *own], top, [*homes, *hides], daemons, inherited=inherited)
+    writable = visible.writable(asked, own, top, [*homes, *hides], daemons)
     private = [path for path in visible.PRIVATE if os.path.isdir(path) and not os.path.islink(path)]
 
     covered = [*private, *(path for path in hides if os.path.isdir(path))]
@@ -169,6 +170,12 @@ def _view(settings: _Settings, file: str, env: dict[str, str]) -> Iterator[str]:
     if temporary and os.path.realpath(temporary) not in private and not visible.within_any(os.path.realpath(temporary), writable):
         env["TMPDIR"] = visible.TEMPORARY[0]  # that of the user is read-only, or not there
     yield from ("--chdir", here)
+
+
+def _named(items: list[str]) -> Iterator[tuple[str, str]]:
+    for item in items:
+        name, _, value = item.partition("=")
+        yield name, value
 
 
 def _home_by_name() -> str:

@@ -27,8 +27,8 @@ class Sandbox:
     home: bytes
     agent: str
     """The agent program of that run, whose own files are writable; empty if it is none."""
-    inherited: bool
-    """Whether a run above was isolated first."""
+    variables: Sequence[bytes]
+    """Those of that run which say where agents keep their files, as `KEY=VALUE`."""
     network: bool
     """Whether it keeps the machine's network."""
     gateway: int | None = None
@@ -46,11 +46,12 @@ class Sandbox:
             *(("hide", os.fsencode(path)) for path in self.hidden),
             ("directory", self.directory),
             *(("write", path) for path in self.writable),
+            *(("variable", item) for item in self.variables),
             ("home", self.home),
             ("agent", self.agent.encode()),
             ("port", b"" if self.gateway is None else b"%d" % self.gateway),
         ]
-        found = {"inherited": self.inherited, "net": not self.network, "terminal": self.terminal}
+        found = {"net": not self.network, "terminal": self.terminal}
         flags = [name.encode() for name, wanted in found.items() if wanted]
         python = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, _PACKAGES, f"bwrap={bubblewrap() or ''}"]
         return [*map(os.fsencode, python), *flags, *(name.encode() + b"=" + value for name, value in given)]

@@ -3,8 +3,9 @@
 It sees the machine's files read-only, as its user. Hidden are the places of sockets and other processes' files (/run, /tmp), the
 daemon's own files, and where people keep secrets. It can write to its working directory and what the caller names.
 
-A sandbox inherits what its root may write. So an agent cannot give its children more than it has itself, whatever links and
-directories it makes: no part of the way to one writable directory lies in another.
+A sandbox inherits what its root may write, and an attempt has what the one before had. So an agent cannot give its children, or
+its next attempt, more than it has itself, whatever links it makes: what is writable is named by paths without links, or by links
+that lie in nothing writable. When bubblewrap looks at these paths again, no part of the way to one lies in another.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ AGENT_FILES = {
     "aider": (".aider",),
 }
 """Where agent programs keep login, settings and sessions. Each can write its own, and sees no other's."""
-_AGENT_VARIABLES = {"claude": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME"}
+AGENT_VARIABLES = {"claude": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME"}
+"""Where a user says that they are, with an absolute path."""
 _MOST_SOCKETS = 256
+_MOST_LINKS = 40
 
 
 class ForbiddenError(Exception):
@@ -66,11 +69,12 @@ def within_any(path: str, tops: Iterable[str]) -> bool:
 
 
 def secrets(homes: Sequence[str], agent: str, env: Mapping[str, str], *, root: bool) -> list[str]:
-    """Return the secrets that there are. `agent`: the program whose files are none. `env`: the command's environment."""
+    """Return the secrets that there are. `agent`: the program whose files are none. `env`: `AGENT_VARIABLES` of the run that was
+    isolated first."""
     found = [f"{home}/{name}" for home in homes for name in _secrets(agent)]
     if root:
         found += [*_OF_ROOT, *_host_keys()]
-    found += [path for name, variable in _AGENT_VARIABLES.items() if name != agent and (path := env.get(variable))]
+    found += [path for name, variable in AGENT_VARIABLES.items() if name != agent and (path := env.get(variable))]
     return [os.path.realpath(path) for path in found if os.path.lexists(path)]
 
 
@@ -89,34 +93,77 @@ def _host_keys() -> Iterator[str]:
 
 
 def own_files(agent: str, home: str, env: Mapping[str, str]) -> list[str]:
-    """Return the files of the agent program itself. Those that are missing are made, because no program can make them in a
-    read-only directory. Raises `OSError`."""
+    """Return the files of the agent program itself."""
     names = [f"{home}/{name}" for name in AGENT_FILES.get(agent, ())]
-    variable = env.get(_AGENT_VARIABLES.get(agent, ""))
-    if variable:
-        names = [variable]
+    variable = env.get(AGENT_VARIABLES.get(agent, ""))
+    return [variable] if variable else names
+
+
+def make(names: Iterable[str]) -> None:
+    """Make what is missing of an agent's files, because no program can make them in a read-only directory. Raises `OSError`."""
     for name in names:
         if not name.endswith(".json"):
             os.makedirs(name, mode=0o700, exist_ok=True)
         elif not os.path.exists(name):
             with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write("{}\n")
-    return [os.path.realpath(name) for name in names]
+
+
+def followed(path: str) -> tuple[str, list[str]]:
+    """Return the real path, and the links on the way to it. Each is read once, so that both tell of the same moment. Raise
+    `ForbiddenError`."""
+    names = path.split("/")[::-1]
+    links: list[str] = []
+    real = ""
+    while names:
+        name = names.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            real = real.rpartition("/")[0]
+            continue
+        try:
+            target = os.readlink(f"{real}/{name}")
+        except OSError:  # no link, or not there
+            real = f"{real}/{name}"
+            continue
+        links.append(f"{real}/{name}")
+        if len(links) > _MOST_LINKS:
+            raise ForbiddenError(f"{path} is a link with too many others behind it")
+        names += target.split("/")[::-1]
+        real = "" if target.startswith("/") else real
+    return real or "/", links
+
+
+def own_writable(names: Iterable[str], tops: Sequence[str]) -> list[str]:
+    """Return the real paths of an agent's own files, beside what is writable anyway. Raise `ForbiddenError` for a link that the
+    run could have made."""
+    found = [(name, *followed(name)) for name in names]
+    changeable = [*tops, *(real for _, real, _ in found)]
+    for name, real, links in found:
+        for link in links:
+            if within_any(link, changeable):
+                raise ForbiddenError(f"{name} leads to {real} by {link}, which the run can change: make {link} no link")
+    return [real for _, real, _ in found]
 
 
 def writable(
-    asked: Sequence[str], directory: str, protected: Sequence[str], closed: Sequence[str], *, inherited: bool
+    asked: Sequence[str], own: Sequence[str], directory: str, protected: Sequence[str], closed: Sequence[str]
 ) -> list[str]:
-    """Return what can be written, without what lies below another such path. `directory`: the working directory, which is writable
-    unless secrets are below it. `protected`: what must not be rearranged from above. `closed`: where nothing is writable. Raise
-    `ForbiddenError`."""
-    found = [directory]
-    if within_any(directory, closed) or any(within(path, directory) for path in protected):
+    """Return what can be written, without what lies below another such path. `own`: the agent's own files. `directory`: the working
+    directory, which is writable unless secrets are below it. `protected`: what must not be rearranged from above. `closed`: where
+    nothing is writable. Raise `ForbiddenError`."""
+    for path in (directory, *asked):
+        real, links = followed(path)
+        if links:
+            raise ForbiddenError(f"{path} is to be writable, but leads to {real} by the link {links[0]}: name {real} itself")
+    tops = [os.path.normpath(path) for path in (directory, *asked)]
+    found = tops[:1]
+    if within_any(tops[0], closed) or any(within(path, tops[0]) for path in protected):
         found = []
-    for path in asked:
-        real = os.path.realpath(path)
-        if inherited and real != path:
-            raise ForbiddenError(f"{path} was writable for the run above, and is {real} now")
+    own_reals = own_writable(own, tops)
+    make(own)
+    for path, real in [*zip(asked, tops[1:], strict=True), *zip(own_reals, own_reals, strict=True)]:
         if not os.path.lexists(real):
             raise ForbiddenError(f"{path} is to be writable, and does not exist: make it first")
         if within_any(real, closed):
