@@ -69,8 +69,9 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "spans", f"to {status.otel}{f', NOT EXPORTED: {status.otel_trouble}' if status.otel_trouble is not None else ''}"
     for hook in status.hooks:
         busy = f", {hook.running} running, {hook.waiting} waiting" if hook.running or hook.waiting else ""
+        dropped = f", {hook.dropped} DROPPED" if hook.dropped else ""
         failing = f", FAILING: {hook.failing}" if hook.failing is not None else ""
-        yield "hook", f"{hook.name}: on {', '.join(hook.on)}; {hook.ended} ended, {hook.failed} failed{busy}{failing}"
+        yield "hook", f"{hook.name}: on {', '.join(hook.on)}; {hook.ended} ended, {hook.failed} failed{dropped}{busy}{failing}"
     for on_end in status.on_ends:
         yield "on end", f"of run {on_end.run_id}, {on_end.state}: {on_end.command}; to cancel it: sfactl stop {on_end.run_id}"
     for alert in status.alerts:

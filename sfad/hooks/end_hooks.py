@@ -4,6 +4,7 @@ Only a run that was started from outside any run has one, so a tree has one. It 
 executed: at least once, whatever becomes of the daemon.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -13,11 +14,11 @@ from msgspec import UNSET
 from ..core.lifecycle import severity_of_end
 from ..host.tasks import Background
 from ..protocol.messages import OnEndState
-from ..protocol.types import Event, RunId, RunInfo
+from ..protocol.types import Event, Isolation, RunId, RunInfo
 from ..runs.on_end import OnEnd
 from .fair_queue import FairQueue
-from .processes import HookCommand, HookProcesses
-from .reporting import HookReports
+from .processes import HookCommand, HookProcesses, HookResult
+from .reporting import HookReports, Reported
 from .surroundings import event_json, event_variables
 
 TIMEOUT = 30.0
@@ -25,6 +26,8 @@ TIMEOUT = 30.0
 AT_ONCE = 4
 """Processes for the runs of one user."""
 AT_ONCE_IN_ALL = 8
+AT_ONCE_RESERVED = 24
+"""More processes, for users for whom none runs: commands of some users that hang hold up no other user's."""
 WAITING = 1024
 """Ended runs whose commands wait. The longest queue of a user loses its oldest."""
 
@@ -37,6 +40,8 @@ class EndHooks:
     socket: str
     forget: Callable[[Iterable[RunId]], None]
     """Deletes what is saved of these runs."""
+    sandbox_of: Callable[[Isolation], list[bytes]]
+    """Returns `LaunchSpec.sandbox`. Raises `OSError`."""
     _queue: FairQueue[RunId] = field(default_factory=lambda: FairQueue(WAITING))
     _ended: dict[RunId, tuple[OnEnd, Event]] = field(default_factory=dict)
     """Runs whose command waits or is executed."""
@@ -49,42 +54,45 @@ class EndHooks:
         if info.id in self._ended:
             return
         self._ended[info.id] = (hook, _event_of(info))
-        dropped = self._queue.push(hook.uid, 0, info.id)
+        dropped = self._queue.push(hook.uid, None, 0, info.id)
         if dropped is not None:
-            self.reports.dropped(f"of --on-end of run {dropped}", f"run {dropped}")
+            self.reports.dropped(self._submitters(dropped), f"run {dropped}", "too many wait")
             self._done(dropped)
         self._start()
 
     def _start(self) -> None:
-        while not self._resting and len(self._running) < AT_ONCE_IN_ALL:
-            busy: list[RunId] = []
-            while (run := self._queue.pop()) is not None and self._executed_of(run) >= AT_ONCE:
-                busy.append(run)
-            for each in busy:
-                self._queue.push(self._ended[each][0].uid, 0, each)
-            if run is None:
+        while not self._resting and len(self._running) < AT_ONCE_IN_ALL + AT_ONCE_RESERVED:
+            most = AT_ONCE if len(self._running) < AT_ONCE_IN_ALL else 1
+            executed = Counter(self._ended[run][0].uid for run in self._running)
+            next_run = self._queue.pop([uid for uid, count in executed.items() if count >= most])
+            if next_run is None:
                 return
-            self._running[run] = scope = trio.CancelScope()
-            self.background.start_soon(self._run, run, scope)
-
-    def _executed_of(self, run: RunId) -> int:
-        uid = self._ended[run][0].uid
-        return sum(self._ended[each][0].uid == uid for each in self._running)
+            self._running[next_run] = scope = trio.CancelScope()
+            self.background.start_soon(self._run, next_run, scope)
 
     async def _run(self, run: RunId, scope: trio.CancelScope) -> None:
-        hook, event = self._ended[run]
-        env = [*hook.env, *event_variables(event, self.socket)]
-        command = HookCommand([b"/bin/sh", b"-c", hook.command.encode(errors="surrogateescape")], hook.cwd, env,
-                              event_json(event), TIMEOUT, hook.user)  # fmt: skip
         try:
-            result = await self.processes.run(command, scope, operators=False)
+            result = await self._execute(*self._ended[run], scope)
             if not (scope.cancelled_caught and self._resting):  # else the next daemon executes it again
-                self.reports.ended(f"--on-end of run {run}", result, f"{event.type} {run}")
+                self.reports.ended(self._submitters(run), result, f"{self._ended[run][1].type} {run}")
                 self._done(run)
         finally:
             del self._running[run]
             self._idle.unpark_all()
         self._start()
+
+    async def _execute(self, hook: OnEnd, event: Event, scope: trio.CancelScope) -> HookResult:
+        argv = [b"/bin/sh", b"-c", hook.command.encode(errors="surrogateescape")]
+        env = [*hook.env, *event_variables(event, self.socket)]
+        try:
+            sandbox = self.sandbox_of(hook.isolation) if hook.isolation is not None else None
+        except OSError as error:
+            return HookResult(f"not started: {error}", ok=False, output=b"", elapsed_s=0.0)
+        command = HookCommand(argv, hook.cwd, env, event_json(event), TIMEOUT, hook.user, sandbox)
+        return await self.processes.run(command, scope, operators=False)
+
+    def _submitters(self, run: RunId) -> Reported:
+        return Reported(f"--on-end of run {run}", f"--on-end of user {self._ended[run][0].uid}", run)
 
     def _done(self, run: RunId) -> None:
         del self._ended[run]
@@ -125,7 +133,7 @@ class EndHooks:
         waiting = set(self._queue)
         for run, (hook, _) in self._ended.items():
             if run not in waiting:
-                self._queue.push(hook.uid, 0, run)
+                self._queue.push(hook.uid, None, 0, run)
         self._start()
 
 

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 import trio
 
 from ..config import Hook
+from ..core.event_rates import MOST, EventRate
 from ..host.tasks import Background
 from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
@@ -19,7 +20,7 @@ from ..protocol.types import SEVERITIES, Event, RunId
 from .fair_queue import FairQueue
 from .processes import HookCommand, HookProcesses, HookResult
 from .programs import program_trouble
-from .reporting import HookReports
+from .reporting import HookReports, Reported
 from .surroundings import event_json, event_variables
 
 WAITING = 256
@@ -27,6 +28,7 @@ WAITING = 256
 AT_ONCE = 4
 """Processes of one hook, and of its tests."""
 AT_ONCE_IN_ALL = 8
+"""Of all hooks. One of which nothing runs is started nevertheless, so that hooks which hang hold up no other."""
 
 CHANNEL = "hook"
 """The channel of runs that a hook starts. Their events start no hook, else a hook could start itself for ever."""
@@ -41,6 +43,7 @@ class _Hook:
     running: dict[int, trio.CancelScope] = field(default_factory=dict)
     testing: int = 0
     ended: int = 0
+    dropped: int = 0
     failed: int = 0
     failing: str | None = None
     """How it ended last, if it failed."""
@@ -67,7 +70,10 @@ class EventHooks:
     socket: str
     save: Callable[[dict[str, int]], None]
     """Saves how far each hook has come."""
+    uid_of: Callable[[RunId], int | None]
     _hooks: dict[str, _Hook] = field(default_factory=dict)
+    _rate: EventRate = field(default_factory=EventRate)
+    """Of the events of a run: a hook may cause such events itself, such as one that resumes what another pauses."""
     _resting: bool = False
     _idle: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
 
@@ -100,15 +106,26 @@ class EventHooks:
                 continue
             hook.seen = event.number
             if hook.wants(event):
-                dropped = hook.queue.push(event.root_id, SEVERITIES.index(event.severity), event)
-                if dropped is not None:
-                    self.reports.dropped(f"'{name}'", _about(dropped))
+                if self._rate.admits((name, event.type, event.run_id, event.scope), trio.current_time()):
+                    self._drop(name, hook, self._push(hook, event), "more events wait than may")
+                else:
+                    self._drop(name, hook, event, f"it is started {MOST} times a minute for one type of event of one run")
         self._start()
+
+    def _drop(self, name: str, hook: _Hook, event: Event | None, why: str) -> None:
+        if event is not None:
+            hook.dropped += 1
+            self.reports.dropped(_reported(name), _about(event), why)
+
+    def _push(self, hook: _Hook, event: Event) -> Event | None:
+        user = self.uid_of(event.root_id) if event.root_id is not None else None
+        return hook.queue.push(user, event.root_id, SEVERITIES.index(event.severity), event)
 
     def _start(self) -> None:
         """Start what may start: of the hooks with fewest processes first."""
-        while not self._resting and sum(len(hook.running) for hook in self._hooks.values()) < AT_ONCE_IN_ALL:
-            ready = [name for name, hook in self._hooks.items() if len(hook.queue) and len(hook.running) < AT_ONCE]
+        while not self._resting:
+            most = AT_ONCE if sum(len(hook.running) for hook in self._hooks.values()) < AT_ONCE_IN_ALL else 1
+            ready = [name for name, hook in self._hooks.items() if len(hook.queue) and len(hook.running) < most]
             if not ready:
                 return
             name = min(ready, key=lambda each: len(self._hooks[each].running))
@@ -122,12 +139,12 @@ class EventHooks:
         try:
             result = await self._execute(hook.config, event, scope)
             if self._resting and scope.cancelled_caught:  # the next daemon starts it again
-                hook.queue.push(event.root_id, SEVERITIES.index(event.severity), event)
+                self._push(hook, event)
                 return
             hook.ended += 1
             hook.failed += not result.ok
             hook.failing = None if result.ok else result.how
-            self.reports.ended(f"'{name}'", result, _about(event))
+            self.reports.ended(_reported(name), result, _about(event))
         finally:
             del hook.running[event.number]
             self._save()
@@ -168,6 +185,7 @@ class EventHooks:
             HookState(
                 name=name, on=list(hook.config.on), command=list(hook.config.command), timeout=hook.config.timeout,
                 waiting=len(hook.queue), running=len(hook.running), ended=hook.ended, failed=hook.failed, failing=hook.failing,
+                dropped=hook.dropped,
             )
             for name, hook in self._hooks.items()
         ]  # fmt: skip
@@ -193,6 +211,10 @@ class EventHooks:
 
     def _save(self) -> None:
         self.save({name: hook.finished for name, hook in self._hooks.items()})
+
+
+def _reported(name: str) -> Reported:
+    return Reported(f"'{name}'", f"'{name}'")
 
 
 def _about(event: Event) -> str:

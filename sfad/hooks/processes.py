@@ -5,6 +5,7 @@ For the launcher a hook is a run that the core does not know. Its id is a number
 """
 
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,10 +20,12 @@ from ..launch.launcher import UNBOUND, Bounds, Launcher, LaunchSpec
 from ..protocol.types import RunId
 
 FIRST = 32**11
-"""The number of the first hook."""
+"""Hooks have numbers from here on. Each daemon begins at a random one: what an earlier daemon could not kill has others."""
 
 OUTPUT = 4096
-"""Bytes that are kept of what a hook prints: the last ones, where the error is."""
+"""Characters that are shown of what a hook prints: the last ones, where the error is."""
+KEPT = 4 * OUTPUT
+"""Bytes that are kept of it: a secret that is shown in part is found by its beginning."""
 
 BOUNDS = Bounds(memory=512 << 20, pids=64)
 """Where the kernel enforces them."""
@@ -40,6 +43,8 @@ class HookCommand:
     timeout: float
     user: Credentials | None = None
     """`None` is the daemon's own user."""
+    sandbox: list[bytes] | None = None
+    """As in `LaunchSpec`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class _Process:
     output: bytes = b""
     left: bool = False
     """Nothing waits for it any more."""
+    stop: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class HookProcesses:
@@ -67,7 +73,9 @@ class HookProcesses:
         self._launcher = launcher
         self._processes: dict[RunId, _Process] = {}
         self._operators: set[RunId] = set()
-        self._last = FIRST - 1
+        self._last = FIRST + secrets.randbelow(FIRST)
+        self._resting = False
+        self._ended: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
 
     def __contains__(self, name: RunId) -> bool:
         return name in self._processes
@@ -94,8 +102,10 @@ class HookProcesses:
 
     async def run(self, command: HookCommand, stop: trio.CancelScope, *, operators: bool) -> HookResult:
         """Execute a hook, and return when nothing of it is alive. Cancel `stop` to end it early."""
+        if self._resting:
+            return HookResult("not started: the daemon ends, or is replaced", ok=False, output=b"", elapsed_s=0.0)
         self._last += 1
-        name, process, began = run_id(self._last), _Process(), trio.current_time()
+        name, process, began = run_id(self._last), _Process(stop=stop), trio.current_time()
         self._processes[name] = process
         if operators:
             self._operators.add(name)
@@ -115,7 +125,20 @@ class HookProcesses:
                 self._forget(name)
             else:
                 process.left = True
+            self._ended.unpark_all()
         return HookResult(process.how, process.ok, process.output, round(trio.current_time() - began, 3))
+
+    async def rest(self) -> None:
+        """Start no more, and end all that run, also tests and those of hooks that are no longer in the config."""
+        self._resting = True
+        while waited_for := [process for process in self._processes.values() if not process.left]:
+            for process in waited_for:
+                process.stop.cancel()
+            await self._ended.park()
+
+    def go_on(self) -> None:
+        """Undo `rest`."""
+        self._resting = False
 
     def _launch(self, name: RunId, command: HookCommand, stack: ExitStack) -> int:
         """Start the command. Return where its output can be read."""
@@ -129,7 +152,7 @@ class HookProcesses:
                 bounds = BOUNDS if self._launcher.enforcement("pids") == "kernel" else UNBOUND
                 spec = LaunchSpec(
                     argv=list(command.argv), cwd=command.cwd, env=command.env, umask=0o077, stdin=stdin, stdout=far_end,
-                    stderr=far_end, bounds=bounds, user=command.user,
+                    stderr=far_end, bounds=bounds, user=command.user, sandbox=command.sandbox,
                 )  # fmt: skip
                 self._launcher.launch(name, None, spec, lambda _: True)
             finally:
@@ -178,7 +201,7 @@ def _take(output: int, process: _Process) -> bool:
         data = os.read(output, 65536)
     except BlockingIOError:
         return True
-    process.output = (process.output + data)[-OUTPUT:]
+    process.output = (process.output + data)[-KEPT:]
     return bool(data)
 
 

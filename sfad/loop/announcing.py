@@ -76,6 +76,18 @@ class Announcer:
         """Announce an event of the daemon itself."""
         self._numbered(Event(type=what, message=message, severity=severity), ())
 
+    def tell_of_hook(self, what: str, message: str, severity: Severity, run: RunId | None) -> None:
+        """Announce an event of a hook: of the run that has ended, whose `--on-end` it is, or of the daemon."""
+        event = Event(type=what, message=message, severity=severity)
+        info = self._catalogue.info(run) if run is not None else None
+        if info is None:
+            self._numbered(event, ())
+            return
+        event = msgspec.structs.replace(
+            event, run_id=info.id, root_id=info.root_id, agent_name=info.name, channel=info.channel
+        )  # fmt: skip
+        self._numbered(event, tuple(self._catalogue.lineage(info.id)))
+
     def _with_output(self, event: Event, run: RunId) -> Event:
         try:
             out, err = self._output.status(run, ".out"), self._output.status(run, ".err")

@@ -21,6 +21,7 @@ from ..protocol.messages import Events
 from ..protocol.types import Event, RunId, RunInfo
 from ..runs.catalogue import RunCatalogue
 from .announcing import Announcer
+from .isolating import Isolating
 from .resources import Resources
 
 PAGE, PAGES = 500, 20
@@ -32,17 +33,21 @@ BEFORE_REEXECUTION = 2.0
 
 
 class Hooking:
-    def __init__(self, resources: Resources, announcer: Announcer, catalogue: RunCatalogue, background: Background) -> None:
+    def __init__(
+        self, resources: Resources, announcer: Announcer, catalogue: RunCatalogue, background: Background, isolating: Isolating
+    ) -> None:
         self._resources = resources
         self._announcer = announcer
         self._catalogue = catalogue
         self._spool = resources.spool.hooks
         self._unfollow: Callable[[], None] | None = None
         self.processes = HookProcesses(resources.launcher)
-        reports = HookReports(resources.log, announcer.tell, resources.counts)
+        reports = HookReports(resources.log, announcer.tell_of_hook, resources.counts)
         env = kept_variables(key + b"=" + value for key, value in os.environb.items())
-        self.events = EventHooks(self.processes, reports, background, env, resources.socket, self._spool.save_done)
-        self.ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget)
+        self.events = EventHooks(
+            self.processes, reports, background, env, resources.socket, self._spool.save_done, catalogue.uid
+        )  # fmt: skip
+        self.ends = EndHooks(self.processes, reports, background, resources.socket, self._spool.forget, isolating.sandbox_of)
 
     def begin(self, hooks: Mapping[str, Hook]) -> None:
         """Follow the config, and continue with the events that an earlier daemon had not finished."""
@@ -106,13 +111,16 @@ class Hooking:
         """Let hooks do what the end of the daemon gives them to do."""
         await self.events.rest(LAST_HOOKS, queued=True)
         await self.ends.rest(LAST_HOOKS, queued=True)
+        await self.processes.rest()
 
     async def rest(self) -> None:
         """Start no more, and end what runs, before a re-execution."""
         await self.events.rest(BEFORE_REEXECUTION, queued=False)
         await self.ends.rest(BEFORE_REEXECUTION, queued=False)
+        await self.processes.rest()
 
     def go_on(self) -> None:
         """Undo `rest`."""
+        self.processes.go_on()
         self.events.go_on()
         self.ends.go_on()

@@ -72,9 +72,15 @@ class Isolating:
 
     def sandbox(self, spawn: Spawn, *, terminal: bool, shims: bytes | None) -> list[bytes] | None:
         """Return `LaunchSpec.sandbox` of a run; `None` if it is not isolated. Raises `OSError`."""
-        isolation = spawn.isolation
-        if isolation is None:
+        if spawn.isolation is None:
             return None
+        gateway = self._gateway.port if spawn.gateway and not spawn.isolation.network else None
+        return self.sandbox_of(spawn.isolation, gateway=gateway, terminal=terminal, shims=shims)
+
+    def sandbox_of(
+        self, isolation: Isolation, *, gateway: int | None = None, terminal: bool = False, shims: bytes | None = None
+    ) -> list[bytes]:
+        """Return `LaunchSpec.sandbox` of a command with this isolation. Raises `OSError`."""
         return Sandbox(
             socket=self._socket,
             hidden=self._hidden,
@@ -84,7 +90,7 @@ class Isolating:
             agent=isolation.agent,
             variables=isolation.variables,
             network=isolation.network,
-            gateway=self._gateway.port if spawn.gateway and not isolation.network else None,
+            gateway=gateway,
             terminal=terminal,
             shims=shims,
         ).words()

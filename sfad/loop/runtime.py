@@ -120,7 +120,8 @@ class Runtime:
         )
         self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
-        self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background)
+        self.isolating = Isolating(config, self.gateway, sock=self.socket, state_dir=self.state_dir)
+        self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
         self.arrivals = Arrivals(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
             self.hooking.processes,
@@ -135,7 +136,6 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
-        self.isolating = Isolating(config, self.gateway, sock=self.socket, state_dir=self.state_dir)
         launching = Launching(
             resources,
             self.catalogue,

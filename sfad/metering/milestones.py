@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 
+from ..protocol.redaction import redacted
 from ..protocol.sanitise import clean
 
 NEWEST = 16 << 10
@@ -49,5 +50,5 @@ class StderrMilestones:
     def _text(self, name: bytes, words: bytes) -> str:
         text = " ".join(clean(words).split())
         whose = " ".join(clean(name).split())
-        text = text if whose == self._name or not text else f"{whose}: {text}"
+        text = redacted(text if whose == self._name or not text else f"{whose}: {text}")  # a secret that is cut is not found
         return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"

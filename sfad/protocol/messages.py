@@ -876,6 +876,8 @@ class HookState(Struct, frozen=True, kw_only=True):
     failed: int = 0
     failing: str | None = None
     """How it ended last, if it failed."""
+    dropped: int = 0
+    """Events for which it was not started, because too many came."""
 
 
 class OnEndState(Struct, frozen=True, kw_only=True):

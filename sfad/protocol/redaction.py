@@ -75,6 +75,13 @@ def redacted(text: str) -> str:
     return HIDDEN  # only a text made for it still has something to find
 
 
+def redacted_end(text: str, most: int) -> str:
+    """Return about the last `most` characters of `text`, redacted with what comes before them: a secret that begins there cannot be
+    found without."""
+    before = max(len(text) - most, 0)
+    return redacted(text)[len(redacted(text[:before])) :]
+
+
 def redacted_object(value: Any, depth: int = DEPTH) -> Any:
     """Return a copy of what JSON can hold, its texts redacted; all of a text whose key, or the option before it in a list, names a
     secret."""

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from ..launch.credentials import Credentials
+from ..protocol.types import Isolation
 
 MOST = 4096
 """Characters of the command."""
@@ -15,3 +16,5 @@ class OnEnd(Struct, frozen=True, array_like=True):
     env: list[bytes]
     uid: int
     user: Credentials | None
+    isolation: Isolation | None = None
+    """Of the run, and so of the command: it may execute what the run could write."""

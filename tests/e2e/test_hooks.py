@@ -183,7 +183,7 @@ def test_hooks_follow_the_config_and_can_be_tried(start: Start) -> None:
     assert (never.returncode, never.stdout) == (2, "")
     assert "'run_failed' does not start hook 'mail'; its 'on' matches: run_completed" in never.stderr
     assert daemon.sfactl("events", "--type", "nosuch_type").returncode == 2
-    assert "mail" in daemon.sfactl("hooks", "list").stdout
+    assert daemon.sfactl("hooks", "list").stdout.split()[:4] == ["NAME", "ENDED", "FAILED", "DROPPED"]
     assert "in the config: mail" in daemon.sfactl("hooks", "test", "other").stderr
     inside = daemon.sfactl("run", "-q", "--", sys.executable, "-m", "sfactl", "hooks", "list")
     assert inside.returncode == 77
@@ -207,6 +207,22 @@ def test_a_re_execution_loses_no_event(start: Start, tmp_path: Path) -> None:
     with daemon.client() as client:
         second = completed(client)
         wait_until(lambda: out.exists() and set(out.read_text().split()) == {first, second}, "both were told")
+
+
+def test_a_test_ends_with_the_daemon_that_started_it(start: Start, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    daemon = start(
+        config=BUSY + hook("slow", f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000", timeout="10m")
+    )
+    for leave in (daemon.stop, daemon.reexecute):
+        with daemon.client() as client:
+            client.send(m.TryHook(id=1, name="slow", event="run_completed"))
+            process = pid_in(pid)
+            leave()
+        assert not alive(process)
+        pid.unlink()
+        if leave == daemon.stop:
+            daemon.restart()
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,32 @@ def test_a_run_of_another_user_uses_sfactl(shared: Shared, uid: int, isolation: 
 
 @pytest.mark.parametrize("isolation", [None, pytest.param(Isolation(), marks=needs_bubblewrap)], ids=["open", "isolated"])
 def test_the_command_at_the_end_of_a_users_run_is_the_users(shared: Shared, isolation: Isolation | None) -> None:
-    done = shared.homes[FIRST] / f"done-{isolation is not None}"
-    command = f"{{ id -u; id -G; cat /proc/self/cgroup; }} > {done}.new; mv {done}.new {done}"
-    as_user(FIRST, lambda: shared.submit(FIRST, "true", on_end=command, isolation=isolation), groups=(62001,))
+    work = shared.homes[FIRST] / f"work-{isolation is not None}"
+    work.mkdir()
+    os.chown(work, FIRST, FIRST)
+    done, outside = work / "done", shared.homes[FIRST] / f"outside-{isolation is not None}"
+    command = f"{{ id -u; id -G; touch {outside}; }} > {done}.new; mv {done}.new {done}"
+    options = {"cwd": os.fsencode(work), "isolation": isolation}
+    as_user(FIRST, lambda: shared.submit(FIRST, "true", on_end=command, **options), groups=(62001,))
     wait_until(done.exists, "the command has been executed")
-    uid, groups, *_ = done.read_text().splitlines()
-    assert (uid, groups, done.stat().st_uid) == (str(FIRST), f"{FIRST} 62001", FIRST)
+    uid, groups = done.read_text().splitlines()
+    assert (uid, groups) == (str(FIRST), f"{FIRST} {62001 if isolation is None else OVERFLOW}")
+    assert done.stat().st_uid == FIRST
+    assert outside.exists() == (isolation is None)  # in the sandbox of the run
+
+
+def test_a_failure_at_the_end_of_a_run_is_told_to_its_user(shared: Shared) -> None:
+    run = as_user(FIRST, lambda: shared.submit(FIRST, "true", on_end="exit 7").id)
+
+    def failures(uid: int) -> list[str | None]:
+        def ask() -> list[str | None]:
+            with Client(shared.daemon.socket) as client:
+                return [event.run_id for event in client.call(m.Events(id=0, after=0, types=["hook_failed"]), m.EventPage).events]
+
+        return as_user(uid, ask)
+
+    wait_until(lambda: run in failures(FIRST), "the user is told")
+    assert run not in failures(SECOND)
 
 
 def test_a_user_at_a_terminal(shared: Shared) -> None:

@@ -57,6 +57,11 @@ def test_only_the_newest_bytes_are_read(stderr: Stderr) -> None:
     assert stderr.writes(b"y\n[agent:me] after a long line\n") == ["after a long line"]
 
 
+def test_a_secret_is_hidden_before_it_is_cut(stderr: Stderr) -> None:
+    (found,) = stderr.writes(b"[agent:me] " + b"x" * (MAX_TEXT - 45) + b" https://ann:correct-horse-battery@example.org/\n")
+    assert "correct" not in found
+
+
 def test_it_steers_no_terminal_and_is_short(stderr: Stderr) -> None:
     hostile = "[agent:me] \x1b[2J\x9b1mred\u202e \x07 \r gone".encode() + b"\xff\n"
     assert stderr.writes(hostile) == ["red gone\ufffd"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.protocol.redaction import DEPTH, redacted, redacted_object
+from sfad.protocol.redaction import DEPTH, redacted, redacted_end, redacted_object
 
 HIDDEN = {
     "claude --token abcdef -x": "claude --token *** -x",
@@ -90,3 +90,10 @@ def test_an_object_deeper_than_what_is_looked_at_is_hidden() -> None:
     for _ in range(DEPTH * 100):
         deep = [deep]
     assert "sk-" not in repr(redacted_object(deep))
+
+
+def test_the_end_of_a_text_is_redacted_with_what_comes_before() -> None:
+    secret = "correcthorsebattery" * 5
+    for most in range(1, 150):
+        assert "battery" not in redacted_end(f"first line\nAPI_KEY={secret} and more", most)
+    assert redacted_end("0123456789", 4) == "6789"

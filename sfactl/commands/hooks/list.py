@@ -18,11 +18,11 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         output.print_json({"hooks": found.hooks, "on_ends": found.on_ends})
         return ExitCode.DONE
     rows = [
-        (hook.name, str(hook.ended), str(hook.failed), str(hook.running), str(hook.waiting), hook.failing or "-",
+        (hook.name, str(hook.ended), str(hook.failed), str(hook.dropped), str(hook.running), str(hook.waiting), hook.failing or "-",
          " ".join(hook.on), " ".join(hook.command))
         for hook in found.hooks
     ]  # fmt: skip
-    names = ("NAME", "ENDED", "FAILED", "RUNNING", "WAITING", "FAILING", "ON", "COMMAND")
+    names = ("NAME", "ENDED", "FAILED", "DROPPED", "RUNNING", "WAITING", "FAILING", "ON", "COMMAND")
     print(table.drawn(names, [[output.plain(cell) for cell in row] for row in rows]))
     for each in found.on_ends:
         print(f"--on-end of run {each.run_id} {each.state}: {output.plain(each.command)}")

@@ -1,6 +1,6 @@
 """`test_hook`: execute a hook of the config for an invented event."""
 
-from ...hooks.processes import HookResult
+from ...hooks.processes import OUTPUT, HookResult
 from ...protocol.messages import HookTested, TryHook
 from ...protocol.sanitise import clean
 from ..call import Call, answers
@@ -26,7 +26,7 @@ def test_hook(call: Call, request: TryHook) -> None:
         return result
 
     def reply(result: HookResult) -> HookTested:
-        output = clean(result.output)
+        output = clean(result.output)[-OUTPUT:]
         return HookTested(id=call.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s)
 
     call.later(execute, reply)
