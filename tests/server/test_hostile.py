@@ -16,13 +16,12 @@ import msgspec
 import psutil
 import pytest
 
-from sfactl.connection import DaemonError
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, frame
 from sfad.protocol.types import Claim, ErrorCode, Status
 from sfad.server.verbs.spawn import MAX_LARGE
 from tests.conftest import Start
-from tests.harness import IMPATIENT, PATIENCE, Daemon, ended, running, started, stopped, wait_until
+from tests.harness import IMPATIENT, PATIENCE, Daemon, ended, running, spawn, started, stopped, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -333,10 +332,10 @@ def test_a_user_does_not_fill_memory_with_environments(start: Start) -> None:
         for _ in range(MAX_LARGE // 4_000_000):
             started(client, ["sleep", "1000"], **large)
         started(client, ["sleep", "1000"], env=[])
-        with pytest.raises(DaemonError) as refused:
-            started(client, ["sleep", "1000"], **large)
-        assert refused.value.code is ErrorCode.UNAVAILABLE
-        assert f"at most {MAX_LARGE} together" in str(refused.value)
+        refused = spawn(client, ["sleep", "1000"], **large)
+        assert isinstance(refused, m.Error)
+        assert refused.code is ErrorCode.UNAVAILABLE
+        assert f"at most {MAX_LARGE} together" in refused.message
         stopped(client, everything=True, grace=0)
         started(client, ["sleep", "1000"], **large)
         stopped(client, everything=True, grace=0)

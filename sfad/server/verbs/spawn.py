@@ -34,7 +34,7 @@ LARGE = 64 << 10
 """Bytes of argv and environment that are not usual: a login has some 5 KiB. `quotas.queued_per_user` bounds the usual ones."""
 
 MAX_LARGE = 64 << 20
-"""Bytes of all large ones of a user's runs that wait, or may start again: until then they are in memory and on the daemon's disk."""
+"""Bytes of all large ones of a user's runs that wait, or may start again: the daemon keeps them in memory and on its disk."""
 
 
 def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
@@ -194,8 +194,8 @@ def _check_room(request: Spawn, peer: Peer, live: Iterable[Live]) -> None:
     kept = sum(other for one in live if one.uid == peer.uid and (other := _size(one.spawn)) > LARGE)
     if kept + size > MAX_LARGE:
         raise unavailable(
-            f"argv and environment have {size} bytes, and {kept} are kept for user {peer.user}'s runs that wait; at most {MAX_LARGE} "
-            "together: wait until one of them has started, or start it with a smaller environment"
+            f"argv and environment have {size} bytes, and {kept} are kept for user {peer.user}'s runs that wait; at most "
+            f"{MAX_LARGE} together: wait until one of them has started, or start it with a smaller environment"
         )
 
 
