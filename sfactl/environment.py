@@ -40,15 +40,14 @@ def claim(environ: Mapping[str, str] = os.environ) -> Claim:
 
 
 def directory(given: str | None = None) -> bytes:
-    """Return the absolute working directory of a run, without links, as getcwd(2) returns it: `given`, else the current one. Raise
-    `Quit`."""
+    """Return the absolute working directory of a run: `given`, else the current one. Raise `Quit`."""
     if given is not None and os.path.isabs(given):
-        return os.path.realpath(os.fsencode(given))
+        return os.fsencode(given)
     try:
         here = os.getcwdb()
     except FileNotFoundError:
         raise Quit(ExitCode.NOT_EXECUTABLE, "the current directory does not exist any more; use --cwd DIR") from None
-    return here if given is None else os.path.realpath(os.path.join(here, os.fsencode(given)))
+    return here if given is None else os.path.normpath(os.path.join(here, os.fsencode(given)))
 
 
 def variables(more: Mapping[str, str]) -> list[bytes]:

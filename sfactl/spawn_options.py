@@ -180,10 +180,12 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
     and adds descriptors."""
     inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
     log = not (wanted.no_log or environment.flag("SFA_NO_LOG", environ))
+    isolation, cwd = _isolation(wanted), environment.directory(wanted.cwd)
     return Spawn(
         id=0,
         argv=[os.fsencode(word) for word in wanted.command],
-        cwd=environment.directory(wanted.cwd),
+        # a link that the agent changes later must not lead elsewhere; a mount that does not answer is looked up by the run alone
+        cwd=os.path.realpath(cwd) if isolation is not None else cwd,
         env=environment.variables(pairs("--env", wanted.env)),
         umask=environment.umask(),
         agent=wanted.agent,
@@ -218,14 +220,13 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         allowed_models=list(wanted.model_allow),
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
-        isolation=_isolation(wanted),
+        isolation=isolation,
     )
 
 
 def _isolation(wanted: SpawnOptions) -> Isolation | None:
     if wanted.isolate is None and not wanted.writable:
         return None
-    # a link that the agent changes later must not lead elsewhere
     paths = [os.path.realpath(os.fsencode(path)) for path in wanted.writable]
     return Isolation(network=wanted.isolate != "net", writable=paths)
 
