@@ -150,7 +150,7 @@ class Counts(Struct, kw_only=True):
         if found is None:
             # a run must not use up the types of its operator, so only a root introduces one
             room = info.parent_id is None and len(self.by_type) < MAX_TYPES
-            label = label if room or label in self.registered else OTHER
+            label = label if room or label == UNTYPED or label in self.registered else OTHER
             found = self.by_type.setdefault(label, TypeCounts())
         return found
 

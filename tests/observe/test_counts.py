@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.observe.counts import MAX_TYPES, OTHER, Counts, Histogram, type_label
+from sfad.observe.counts import MAX_TYPES, OTHER, UNTYPED, Counts, Histogram, type_label
 from sfad.protocol.types import Action, Event, RunInfo, Status, Usage
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -38,7 +38,7 @@ def test_types_are_capped_and_harmless(runs: list[tuple[str, bool]]) -> None:
     counts = Counts()
     for kind, child in runs:
         counts.run_ended(info(kind=kind, parent="a0" if child else None))
-    assert len(counts.by_type) <= MAX_TYPES + 1
+    assert len(counts.by_type) <= MAX_TYPES + 2
     assert all(label.isprintable() and label.isascii() and len(label) <= 64 for label in counts.by_type)
     assert sum(counts.ended.values()) == len(runs)
 
@@ -53,6 +53,12 @@ def test_a_child_introduces_no_type_and_does_not_take_the_place_of_a_registered_
     counts.run_ended(info(kind="t3", parent="a0", usage=Usage(elapsed_s=2.0)))
     counts.run_ended(info(kind="review\x1b[31m", parent="a0"))
     assert set(counts.by_type) == {f"t{number}" for number in range(MAX_TYPES)} | {OTHER, "review??31m"}
+
+
+def test_a_child_without_a_type_is_untyped() -> None:
+    counts = Counts()
+    counts.run_ended(info(parent="a0"))
+    assert set(counts.by_type) == {UNTYPED}
     assert counts.by_type["t3"].duration.count == 1
     assert type_label("review\x1b[31m") == "review??31m"
 
