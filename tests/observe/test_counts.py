@@ -53,14 +53,14 @@ def test_a_child_introduces_no_type_and_does_not_take_the_place_of_a_registered_
     counts.run_ended(info(kind="t3", parent="a0", usage=Usage(elapsed_s=2.0)))
     counts.run_ended(info(kind="review\x1b[31m", parent="a0"))
     assert set(counts.by_type) == {f"t{number}" for number in range(MAX_TYPES)} | {OTHER, "review??31m"}
+    assert counts.by_type["t3"].duration.count == 1
+    assert type_label("review\x1b[31m") == "review??31m"
 
 
 def test_a_child_without_a_type_is_untyped() -> None:
     counts = Counts()
     counts.run_ended(info(parent="a0"))
     assert set(counts.by_type) == {UNTYPED}
-    assert counts.by_type["t3"].duration.count == 1
-    assert type_label("review\x1b[31m") == "review??31m"
 
 
 def test_what_is_unknown_is_not_counted_as_zero() -> None:
