@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.agents.clis import CLIS, Cli, environment, install
+from tests.agents.clis import CLIS, Cli, environment, install, packages
 from tests.agents.desk import Desk
 from tests.agents.model import serving
 from tests.agents.script import Reply
@@ -45,15 +46,17 @@ def any_cli(request: pytest.FixtureRequest) -> Cli:
 
 
 @pytest.fixture
-def desk(commands: Path, start: Start, tmp_path: Path) -> Iterator[MakeDesk]:
+def desk(commands: Path, start: Start) -> Iterator[MakeDesk]:
     """Makes the desk: `desk(config=..., mode=..., claude=[...], codex=[...])`: a script for each agent that will be started."""
     with ExitStack() as stack:
+        # Gemini CLI takes no settings from below a directory that all may write, such as /tmp
+        homes = stack.enter_context(tempfile.TemporaryDirectory(dir=packages().parent, ignore_cleanup_errors=True))
 
         def make(*, config: str = "", mode: str = "auto", **scripts: Iterable[Reply]) -> Desk:
             model = stack.enter_context(serving(scripts))
             daemon = start(config=config, mode=mode)
             kept = {key: value for key, value in daemon.env.items() if key in _KEPT}
             path = os.pathsep.join([sysconfig.get_path("scripts"), str(commands), os.environ["PATH"]])
-            return Desk(daemon, model, kept | {"PATH": path} | environment(tmp_path / "home", model.url))
+            return Desk(daemon, model, kept | {"PATH": path} | environment(Path(homes, "home"), model.url))
 
         yield make
