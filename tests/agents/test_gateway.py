@@ -67,6 +67,7 @@ def calls(at: Desk) -> list[dict[str, Any]]:
 def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation: str) -> None:
     """It finds its own settings and the gateway, and can write to its own files and its working directory."""
     at = desk_of(desk, any_cli, PRICES, (Shell("echo one > written"), Say("Done.")))
+    del at.env["CLAUDE_CODE_TMPDIR"]  # only a TMPDIR that cannot be written is replaced there
     work = Path(at.env["HOME"], "work")
     work.mkdir()
     done = at.sfactl("run", isolation, "--cwd", str(work), *any_cli.by_name)
