@@ -41,7 +41,7 @@ def distrusted(connection: socket.socket) -> str | None:
 
 def _shown_by_sandbox(connection: socket.socket, uid: int) -> bool:
     """Return whether this process is in a user namespace in which the listener's user has no number, and the socket in a mount
-    that is read-only: whoever made the sandbox put it there, and no process in it can replace it."""
+    that is read-only: the maker of the sandbox put it there, and no process in it can replace it."""
     with suppress(OSError, ValueError):
         lines = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
         known = any(int(first) <= uid < int(first) + int(count) for first, _, count in lines)

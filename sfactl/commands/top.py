@@ -67,7 +67,7 @@ def main(
 
 
 def _end_with_server() -> None:
-    """Have the kernel end this process with the server that shows it in a browser: nobody else could end it."""
+    """Have the kernel end this process with the server that shows it in a browser: no other process would."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:

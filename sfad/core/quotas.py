@@ -70,7 +70,7 @@ class Slots:
     """Slots for trees at once, of each user and of the daemon, and the queue for them.
 
     A free slot goes to the waiting user with the fewest live trees; among several to the one who has waited longest since they got
-    a slot. So nobody keeps another user from starting, by number, priority or haste. Priority, then first come, counts within one
+    a slot. So no user keeps another from starting, by number, priority or haste. Priority, then first come, counts within one
     user only (docs/users.md)."""
 
     def __init__(self, *, per_user: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether the program of a hook can be executed, and whether nobody else can change it."""
+"""Whether the program of a hook can be executed, and whether only its user and root can change it."""
 
 import os
 import shutil

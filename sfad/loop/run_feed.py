@@ -1,6 +1,6 @@
 """Tells followers which runs have changed, several times a second at most, with what the kernel counts of live ones.
 
-While nobody follows, nothing is noted and nothing is measured: a change costs one look at an empty set.
+Without a follower nothing is noted or measured: a change costs one look at an empty set.
 """
 
 from collections.abc import Callable, Iterable
