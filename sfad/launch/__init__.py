@@ -13,7 +13,7 @@
 `watch`            reads what trampolines report, reaps, and notices that a run is empty
 `launched_runs`    the runs from their first launch to their release, and which run carries which mark
 `isolation`        runs in sandboxes of their own, by bubblewrap
-`trampoline`       the process that becomes a run's command, and posix_spawn(3)
+`trampoline`       the process that becomes a run's command, and how it is started
 `emitter`          sends events to the loop
 `complaints`       tells the log what failed and is tried again
 `credentials`      the user that a run executes as, when root's daemon starts it for another user

@@ -13,7 +13,7 @@ from .launched_runs import LaunchedRun, MainProcess
 from .launcher import LaunchError, LaunchSpec, Remember
 from .sealed_environment import COOKIE, sealed
 from .trampoline.contract import AS_IT_IS, AS_USER
-from .trampoline.posix_spawn import PosixSpawner, candidates
+from .trampoline.spawner import Spawned, Spawner, candidates
 from .watch.mains import Mains
 from .watch.reaper import Orphans
 
@@ -26,7 +26,7 @@ class CommandStarter:
     """Starts commands. `nofile` is their soft RLIMIT_NOFILE."""
 
     def __init__(
-        self, spawner: PosixSpawner, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
+        self, spawner: Spawner, containment: RunContainment, cpus: RunCpus, mains: Mains, orphans: Orphans, nofile: int
     ) -> None:
         self._spawner = spawner
         self._containment = containment
@@ -50,51 +50,51 @@ class CommandStarter:
             raise _shortage(error, name) from error
         try:
             try:
-                pid, report = self._spawn(run, executed, files if spec.sandbox is None else executed.argv[:1], far_gate)
+                child, report = self._spawn(run, executed, files if spec.sandbox is None else executed.argv[:1], far_gate)
             finally:
                 os.close(far_gate)
             crash_point("spawned")
-            # the pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
-            self._let_through(run, self._own(run, pid, report, spec), gate, spec, remember)
+            # a pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
+            self._let_through(run, self._own(run, child, report, spec), gate, spec, remember)
         finally:
             os.close(gate)
 
-    def _spawn(self, run: LaunchedRun, spec: LaunchSpec, files: list[bytes], gate: int) -> tuple[int, int]:
-        """Return the child's pid and the near end of its report. It is not watched yet."""
+    def _spawn(self, run: LaunchedRun, spec: LaunchSpec, files: list[bytes], gate: int) -> tuple[Spawned, int]:
+        """Return the child and the near end of its report. It is not watched yet."""
         name = spec.argv[0] if spec.argv else b""
         opened: list[int] = []
         try:
             door = self._containment.enter(run)
-            if door.fd is not None:
-                opened.append(door.fd)
+            if door.cgroup is not None:
+                opened.append(door.cgroup)
             report, far_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             opened.append(far_end)
             env = [item for item in spec.env if not item.startswith(_COOKIE_IS)]
             env.append(_COOKIE_IS + run.cookie)
             try:
-                pid = self._spawner.spawn(
+                child = self._spawner.spawn(
                     replace(spec, env=env if spec.sandbox is None else sealed(env)),
                     files,
-                    door=door.fd,
+                    door=door,
                     report=far_end,
                     gate=gate,
                     nofile=self._nofile,
-                    msgqueue=door.msgqueue,
                     cpus=self._cpus.of(run),
                 )
             except BaseException:
                 os.close(report)
                 raise
-            return pid, report
+            return child, report
         except OSError as error:
             raise _shortage(error, name) from error
         finally:
             for fd in opened:
                 os.close(fd)
 
-    def _own(self, run: LaunchedRun, pid: int, report: int, spec: LaunchSpec) -> MainProcess:
+    def _own(self, run: LaunchedRun, child: Spawned, report: int, spec: LaunchSpec) -> MainProcess:
         name = spec.argv[0] if spec.argv else b""
-        main = MainProcess(pid, report, name, spec.cwd, isolated=spec.sandbox is not None)
+        pid, pidfd, memory = child
+        main = MainProcess(pid, report, name, spec.cwd, pidfd, isolated=spec.sandbox is not None, memory=memory)
         try:
             self._mains.own(run, main)
         except OSError as error:

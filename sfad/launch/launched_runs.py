@@ -39,6 +39,8 @@ class MainProcess:
     """When an adopted process was seen to exit, while the kernel has not told how."""
     isolated: bool = False
     """Whether it keeps the command in a sandbox, and is not the command itself."""
+    memory: int | None = None
+    """What it reads until it executes the trampoline; see `clone`."""
 
     @property
     def command(self) -> int:

@@ -23,8 +23,8 @@ from .handing_over import LaunchHandover
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Adopted, Bounds, Enforcement, Footprint, Launcher, LaunchError, LaunchSpec, Remains, Remember
 from .trampoline.executable import Trampoline, best
-from .trampoline.posix_spawn import PosixSpawner
-from .watch.mains import Mains, signal_mains
+from .trampoline.spawner import Spawner
+from .watch.mains import Mains, all_executed, signal_mains
 from .watch.owed_events import OwedEvents
 from .watch.reactor import Reactor
 from .watch.reaper import NO_RUN, Orphans
@@ -52,7 +52,7 @@ class LocalLauncher(Launcher):
         self._runs = LaunchedRuns(instance)
         self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
-        self._spawner = PosixSpawner(trampoline or best())
+        self._spawner = Spawner(trampoline or best())
         self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
         was_subreaper = ctypes.c_int()
         _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_subreaper), 0, 0, 0)
@@ -96,6 +96,7 @@ class LocalLauncher(Launcher):
     def terminate(self, run_id: RunId, signal: int) -> None:
         run = self._stopping(run_id, signal)
         if run:
+            all_executed(run)
             stop = run.stop_count
             self._reactor.retry_while(lambda: run.in_stop(stop), self._containment.stops.terminate, run, signal)
 
@@ -119,6 +120,7 @@ class LocalLauncher(Launcher):
         if run is None:
             self._reactor.soon(self._emitter.emit, Frozen, run_id)
             return
+        all_executed(run)
         count = run.set_paused(True)
         self._reactor.retry_while(lambda: run.freezing and run.pause_count == count, self._containment.pauses.freeze, run)
 

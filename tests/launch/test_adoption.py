@@ -322,9 +322,12 @@ async def test_a_main_process_that_ended_before_the_adoption(containment: str, i
 
 DIES = """
 import os, signal, sys, trio
+from sfad.launch import procfs
 from sfad.launch.launcher import LaunchSpec
 from tests.launch.rig import Rig
 def die(remains):
+    while halt and not procfs.executed(remains.pid):
+        pass  # it has our descriptors until then
     if halt:
         os.kill(remains.pid, signal.SIGSTOP)
     os.write(1, str(remains.pid).encode())

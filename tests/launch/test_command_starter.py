@@ -18,10 +18,12 @@ import trio
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.core.ids import run_id
 from sfad.launch import procfs
+from sfad.launch.contain.cgroup import cgroupfs
 from sfad.launch.credentials import LIMIT_KINDS, Credentials
 from sfad.launch.launcher import LaunchError
 from sfad.launch.trampoline import elf_image, executable
-from sfad.launch.trampoline.posix_spawn import candidates
+from sfad.launch.trampoline.clone import Cloner
+from sfad.launch.trampoline.spawner import candidates
 from tests.harness import unanswered, with_fuse
 from tests.launch.rig import PATIENCE, Rig, rigged, until
 from tests.loader import traced, tracing
@@ -250,7 +252,7 @@ async def test_a_command_that_cannot_be_saved_is_not_executed(either: Rig, tmp_p
     either.launcher.release("a1")
 
 
-@pytest.mark.parametrize("where", ["sfad.launch.launched_runs.LaunchedRun.remains", "sfad.launch.command_starter.os.pidfd_open"])
+@pytest.mark.parametrize("where", ["sfad.launch.launched_runs.LaunchedRun.remains", "sfad.launch.watch.reactor.Reactor.add"])
 async def test_a_command_that_cannot_be_watched_is_not_executed(
     either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -387,13 +389,16 @@ async def test_a_mount_whose_server_has_gone_is_searched_past(either: Rig, tmp_p
 
 
 def test_the_table_lists_its_addresses() -> None:
-    address = 0
-    for line in elf_image._X86_64.strip().splitlines():
-        assert int(line[:3], 16) == address
-        address += len(bytes.fromhex(line[4 : elf_image._MNEMONIC]))
+    end = 64 + 2 * 56
+    for listing in (elf_image._X86_64, elf_image._CLONE):
+        begin = end
+        for line in listing.strip().splitlines():
+            assert int(line[:3], 16) == end - begin
+            end += len(bytes.fromhex(line[4 : elf_image._MNEMONIC]))
+    assert begin == elf_image.CLONE_AT
     content = elf_image.image()
     assert struct.unpack_from("<16xHH", content) == (2, elf_image._EM_X86_64)
-    assert len(content) == 64 + 2 * 56 + address
+    assert len(content) == end
 
 
 async def test_the_trampoline_in_python_where_memfds_cannot_be_executed(monkeypatch: pytest.MonkeyPatch, containment: str) -> None:
@@ -413,3 +418,56 @@ async def test_nothing_is_reported_from_within_a_verb(rig: Rig) -> None:
     await rig.wait(Emptied, "nobody")
     with trio.fail_after(PATIENCE):
         await rig.wait(LaunchFailed, "a1")
+
+
+async def test_a_command_begins_in_its_cgroup(rig: Rig) -> None:
+    if not rig.cgroups:
+        pytest.skip("for cgroups")
+    if rig.launcher._spawner._cloner is None:
+        pytest.skip("the image is for x86_64")
+    attached: list[str] = []
+    opened = os.open
+
+    def watched(path: str, flags: int, *rest: int, **options: int) -> int:
+        if path == "cgroup.procs":
+            attached.append(path)
+        return opened(path, flags, *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "open", watched)
+        rig.launch("a1", "sleep", "1000")
+        assert not attached
+        main = rig.main("a1")
+        members = rig.launcher._containment.members(rig.launched("a1"))
+        assert [pid for pid, _ in members] == [main.pid]  # at once, before it has executed anything
+        await rig.running("a1")
+        assert main.memory is None
+        rig.launcher.kill("a1")
+        await rig.wait(Emptied, "a1")
+        mark = len(rig.events)
+        rig.launch("a1", "true")  # a cgroup that was killed would kill what begins in it
+        assert attached
+        assert (await rig.wait(MainExited, "a1", after=mark)).code == 0
+
+
+async def test_where_clone3_is_refused_a_command_attaches_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_arguments: object) -> None:
+        raise OSError(errno.ENOSYS, "as under a seccomp filter")
+
+    monkeypatch.setattr(Cloner, "clone", refused)
+    rig.launch("a1", "sh", "-c", "exit 7")
+    assert (await rig.wait(MainExited, "a1")).code == 7
+
+
+async def test_a_child_in_a_frozen_cgroup_does_not_hold_the_daemon_up(rig: Rig) -> None:
+    if not rig.cgroups:
+        pytest.skip("for cgroups")
+    rig.launch("a1", "sleep", "1000")
+    await rig.running("a1")
+    cgroupfs.write(f"{rig.launcher.detail}/a1/cgroup.freeze", b"1")  # as an agent may that is root
+    rig.launch("a2", "sleep", "1000", parent="a1")
+    rig.launch("a3", "true")
+    assert (await rig.wait(MainExited, "a3")).code == 0
+    cgroupfs.write(f"{rig.launcher.detail}/a1/cgroup.freeze", b"0")
+    await rig.running("a2")
+    await rig.stop("a1")

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 from ...protocol.types import RunId
 from ..complaints import Complaints
 from ..launched_runs import LaunchedRun, LaunchedRuns
+from ..trampoline.spawner import Door
 from ..watch.owed_events import OwedEvents
 from ..watch.reactor import Reactor
 from ..watch.reaper import Orphans
@@ -21,16 +22,6 @@ class LauncherParts:
     orphans: Orphans
     complaints: Complaints
     owed: OwedEvents
-
-
-@dataclass(frozen=True, slots=True)
-class Door:
-    """How a trampoline gets into a run's containment."""
-
-    fd: int | None = None
-    """Where it writes "0", if it has to. The launcher closes it."""
-    msgqueue: int | None = None
-    """The soft RLIMIT_MSGQUEUE that tags it."""
 
 
 class RunLimits:

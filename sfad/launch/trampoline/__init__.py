@@ -4,5 +4,6 @@
 `elf_image`      the trampoline for x86_64
 `in_python`      the trampoline for other machines, and for commands with a terminal
 `executable`     which of the two is executed, and how it is recognised
-`posix_spawn`    posix_spawn(3) with what Python's lacks, and the search of execvp(3)
+`spawner`        starts a child that executes one, and the search of execvp(3)
+`clone`          clone3(2) into a cgroup, with machine code that is in the image
 """

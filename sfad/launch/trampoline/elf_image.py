@@ -1,4 +1,4 @@
-"""The trampoline for x86_64: a static program of some two hundred instructions."""
+"""The trampoline for x86_64, a static program of some two hundred instructions, and the code with which `clone` starts it."""
 
 import struct
 
@@ -231,14 +231,60 @@ _X86_64 = """
 23b 58                    pop   rax
 23c 0f 05                 syscall
 """
+_CLONE = """
+000 49 89 d0              mov   r8, rdx             ; arguments, size, table, report
+003 41 89 c9              mov   r9d, ecx
+006 b8 b3 01 00 00        mov   eax, 435            ; clone3(arguments, size)
+00b 0f 05                 syscall
+00d 48 85 c0              test  rax, rax
+010 74 01                 je    013
+012 c3                    ret
+013 4c 89 c3              mov   rbx, r8             ; the child: rbx = the table
+016 44 89 cd              mov   ebp, r9d
+019 8b 03                 mov   eax, [rbx]          ; its next call
+01b 48 8b 7b 08           mov   rdi, [rbx+8]
+01f 48 8b 73 10           mov   rsi, [rbx+16]
+023 48 8b 53 18           mov   rdx, [rbx+24]
+027 4c 8b 53 20           mov   r10, [rbx+32]
+02b 48 83 c3 28           add   rbx, 40
+02f 0f 05                 syscall
+031 48 85 c0              test  rax, rax
+034 79 e3                 jns   019
+036 83 7b dc 00           cmp   dword [rbx-36], 0   ; may it fail?
+03a 75 dd                 jne   019
+03c 50                    push  rax                 ; write(report, {stage, -errno}, 16)
+03d 6a 07                 push  7
+03f 89 ef                 mov   edi, ebp
+041 54                    push  rsp
+042 5e                    pop   rsi
+043 6a 10                 push  16
+045 5a                    pop   rdx
+046 6a 01                 push  1
+048 58                    pop   rax
+049 0f 05                 syscall
+04b 6a 7f                 push  127                 ; exit(127)
+04d 5f                    pop   rdi
+04e 6a 3c                 push  60
+050 58                    pop   rax
+051 0f 05                 syscall
+"""
 _MNEMONIC = 26
+
+
+def _code(listing: str) -> bytes:
+    return bytes.fromhex("".join(line[4:_MNEMONIC] for line in listing.strip().splitlines()))
+
+
+_HEADERS = 64 + 2 * 56
+CLONE_AT = _HEADERS + len(_code(_X86_64))
+"""Where in the image the code is that `clone` calls."""
 
 
 def image() -> bytes:
     """Return the ELF file: a header, two segments (code, and a stack that is not executable) and the instructions."""
-    code = bytes.fromhex("".join(line[4:_MNEMONIC] for line in _X86_64.strip().splitlines()))
-    size = 64 + 2 * 56 + len(code)
-    entry = _LOAD + size - len(code)
+    code = _code(_X86_64) + _code(_CLONE)
+    size = _HEADERS + len(code)
+    entry = _LOAD + _HEADERS
     header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, _EM_X86_64, 1, entry, 64, 0, 0, 64, 56, 2, 0, 0, 0)
     load = struct.pack("<IIQQQQQQ", 1, 5, 0, _LOAD, _LOAD, size, size, 0x1000)
     stack = struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)

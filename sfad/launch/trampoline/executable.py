@@ -1,4 +1,4 @@
-"""Which trampoline posix_spawn(3) executes: the image, or the one in Python."""
+"""Which trampoline is executed: the image, or the one in Python."""
 
 import fcntl
 import os
@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import procfs
 from .contract import FD_FREE, FD_IMAGE, SHELL
 from .elf_image import image
 
@@ -16,7 +17,7 @@ _NAME = "sfad-trampoline"
 
 @dataclass(frozen=True, slots=True)
 class Trampoline:
-    """What posix_spawn(3) executes: a path, arguments before the contract's argv, and the image's descriptor."""
+    """What a new child executes: a path, arguments before the contract's argv, and the image's descriptor."""
 
     path: bytes
     prefix: tuple[bytes, ...] = ()
@@ -37,14 +38,16 @@ def python() -> Trampoline:
 
 
 def is_one(pid: int) -> bool:
-    """Return whether a process is still a trampoline, of any daemon."""
+    """Return whether a process is still a trampoline, of any daemon, or a child that is to execute one."""
     try:
         executed = os.readlink(f"/proc/{pid}/exe")
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(4096).split(b"\0")
     except OSError:  # it has ended
         return False
-    return executed.startswith(f"/memfd:{_NAME}") or words[1:6] == [*map(os.fsencode, _python()[1:])]
+    if executed.startswith(f"/memfd:{_NAME}") or words[1:6] == [*map(os.fsencode, _python()[1:])]:
+        return True
+    return not procfs.executed(pid) and procfs.is_alive(pid)
 
 
 def best() -> Trampoline:

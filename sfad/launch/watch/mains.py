@@ -1,7 +1,7 @@
 """Main processes: what their trampolines report, and how they end."""
 
 import os
-from time import monotonic
+from time import monotonic, sleep
 
 from ...core.events import LaunchFailed, LaunchSucceeded, MainExited
 from ...faults import crash_point
@@ -10,6 +10,7 @@ from ..emitter import Emitter
 from ..launched_runs import LaunchedRun, MainProcess
 from ..launcher import LaunchError
 from ..pidfd import ended, exit_status, reaped, tells_exits
+from ..trampoline.clone import free, is_waiting
 from ..trampoline.contract import REPORT, reported
 from .owed_events import OwedEvents
 from .reactor import Reactor
@@ -18,6 +19,10 @@ from .reaper import Orphans
 _REAPED_WITHIN = 3.0
 """Seconds within which the parent of an ended main process is expected to reap it, if we are not the parent. In some
 containers pid 1 looks for zombies every two seconds, in others never."""
+
+
+_EXECUTES_WITHIN, _LOOK_EVERY = 0.05, 0.0001
+"""Seconds within which a new child executes its trampoline (it takes 0.2 ms), and between two looks."""
 
 
 class Mains:
@@ -34,7 +39,8 @@ class Mains:
         owner."""
         run.main = main
         try:
-            main.pidfd = os.pidfd_open(main.pid)
+            if main.pidfd < 0:
+                main.pidfd = os.pidfd_open(main.pid)
             if main.report is not None:
                 self._reactor.add(main.report, lambda: self._read_report(run, main))
             self._reactor.add(main.pidfd, lambda: self._reap(run, main))
@@ -77,6 +83,7 @@ class Mains:
         self._reactor.discard(main.report)
         os.close(main.report)
         main.report = None
+        _free(main)
         if main.failure:
             return
         if content:
@@ -122,11 +129,28 @@ class Mains:
 
     def _ended(self, run: LaunchedRun, main: MainProcess, code: int | None, number: int | None) -> None:
         self.disown(run)
+        _free(main)
         if main.failure:
             self._fail(run, main.failure)
             return
         self._emitter.emit(MainExited, run.id, code, number, self._owed.known_empty(run))
         self._owed.report_if_empty(run)
+
+
+def _free(main: MainProcess) -> None:
+    """Free what a child reads before it executes: it has executed, or it has ended."""
+    if main.memory is not None:
+        free(main.memory)
+        main.memory = None
+
+
+def all_executed(run: LaunchedRun) -> None:
+    """Wait until the new children of a subtree have executed their trampolines. One that stood still before that would keep the
+    daemon's descriptors, and the locks that the next daemon needs."""
+    until = monotonic() + _EXECUTES_WITHIN
+    for main in run.mains:
+        while main.memory is not None and is_waiting(main.memory) and monotonic() < until:
+            sleep(_LOOK_EVERY)
 
 
 def signal_mains(run: LaunchedRun, number: int, *, but: set[int] | list[int] | tuple[()] = ()) -> None:

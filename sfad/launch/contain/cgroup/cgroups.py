@@ -27,6 +27,8 @@ class RunCgroup:
     """Of the leaf: the cgroup id that PIDFD_GET_INFO tells."""
     halted: bool = False
     """Whether a stop has frozen it, and nothing has thawed it since."""
+    killed: bool = False
+    """Whether `cgroup.kill` may have been written to since it was made: nothing can begin in it."""
     metered: bool = False
     """Whether its memory was charged to it from the start."""
     events: int | None = None

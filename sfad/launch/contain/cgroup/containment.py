@@ -18,8 +18,9 @@ from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, run_ids
 from ...launcher import Complain
-from ..interface import Door, LauncherParts, RunContainment
-from . import cgroupfs, location
+from ...trampoline.spawner import Door
+from ..interface import LauncherParts, RunContainment
+from . import cgroupfs, location, probing
 from .adopted import AdoptedCgroups
 from .cgroups import RunCgroup, RunCgroups
 from .controllers import Controllers
@@ -48,6 +49,7 @@ class CgroupContainment(RunContainment):
         self._base = base
         self._controllers = Controllers(base, complain)
         self._controllers.prepare()
+        self._begins = probing.begins(base)
         self._control = CgroupControl(base)
         self._cgroups = RunCgroups(base, parts.reactor)
         self._maker = CgroupMaker(self._cgroups, self._controllers, parts.reactor)
@@ -81,8 +83,12 @@ class CgroupContainment(RunContainment):
             self.limits.limit(run)
         if group.halted:  # the attempt before ended in its stop's freeze
             thaw_all(group)
-        tag = self._runs.tag_of(run)
-        return Door(os.open(f"{group.leaf}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC), tag)
+        directory = os.open(group.leaf, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Door(directory, not self._begins or any(map(self._attaches, run.upwards())), self._runs.tag_of(run))
+
+    def _attaches(self, run: LaunchedRun) -> bool:
+        group = self._cgroups.of(run)
+        return run.paused or (group is not None and (group.halted or group.killed))
 
     def leave(self, run: LaunchedRun) -> None:
         self.adopted.leave(run)

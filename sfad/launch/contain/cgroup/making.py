@@ -60,7 +60,7 @@ class CgroupMaker:
             os.mkdir(f"{directory}/{LEAF}")  # the daemon may have died before it made the leaf
         halted = cgroupfs.read(f"{directory}/cgroup.freeze").startswith(b"1")
         metered = run.bounds.memory is not None and os.path.exists(f"{directory}/memory.stat")
-        self._cgroups.add(run, RunCgroup(directory, _inode(directory), halted, metered))
+        self._cgroups.add(run, RunCgroup(directory, _inode(directory), halted, killed=True, metered=metered))
         return True
 
     def forget(self, run: LaunchedRun) -> None:

@@ -6,9 +6,10 @@ from contextlib import ExitStack, suppress
 from time import monotonic, sleep
 
 from ...launcher import CgroupImpossible, LaunchSpec
-from ...trampoline.contract import ATTACH, REPORT
+from ...trampoline.clone import free
+from ...trampoline.contract import ATTACH, EXEC, REPORT
 from ...trampoline.executable import best
-from ...trampoline.posix_spawn import PosixSpawner
+from ...trampoline.spawner import Door, Spawner
 from .cgroupfs import read, remove_tree
 from .location import BaseCgroup, bases, locate, mounts
 
@@ -68,32 +69,44 @@ def _probe_inside(directory: str) -> None:
     for name in ("cgroup.kill", "cgroup.freeze", "cgroup.events"):
         if not os.path.exists(f"{directory}/{name}"):
             raise CgroupImpossible(f"{directory} has no {name}: cgroups can be killed since Linux 5.14")
+    stage, number = _reported(directory, attach=True)
+    if stage == ATTACH:
+        raise CgroupImpossible(f"a process cannot be moved to {directory}/probe: {os.strerror(-number)}")
+
+
+def begins(base: BaseCgroup) -> bool:
+    """Return whether children can begin in a new cgroup, instead of attaching themselves."""
+    with suppress(OSError):
+        return _reported(base.directory, attach=False)[0] == EXEC
+    return False
+
+
+def _reported(directory: str, *, attach: bool) -> tuple[int, int]:
+    """Spawn a child in a new cgroup, which then has nothing to execute; return at which stage it failed, and with what."""
     cell = f"{directory}/probe"
     os.makedirs(cell, exist_ok=True)
     try:
-        _attach_a_child(cell)
+        with ExitStack() as stack:
+            cgroup = os.open(cell, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, cgroup)
+            near, far = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, near)
+            shut, gate = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, shut)
+            os.write(gate, b"\n")
+            os.close(gate)
+            spawner = Spawner(best())
+            with ExitStack() as spawning:
+                spawning.callback(os.close, far)
+                spawning.callback(spawner.close)
+                spec = LaunchSpec([b"probe"], b"/", [])
+                pid, pidfd, memory = spawner.spawn(spec, [], door=Door(cgroup, attach), report=far, gate=shut)
+            report = os.read(near, REPORT.size)
+            os.waitid(os.P_PID, pid, os.WEXITED)
+        if pidfd >= 0:
+            os.close(pidfd)
+        if memory is not None:
+            free(memory)
     finally:
         remove_tree(cell)
-
-
-def _attach_a_child(cell: str) -> None:
-    """Spawn a child that attaches itself, and then has nothing to execute: it must get that far."""
-    with ExitStack() as stack:
-        door = os.open(f"{cell}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
-        stack.callback(os.close, door)
-        near, far = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, near)
-        shut, gate = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, shut)
-        os.write(gate, b"\n")
-        os.close(gate)
-        spawner = PosixSpawner(best())
-        with ExitStack() as spawning:
-            spawning.callback(os.close, far)
-            spawning.callback(spawner.close)
-            pid = spawner.spawn(LaunchSpec([b"probe"], b"/", []), [], door=door, report=far, gate=shut)
-        report = os.read(near, REPORT.size)
-        os.waitid(os.P_PID, pid, os.WEXITED)
-    stage, number = REPORT.unpack(report) if len(report) == REPORT.size else (ATTACH, 0)
-    if stage == ATTACH:
-        raise CgroupImpossible(f"a process cannot be moved to {cell}: {os.strerror(-number)}")
+    return REPORT.unpack(report) if len(report) == REPORT.size else (ATTACH, 0)

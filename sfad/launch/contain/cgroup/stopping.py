@@ -79,6 +79,7 @@ class CgroupStops(RunStops):
     def kill(self, run: LaunchedRun) -> None:
         group = self._cgroups.of(run)
         if group:
+            group.killed = True
             self._control.write(group, "cgroup.kill", b"1")
             self._events.watch(run, group)
             self._reactor.task(self._kill_again, run, group, run.stop_count)

@@ -16,7 +16,8 @@ from typing import Literal
 
 from ....protocol.types import RunId
 from ...launched_runs import LaunchedRun, run_ids
-from ..interface import Door, LauncherParts, RunContainment, RunLimits
+from ...trampoline.spawner import Door
+from ..interface import LauncherParts, RunContainment, RunLimits
 from .adopted import AdoptedTags
 from .census import Census
 from .membership import TagsMembership
