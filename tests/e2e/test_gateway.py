@@ -554,7 +554,7 @@ def test_no_descriptor_is_left_of_gateways_that_were_killed(gated: Daemon) -> No
         for _ in range(2):
             killed_gateway(gated)
             assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
-        assert gated.descriptors() <= before
+        wait_until(lambda: gated.descriptors() <= before, "the descriptors of killed gateways are closed")
 
 
 def test_the_gateway_ignores_a_package_in_the_working_directory(start: Start, provider: Provider, tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ _CALL = 5
 
 _PIDFD, _WAITING, _ZERO, _LIMITS, _CPUS, _STACK, _CALLS = 11, 12, 13, 17, 21, 37, 45
 """Where the memory has, in words, after the arguments of clone3(2): the pidfd, a word that the kernel clears when the child
-executes or ends, 32 bytes of zeros, two limits, a mask of 1 024 CPUs, a stack of 64 bytes, and the table of calls. Addresses of strings and
-the strings come last."""
+executes or ends, 32 bytes of zeros, two limits, a mask of 1 024 CPUs, a stack of 64 bytes, and the table of calls. Addresses of
+strings and the strings come last."""
 _MAX_CPU = 64 * (_STACK - _CPUS)
 
 Limits = dict[int, tuple[int, int]]
