@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import platform
 import pty
 import resource
 import signal
 import struct
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,23 @@ async def test_signals_are_default_and_unblocked(either: Rig, tmp_path: Path) ->
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert {line.split()[1] for line in output.splitlines()} == {b"0" * 16}
     either.launcher.release("a1")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of rt_sigaction(2)")
+async def test_signals_of_glibc_are_default_too(containment: str, program: str, tmp_path: Path) -> None:
+    """A daemon inherits them as ignored from a parent that glibc started by posix_spawn(3)."""
+    rt_sigaction = partial(ctypes.CDLL(None).syscall, 13)
+    before = {number: (ctypes.c_uint64 * 4)() for number in (32, 33)}
+    for number, action in before.items():
+        assert rt_sigaction(number, (ctypes.c_uint64 * 4)(signal.SIG_IGN), action, 8) == 0
+    try:
+        async with rigged(containment, program=program) as rig:
+            output = await rig.output("a1", "grep", "SigIgn", "/proc/self/status", tmp_path=tmp_path)
+            rig.launcher.release("a1")
+    finally:
+        for number, action in before.items():
+            assert rt_sigaction(number, action, None, 8) == 0
+    assert output.split()[1] == b"0" * 16
 
 
 async def test_leads_a_session_of_its_own(either: Rig) -> None:

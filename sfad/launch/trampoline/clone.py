@@ -19,6 +19,7 @@ import signal
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 
 from .elf_image import CLONE_AT, image
 
@@ -64,8 +65,7 @@ class Cloner:
             raise OSError(number, os.strerror(number))
         prototype = ctypes.PYFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int)
         self._clone = prototype(code + CLONE_AT)
-        # CLONE_CLEAR_SIGHAND leaves what is ignored; Python ignores two signals, and nohup(1) one
-        self._ignored = [number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN]
+        self._ignored = _ignored_signals()
 
     def clone(
         self,
@@ -135,6 +135,17 @@ class Cloner:
             _libc.free(memory)
             raise OSError(-pid, os.strerror(-pid))
         return pid, ctypes.c_int.from_address(place[_PIDFD]).value, memory
+
+
+def _ignored_signals() -> list[int]:
+    """Return the signals that this process ignores, which CLONE_CLEAR_SIGHAND leaves: Python's two, nohup(1)'s one, and whatever it
+    inherited, which may be the two that glibc keeps to itself (32 and 33; a parent that called posix_spawn(3) leaves them ignored)
+    and does not tell of."""
+    for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+        if line.startswith("SigIgn:"):
+            mask = int(line.split()[1], 16)
+            return [bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1]
+    return []
 
 
 def is_waiting(memory: int) -> bool:
