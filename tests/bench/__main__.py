@@ -1,13 +1,15 @@
 """`make bench`: the daemon against the floor of bare system calls, in one run, so that the ratios mean something.
 
-    python -m tests.bench [ROW …]     rows: latency throughput list status stop restart idle cli core output counts gateway top
+    python -m tests.bench [--only ROW,…]
 
+    rows: latency throughput list status stop restart idle cli core output counts gateway top
 The floor is this interpreter's `os.posix_spawn` and `waitpid`, without guard, ledger, containment or output. Absolute
 figures move with the machine; compare ratios, and runs of the same hour.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -42,7 +44,7 @@ TRUE = "/bin/true"
 
 def main() -> None:
     """Print a line for each row."""
-    rows: dict[str, Callable[[], None]] = {
+    rows: dict[str, Callable[[], object]] = {
         "latency": latency,
         "throughput": throughput,
         "list": listing,
@@ -57,7 +59,10 @@ def main() -> None:
         "gateway": gateway.main,
         "top": top.main,
     }
-    for row in sys.argv[1:] or rows:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("--only", help="rows, separated by commas")
+    only = parser.parse_args().only
+    for row in only.split(",") if only else rows:
         rows[row]()
 
 

@@ -1,8 +1,7 @@
-"""What one run costs the daemon in counts, which the load of the machine does not touch: system calls, calls of Python functions,
-bytes written.
+"""What the daemon does for each run of /bin/true, and for each row of a list, in counts: the load of the machine does not touch
+them. `python -m tests.bench --only counts` takes some ten seconds.
 
-Each figure is a difference: the same daemon with many runs and with few, divided by the runs between. So start and end of the
-daemon are not in it. The runs are asked for one at a time, each when the one before has ended.
+Runs that are asked for one by one cost more than those of a batch, which share commits. A first load warms the daemon up.
 """
 
 from __future__ import annotations
@@ -10,131 +9,192 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
+import struct
 import subprocess
-import tempfile
-from collections.abc import Callable, Mapping
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.harness import Daemon, ended, started
+from sfactl.connection import Client
+from sfad.protocol import messages as m
+from sfad.protocol.framing import HEADER, SUPPORTED
+from tests.bench import ours
+from tests.bench.native import compiled
+from tests.harness import Daemon, wait_until
 
-FEW, MANY = 20, 120
-
-CONFIG = "[quotas]\nspawns_per_hour = 1000000\n"
+LOADS: dict[str, tuple[ours.Load, int]] = {"one by one": (ours.one_by_one, 100), "in a batch": (ours.at_once, 200)}
+ROWS = 20, 220
+"""Rows of a short and of a long list: their difference is what the rows cost."""
+SIZE = 1 << 16
+"""Bytes of the file of counters: two of 8 bytes for each thread."""
 
 COUNTER = """
-import atexit, os, sys, threading
-if os.environ.get("BENCH_CALLS"):
-    # one counter a thread: they count at the same time
-    counters = []
-    def count(*, _list=counters):
-        own = [0, 0]
-        _list.append(own)
+import ctypes, itertools, mmap, os, sys, threading
+path, library = os.environ.get("BENCH_COUNTERS"), os.environ.get("BENCH_LIBRARY")
+if os.environ.get("BENCH_ONLY") not in (None, *sys.orig_argv):
+    path = None
+if path:
+    with open(path, "r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+if path and library:
+    ctypes.PyDLL(library).install(ctypes.byref(ctypes.c_uint64.from_buffer(mapped)))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))  # the interpreter allocates until its very end
+elif path:
+    def counting(counters=memoryview(mapped).cast("Q"), slots=itertools.count(0, 2)):
+        own = next(slots)  # one pair for each thread: they count at the same time
         def called(frame, event, _argument):
             if event == "call":
-                own[0] += 1
+                counters[own] += 1
             elif event == "c_call":
-                own[1] += 1
+                counters[own + 1] += 1
         return called
-    def in_thread(frame, event, argument):
-        sys.setprofile(count())
-    pid = os.getpid()
-    def tell():
-        if os.getpid() == pid:
-            sys.setprofile(None)
-            with open(os.environ["BENCH_CALLS"], "w") as file:
-                print(sum(own[0] for own in counters), sum(own[1] for own in counters), file=file)
-    atexit.register(tell)
-    threading.setprofile(in_thread)
-    sys.setprofile(count())
+    threading.setprofile(lambda *_: sys.setprofile(counting()))
+    sys.setprofile(counting())
 """
-"""`sitecustomize` of a daemon whose calls are counted. It writes the sums when the interpreter ends."""
+"""`sitecustomize` of a process whose calls or allocations are counted, in a file that others can read meanwhile."""
+
+Costs = dict[str, dict[str, float]]
+"""What is counted, then under which load, then how often for each run or row."""
 
 
-def main() -> None:
-    """Print a line for each figure."""
-    calls, c_calls = (each(one) for one in zip(python_calls(FEW), python_calls(MANY), strict=True))
-    say("Python calls", calls)
-    say("C calls", c_calls)
-    say("bytes written", each((written(FEW), written(MANY))))
-    if shutil.which("strace"):
-        say("system calls", each((system_calls(FEW), system_calls(MANY))))
-
-
-def say(what: str, figure: float) -> None:
-    """Print one figure."""
-    print(f"{'counts':12}  {what}: {figure:.1f} a run", flush=True)
-
-
-def each(counted: tuple[float, float]) -> float:
-    """Return the cost of a run, from the totals of few and of many."""
-    return (counted[1] - counted[0]) / (MANY - FEW)
-
-
-def after(
-    runs: int,
-    look: Callable[[Daemon], object],
-    environment: Mapping[str, str] | None = None,
-    before: Callable[[Daemon], object] = lambda _: None,
-) -> None:
-    """Start a daemon, let it have so many runs, one at a time, and `look` at it before it ends."""
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=base) as directory:
-        own = dict(os.environ)
-        os.environ.update(environment or {})
-        try:
-            daemon = Daemon(Path(directory), config=CONFIG, executed=True)
-        finally:
-            os.environ.clear()
-            os.environ.update(own)
-        try:
-            before(daemon)
-            with daemon.client() as client:
-                for _ in range(runs):
-                    ended(client, started(client, ["/bin/true"], cwd=b"/", env=[b"PATH=/bin"]).id)
-            look(daemon)
-        finally:
-            daemon.stop()
-
-
-def python_calls(runs: int) -> tuple[int, int]:
-    """Return how often the daemon called functions of Python, and of C."""
-    with tempfile.TemporaryDirectory() as place:
-        Path(place, "sitecustomize.py").write_text(COUNTER)
-        file = Path(place, "calls")
-        path = os.pathsep.join([place, str(Path(__file__).parents[2])])
-        after(runs, lambda _: None, {"PYTHONPATH": path, "BENCH_CALLS": str(file)})
-        calls, c_calls = file.read_text().split()
-        return int(calls), int(c_calls)
-
-
-def written(runs: int) -> int:
-    """Return the bytes that the daemon gave to write(2) and its like: the ledger, the spool, the log."""
-    found = 0
-
-    def look(daemon: Daemon) -> None:
-        nonlocal found
-        found = int(re.findall(r"wchar: (\d+)", Path(f"/proc/{daemon.pid}/io").read_text())[0])
-
-    after(runs, look)
+def main() -> Costs:
+    """Count everything that can be counted here, and print a line for each count."""
+    found = system_calls() | calls() | allocations()
+    for what, costs in found.items():
+        print(f"{what:30}", *(f"{count:9.1f} {load}" for load, count in costs.items()), flush=True)
     return found
 
 
-def system_calls(runs: int) -> int:
-    """Return the system calls of the daemon and of its runs' processes, before and after their execve(2)."""
-    with tempfile.TemporaryDirectory() as place:
-        file = Path(place, "calls")
-        tracers: list[subprocess.Popen[bytes]] = []
-
-        def trace(daemon: Daemon) -> None:
-            command = ["strace", "-f", "-q", "-c", "-o", str(file), "-p", str(daemon.pid)]
-            tracers.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-            while "TracerPid:\t0" in Path(f"/proc/{daemon.pid}/status").read_text():
-                assert tracers[0].poll() is None, "strace ended"
-
-        after(runs, lambda _: None, before=trace)
-        tracers[0].wait()  # it ends with what it traces
-        return int(re.findall(r"^100\.00\s.*?(\d+)(?:\s+\d+)?\s+total$", file.read_text(), re.MULTILINE)[0])
+def each(client: Client, look: Callable[[], Counter[str]]) -> Costs:
+    """Return by how much the counts that `look` returns grow with each run."""
+    found: Costs = {}
+    ours.one_by_one(client, 20)
+    for name, (load, runs) in LOADS.items():
+        before = look()
+        load(client, runs)
+        for what, count in (look() - before).items():
+            found.setdefault(what, {})[name] = count / runs
+    return found
 
 
-if __name__ == "__main__":
-    main()
+class Counters:
+    """Counters that another process writes to a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        file.write_bytes(bytes(SIZE))
+
+    def read(self) -> tuple[int, int]:
+        """Return how often functions of Python and of C were called, by all threads."""
+        counters = struct.unpack(f"{SIZE // 8}Q", self._file.read_bytes())
+        return sum(counters[::2]), sum(counters[1::2])
+
+
+@contextmanager
+def counting(library: Path | None = None, **more: str) -> Iterator[tuple[dict[str, str], Counters]]:
+    """Yield the environment of a process that counts its calls, and its counters. With a `library`, it counts allocations instead.
+    With `BENCH_ONLY`, only processes with this word in their command line count."""
+    with ours.directory() as place:
+        (place / "sitecustomize.py").write_text(COUNTER)
+        path = os.pathsep.join([str(place), str(Path(__file__).parents[2])])
+        more |= {"BENCH_LIBRARY": str(library)} if library else {}
+        yield {"PYTHONPATH": path, "BENCH_COUNTERS": str(place / "counters")} | more, Counters(place / "counters")
+
+
+def calls() -> Costs:
+    """Count calls of the daemon for each run; and for each row of a full list those of the daemon, of the library that reads it,
+    and of `sfactl list`."""
+    with counting() as (environment, counters), ours.daemon(environment) as one, one.client() as client:
+        found = each(client, lambda: Counter(dict(zip(("Python calls", "C calls"), counters.read(), strict=True))))
+        few, many = (_listed(one, client, counters, rows) for rows in ROWS)
+        return found | {what: {"a row": (many[what] - few[what]) / (ROWS[1] - ROWS[0])} for what in few}
+
+
+def _listed(one: Daemon, client: Client, counters: Counters, rows: int) -> dict[str, int]:
+    request = m.List(id=0, rows=rows)
+    before = counters.read()[0]
+    size = reply_size(one, request)
+    asked = counters.read()[0] - before
+    own = profiled(lambda: client.call(request, m.RunList))
+    with counting() as (environment, spent):
+        words = [sys.executable, "-m", "sfactl", "list", "--limit-rows", str(rows)]
+        subprocess.run(words, env=one.env | environment, check=True, stdout=subprocess.DEVNULL)
+        printed = spent.read()[0]
+    return {
+        "bytes of a list": size,
+        "Python calls, daemon": asked,
+        "Python calls, library": own,
+        "Python calls, sfactl list": printed,
+    }
+
+
+def reply_size(one: Daemon, request: m.Request) -> int:
+    """Return the bytes of the daemon's reply, without those of its frame."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(one.socket))
+        with connection.makefile("rb") as replies:
+            for each in (m.Hello(id=1, versions=list(SUPPORTED)), request):
+                connection.sendall(m.pack_message(each))
+                size = int.from_bytes(replies.read(HEADER), "big")
+                replies.read(size)
+    return size
+
+
+def profiled(call: Callable[[], object]) -> int:
+    """Return how many functions of Python this thread calls in `call`."""
+    count = 0
+
+    def called(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(called)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def allocations() -> Costs:
+    """Count the blocks that the daemon allocates, where a C compiler is, and the bytes that it gives to write(2) and its like: the
+    ledger, the spool, the log."""
+    library = compiled("allocations.c", "-shared", "-fPIC")
+    with counting(library) as (environment, counters), ours.daemon(environment if library else {}) as one, one.client() as client:
+
+        def look() -> Counter[str]:
+            written = re.findall(r"wchar: (\d+)", Path(f"/proc/{one.pid}/io").read_text())[0]
+            return Counter({"bytes written": int(written), "allocations": counters.read()[0]})
+
+        return each(client, look)
+
+
+def system_calls() -> Costs:
+    """Count the system calls of the daemon, each kind that it makes at least every second run, and those of the runs' own
+    processes, before and after their execve(2). Calls of futex(2) are hand-overs between threads."""
+    if shutil.which("strace") is None:
+        return {}
+    with ours.directory() as place, ours.daemon() as one, one.client() as client, _traced(one, place / "log"):
+        found = each(client, lambda: _traced_calls((place / "log").read_text()))
+    kinds = sorted(found, key=lambda what: (what.startswith(" "), -max(found[what].values())))
+    return {what: found[what] for what in kinds if max(found[what].values()) >= 0.5}
+
+
+@contextmanager
+def _traced(one: Daemon, log: Path) -> Iterator[None]:
+    command = ["strace", "-f", "-qq", "-s", "0", "-e", "signal=none", "-o", str(log), "-p", str(one.pid)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as tracer:
+        tasks = Path(f"/proc/{one.pid}/task")
+        wait_until(lambda: not any("TracerPid:\t0" in (task / "status").read_text() for task in tasks.iterdir()), "strace")
+        yield
+        tracer.terminate()
+
+
+def _traced_calls(log: str) -> Counter[str]:
+    made = re.findall(r"^(\d+) +(\w+)\(", log, re.MULTILINE)
+    children = {pid for pid, name in made if name == "execve"}
+    found = Counter(f"  {name}" for pid, name in made if pid not in children)
+    return Counter({"system calls": found.total(), "system calls of its processes": len(made) - found.total()}) + found

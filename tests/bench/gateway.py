@@ -30,7 +30,7 @@ import psutil
 import trio
 
 from sfad.protocol import messages as m
-from tests.bench import counts
+from tests.bench import counts, ours
 from tests.harness import Daemon, ended, spawn, wait_until
 
 CONFIG = """
@@ -206,25 +206,13 @@ def provider() -> Iterator[str]:
 @contextmanager
 def called(url: str, what: str, environment: Mapping[str, str] | None = None) -> Iterator[tuple[Daemon, psutil.Process, str]]:
     """Yield a daemon, its gateway, and a run that makes calls."""
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=base) as directory:
-        own = dict(os.environ)
-        os.environ.update(environment or {})
-        try:
-            daemon = Daemon(Path(directory), config=CONFIG.format(url=url), executed=True)
-        finally:
-            os.environ.clear()
-            os.environ.update(own)
-        try:
-            with daemon.client() as client:
-                env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
-                words = [sys.executable, "-m", "tests.bench.gateway", "caller", url, what]
-                reply = spawn(client, words, env=env, gateway=True, stdin="pipe")
-                assert isinstance(reply, m.RunReply), reply
-                pid = json.loads((daemon.state_dir / "gateway.json").read_text())["pid"]
-                yield daemon, psutil.Process(pid), reply.run.id
-        finally:
-            daemon.stop()
+    with ours.daemon(environment, CONFIG.format(url=url)) as daemon, daemon.client() as client:
+        env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
+        words = [sys.executable, "-m", "tests.bench.gateway", "caller", url, what]
+        reply = spawn(client, words, env=env, gateway=True, stdin="pipe")
+        assert isinstance(reply, m.RunReply), reply
+        pid = json.loads((daemon.state_dir / "gateway.json").read_text())["pid"]
+        yield daemon, psutil.Process(pid), reply.run.id
 
 
 def main() -> None:
@@ -293,14 +281,9 @@ def after(
 
 def python_calls(url: str, calls: int) -> tuple[int, int]:
     """Return how often the gateway called functions of Python, and of C."""
-    with tempfile.TemporaryDirectory() as place:
-        only = "import sys\nif 'sfad.gateway' in sys.orig_argv:\n"
-        Path(place, "sitecustomize.py").write_text(only + "".join(f"    {line}\n" for line in counts.COUNTER.splitlines()))
-        file = Path(place, "calls")
-        path = os.pathsep.join([place, str(Path(__file__).parents[2])])
-        after(url, calls, environment={"PYTHONPATH": path, "BENCH_CALLS": str(file)})
-        own, c_calls = file.read_text().split()
-        return int(own), int(c_calls)
+    with counts.counting(BENCH_ONLY="sfad.gateway") as (environment, counters):
+        after(url, calls, environment=environment)
+        return counters.read()
 
 
 def system_calls(url: str, calls: int) -> int:

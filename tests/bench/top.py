@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import psutil
 
 from sfad.protocol import messages as m
+from tests.bench import ours
 from tests.harness import Daemon, started
 from tests.top.terminal import DOWN, Terminal, top
 
@@ -22,9 +23,8 @@ SECONDS = 10.0
 
 
 def main() -> None:
-    from tests.bench.__main__ import daemon, say
-
-    with daemon() as one, one.client() as client:
+    """Print a line for each size of the terminal."""
+    with ours.daemon() as one, one.client() as client:
         writing = ["sh", "-c", f"while :; do echo a line of output; sleep {EVERY}; done"]
         for _ in range(RUNS - WRITING):
             started(client, ["sleep", "1000"], name="idle", log=False)
@@ -42,7 +42,7 @@ def main() -> None:
                     busy = (sum(own.cpu_times()[:2]) - used) / (time.perf_counter() - began)
                     figures = f"key to screen: median {statistics.median(taken):.0f} ms, 95 % {taken[int(KEYS * 0.95)]:.0f}"
                     cost = f"daemon {100 * alone:.1f} % of a CPU without, {100 * watched:.1f} % with it; top {100 * busy:.0f} %"
-                    say(f"top {columns}x{lines}", f"{figures}, slowest {taken[-1]:.0f}", cost)
+                    print(f"top {columns}x{lines}", f"{figures}, slowest {taken[-1]:.0f}", cost, sep="  ", flush=True)
 
 
 @contextmanager
