@@ -5,7 +5,12 @@
 `limits`      limits as people write them, and as they are shown
 `units`       durations, sizes, counts and money as people write them, and as they are shown
 `known`       agent programs, meters and profiles that are built in
-`messages`    one Struct a request and a reply, tagged by `type`
+`messages`    all requests and replies: a struct each, tagged by `type`
+`requests`    the same by subject
+`structs`     what the declarations are made of: msgspec's structs, or light ones
+`encoding`    values as msgpack and JSON, by msgspec
+`light`, `light_msgpack`, `light_json` the same without msgspec, which takes longer to import than Python to start
+`wire`        requests and replies of a client
 `event_types` the types of events, and patterns of them
 `framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the versions of the protocol
 `sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data

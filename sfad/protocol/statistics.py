@@ -1,10 +1,8 @@
 """The answers to `recommend` and `summary`. docs/protocol.md describes each field."""
 
-from datetime import datetime
-from typing import Literal
+from __future__ import annotations
 
-from msgspec import Struct
-
+from .structs import Literal, Struct, datetime
 from .types import LimitKind, RunId, Status
 
 

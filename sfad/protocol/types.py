@@ -7,12 +7,7 @@ bytes in requests; they are shown as text in which bytes that are not UTF-8 appe
 
 from __future__ import annotations
 
-from datetime import datetime
-from enum import StrEnum
-from typing import Literal
-
-from msgspec import UNSET, Struct, UnsetType, structs
-
+from .structs import UNSET, Literal, StrEnum, Struct, UnsetType, datetime, replace
 from .units import format_elapsed
 
 RunId = str
@@ -187,7 +182,7 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
     elapsed_s: float | None = None
 
     def adding(self, words: str) -> Reason:
-        return structs.replace(self, message=f"{self.message}; {words}")
+        return replace(self, message=f"{self.message}; {words}")
 
 
 class Usage(Struct, frozen=True, kw_only=True):

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from ..host import closing
 from ..launch.launcher import Unplaceable
 from ..loop.runtime import Runtime
+from ..protocol.encoding import request_id
 from ..protocol.framing import BadMessage, ProtocolError
-from ..protocol.messages import Error, request_id, unpack_request
+from ..protocol.messages import Error, unpack_request
 from ..protocol.types import ErrorCode
 from .clients import ClientTable
 from .connection import Connection, DescriptorsLost

@@ -1,0 +1,52 @@
+"""JSON as msgspec writes it, without its import."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def to_json(value: Any) -> bytes:
+    """Return a value as msgspec writes it."""
+    return _json(value).encode()
+
+
+def _json(value: Any) -> str:
+    if value is None:
+        return "null"
+    if value is True or value is False:
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return repr(value) if value - value == 0 else "null"
+    if isinstance(value, list | tuple | set | frozenset):
+        return f"[{','.join(map(_json, value))}]"
+    return _object(value.items()) if hasattr(value, "items") else _rare(value)
+
+
+def _object(items: Any) -> str:
+    return f"{{{','.join([f'{_quoted(str(key))}:{_json(value)}' for key, value in items])}}}"
+
+
+def _quoted(text: str) -> str:
+    if not text.isprintable() or '"' in text or "\\" in text:
+        text = "".join(_ESCAPES.get(c) or (c if c >= " " else f"\\u{ord(c):04x}") for c in text)
+    return f'"{text}"'
+
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+
+
+def _rare(value: Any) -> str:
+    times = sys.modules.get("datetime")
+    if times is not None and isinstance(value, times.datetime):
+        return f'"{value.isoformat().removesuffix("+00:00")}Z"'
+    import msgspec
+
+    return msgspec.json.encode(value, enc_hook=lambda other: msgspec.Raw(to_json(other))).decode()

@@ -1,0 +1,75 @@
+"""Following a run: its end, its events and its output."""
+
+from __future__ import annotations
+
+from ..structs import Literal
+from ..types import CallInfo, Event, RunId
+from .base import ALWAYS, Reply, Request
+
+
+class Wait(Request, tag="wait"):
+    """Wait for the end of a run, until the ledger holds it, or for `timeout` seconds. Answered by `RunReply`."""
+
+    repeats = ALWAYS
+
+    run: str
+    timeout: float | None = None
+    tie: bool = False
+    """As `Spawn.tied`, for the client of a foreground run that has lost its connection."""
+
+
+class Watch(Request, tag="watch"):
+    """Push the events of a run and its descendants from now on. Answered by `Done`, then by `EventPush` with the same id."""
+
+    repeats = 1
+
+    run: str
+    calls: bool = False
+    """Push their calls of models instead, each when it begins to wait and when it has ended or is not made, by `CallPush`."""
+
+
+class EventPush(Reply, tag="event"):
+    event: Event
+
+
+class CallPush(Reply, tag="call"):
+    call: CallInfo
+
+
+class Logs(Request, tag="logs"):
+    """Open the run's output files, which exist from its admission on, for reading. Answered by `LogFiles` with two descriptors."""
+
+    repeats = 1
+
+    run: str
+    form: Literal["raw", "text", "auto"] = "raw"
+
+
+class LogFiles(Reply, tag="log_files"):
+    """Two descriptors: stdout, stderr. `ended`: the run has ended already. `kept`: the run's output goes to these files."""
+
+    run: RunId
+    ended: bool
+    kept: bool = True
+    descriptors: int = 2
+    text: bool = False
+    name: str = ""
+
+
+class Text(Request, tag="text"):
+    """Return more of the text in the events of a run's stdout, if `LogFiles.text` says so. Answered by `TextPart` at once."""
+
+    repeats = 1
+
+    run: str
+    cursor: bytes = b""
+
+
+class TextPart(Reply, tag="text"):
+    run: RunId
+    text: bytes
+    cursor: bytes
+    tools: list[str] = []
+    notes: list[str] = []
+    more: bool = False
+    ended: bool = False

@@ -1,0 +1,139 @@
+"""What the gateway asks the daemon."""
+
+from __future__ import annotations
+
+from ..structs import Struct
+from ..types import RunId, Tokens
+from .base import Reply, Request
+
+
+class ServeGateway(Request, tag="serve_gateway"):
+    """The gateway begins, or has lost its connection. Answered by `GatewaySettings`."""
+
+    descriptors: int = 0
+    """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
+    reservations: list[str] | None = None
+    """Those of calls whose end was not answered yet, on a new connection. Others, whose answers were lost, are given back."""
+
+
+class PlaceCaller(Request, tag="place_caller"):
+    """Find the run of a process that calls a model. Answered by `CallerPlaced`."""
+
+    uid: int | None = None
+    cgroup: int | None = None
+    """The inode of its cgroup."""
+    token: str | None = None
+    """What its base URL says, where runs have no cgroup."""
+
+
+class AdmitCall(Request, tag="admit_call"):
+    """Ask whether a call of a model may be made. Answered by `CallAdmitted` once that is decided."""
+
+    run: str
+    model: str
+    input_tokens: int
+    """Estimated."""
+    max_output: int
+    """Tokens that an answer may have."""
+    fixed: bool = False
+    """That cannot be lowered."""
+    choices: int = 1
+    caches: bool = False
+    """Its input may be written to a cache."""
+    more_input: int = 0
+    """Tokens that its input may have beyond the estimate."""
+    factor: float = 1.0
+    """What its tier multiplies all prices by."""
+    long_cache: bool = False
+    """What it writes to a cache is kept for an hour, at twice the price of input."""
+    fees_usd: float = 0.0
+    """What the provider's tools may cost."""
+    upstream: str = ""
+    streamed: bool = False
+
+
+class WithdrawCall(Request, tag="withdraw_call"):
+    """Forget an `AdmitCall`, named by its id, whose caller has hung up. Answered by `Done`."""
+
+    call: int
+
+
+class EndCall(Request, tag="end_call"):
+    """Tell what a call has used. Answered by `Done`."""
+
+    run: str
+    reservation: str
+    model: str
+    tokens: Tokens | None = None
+    """`None`: the reply could not be read, so what was reserved counts."""
+    partial: bool = False
+    """The provider has not told its final figures."""
+    status: int | None = None
+    """Of HTTP; `None` if no reply came."""
+    tools: list[tuple[str, str]] = []
+    """Calls of tools that the model has asked for: name, digest of the arguments."""
+    factor: float = 1.0
+    long_cached: int = 0
+    """Tokens of `tokens.cache_write` that are kept for an hour."""
+    fees_usd: float = 0.0
+    first_byte_s: float | None = None
+    seconds: float = 0.0
+    error: str | None = None
+    failed: bool = False
+    """The upstream did not answer, or answered with an error, or its key cannot be read."""
+
+
+class SilentCall(Request, tag="silent_call"):
+    """Tell that no byte of a call's reply has come for a while, or that its first byte has come after that. Answered by `Done`."""
+
+    run: str
+    reservation: str
+    host: str
+    silent_s: float | None = None
+    """Seconds since the call went out; `None` once its first byte has come."""
+
+
+class UnaskedCall(Request, tag="unasked_call"):
+    """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
+
+    run: str
+    time: float
+    """Unix time of the request."""
+    number: int
+    """Tells it from others of the same time."""
+    upstream: str
+    path: str
+    refused: str | None = None
+    status: int | None = None
+    first_byte_s: float | None = None
+    seconds: float | None = None
+    error: str | None = None
+
+
+class UpstreamInfo(Struct, frozen=True, kw_only=True):
+    url: str
+    api: str
+    key_env: str | None = None
+    key_file: str | None = None
+
+
+class GatewaySettings(Reply, tag="gateway_settings"):
+    upstreams: dict[str, UpstreamInfo]
+    ungated: bool = False
+
+
+class CallerPlaced(Reply, tag="caller_placed"):
+    """`upstreams`: URLs that replace those of upstreams, by name."""
+
+    run: RunId
+    upstreams: dict[str, str] = {}
+
+
+class CallAdmitted(Reply, tag="call_admitted"):
+    """`max_output`: what the call must be lowered to; `None` if it stays. `refused`: why it must not be made."""
+
+    reservation: str | None = None
+    max_output: int | None = None
+    refused: str | None = None
+    retry_after: float | None = None
+    """With `refused`: seconds after which the call may be asked for again."""

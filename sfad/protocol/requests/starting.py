@@ -1,0 +1,85 @@
+"""Starting a run."""
+
+from __future__ import annotations
+
+from ..structs import Literal
+from ..types import Action, Bound, Claim, Isolation, Kind, Limit, Lowered, Refusal, RunId, RunInfo
+from .base import Reply, Request
+
+
+class Spawn(Request, tag="spawn"):
+    """Start a run. Answered by `RunReply` once it has started, failed to start or is queued; or by `Refused`."""
+
+    repeats = 3  # with its key, a run is admitted once however often it is asked for
+
+    argv: list[bytes]
+    cwd: bytes
+    env: list[bytes]
+    """`KEY=VALUE`, as execve(2) takes them. The daemon adds SFA_* and removes its own variables."""
+    umask: int = 0o022
+    agent: str | None = None
+    """A registered agent. `argv` then holds the words after its name: options of its program, and the task."""
+    placeholders: dict[str, str] = {}
+    session: str | None = None
+    """A session id that is a word of `argv`. Each further attempt gets a new id in its place."""
+    name: str | None = None
+    kind: Kind = "agent"
+    run_type: str | None = None
+    max_depth: Bound | None = None
+    max_descendants: Bound | None = None
+    limits: list[Limit] = []
+    on_limit: Action | None = None
+    meter: str | None = None
+    attempts: int = 1
+    retry_delay: float | None = None
+    grace: float | None = None
+    tied: bool = False
+    """Stop the run when this connection ends: a foreground run without `--keep`."""
+    detach: bool = False
+    leaf: bool = False
+    nested: bool = False
+    """The run may start sessions and stop them, although it is a subagent."""
+    queue: bool = True
+    priority: int = 0
+    log: bool = True
+    quiet: bool = False
+    gateway: bool | None = None
+    """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
+    shim: bool = False
+    """A shim asks. The daemon adds to `argv` what leads the program to the gateway."""
+    stdin: Literal["null", "descriptor", "pipe"] = "null"
+    """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
+    stdio: Literal["files", "inherit"] = "files"
+    """`inherit`: the three descriptors that travel with this message are the run's stdin, stdout and stderr."""
+    labels: dict[str, str] = {}
+    channel: str | None = None
+    allow: list[str] = []
+    deny: list[str] = []
+    allowed_tools: list[str] = []
+    blocked_tools: list[str] = []
+    allowed_models: list[str] = []
+    """Patterns of the models that the run and all below it may call. They need the gateway."""
+    claim: Claim = Claim()
+    watch: bool = False
+    """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""
+    on_end: str | None = None
+    """A command for `sh -c`, executed once the run has ended."""
+    key: str | None = None
+    """A random word of the client. The same user asking again from the same run with the same key gets the run admitted before."""
+    descriptors: int = 0
+    isolation: Isolation | None = None
+    """Start the command in a sandbox. `None`: as the config says, and its parent is."""
+
+
+class RunReply(Reply, tag="run"):
+    run: RunInfo
+    lowered: list[Lowered] = []
+    """Limits of a session that has just been started that are lower than what was asked for."""
+
+
+class Refused(Reply, tag="refused"):
+    """The guard refused the spawn; this is a normal answer. `run`: the id under which the refusal is recorded; `None` if there were
+    so many refusals of this kind that they are only counted."""
+
+    refused: Refusal
+    run: RunId | None = None
