@@ -1,7 +1,8 @@
 """Admits runs or refuses them, and launches them when the ledger holds their admission and there is a slot."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ..protocol.types import ErrorCode, Reason, Refusal, RunId, Status
 from . import commands as c

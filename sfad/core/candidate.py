@@ -1,6 +1,6 @@
 """The run that a spawn request describes: its values checked, its bounds narrowed. The guard decides whether it may start."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ..protocol.types import Bound, RunId, Status
 from .access import Permissions

@@ -1,10 +1,10 @@
 """Limits of a run: where each comes from, within which range, and what has been exceeded. What the page docs/limits.md says."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ..protocol.kinds import BY_KERNEL, KINDS, METERED
@@ -35,8 +35,7 @@ def bare(kind: LimitKind, value: float, *, unit: bool = True) -> str:
     return format_amount(kind, to_wire(kind, value), unit=unit)
 
 
-@dataclass(slots=True)
-class ActiveLimit:
+class ActiveLimit(Struct):
     """A limit in force on a run, and which events about it have been published."""
 
     limit: Limit
@@ -80,8 +79,7 @@ class Parent(Protocol):
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(Struct, frozen=True):
     """The use of a limit has come near its threshold or exceeded it, for the first time."""
 
     active: ActiveLimit
