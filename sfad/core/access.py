@@ -187,8 +187,8 @@ class Permissions(Struct, frozen=True):
     def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool, sessions: bool, session: bool) -> "Permissions":
         """Return the permissions of a child that is started with `--allow`, `--deny` and `--leaf`. `sessions`: it is a main agent,
         or was started with `--nested`. `session`: it is one."""
-        verbs = (self.verbs & allow if allow else self.verbs) - deny
-        return Permissions(verbs, leaf, self.sessions and sessions, session)
+        verbs = self.verbs & allow if allow else self.verbs
+        return Permissions(verbs - deny if deny else verbs, leaf, self.sessions and sessions, session)
 
 
 FULL = Permissions(sessions=True)

@@ -103,7 +103,9 @@ class Admission:
         ]
 
     def _rate(self, user: str) -> SlidingWindow:
-        return self._rates.setdefault(user, SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR))
+        if (found := self._rates.get(user)) is None:
+            found = self._rates[user] = SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR)
+        return found
 
     def _session_rate(self, user: str) -> SlidingWindow:
         rules = self._ctx.policy.sessions

@@ -137,6 +137,8 @@ def _permission(q: Question) -> Refusal | None:
 
 
 def _loop(q: Question) -> Refusal | None:
+    if not q.run.ancestors and not q.run.birth.origin:
+        return None
     known = [run.identity for run in q.run.ancestors]
     # a claim says names only, so it matches either kind
     own_kind, own = q.run.identity

@@ -239,6 +239,8 @@ class State:
     def unreachable_since(self) -> float | None:
         """When its calls of the model began to fail or to stay without an answer, if they do."""
         failing = self.latest.failing_since
+        if not self.account.reservations:
+            return failing
         return min([*(silence.since for silence in self.account.silences), *([] if failing is None else [failing])], default=None)
 
     @property
@@ -297,7 +299,7 @@ class Run(State):
     @property
     def standing_still(self) -> bool:
         """Whether it is frozen, by itself or with an ancestor."""
-        return self.paused is not None or any(above.paused is not None for above in self.ancestors)
+        return self.paused is not None or (self.parent is not None and self.parent.standing_still)
 
     @property
     def shown_reason(self) -> Reason | None:

@@ -112,7 +112,7 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     # a short run is shown three times before more than its time is known to be used; making all states each time would be a
     # tenth of the daemon's work in a burst of runs
     run, account = live.run, live.run.account
-    if live.unused is None or account.sources or account.reservations or account.below or account.levels:
+    if live.unused is None or account.known:
         states = [_limit(live, active, now) for active in run.limits.values()]
         live.unused_are([state for state in states if state.kind is not LimitKind.TIME])
         return states
