@@ -322,6 +322,8 @@ class Run(State):
     def deadline(self) -> float | None:
         """When its clock, or an ancestor's, ends it; `None` while its own is halted."""
         own = self.own_deadline
+        if not self.ancestors:
+            return own
         return min([own, *(above.own_deadline or own for above in self.ancestors)]) if own is not None else None
 
     @property
