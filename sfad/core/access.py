@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from msgspec import Struct
+
 from ..protocol.types import RunId
 
 
@@ -92,8 +94,7 @@ GATEWAY = frozenset(verb for verb, access in TABLE.items() if access.outside == 
 """Verbs of the daemon's own gateway."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """The process at the other end of a socket, as the kernel describes it. Nothing that the client says of itself is in here."""
 
     uid: int
@@ -142,8 +143,7 @@ class AccessRules:
 OPERATOR_ONLY = AccessRules()
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Struct, frozen=True):
     """The runs that a caller may see and act on.
 
     Each list, feed and lookup takes one without a default, so that mypy finds the caller that has forgotten it."""
@@ -174,8 +174,7 @@ def unknown_run(handle: str) -> str:
     return f"no run has the id or the name '{handle[:80]}'; 'sfactl list' shows them"
 
 
-@dataclass(frozen=True, slots=True)
-class Permissions:
+class Permissions(Struct, frozen=True):
     """What peers inside a run may do. Children inherit these permissions and can only narrow them."""
 
     verbs: frozenset[str] = VERBS
@@ -188,8 +187,8 @@ class Permissions:
     def narrowed(self, *, allow: frozenset[str], deny: frozenset[str], leaf: bool, sessions: bool, session: bool) -> "Permissions":
         """Return the permissions of a child that is started with `--allow`, `--deny` and `--leaf`. `sessions`: it is a main agent,
         or was started with `--nested`. `session`: it is one."""
-        verbs = (self.verbs & allow if allow else self.verbs) - deny
-        return Permissions(verbs, leaf, self.sessions and sessions, session)
+        verbs = self.verbs & allow if allow else self.verbs
+        return Permissions(verbs - deny if deny else verbs, leaf, self.sessions and sessions, session)
 
 
 FULL = Permissions(sessions=True)

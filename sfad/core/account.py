@@ -196,9 +196,11 @@ class Account:
         """The use to show, and the best source. Each figure is from the best source that knows it. Figures that belong together
         (input and output; a cost and its origin) are from one source. A partial figure yields to a final one of the next source,
         or to a partial one that counts more input."""
+        if not self.sources:
+            return None
         known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
         if len(known) < 2:
-            return known[0] if known else None
+            return known[0]
         source, uses = known[0][0], [use for _, use in known]
         tokens = _surest(uses, lambda use: use.tokens)
         cost = _surest(uses, lambda use: use.cost)
@@ -223,6 +225,11 @@ class Account:
     @property
     def metered(self) -> bool:
         return bool(self.sources or self.reservations)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known of what the run and its descendants use. Of most runs nothing is, from beginning to end."""
+        return bool(self.sources or self.reservations or self.below or self.levels)
 
     def reserve(self, name: str, reservation: OpenReservation) -> None:
         self.reservations[name] = reservation
@@ -251,6 +258,8 @@ class Account:
     def own(self, kind: LimitKind) -> int | None:
         """Return what the run itself has used and reserved: the largest figure of any source. Reservations add to the reports and
         to what the gateway saw."""
+        if not self.sources and not self.reservations:
+            return None
         figures = [figure for use in self.sources.values() if (figure := use.of(kind)) is not None]
         if reserved := self.reserved.get(kind, 0):
             figures.append(reserved + (self.sources.get("report", NOTHING).of(kind) or 0))
@@ -267,7 +276,7 @@ class Account:
         return (own or 0) + self.below[kind]
 
     def own_tree_use(self) -> tuple[int, ...]:
-        return tuple(self.own(kind) or 0 for kind in TREE_USE)
+        return tuple(self.own(kind) or 0 for kind in TREE_USE) if self.metered else NO_TREE_USE
 
 
 def _add(sums: dict[LimitKind, int], amounts: Mapping[LimitKind, int]) -> None:

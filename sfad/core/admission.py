@@ -1,7 +1,8 @@
 """Admits runs or refuses them, and launches them when the ledger holds their admission and there is a slot."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ..protocol.types import ErrorCode, Reason, Refusal, RunId, Status
 from . import commands as c
@@ -102,7 +103,9 @@ class Admission:
         ]
 
     def _rate(self, user: str) -> SlidingWindow:
-        return self._rates.setdefault(user, SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR))
+        if (found := self._rates.get(user)) is None:
+            found = self._rates[user] = SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR)
+        return found
 
     def _session_rate(self, user: str) -> SlidingWindow:
         rules = self._ctx.policy.sessions

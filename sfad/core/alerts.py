@@ -5,7 +5,7 @@ It reads the state of runs and decides nothing about them, so no other component
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..protocol.types import LimitKind
 from . import commands as c
@@ -43,16 +43,22 @@ class Alerts:
 
     def look(self, outcome: c.Outcome, event: e.Event) -> None:
         """Look at the runs that an event has changed, and at what is counted of all runs."""
-        runs = {above.id: above for run in outcome.used.values() for above in run.lineage} | outcome.changed
-        if isinstance(event, e.OfRun) and (run := self._ctx.tree.get(event.run)) is not None:
-            runs[run.id] = run
         counted = False
-        for run in runs.values():
-            counted |= self._count(run, event.at)
+        for run in self._touched(outcome, event):
+            if run.account.sources or run.status.terminal:
+                counted |= self._count(run, event.at)
             if not run.status.terminal:
                 self._look_at(run, event.at)
         if counted or isinstance(event, e.AlertsDue | e.Reconfigured | e.RunsAdopted):
             self._look_at_all(event.at, counted=counted)
+
+    def _touched(self, outcome: c.Outcome, event: e.Event) -> Iterable[Run]:
+        runs = outcome.changed
+        if outcome.used:
+            runs = {above.id: above for run in outcome.used.values() for above in run.lineage} | runs
+        if isinstance(event, e.OfRun) and event.run not in runs and (run := self._ctx.tree.get(event.run)) is not None:
+            return [*runs.values(), run]
+        return list(runs.values())  # to look at one changes it
 
     def _count(self, run: Run, at: float) -> bool:
         """Count what the run has cost since the last look, and its end. Return whether anything was counted."""
@@ -67,8 +73,11 @@ class Alerts:
         return more > 0 or by_bound
 
     def _look_at(self, run: Run, at: float) -> None:
-        for what, now in watched_of(run, self._ctx.policy, at).items():
-            before = run.alerts.get(what)
+        for word, now in watched_of(run, self._ctx.policy, at).items():
+            before = run.alerts.get(word)
+            if before is None and (now is None or not now.above):
+                continue
+            what = EventType(word)
             over_since = before.over_since if before is not None else None
             after, change = changed(before, now, at)
             if change is not None or (after is not None and after.over_since != over_since):

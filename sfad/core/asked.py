@@ -1,6 +1,6 @@
 """What a spawn request asks for, as far as the core decides about it."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct
 
 from ..protocol.types import Action, Bound, Claim, Kind, Limit
 from .tool_lists import ToolLists
@@ -11,8 +11,7 @@ MODEL_CHANNEL = "mcp"
 """The channel on which only models ask, with tools."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionAsked:
+class SessionAsked(Struct, frozen=True):
     """What makes a run a session. `Asked.limits` has what the entry of its agent sets."""
 
     limits: tuple[Limit, ...] = ()
@@ -21,8 +20,7 @@ class SessionAsked:
     """When. A refusal tells when a start will be possible."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What a spawn asked for. Environment and descriptors stay with the shell."""
 
     argv: tuple[str, ...]
@@ -49,7 +47,7 @@ class Asked:
     """Its stdin stays open for more: a final result ends a turn, not the run."""
     queue: bool = True
     priority: int = 0
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = {}
     channel: str | None = None
     allow: frozenset[str] = frozenset()
     deny: frozenset[str] = frozenset()

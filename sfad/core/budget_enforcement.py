@@ -40,8 +40,9 @@ class BudgetEnforcement:
 
     def enforce_on(self, run: Run, at: float) -> None:
         """Do the same for one tree, if the run is its root. A tree that has not been launched is looked at when it has been."""
-        if run.parent is None:
-            self._enforce_on(run, self._spending.used_up(self._spending.budgets.of(run.user)), at)
+        budgets = self._spending.budgets.of(run.user)
+        if run.parent is None and (budgets or run.no_money is not None):
+            self._enforce_on(run, self._spending.used_up(budgets), at)
 
     def _enforce_on(self, root: Run, used_up: set[tuple[str, str]], at: float) -> None:
         budgets = self._spending.budgets.of(root.user)

@@ -1,6 +1,6 @@
 """Money budgets of users and teams (docs/limits.md). The shell knows the calendar, and tells when a period begins."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,8 +63,8 @@ class Budgets:
             for user in budget.members:
                 self._by_user.setdefault(user, []).append(budget)
 
-    def of(self, user: str) -> Iterator[Budget]:
-        return iter(self._by_user.get(user, ()))
+    def of(self, user: str) -> Sequence[Budget]:
+        return self._by_user.get(user, ())
 
     def exhausted(self, user: str) -> Budget | None:
         return next((budget for budget in self.of(user) if budget.exhausted), None)

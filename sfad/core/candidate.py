@@ -1,6 +1,6 @@
 """The run that a spawn request describes: its values checked, its bounds narrowed. The guard decides whether it may start."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ..protocol.types import Bound, RunId, Status
 from .access import Permissions
@@ -13,7 +13,7 @@ from .naming import NAME, derive_name
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from .run import AllowedModels, Attempt, Birth, Run, State
 from .session_limits import session_limits_of
-from .tool_lists import ToolLists, narrowed
+from .tool_lists import narrowed
 from .tree import narrower
 
 
@@ -24,8 +24,9 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
     _check(ev)
     asked = _with_tools_of(peer_run, _with_labels_of(above, ev.asked))
     origin, claimed_depth = _origin(ev, peer_run)
+    own_id = run_id(number)
     birth = Birth(
-        id=run_id(number),
+        id=own_id,
         number=number,
         name=asked.name or derive_name(asked.argv),
         kind=asked.kind,
@@ -57,7 +58,7 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         ),
         origin=origin,
         claimed_depth=claimed_depth,
-        models=_models(run_id(number), asked, peer_run),
+        models=_models(own_id, asked, peer_run),
     )
     decide = limits_of if asked.session is None else session_limits_of
     limits = decide(asked, above, policy, ev.peer.uid)
@@ -77,7 +78,7 @@ def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
 
 def _with_tools_of(peer_run: Run | None, asked: Asked) -> Asked:
     """Narrow the lists of tools by those of the peer's run: as with permissions, to detach is no way out."""
-    if peer_run is None or peer_run.asked.tools == ToolLists():
+    if peer_run is None or not any(peer_run.asked.tools):
         return asked
     tools = narrowed(asked.tools, peer_run.asked.tools, f"run {peer_run.id}")
     return replace(asked, allowed_tools=tools.allowed, blocked_tools=tools.blocked)

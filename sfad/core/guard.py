@@ -1,8 +1,9 @@
 """The guard: ordered rules that admit or refuse a run. The first refusal counts. It reads memory only, and fails closed."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ..protocol.types import Refusal, Rule, Status
 from ..protocol.units import counted, format_elapsed, format_moment
@@ -29,8 +30,7 @@ class Quota(NamedTuple):
     """Seconds until a start is possible, at the latest; `None` if that is not known, or never."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     at: float
     policy: Policy
     draining: bool
@@ -137,6 +137,8 @@ def _permission(q: Question) -> Refusal | None:
 
 
 def _loop(q: Question) -> Refusal | None:
+    if not q.run.ancestors and not q.run.birth.origin:
+        return None
     known = [run.identity for run in q.run.ancestors]
     # a claim says names only, so it matches either kind
     own_kind, own = q.run.identity

@@ -5,7 +5,7 @@ It knows none of the components above it, which say when.
 
 from dataclasses import dataclass
 
-from ..protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, Reason, Severity, Status
+from ..protocol.types import ENDED, Action, ApiTrouble, ErrorCode, LimitKind, Reason, Severity, Status
 from . import commands as c
 from .alert_board import AlertBoard
 from .context import Context
@@ -92,7 +92,8 @@ class Lifecycle:
         if run.latest.finished:
             self._ctx.disarm(run, Timer.RESULT)
         self.halt_clock(run, at)
-        self._ctx.disarm(run, Timer.RETRY)
+        if run.retry_at is not None:
+            self._ctx.disarm(run, Timer.RETRY)
         self._ctx.changed(run)
 
     def cancel_below(self, run: Run, at: float) -> None:
@@ -118,12 +119,15 @@ class Lifecycle:
         if recorded:
             self._ctx.do(c.Record(run))
             why = run.ending.reason.message if run.ending.reason is not None else ""
-            self._ctx.publish(EventType(f"run_{run.status}"), run, why, severity_of_end(run.status))
+            self._ctx.publish(_ENDS[run.status], run, why, severity_of_end(run.status))
         if run.attempt:
             self._ctx.do(c.Release(run.id))
         self._ctx.do(c.TellEnd(run))
         self.answer_spawn(run)
         self.fail_pauses(run, "ended before it was paused")
+
+
+_ENDS = {status: EventType(f"run_{status}") for status in ENDED}
 
 
 def _with_trouble(ending: Ending, trouble: ApiTrouble | None) -> Ending:

@@ -1,13 +1,13 @@
 """Limits of a run: where each comes from, within which range, and what has been exceeded. What the page docs/limits.md says."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ..protocol.kinds import BY_KERNEL, KINDS, METERED
+from ..protocol.kinds import BY_KERNEL, COSTS, KINDS, METERED
 from ..protocol.known import CODING_AGENT, PROFILES, Profile
 from ..protocol.limits import format_amount
 from ..protocol.types import Action, Limit, LimitKind, RunId
@@ -18,6 +18,9 @@ from .policy import Invalid, Policy
 
 PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile._fields)
 """Kinds that a profile sets, and `limits.adaptive` adapts."""
+
+_OF_ONE_RUN = tuple(kind for kind, spec in KINDS.items() if spec.scope == "run" and kind is not LimitKind.TIME)
+"""Kinds that a child's own limits are lowered in, to its parent's."""
 
 _ANSWERED = METERED | {LimitKind.TIME}
 """Kinds whose defaults `--on-limit` changes. Those of memory and processes protect the machine, and only change where the limit
@@ -35,8 +38,7 @@ def bare(kind: LimitKind, value: float, *, unit: bool = True) -> str:
     return format_amount(kind, to_wire(kind, value), unit=unit)
 
 
-@dataclass(slots=True)
-class ActiveLimit:
+class ActiveLimit(Struct):
     """A limit in force on a run, and which events about it have been published."""
 
     limit: Limit
@@ -58,7 +60,8 @@ class ActiveLimit:
     @property
     def threshold(self) -> float:
         """As the core counts it: of money in nano-dollars."""
-        return to_core(self.limit.kind, self.limit.threshold)
+        limit = self.limit
+        return to_core(limit.kind, limit.threshold) if limit.kind in COSTS else limit.threshold
 
     def above(self, used: float) -> bool:
         """Return whether `used` is a breach: more than the threshold, or for time as much."""
@@ -80,8 +83,7 @@ class Parent(Protocol):
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(Struct, frozen=True):
     """The use of a limit has come near its threshold or exceeded it, for the first time."""
 
     active: ActiveLimit
@@ -176,10 +178,10 @@ def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
 
     Rejected: lowering a tree's limits as well. When a parent's limit pauses it, the same threshold inherited by its child would
     terminate the child at the same moment, and again after the parent was given more room."""
-    for kind, active in above.limits.items():
-        if not active.binds or kind is LimitKind.TIME or KINDS[kind].scope == "tree":
+    for kind in _OF_ONE_RUN:
+        active, own = above.limits.get(kind), limits.get(kind)
+        if active is None or not active.binds:
             continue
-        own = limits.get(kind)
         bounds = own is not None and ActiveLimit(own).binds
         if own is None or not bounds or own.threshold > active.limit.threshold:
             source = active.limit.source
@@ -200,7 +202,7 @@ def check_range(limit: Limit, policy: Policy) -> None:
             f"which is {', '.join(sorted(METERED))}"
         )
     within = spec.least <= threshold < inf and (most is None or threshold <= most)  # false for a NaN, too
-    if not within or (spec.whole and threshold != int(threshold)):
+    if not within or (threshold != int(threshold) and spec.whole):
         raise Invalid(_out_of_range(limit, most, policy))
 
 

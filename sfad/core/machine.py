@@ -115,16 +115,14 @@ class Machine:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
         outcome = self._ctx.begin()
         self._route(event)
-        self._follow_up_if_due(event)
-        if self._calls.waiting and not isinstance(event, e.CallAsked):
-            self._calls.look(event.at)
-            self._follow_up_if_due(event)
-        self._alerts.look(outcome, event)
-        return outcome
-
-    def _follow_up_if_due(self, event: e.Event) -> None:
         if self._ctx.ended or self._spending.budgets_changed or isinstance(event, _FOLLOWED_UP):
             self._follow_up(event)
+        if self._calls.waiting and not isinstance(event, e.CallAsked):
+            self._calls.look(event.at)
+            if self._ctx.ended or self._spending.budgets_changed:
+                self._follow_up(event)
+        self._alerts.look(outcome, event)
+        return outcome
 
     def _follow_up(self, event: e.Event) -> None:
         """Do what the end of a run, or money that was spent, calls for beyond that run."""

@@ -63,6 +63,8 @@ _PACKAGES = frozenset({"npx", "bunx", "uvx", "pipx", "npm", "pnpm", "yarn", "bun
 
 _SUFFIX = re.compile(r"\.(py|pyw|pyz|sh|bash|zsh|js|mjs|cjs|ts|mts|cts|tsx|rb|pl|php|lua|jar|exe|R|r)$")
 _VERSION = re.compile(r"[0-9][0-9.]*t?$")
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]")
+_AFTER_PACKAGE = re.compile(r"[@=<>~!\[#]")
 _ENTRY_POINTS = frozenset({"cli", "index", "main", "__main__"})
 """Files that say nothing by themselves: two packages whose agents are both called `cli` would look like a loop."""
 
@@ -241,7 +243,7 @@ def _split(text: str) -> list[str]:
 
 def _package(spec: str) -> str:
     """`@openai/codex@latest` → `codex`."""
-    return re.split(r"[@=<>~!\[#]", spec.rstrip("/").rsplit("/", 1)[-1])[0] or spec
+    return _AFTER_PACKAGE.split(spec.rstrip("/").rsplit("/", 1)[-1], 1)[0] or spec
 
 
 def _base(path: str) -> str:
@@ -265,6 +267,6 @@ def _hash(text: str) -> str:
 
 
 def _clean(name: str) -> str:
-    cleaned = re.sub(r"[^A-Za-z0-9._-]", "-", name)[:64]
+    cleaned = _UNFIT.sub("-", name)[:64]
     # "." and ".." would be dangerous where a name becomes a file name
     return cleaned if cleaned.strip(".") else "agent"

@@ -1,7 +1,7 @@
 """Bounds on users and on the daemon rather than on runs: spawn rates and the queue of waiting trees (docs/limits.md)."""
 
 from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from typing import NamedTuple
 
 from ..protocol.types import RunId
@@ -77,7 +77,7 @@ class Slots:
         self.per_user = per_user
         self.total = total
         self._taken: dict[RunId, str] = {}
-        self._by_user: Counter[str] = Counter()
+        self._by_user: dict[str, int] = {}
         # a queue for each user, in its order: a user at the bound neither holds up the others nor costs a scan
         self._queues: dict[str, list[_Place]] = {}
         self._since: dict[str, int] = {}
@@ -92,7 +92,7 @@ class Slots:
         self.per_user, self.total = per_user, total
 
     def user_count(self, user: str) -> int:
-        return self._by_user[user]
+        return self._by_user.get(user, 0)
 
     def queued_of(self, user: str) -> int:
         return len(self._queues.get(user, ()))
@@ -110,12 +110,12 @@ class Slots:
         return self.user_count(user) >= self.per_user
 
     def free_for(self, user: str) -> bool:
-        return self.count < self.total and not self.full_for(user)
+        return len(self._taken) < self.total and self._by_user.get(user, 0) < self.per_user
 
     def take(self, root: RunId, user: str) -> None:
         """Give the root a slot; the caller has asked `free_for`."""
         self._taken[root] = user
-        self._by_user[user] += 1
+        self._by_user[user] = self._by_user.get(user, 0) + 1
 
     def enqueue(self, root: RunId, user: str, priority: int) -> None:
         self._order += 1
@@ -145,10 +145,12 @@ class Slots:
 
     def next_waiting(self) -> RunId | None:
         """Give a slot to the waiting root whose turn it is; return `None` if none can have one."""
-        users = [user for user in self._queues if self.free_for(user)]
-        if not users:
+        if not self._queues or len(self._taken) >= self.total:
             return None
-        user = min(users, key=lambda each: (self.user_count(each), self._since[each]))
+        found = [(taken, self._since[user], user) for user in self._queues if (taken := self.user_count(user)) < self.per_user]
+        if not found:
+            return None
+        user = min(found)[2]
         self._order += 1
         self._since[user] = self._order
         root = self._queues[user][0][2]

@@ -20,14 +20,14 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
     ladder = state.ladder
     if ladder is not None:
         ladder = replaced(ladder, began_at=at, grace_ends_at=at, killed_at=None if ladder.killed_at is None else at)
-    return replace(birth, created_at=at), replace(
+    return replaced(birth, created_at=at), replace(
         state,
         clock=Clock(counted=state.clock.counted),
         ladder=ladder,
         retry_at=at if state.retry_at is not None else None,
         started_at=at if state.started_at is not None else None,
-        paused=replace(state.paused, until=None) if state.paused is not None else None,
-        breach=replace(state.breach, until=None) if state.breach is not None else None,
+        paused=replaced(state.paused, until=None) if state.paused is not None else None,
+        breach=replaced(state.breach, until=None) if state.breach is not None else None,
         alerts={what: _rebased_alert(alert, at) for what, alert in state.alerts.items()},
     )
 

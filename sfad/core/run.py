@@ -64,8 +64,7 @@ class Clock(Struct, rename={"counted": "spent"}):
         self.since = None
 
 
-@dataclass(slots=True)
-class ProcessExit:
+class ProcessExit(Struct):
     """How the main process of an attempt ended: by its exit code or by a signal. Neither is known if it was not this daemon's
     child."""
 
@@ -81,8 +80,7 @@ class ProcessExit:
         return self.code == 0
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(Struct):
     """One execution of the run's command, and what its agent says of it."""
 
     number: int
@@ -110,8 +108,7 @@ class Attempt:
         return self.exit is not None and self.exit.success and self.failed is None
 
 
-@dataclass(slots=True)
-class Streak:
+class Streak(Struct):
     """The tool call that the run's model asked for last, and how often in a row."""
 
     tool: str
@@ -122,8 +119,7 @@ class Streak:
     """That it repeats was published."""
 
 
-@dataclass(slots=True)
-class Paused:
+class Paused(Struct):
     """The run is frozen itself, not only with an ancestor."""
 
     until: float | None
@@ -139,8 +135,7 @@ class Paused:
     middle."""
 
 
-@dataclass(slots=True)
-class LimitHold:
+class LimitHold(Struct):
     """The breach of a limit that holds the run until a person decides, or `until`. Between two attempts nothing is frozen yet."""
 
     kind: LimitKind
@@ -151,24 +146,21 @@ class LimitHold:
     """What the call or reservation that it is held for takes at least."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Struct, frozen=True):
     """How the run ends, as soon as none of its processes is alive."""
 
     outcome: Status
     reason: Reason | None
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedModels:
+class AllowedModels(Struct, frozen=True):
     """Patterns of models, as a run was started with them. They bind all that it starts, detached runs too."""
 
     run: RunId
     patterns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Birth:
+class Birth(Struct, frozen=True):
     id: RunId
     number: int
     name: str
@@ -247,6 +239,8 @@ class State:
     def unreachable_since(self) -> float | None:
         """When its calls of the model began to fail or to stay without an answer, if they do."""
         failing = self.latest.failing_since
+        if not self.account.reservations:
+            return failing
         return min([*(silence.since for silence in self.account.silences), *([] if failing is None else [failing])], default=None)
 
     @property
@@ -305,7 +299,7 @@ class Run(State):
     @property
     def standing_still(self) -> bool:
         """Whether it is frozen, by itself or with an ancestor."""
-        return self.paused is not None or any(above.paused is not None for above in self.ancestors)
+        return self.paused is not None or (self.parent is not None and self.parent.standing_still)
 
     @property
     def shown_reason(self) -> Reason | None:
@@ -328,6 +322,8 @@ class Run(State):
     def deadline(self) -> float | None:
         """When its clock, or an ancestor's, ends it; `None` while its own is halted."""
         own = self.own_deadline
+        if not self.ancestors:
+            return own
         return min([own, *(above.own_deadline or own for above in self.ancestors)]) if own is not None else None
 
     @property

@@ -15,21 +15,27 @@ from .vocabulary import EventType
 UNREACHABLE_AFTER = 120.0
 """Seconds for which a run must have failed to reach its model."""
 
-Watched = dict[EventType, Measure | None]
-"""By type; `None` where there is nothing to watch."""
+Watched = dict[str, Measure | None]
+"""By type; `None` where there is nothing to watch any more."""
 
 
 def watched_of(run: Run, policy: Policy, at: float) -> Watched:
-    return {
-        EventType.ALERT_LIMIT: _limit(run, policy.alerts.limit_share, at),
-        EventType.ALERT_REPEATING: _repeating(run, policy.repeats),
-        EventType.ALERT_UNREACHABLE: _unreachable(run, at),
-    }
+    """Return what could raise an alert of the run, and what could clear one that is raised."""
+    watched: Watched = dict.fromkeys(run.alerts)
+    share = policy.alerts.limit_share
+    # the quotient may miss the share by a rounding where the clock's timer has said that it is reached
+    if (used := _largest_share(run, at)) >= share - 1e-9 or EventType.ALERT_LIMIT in watched:
+        watched[EventType.ALERT_LIMIT] = Measure(round(used, 4), share, used >= share - 1e-9)
+    if run.streak is not None:
+        watched[EventType.ALERT_REPEATING] = Measure(run.streak.count, policy.repeats, run.streak.said)
+    if (since := run.unreachable_since) is not None:
+        watched[EventType.ALERT_UNREACHABLE] = Measure(round(at - since, 3), UNREACHABLE_AFTER, at >= since + UNREACHABLE_AFTER)
+    return watched
 
 
 def next_look(run: Run, policy: Policy, at: float) -> float | None:
     """Return when the passing of time alone may raise or clear an alert of the run."""
-    times = [alert.due for alert in run.alerts.values() if alert.due is not None]
+    times = [alert.due for alert in run.alerts.values() if alert.due is not None] if run.alerts else []
     if (since := run.unreachable_since) is not None and EventType.ALERT_UNREACHABLE not in run.alerts:
         times.append(since + UNREACHABLE_AFTER)
     # at `nearing` the run's own clock looks, with the timer that it has anyway
@@ -46,34 +52,26 @@ def _clock_reaches(run: Run, share: float, at: float) -> Iterator[float]:
             yield due
 
 
-def _limit(run: Run, share: float, at: float) -> Measure | None:
-    found = max((used / active.threshold for active, used in _used(run, at)), default=None)
-    # the quotient may miss the share by a rounding where the clock's timer has said that it is reached
-    return Measure(round(found, 4), share, found >= share - 1e-9) if found is not None else None
+def _largest_share(run: Run, at: float) -> float:
+    """Return the share that is used of the limit that is nearest to its threshold."""
+    return max([used / active.threshold for active, used in _used(run, at)], default=0.0)
 
 
-def _used(run: Run, at: float) -> Iterator[tuple[ActiveLimit, float]]:
-    """Yield each limit of which something is used, without what calls under way have reserved: they rarely use it."""
-    for kind, active in run.limits.items():
-        if kind is LimitKind.TIME:
-            yield active, run.clock.elapsed(at)
-        elif not KINDS[kind].instead and (used := run.account.used(kind)) is not None:
-            yield active, used - run.account.under_way.get(kind, 0)
-
-
-def _repeating(run: Run, most: int) -> Measure | None:
-    return Measure(run.streak.count, most, run.streak.said) if run.streak is not None else None
-
-
-def _unreachable(run: Run, at: float) -> Measure | None:
-    since = run.unreachable_since
-    return Measure(round(at - since, 3), UNREACHABLE_AFTER, at >= since + UNREACHABLE_AFTER) if since is not None else None
+def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
+    """Return each limit of which something is used, without what calls under way have reserved: they rarely use it."""
+    time, account = run.limits.get(LimitKind.TIME), run.account
+    found = [(time, run.clock.elapsed(at))] if time is not None else []
+    if account.known:
+        for kind, active in run.limits.items():
+            if kind is not LimitKind.TIME and not KINDS[kind].instead and (used := account.used(kind)) is not None:
+                found.append((active, used - account.under_way.get(kind, 0)))
+    return found
 
 
 def message_of(what: EventType, run: Run, policy: Policy, at: float) -> str:
     """Return what an alert says of a run as it is now; empty if nothing is left to watch."""
     match what:
-        case EventType.ALERT_LIMIT if found := list(_used(run, at)):
+        case EventType.ALERT_LIMIT if found := _used(run, at):
             active, used = max(found, key=lambda each: each[1] / each[0].threshold)
             return f"{_share_of(active, used)} (alerts.limit_share is {policy.alerts.limit_share:g})"
         case EventType.ALERT_REPEATING if run.streak is not None:

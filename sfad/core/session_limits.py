@@ -1,9 +1,8 @@
 """Limits of a session: never more than `[sessions]`, nor than the profile or the entry of its agent sets."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
-from msgspec.structs import replace as with_values
+from msgspec.structs import replace
 
 from ..protocol.kinds import KINDS
 from ..protocol.limits import format_amount
@@ -105,10 +104,10 @@ def _asked_for(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None) -
     if bound is None:
         return limit
     if limit.action in {None, Action.WARN}:
-        limit = with_values(limit, action=registered.action if registered is not None else Action.TERMINATE)
+        limit = replace(limit, action=registered.action if registered is not None else Action.TERMINATE)
     if not limit.threshold > bound.threshold:
         return limit
-    return with_values(limit, threshold=bound.threshold, source=bound.source)
+    return replace(limit, threshold=bound.threshold, source=bound.source)
 
 
 def _too_much(limit: Limit, bound: Limit, policy: Policy, *, for_model: bool) -> str:

@@ -120,6 +120,8 @@ class Spending:
             self.budgets_changed = True  # what was only reserved is used now
             use = replace(reservation.use, partial=True)
             self._record(run, reservation, use, e.CallEnd(error="its run ended before it did; it was charged as reserved"))
+        if not account.sources:
+            return
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})

@@ -28,7 +28,7 @@ _NOTHING: dict[str, dict[str, Any]] = {key: {} for key in _PARTS}
 def to_saved(value: Any) -> Any:
     if not isinstance(value, Account):
         raise NotImplementedError(f"{type(value)} cannot be saved")
-    if not (value.sources or value.reservations or value.below or value.levels):
+    if not value.known:
         return _NOTHING  # of most runs, each time they are saved
     return _converted({key: msgspec.to_builtins(getattr(value, name)) for key, (name, _) in _PARTS.items()}, to_usd)
 

@@ -3,8 +3,9 @@
 import os
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from ..config import Hook
 from ..core.access import EVERYTHING, Peer

@@ -47,18 +47,16 @@ class Status(Word):
     REJECTED_RATE = "rejected_rate"
     REJECTED_CONCURRENCY = "rejected_concurrency"
 
-    @property
-    def terminal(self) -> bool:
-        return self in _TERMINAL
+    terminal: bool
+    rejected: bool
 
-    @property
-    def rejected(self) -> bool:
-        return self.value.startswith("rejected_")
+    def __init__(self, word: str) -> None:
+        # attributes, not properties: each run is asked some thirty times
+        self.rejected = word.startswith("rejected_")
+        self.terminal = self.rejected or word in ("completed", "failed", "timeout", "cancelled", "lost")
 
 
-ENDED = frozenset({Status.COMPLETED, Status.FAILED, Status.TIMEOUT, Status.CANCELLED, Status.LOST})
-
-_TERMINAL = ENDED | {s for s in Status if s.value.startswith("rejected_")}
+ENDED = frozenset(status for status in Status if status.terminal and not status.rejected)
 
 
 class Rule(Word):

@@ -69,6 +69,12 @@ class Live:
     """Who executes its command (`LaunchSpec.user`)."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
+    session_files: SessionFiles | None = field(init=False)
+    """How its program keeps its sessions."""
+
+    def __post_init__(self) -> None:
+        meter = self.spawn.meter
+        self.session_files = None if meter == NO_METER else session_files_of(meter, self.run.asked.argv)
 
     def look_at_the_clock(self, now: datetime) -> None:
         """Note for people when it started or ended."""
@@ -141,14 +147,9 @@ class Live:
         return self.spawn.log and self.spawn.stdio == "files"
 
     @property
-    def session_files(self) -> SessionFiles | None:
-        return None if self.spawn.meter == NO_METER else session_files_of(self.spawn.meter, self.run.asked.argv)
-
-    @property
     def session_variables(self) -> list[bytes]:
         """The part of its environment that says where its session files are."""
-        names = tuple(f"{name}=".encode() for name in SESSION_VARIABLES)
-        return [item for item in self.spawn.env if item.startswith(names)] if self.session_files is not None else []
+        return [item for item in self.spawn.env if item.startswith(_SESSION_VARIABLES)] if self.session_files is not None else []
 
     @property
     def extra(self) -> RunExtra:
@@ -164,6 +165,9 @@ class Live:
             pid_started=self.main.started if self.main is not None and self.run.pid is not None else None,
             model=self.model,
         )
+
+
+_SESSION_VARIABLES = tuple(f"{name}=".encode() for name in SESSION_VARIABLES)
 
 
 def bounds_of(run: Run) -> Bounds:

@@ -112,7 +112,7 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     # a short run is shown three times before more than its time is known to be used; making all states each time would be a
     # tenth of the daemon's work in a burst of runs
     run, account = live.run, live.run.account
-    if live.unused is None or account.sources or account.reservations or account.below or account.levels:
+    if live.unused is None or account.known:
         states = [_limit(live, active, now) for active in run.limits.values()]
         live.unused_are([state for state in states if state.kind is not LimitKind.TIME])
         return states
@@ -122,7 +122,7 @@ def _limits(live: Live, now: float) -> list[LimitState]:
 
 def _limit(live: Live, active: ActiveLimit, now: float) -> LimitState:
     limit, kind = active.limit, active.limit.kind
-    above = _tighter(live, active)
+    above = _tighter(live, active) if live.run.parent is not None else None
     used = live.run.clock.elapsed(now) if kind is LimitKind.TIME else live.run.account.used(kind)
     if used is not None and kind in COSTS:
         used = to_usd(int(used))
@@ -142,7 +142,7 @@ def _limit(live: Live, active: ActiveLimit, now: float) -> LimitState:
 def _tighter(live: Live, active: ActiveLimit) -> Run | None:
     """Return the ancestor with the lowest limit of this kind for its tree, if that is lower than the run's own."""
     kind, found = active.limit.kind, live.run
-    if found.parent is None or KINDS[kind].scope == "run":
+    if KINDS[kind].scope == "run":
         return None
     for above in live.run.ancestors:
         other = above.limits.get(kind)

@@ -19,7 +19,7 @@ from ..core.session_limits import lowered
 from ..ledger.database import LedgerError
 from ..loop.runtime import Runtime
 from ..protocol import messages as m
-from ..protocol.types import ErrorCode, LimitRefusal, RunId, RunInfo
+from ..protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo
 from .checks import RequestError, unavailable
 from .connection import Connection
 from .lookup import find_run
@@ -123,13 +123,14 @@ class Call:
     def __call__(self, answer: c.Answer) -> None:
         match answer:
             case c.SpawnDone(run) if run.asked.session is not None:
-                self.reply(m.RunReply(id=self.id, run=self._known(run.id), lowered=lowered(run)))
-            case c.SpawnDone(run) | c.Changed(run):
-                self.reply(m.RunReply(id=self.id, run=self._known(run.id)))
+                self._reply_with(self.runtime.catalogue.started(run.id), lowered(run))
+            case c.SpawnDone(run):
+                self._reply_with(self.runtime.catalogue.started(run.id))
+            case c.Changed(run):
+                self._reply_with(self.runtime.catalogue.info(run.id))
             case c.Known(known):
                 live = self.runtime.catalogue.live.get(known)
-                less = lowered(live.run) if live is not None else []
-                self.reply(m.RunReply(id=self.id, run=self._known(known), lowered=less))
+                self._reply_with(self.runtime.catalogue.info(known), lowered(live.run) if live is not None else ())
             case c.SpawnRefused(refusal, recorded):
                 self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
             case c.ReserveAnswer(run, reservation, limit_refusal):
@@ -147,10 +148,9 @@ class Call:
             case _:
                 assert_never(answer)
 
-    def _known(self, run: RunId) -> RunInfo:
-        info = self.runtime.catalogue.info(run)
+    def _reply_with(self, info: RunInfo | None, less: Sequence[Lowered] = ()) -> None:
         assert info is not None
-        return info
+        self.reply(m.RunReply(id=self.id, run=info, lowered=list(less)))
 
     def defer(self) -> Callable[[], bool]:
         """Note that the reply comes later, from another thread's work. Return a function that says, once, whether it is still

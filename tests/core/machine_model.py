@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 import msgspec
 from msgspec.msgpack import decode
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e

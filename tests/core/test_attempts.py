@@ -179,5 +179,5 @@ def test_what_is_read_between_attempts_is_of_the_attempt_before() -> None:
     (t >> t.emptied(a)).skip()
     t >> t.fired(a, "retry") << "disarm a1 result" << "launch a1"
     (t >> t.launched(a)).skip()
-    t >> t.exited(a, 0) << "disarm a1 deadline" << "disarm a1 retry" << "release a1" << "ended a1 completed"
+    t >> t.exited(a, 0) << "disarm a1 deadline" << "release a1" << "ended a1 completed"
     t.quiet()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -375,7 +376,7 @@ def test_the_order_of_the_rules() -> None:
     t = Transcript(trees=1, spawns_per_hour=1, max_depth=bound(1), max_descendants=bound(1), allow_detach=True)
     a = t.start("a", max_depth=bound(2), leaf=True)
     spoke = [t.refused("a", Peer(1000, "ann", run=a)).kind]
-    t.run(a).birth = replace(t.run(a).birth, permissions=FULL)
+    t.run(a).birth = structs.replace(t.run(a).birth, permissions=FULL)
     spoke.append(t.refused("a", inside(a)).kind)
     spoke.append(t.refused("b", inside(a), max_depth=bound(1)).kind)
     t.start("b", inside(a))

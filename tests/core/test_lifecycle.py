@@ -23,7 +23,7 @@ def test_nothing_starts_before_the_ledger_has_it() -> None:
     t >> t.launched("a1") << "arm a1 deadline +7.2" << "save a1 running" << "publish run_started a1"
     t << "reply 1 SpawnDone a1 running"
     t.later(3)
-    t >> t.exited("a1") << "disarm a1 deadline" << "disarm a1 retry" << "save a1 completed" << "publish run_completed a1"
+    t >> t.exited("a1") << "disarm a1 deadline" << "save a1 completed" << "publish run_completed a1"
     t << "release a1" << "ended a1 completed"
     t.quiet()
 

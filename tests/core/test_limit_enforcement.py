@@ -136,7 +136,7 @@ def test_an_increase_that_is_denied() -> None:
     a = t.start("a", limits="turns=10:request_increase")
     (t >> t.used(a, turns=11)).skip()
     t >> t.deny(a) << "publish increase_denied a1" << "disarm a1 pause_max" << "disarm a1 approval" << "disarm a1 deadline"
-    t << "disarm a1 retry" << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 2 Changed a1 stopping"
+    t << "terminate a1 SIGTERM" << "arm a1 grace +5" << "reply 2 Changed a1 stopping"
     t >> t.exited(a, 0) << "disarm a1 grace" << "disarm a1 kill" << "disarm a1 survey" << "publish run_failed a1" << "release a1"
     t << "ended a1 failed"
     t.quiet()
@@ -225,7 +225,7 @@ def test_a_second_breach_of_a_held_run() -> None:
     assert (t.held(a, "turns").action, t.held(a, "tokens").action) == (Action.PAUSE, Action.REQUEST_INCREASE)
     (t >> t.used(a, turns=11, input_tokens=12)).skip()
     t >> t.used(a, turns=11, input_tokens=12, cost=2.0) << "disarm a1 deadline"
-    t << "disarm a1 retry" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.quiet()
 
 
@@ -629,8 +629,8 @@ def test_draining_while_frozen_and_waiting() -> None:
     b = t.start("b", inside(a), limits="turns=5:pause")
     (t >> t.used(b, turns=6)).skip()
     (t >> t.used(a, turns=11)).skip()
-    t >> e.DrainRequested(t.at) << "disarm a2 pause_max" << "disarm a2 deadline" << "disarm a2 retry"
-    t << "disarm a1 pause_max" << "disarm a1 approval" << "disarm a1 deadline" << "disarm a1 retry"
+    t >> e.DrainRequested(t.at) << "disarm a2 pause_max" << "disarm a2 deadline"
+    t << "disarm a1 pause_max" << "disarm a1 approval" << "disarm a1 deadline"
     t << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t >> t.emptied(a)
     t.skip()
@@ -642,7 +642,7 @@ def test_an_ended_ancestor_takes_the_approval_of_a_child_along() -> None:
     a = t.start("a")
     b = t.start("b", inside(a), limits="turns=10:request_increase")
     (t >> t.used(b, turns=11)).skip()
-    t >> t.exited(a, 0, empty=False) << "disarm a2 pause_max" << "disarm a2 approval" << "disarm a2 deadline" << "disarm a2 retry"
+    t >> t.exited(a, 0, empty=False) << "disarm a2 pause_max" << "disarm a2 approval" << "disarm a2 deadline"
     t.skip()
     assert "does not wait" in t.failed(t.approve(b))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sfad.core.asked import Asked, SessionAsked
 from sfad.core.limits import Limits
@@ -25,7 +26,7 @@ def limit(kind: LimitKind, threshold: float, action: Action | None = None, sourc
 
 def limits(*asked: Limit, entry: tuple[Limit, ...] = (), policy: Policy = POLICY, **of_run: Any) -> Limits:
     """Return the limits of a session that asks for these, of an agent with these in its entry."""
-    run = replace(Asked(("agent",), limits=entry, session=SessionAsked(asked)), **of_run)
+    run = structs.replace(Asked(("agent",), limits=entry, session=SessionAsked(asked)), **of_run)
     return session_limits_of(run, None, policy, 1000)
 
 

@@ -21,7 +21,7 @@ def test_the_whole_ladder() -> None:
     t = Transcript(hear=frozenset({"save", "ended", "publish", "disarm"}))
     a = t.start("a")
     t.later(1)
-    t >> t.stop(a) << "disarm a1 deadline" << "disarm a1 retry" << "terminate a1 SIGTERM" << "arm a1 grace +5"
+    t >> t.stop(a) << "disarm a1 deadline" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t.later(5)
     t >> t.fired(a, "grace") << "kill a1" << "arm a1 kill +1" << "arm a1 survey +10"
     t.later(1)
