@@ -24,6 +24,7 @@ from .host.audience import Users, directory_mode, serves_all
 from .host.clock import Timers
 from .host.descriptors import keep_back
 from .host.headroom import DiskReserve
+from .host.loop_turns import LoopTurns
 from .host.socket_file import PathError, prepare_socket
 from .host.state_dir import StateLock, resume_lock, take_state_dir
 from .launch.choice import choose_launcher
@@ -130,10 +131,11 @@ def open_state(
             log.error(note)
         unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
         opening.pop_all()
-    ledger = Ledger(opened, lock.lost)
+    turns = LoopTurns()
+    ledger = Ledger(opened, turns, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
     resources = Resources(
-        log, timers, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost,
+        log, timers, turns, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost,
         (handed.counts if handed is not None else None) or Counts(), everyone,
     )  # fmt: skip
     return resources, adoption, unwritten

@@ -42,6 +42,11 @@ class RunJournal:
     def save(self, runs: Iterable[Live], position: Position = nowhere) -> None:
         self._store.write_soon(self._changes(runs, position))
 
+    @property
+    def failing(self) -> bool:
+        """Whether the disk has no room now. What could not be written is tried again."""
+        return self._store.failing
+
     def is_saved(self, run: RunId) -> bool:
         """Whether the newest snapshot of a run could be written."""
         return f"{NOW}{run}" not in self._store.unwritten

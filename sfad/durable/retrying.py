@@ -26,7 +26,8 @@ class RetryingStore:
         self._store = store
         self._timers = timers
         self._trouble = trouble
-        self._failing = False
+        self.failing = False
+        """Whether the last write has failed."""
         self._closed = False
         self._displaced = False
 
@@ -39,7 +40,7 @@ class RetryingStore:
         self._store.write(self.unwritten | changes)
         crash_point("remembered")
         self.unwritten = {}
-        self._failing = False
+        self.failing = False
         if self._store.notes:
             self._tell_notes()
 
@@ -51,9 +52,9 @@ class RetryingStore:
         try:
             self.write({})
         except OSError as error:
-            if not self._failing:
+            if not self.failing:
                 self._trouble(f"what happens to runs cannot be saved in the spool for now: {error}")
-            self._failing = True
+            self.failing = True
             self._timers.arm("remember", trio.current_time() + RETRY_EVERY, lambda: self.write_soon({}))
 
     def put_back(self, restore: Callable[[], None]) -> None:

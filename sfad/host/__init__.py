@@ -6,6 +6,7 @@
 `descriptors`    reserves the last descriptors of the process
 `closing`        closes the descriptors that clients sent
 `fuse`           whether a file is on a FUSE mount of another user
+`loop_turns`     counts the turns of the trio loop, and calls back at the end of one
 `logout`         whether a logout ends this daemon
 `private_files`  the daemon's own names in directories that its agents can write to
 `exec_events`    has the kernel tell which processes execute a program

@@ -73,8 +73,9 @@ class CommandStarter:
             env.append(_COOKIE_IS + run.cookie)
             try:
                 child = self._spawner.spawn(
-                    replace(spec, env=env if spec.sandbox is None else sealed(env)),
+                    spec,
                     files,
+                    env if spec.sandbox is None else sealed(env),
                     door=door,
                     report=far_end,
                     gate=gate,

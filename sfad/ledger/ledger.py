@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from ..core.ids import run_number
+from ..host.loop_turns import LoopTurns
 from ..protocol.types import CallInfo, Event, RunId, RunInfo
 from .backup import PutBack
 from .opened import OpenedLedger
@@ -57,7 +58,7 @@ class LedgerListener(Protocol):
 class Ledger:
     """Takes writes. `records` reads, `file` looks after the file."""
 
-    def __init__(self, opened: OpenedLedger, state_dir_lost: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(self, opened: OpenedLedger, turns: LoopTurns, state_dir_lost: Callable[[], str | None] = lambda: None) -> None:
         """Take over an opened ledger. `state_dir_lost` is called in another thread; it returns why the directory is elsewhere now
         with the ledger in it, or `None`."""
         self.records = opened.records
@@ -74,6 +75,7 @@ class Ledger:
         self._told_of_events: Callable[[int], None] | None = None
         self._untold: list[Report] = []
         self._waking = False
+        self._turns = turns
         self._token = trio.lowlevel.current_trio_token()
         self._transactions = Transactions(opened.connection, opened.file.directory, state_dir_lost)
         self._writer = Writer(self._transactions, self._report)
@@ -134,20 +136,14 @@ class Ledger:
     def _put(self, op: Op) -> None:
         self._writer.put(op)
         if op.urgent and not self._waking:
-            self._wake_soon()
+            # once for everything that the trio thread does in one go: the requests of a burst share a transaction, and the two
+            # threads do not take the interpreter lock from each other between them
+            self._waking = True
+            self._turns.at_end(self._wake)
 
     def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
         self._put(op)
         self.records.remember(op, info, extra)
-
-    def _wake_soon(self) -> None:
-        # once for everything that the trio thread does in one go: the requests of a burst share a transaction, and the two
-        # threads do not take the interpreter lock from each other between them
-        self._waking = True
-        try:
-            self._token.run_sync_soon(self._wake)
-        except trio.RunFinishedError:
-            self._wake()
 
     def _wake(self) -> None:
         self._waking = False

@@ -79,7 +79,7 @@ class Launching:
                 return
             if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
                 self.resources.spool.journal.save([live], self.metering.position)
-            if not self.resources.spool.journal.is_saved(run.id):
+            if self.resources.spool.journal.failing:
                 # the next daemon would take it for queued, and launch it a second time
                 self._fail(run, errno.ENOSPC, "the disk has no room to save that it is launched; free some", "output")
                 return

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ..core.events import Event
 from ..durable.spool import Spool
 from ..host.clock import Timers
+from ..host.loop_turns import LoopTurns
 from ..launch.launcher import Launcher
 from ..ledger import Ledger
 from ..observe.counts import Counts
@@ -37,6 +38,7 @@ class Resources:
 
     log: Log
     timers: Timers
+    turns: LoopTurns
     spool: Spool
     ledger: Ledger
     output: OutputFiles

@@ -51,8 +51,11 @@ class Saver:
         """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
         what is to be saved together with it instead."""
         admits = charges = False
+        launched: set[RunId] = set()
         for command in outcome.commands:
-            if isinstance(command, c.Charge):
+            if isinstance(command, c.Launch):
+                launched.add(command.run.id)
+            elif isinstance(command, c.Charge):
                 self.budgets.save(command.scope, command.name)
                 charges = True
             elif isinstance(command, c.Admit):
@@ -74,6 +77,8 @@ class Saver:
             self.run_feed.changed({*outcome.changed, *outcome.used})
         if admits:
             return changed
+        if launched:  # saved when their processes are known, before these execute anything
+            changed = [live for live in changed if live.run.id not in launched or live.run.attempt > 1]
         if changed:
             self.resources.spool.journal.save(changed, self.metering.position if charges else nowhere)
         return []

@@ -32,6 +32,8 @@ class StorageWatch:
     metering: Metering
     announcer: Announcer
     _lost: str | None = None
+    _looked: int = -1
+    """The turn of the last look."""
 
     @property
     def unwritable(self) -> str | None:
@@ -39,7 +41,11 @@ class StorageWatch:
         return self.look() or self.resources.ledger.trouble
 
     def look(self) -> str | None:
-        """Look whether the state directory, and the spool in it, are where they were. Return why the directory is not."""
+        """Look once a turn whether the state directory, and the spool in it, are where they were. Return why the directory is
+        not."""
+        if self._looked == self.resources.turns.number:
+            return self._lost
+        self._looked = self.resources.turns.number
         lost, before = self.resources.state_dir_lost(), self._lost
         self._lost = lost
         if lost is None:

@@ -60,10 +60,12 @@ class OutputBounds:
 
     def check(self, tailed: TailedRun) -> None:
         """Have those files of a run freed that have grown above what they may keep."""
-        keep = self._keep(tailed.limit)
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
-            if status is not None and keep is not None and not self._unable and holes.excess(status, keep):
+            if status is None or self._unable or not holes.excess(status, KEPT_AT_LEAST):
+                continue
+            keep = self._keep(tailed.limit)
+            if keep is not None and holes.excess(status, keep):
                 self._wanted[tailed.run, suffix] = _Grown(status.st_blocks, tailed)
                 self._some.set()
 

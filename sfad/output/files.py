@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ _WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _READ = os.O_RDONLY
 # a run may put anything where its file was: a link, or a FIFO, on which open(2) would wait for its other end
 _ALWAYS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_NEW = _WRITE | os.O_EXCL | os.O_CLOEXEC | os.O_NOCTTY
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _CHUNK = 1 << 20
@@ -74,8 +76,16 @@ class OutputFiles:
 
         Create the files, and set aside anything else in their places. `owner`: uid and gid of another user who executes the run; a
         program opens /dev/stdout again, and only the file's owner may. No other user has a way into the directory."""
-        self.make_again()
-        descriptors = self._both(run_id, self._open_to_write)
+        run_number(run_id)  # raises for anything that is not an id, such as a path
+        try:
+            directory = os.open(self.directory, _DIRECTORY)
+        except OSError:
+            self.make_again()
+            directory = os.open(self.directory, _DIRECTORY)
+        try:
+            descriptors = self._both(run_id, partial(self._open_to_write, directory))
+        finally:
+            os.close(directory)
         if owner is not None:
             for descriptor in descriptors:
                 os.fchown(descriptor, *owner)
@@ -181,9 +191,9 @@ class OutputFiles:
             os.close(out)
             raise
 
-    def _open_to_write(self, run_id: RunId, suffix: Suffix) -> int:
+    def _open_to_write(self, directory: int, run_id: RunId, suffix: Suffix) -> int:
         try:
-            descriptor = self._open(run_id, suffix, _WRITE | os.O_EXCL)
+            descriptor = os.open(f"{run_id}{suffix}", _NEW, 0o600, dir_fd=directory)
         except FileExistsError:
             if not self._may_write(run_id, suffix):
                 self._tell_aside(set_aside(Path(self._path(run_id, suffix))))

@@ -30,10 +30,13 @@ class Spawns:
             if name.endswith(_UNFINISHED):
                 with suppress(IsADirectoryError, PermissionError):  # not a daemon's: `save` sets it aside if it is in the way
                     os.unlink(directory / name)
+        self._saved = set(self.runs())
+        """Runs that may have a file. Most never have one, and need no unlink(2)."""
 
     def save(self, run: RunId, data: bytes) -> None:
         """Save `data` for the run in place of what was saved before. Raises `OSError`, and then changes nothing."""
         path, unfinished = self._path(run, _SUFFIX), self._path(run, _UNFINISHED)
+        self._saved.add(run)
         make_directory(self._directory)  # an agent may have removed it
         with ExitStack() as undo:
             descriptor = create(Path(unfinished))
@@ -66,7 +69,10 @@ class Spawns:
             return file.read()
 
     def forget(self, run: RunId) -> None:
-        _unlink(self._path(run, _SUFFIX))
+        path = self._path(run, _SUFFIX)
+        if run in self._saved:
+            _unlink(path)
+            self._saved.discard(run)
 
     def runs(self) -> list[RunId]:
         """Return the runs for which something is saved, in order of their ids. Raises `OSError`."""

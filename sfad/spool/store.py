@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from zlib import crc32
 
-from ..host.private_files import create, free_name, is_regular, make_directory, regain, set_aside
+from ..host.private_files import create, free_name, identity, is_regular, make_directory, regain, set_aside
 
 VERSION = 1
 
@@ -70,9 +70,12 @@ class Store:
         """Whether everything in the file could be used, except a batch in whose middle the writer was killed."""
         self.found = False
         self._path = path
+        self._name = str(path)
         self._lost = lost
         self._new = path.with_name(f"{path.name}.new")
         self._descriptor = -1
+        self._identity = (0, 0)
+        """Device and inode number of the open file."""
         self._end = 0
         self._dirty = 0
         """Where the bytes end that are not zero. Beyond `_end` they are an unfinished frame."""
@@ -196,7 +199,7 @@ class Store:
             self._put_in_place()
             undo.pop_all()
         self.close()
-        self._descriptor = descriptor
+        self._use(descriptor)
         self._end = self._dirty = len(data)
         self._has_room(room)
         self._compact_at = max(COMPACT_ABOVE, COMPACT_RATIO * self._current)
@@ -209,12 +212,12 @@ class Store:
         os.rename(self._new, self._path)
         self._damaged = False
 
+    def _use(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        self._descriptor, self._identity = descriptor, (status.st_dev, status.st_ino)
+
     def _in_place(self) -> bool:
-        try:
-            found = os.stat(self._path, follow_symlinks=False)
-        except OSError:
-            return False
-        return os.path.samestat(found, os.fstat(self._descriptor))
+        return identity(self._name) == self._identity
 
     def _open(self) -> None:
         with ExitStack() as undo:
@@ -227,7 +230,7 @@ class Store:
             fault = self._load(_contents(descriptor))
             if not fault:
                 os.fchmod(descriptor, 0o600)
-                self._descriptor = descriptor
+                self._use(descriptor)
                 self._has_room(os.fstat(descriptor).st_size)
                 undo.pop_all()
                 return

@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from sfad.core.ids import run_id
+from sfad.host.loop_turns import LoopTurns
 from sfad.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.ledger.database import open_reader
 from sfad.ledger.ledger import CallKey
@@ -133,7 +134,7 @@ class Answers:
 @contextmanager
 def started(directory: Path, answers: Answers | None = None, **options: Any) -> Iterator[Ledger]:
     """A ledger that takes writes."""
-    ledger = Ledger(OpenedLedger(directory, **options))
+    ledger = Ledger(OpenedLedger(directory, **options), LoopTurns())
     ledger.report_to(answers or Answers())
     try:
         yield ledger

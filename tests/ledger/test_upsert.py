@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sfad.core.access import EVERYTHING
+from sfad.host.loop_turns import LoopTurns
 from sfad.host.probe import current_boot
 from sfad.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.ledger.reader import Page
@@ -44,7 +45,7 @@ async def test_an_upsert_that_failed_is_done_later_and_reports_an_end(tmp_path: 
     answers = Answers()
     lost = run(1, status=Status.LOST, ended_at=WHEN, labels={"team": "blue"})
     live = run(9, status=Status.RUNNING, pid=77)
-    ledger = Ledger(OpenedLedger(tmp_path))
+    ledger = Ledger(OpenedLedger(tmp_path), LoopTurns())
     ledger.report_to(answers)
     ledger.upsert(lost, PLAIN)
     ledger.upsert(live, PLAIN)

@@ -14,6 +14,7 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
+from sfad.host.loop_turns import LoopTurns
 from sfad.ledger import Ledger, OpenedLedger
 from sfad.loop.resources import EarlyEvents, Resources
 from sfad.loop.runtime import Runtime
@@ -30,14 +31,15 @@ ANN = Peer(0, "ann")
 @asynccontextmanager
 async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> AsyncIterator[Runtime]:
     """Serve a loop on the state directory `directory`."""
-    ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05))
+    turns = LoopTurns()
+    ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05), turns)
     (directory / "sfad.toml").write_text(config)
     loaded = configuration.load([directory / "sfad.toml"])
     log, early_events = Log("error", file=directory / "log"), EarlyEvents()
     timers = Timers(log.internal_error)
     launcher = kind(emit=early_events.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
-        log, timers, Spool(directory / "spool", timers, print), ledger, OutputFiles(directory / "output"), launcher,
+        log, timers, turns, Spool(directory / "spool", timers, print), ledger, OutputFiles(directory / "output"), launcher,
         early_events, "/s", str(directory), lambda: None, Counts(),
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))

@@ -107,6 +107,8 @@ def test_links_are_not_followed(directory: Path, tmp_path: Path) -> None:
     (directory / "a1.spawn.new").symlink_to(precious)
     spawns.save("a1", b"x")
     assert spawns.read("a1") == b"x"
+    spawns.save("a2", b"x")
+    (directory / "a2.spawn").unlink()
     (directory / "a2.spawn").symlink_to(precious)
     spawns.forget("a2")
     assert precious.read_bytes() == b"precious"

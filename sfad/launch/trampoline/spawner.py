@@ -81,6 +81,7 @@ class Spawner:
         self,
         spec: LaunchSpec,
         files: list[bytes],
+        env: Sequence[bytes],
         *,
         door: Door,
         report: int,
@@ -90,14 +91,15 @@ class Spawner:
     ) -> Spawned:
         """Return a new child: a session leader, all signals at their defaults and unblocked. Raises `OSError`.
 
-        It executes the first of `files` that is there. `door`, `report` and `gate` are the trampoline's descriptors, and stay
-        the caller's. `nofile` and the door's `msgqueue` are its soft limits and `cpus` are its CPUs, where they differ from the
-        daemon's. The caller has refused null bytes, at which the C strings would end."""
+        It executes the first of `files` that is there, with `env` instead of the environment in `spec`. `door`, `report` and
+        `gate` are the trampoline's descriptors, and stay the caller's. `nofile` and the door's `msgqueue` are its soft limits and
+        `cpus` are its CPUs, where they differ from the daemon's. The caller has refused null bytes, at which the C strings would
+        end."""
         stdio = [self._null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr)]
         terminal = spec.terminal and os.isatty(stdio[0]) and (spec.user is None or os.fstat(stdio[0]).st_uid == spec.user.uid)
         trampoline = self._interactive if terminal else self._trampoline
         argv = trampoline.argv(spec.umask, spec.cwd, files, spec.argv)
-        env = spec.env if trampoline.image is not None else sealed(spec.env)
+        env = env if trampoline.image is not None else sealed(env)
         limits = dict(filter(None, (_limit(resource.RLIMIT_NOFILE, nofile), _limit(resource.RLIMIT_MSGQUEUE, door.msgqueue))))
         opened: list[int] = []
         try:

@@ -43,10 +43,12 @@ class AdoptedCgroups(AdoptedRuns):
         # not `Escapes`: to look at orphans is to reap them, and main processes of runs that are adopted next would be among them
         return self._cgroups.populated(run)
 
-    def gather_all(self, runs: set[RunId]) -> None:
-        """Gather the processes of those of these runs that were adopted. Raises `OSError`."""
-        for run_id in runs & self._elsewhere:
+    def gather_all(self, runs: set[RunId]) -> bool:
+        """Gather the processes of those of these runs that were adopted. Return whether there are such runs. Raises `OSError`."""
+        adopted = runs & self._elsewhere
+        for run_id in adopted:
             self._gather(self._runs[run_id])
+        return bool(adopted)
 
     def _gather(self, run: LaunchedRun) -> None:
         """Move into its cgroup whatever carries the marks of the run."""

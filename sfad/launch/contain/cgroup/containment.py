@@ -111,8 +111,8 @@ class CgroupContainment(RunContainment):
         if self._cgroups.populated(run):
             return True
         runs = run_ids([run])
-        self.adopted.gather_all(runs)
-        return self._cgroups.populated(run) or any(self._escapes.orphaned(runs))
+        gathered = self.adopted.gather_all(runs)
+        return (gathered and self._cgroups.populated(run)) or any(self._escapes.orphaned(runs))
 
     def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         return self._cgroups.members(*tops)

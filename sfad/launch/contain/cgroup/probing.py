@@ -100,7 +100,7 @@ def _reported(directory: str, *, attach: bool) -> tuple[int, int]:
                 spawning.callback(os.close, far)
                 spawning.callback(spawner.close)
                 spec = LaunchSpec([b"probe"], b"/", [])
-                pid, pidfd, memory = spawner.spawn(spec, [], door=Door(cgroup, attach), report=far, gate=shut)
+                pid, pidfd, memory = spawner.spawn(spec, [], spec.env, door=Door(cgroup, attach), report=far, gate=shut)
             report = os.read(near, REPORT.size)
             os.waitid(os.P_PID, pid, os.WEXITED)
         if pidfd >= 0:
