@@ -18,6 +18,7 @@ from .durable.spool import Spool
 from .hooks.programs import program_trouble
 from .host import systemd
 from .host.clock import Timers
+from .host.loop_turns import LoopTurns
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
 from .install import Installer, InstallError
@@ -193,7 +194,7 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
     with suppress(StoreError, OSError), TemporaryDirectory() as copies:
         # a copy: opening a damaged file sets it aside, and the next daemon would not know of the damage
         shutil.copy(where.state_dir / "spool" / "runs", copies)
-        with closing(Spool(Path(copies), Timers(print), print)) as spool:
+        with closing(Spool(Path(copies), Timers(print), LoopTurns(), print)) as spool:
             earlier = spool.earlier
             if earlier.moved_alive(where.state_dir):
                 text = (

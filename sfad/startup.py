@@ -100,15 +100,16 @@ def open_state(
     and the rows that the ledger could not take. `stored`: pidfds that systemd has kept.
 
     Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
-    state_dir, timers, early_events = home.state_dir, Timers(log.internal_error), EarlyEvents()
+    state_dir, timers, turns, early_events = home.state_dir, Timers(log.internal_error), LoopTurns(), EarlyEvents()
     try:
-        spool = Spool(state_dir / "spool", timers, log.error, lock.lost)
+        spool = Spool(state_dir / "spool", timers, turns, log.error, lock.lost)
         stack.callback(spool.close)
         output = OutputFiles(state_dir / "output", log.error)
     except StoreError as error:
         raise PathError(str(error)) from error
     except OSError as error:
         raise PathError(f"the state directory {state_dir} cannot be used: {error}") from error
+    trio.lowlevel.add_instrument(turns)
     _refuse_moved(state_dir, spool.earlier)
     for note in spool.notes:
         log.warning(note)
@@ -131,7 +132,6 @@ def open_state(
             log.error(note)
         unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
         opening.pop_all()
-    turns = LoopTurns()
     ledger = Ledger(opened, turns, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
     resources = Resources(

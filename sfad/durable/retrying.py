@@ -6,6 +6,7 @@ import trio
 
 from ..faults import crash_point
 from ..host.clock import Timers
+from ..host.loop_turns import LoopTurns
 from ..spool import Store
 
 RETRY_EVERY = 1.0
@@ -19,12 +20,15 @@ class RetryingStore:
     """The spool's file of values by key. `trouble` is told of the first failure of several, and of what another process did to the
     file."""
 
-    def __init__(self, store: Store, timers: Timers, trouble: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, timers: Timers, turns: LoopTurns, trouble: Callable[[str], None]) -> None:
         self.items = store.items
         self.unwritten: Changes = {}
         """The next write has these as well."""
         self._store = store
         self._timers = timers
+        self._turns = turns
+        self._looked = -1
+        """The turn of the last look whether the file is in its place."""
         self._trouble = trouble
         self.failing = False
         """Whether the last write has failed."""
@@ -37,7 +41,8 @@ class RetryingStore:
     def write(self, changes: Changes) -> None:
         """Write all of these, or none. Raises `OSError`."""
         crash_point("remember")
-        self._store.write(self.unwritten | changes)
+        self._store.write(self.unwritten | changes, look=self._looked != self._turns.number)
+        self._looked = self._turns.number
         crash_point("remembered")
         self.unwritten = {}
         self.failing = False

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..host.clock import Timers
+from ..host.loop_turns import LoopTurns
 from ..runs.live import Live
 from ..spool import Store
 from .alerts import AlertSpool
@@ -22,14 +23,19 @@ class Spool:
     what must not begin without it raises. `lost`: see the store."""
 
     def __init__(
-        self, directory: Path, timers: Timers, trouble: Callable[[str], None], lost: Callable[[], str | None] = lambda: None
+        self,
+        directory: Path,
+        timers: Timers,
+        turns: LoopTurns,
+        trouble: Callable[[str], None],
+        lost: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.spawns = SavedSpawns(directory, trouble)
         store = Store(directory / "runs", lost)
         self.notes = store.take_notes()
         """What had to be repaired, as lines for the log."""
         self.earlier = EarlierSpool(store)
-        self._store = RetryingStore(store, timers, trouble)
+        self._store = RetryingStore(store, timers, turns, trouble)
         self._trouble = trouble
         self.journal = RunJournal(self._store, self.spawns)
         self.ended = EndedRuns(self._store, self.spawns)

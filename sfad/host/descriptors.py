@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+from .loop_turns import LoopTurns
+
 RESERVE, LEAST_RESERVE = 32, 4
 """Descriptors in one reserve, and what it has at least where the limit is low. A launch takes eight for some milliseconds; the
 ledger, the spool and the price list take a few each."""
@@ -34,18 +36,27 @@ def count() -> int:
 
 
 class Descriptors:
-    """What this process may open. The limit is the soft one at the start: the launcher lifts it while it stops runs."""
+    """What this process may open. The limit is the soft one at the start: the launcher lifts it while it stops runs.
 
-    def __init__(self, count: Callable[[], int] = count) -> None:
+    They are counted once a turn of the loop. What has been granted in it is taken to be open since."""
+
+    def __init__(self, turns: LoopTurns, count: Callable[[], int] = count) -> None:
+        self._turns = turns
         self._count = count
+        self._counted = -1
+        """The turn of the last count."""
+        self._open = 0
         self.limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def refusal(self, need: Need, more: int = 0) -> str | None:
         """Say why `more` descriptors cannot be had for `need`, or return `None`."""
         limit = min(self.limit, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         reserved = need * min(RESERVE, max(LEAST_RESERVE, limit // 16))
-        free = limit - self._count()
+        if self._counted != self._turns.number:
+            self._counted, self._open = self._turns.number, self._count()
+        free = limit - self._open
         if free - more >= reserved:
+            self._open += more
             return None
         return (
             f"only {free} of {limit} descriptors are left, {more} are needed and {reserved} are reserved; end some runs or "

@@ -9,12 +9,11 @@ import trio
 
 
 class LoopTurns(trio.abc.Instrument):
-    """Counts the turns of the loop that it is made in, and calls back at the end of one: a task would cost another turn."""
+    """Counts the turns of the loop that it instruments, and calls back at the end of one: a task would cost another turn."""
 
     def __init__(self) -> None:
         self.number = 0
         self._calls: list[Callable[[], object]] = []
-        trio.lowlevel.add_instrument(self)
 
     def at_end(self, call: Callable[[], object]) -> None:
         """Call `call` once, before the loop waits for I/O. It must not raise, nor wake a task: the loop knows already how long it

@@ -45,11 +45,12 @@ Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One queued write. It is encoded already, so that a later change of the run cannot reach it."""
+    """One queued write. Nothing in it changes when the run does."""
 
     kind: Kind
     run_id: RunId | None
     row: tuple[Any, ...]
+    """Of a state: what its row is made of. Most states of short runs are out of date before they are written."""
     labels: tuple[tuple[str, str, int], ...] = ()
     urgent: bool = False
     """To be written at once: an admission, because a client waits for it, or an end, because clients hear of it before it is in
@@ -105,7 +106,7 @@ def insert_op(kind: Literal["admit", "refuse", "upsert"], info: RunInfo, extra: 
 
 def state_op(info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
     """Return the write that brings a run's row up to date. It creates no row, so a run whose admission failed has none."""
-    return Op("state", info.id, (run_number(info.id), *_state(info, extra, boot_id)), urgent=info.status.terminal)
+    return Op("state", info.id, (info, extra, boot_id), urgent=info.status.terminal)
 
 
 def event_op(event: Event) -> Op:
@@ -127,7 +128,7 @@ def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
 
 def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ...]:
     computed = (
-        info.status.value,
+        str(info.status),
         int(info.status.terminal),
         None if info.reason is None else _json(info.reason),
         _json(info.limits),
@@ -253,7 +254,8 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
     yield from _many(partial(_insert, "runs"), [op.row for op in inserts])
     yield from _many(partial(_insert, "labels"), [label for op in inserts for label in op.labels])
     yield from upserts([op for op in batch if op.kind == "upsert"])
-    yield from _updates(list({op.run_id: op.row for op in batch if op.kind == "state"}.values()))
+    newest = {op.run_id: op.row for op in batch if op.kind == "state"}
+    yield from _updates([(run_number(info.id), *_state(info, extra, boot)) for info, extra, boot in newest.values()])
     yield from _many(partial(_insert, "events"), [op.row for op in batch if op.kind == "event"])
     if calls := [op.row for op in batch if op.kind == "call"]:
         yield from _many(_insert_calls, calls)

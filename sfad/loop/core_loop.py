@@ -27,7 +27,7 @@ from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
 
-_INTERNAL = c.Arm | c.Disarm | c.ArmAlerts | c.SaveAlerts | c.TellCall
+_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.SaveAlerts, c.TellCall})
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
@@ -88,7 +88,7 @@ class CoreLoop:
             return
         changed = self.saver.save_snapshots(outcome)
         for command in outcome.commands:
-            if not isinstance(command, _INTERNAL):
+            if type(command) not in _INTERNAL:
                 crash_point(type(command).__name__)
             try:
                 self._apply(command, changed)
@@ -97,24 +97,31 @@ class CoreLoop:
 
     def _apply(self, command: c.Command, changed: Iterable[Live]) -> None:
         launcher = self.resources.launcher
-        match command:
+        match command:  # each case is a test: what every run needs comes first
             case c.Publish(event, lineage):
                 self.announcer.publish(event, lineage)
+            case c.Record(run):
+                self.saver.record(run)
             case c.Arm(run_id, timer, at):
                 self.arrivals.arm(run_id, timer, at)
             case c.Disarm(run_id, timer):
                 self.resources.timers.disarm((run_id, timer))
+            case c.AnswerRequest(token, answer):
+                self.requests.answer(token, answer)
+            case c.Admit(run):
+                self._admit(run, changed)
+            case c.Launch(run):
+                self.launching.launch(run)
+            case c.Release(run_id):
+                self.metering.forget(run_id)
+                launcher.release(run_id)
+            case c.TellEnd(run):
+                self._end(run)
             case c.ArmAlerts(at):
                 self.arrivals.arm_alerts(at)
             case c.SaveAlerts(soon):
                 if soon:  # else it was saved with the snapshots
                     self.saver.save_alerts_soon()
-            case c.AnswerRequest(token, answer):
-                self.requests.answer(token, answer)
-            case c.Record(run):
-                self.saver.record(run)
-            case c.Admit(run):
-                self._admit(run, changed)
             case c.RecordRefusal(run):
                 self._refuse(run)
             case c.CountRefusal(run_id):
@@ -125,8 +132,6 @@ class CoreLoop:
                 self.saver.record_call(call, lineage)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
-            case c.Launch(run):
-                self.launching.launch(run)
             case c.Interrupt(run_id):
                 launcher.signal_main(run_id, SIGINT)  # if it has ended by now, the core will hear of that
             case c.Terminate(run_id, signal):
@@ -142,11 +147,6 @@ class CoreLoop:
             case c.Rebound(run):
                 self.catalogue.live[run.id].limits_changed()
                 self.metering.rebound(run)
-            case c.Release(run_id):
-                self.metering.forget(run_id)
-                launcher.release(run_id)
-            case c.TellEnd(run):
-                self._end(run)
             case c.Shutdown():
                 self.shut_down()
             case _:

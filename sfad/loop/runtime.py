@@ -83,7 +83,7 @@ class Runtime:
         self.machine = Machine(
             policy_of(loaded, everyone=self.everyone), next_number=self.ledger.next_number, reservations=int(1000 * now)
         )
-        self.descriptors = Descriptors()
+        self.descriptors = Descriptors(resources.turns)
         self.background = Background(self.log.internal_error)
         self.pidfds = StoredPidfds()
         self.subscribers = Subscribers()

@@ -31,6 +31,10 @@ SAVE_USE = 1.0
 """Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is a row of each run."""
 
 
+_SAVED_WITH = frozenset({c.Launch, c.Charge, c.Admit, c.SaveAlerts, c.RecordCall})
+"""Commands that say what is saved with the snapshots."""
+
+
 @dataclass(slots=True)
 class Saver:
     resources: Resources
@@ -52,18 +56,19 @@ class Saver:
         what is to be saved together with it instead."""
         admits = charges = False
         launched: set[RunId] = set()
-        for command in outcome.commands:
-            if isinstance(command, c.Launch):
-                launched.add(command.run.id)
-            elif isinstance(command, c.Charge):
-                self.budgets.save(command.scope, command.name)
-                charges = True
-            elif isinstance(command, c.Admit):
-                admits = True
-            elif isinstance(command, c.SaveAlerts) and not command.soon:
-                self.save_alerts()
-            elif isinstance(command, c.RecordCall) and command.call.state == "ended":
-                self._keep(command.call)
+        for command in () if _SAVED_WITH.isdisjoint(map(type, outcome.commands)) else outcome.commands:
+            match command:
+                case c.Launch(run):
+                    launched.add(run.id)
+                case c.Charge(scope, name):
+                    self.budgets.save(scope, name)
+                    charges = True
+                case c.Admit():
+                    admits = True
+                case c.SaveAlerts(soon=False):
+                    self.save_alerts()
+                case c.RecordCall(call) if call.state == "ended":
+                    self._keep(call)
         # a budget that was charged for use which is not saved would be charged for it again by the next daemon
         runs = outcome.changed | outcome.used if charges else outcome.changed
         changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]

@@ -83,8 +83,10 @@ class TailedRun:
 
     def begin_attempt(self) -> None:
         for suffix in SUFFIXES:
-            status = self.status(suffix)
-            self._begun[suffix] = status.st_size if status is not None else 0
+            made = self.files.made(self.run, suffix)
+            self._begun[suffix] = made.size if made is not None else 0
+            if made is not None:
+                self._inodes[suffix] = made.inode
         self._guarded(StdoutMeter.begin_attempt)
 
     def read(self, until: float) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..core.ids import number_or_zero, run_number
 from ..host.private_files import make_directory, set_aside
@@ -43,6 +43,14 @@ class Replaced(OSError):
         self.message = message
 
 
+class Made(NamedTuple):
+    """A file that was made or opened for a run's attempt."""
+
+    inode: int
+    size: int
+    """When the attempt began."""
+
+
 class OutputFiles:
     """The files of all runs in one directory, which is made 0700 if it is missing, unless `make` is false. Raises `OSError`.
 
@@ -52,8 +60,8 @@ class OutputFiles:
         self.directory = directory
         self._say = say
         self._prefix = f"{directory}/"
-        self._made: dict[RunId, dict[Suffix, int]] = {}
-        """Inode numbers of the files that this daemon has made or opened for a run."""
+        self._made: dict[RunId, dict[Suffix, Made]] = {}
+        """The files that this daemon has made or opened for a run."""
         if make:
             self._tell_aside(make_directory(directory))
 
@@ -140,6 +148,10 @@ class OutputFiles:
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))
 
+    def made(self, run_id: RunId, suffix: Suffix) -> Made | None:
+        """Return the file that the run was given for its newest attempt, if this daemon has given it one."""
+        return self._made.get(run_id, {}).get(suffix)
+
     def status(self, run_id: RunId, suffix: Suffix) -> os.stat_result | None:
         """Return the status of the regular file that has the name now, or `None`. Costs one system call. Raises `OSError`."""
         try:
@@ -198,13 +210,14 @@ class OutputFiles:
             if not self._may_write(run_id, suffix):
                 self._tell_aside(set_aside(Path(self._path(run_id, suffix))))
             descriptor = self._open(run_id, suffix, _WRITE)
-        self._made.setdefault(run_id, {})[suffix] = os.fstat(descriptor).st_ino
+        status = os.fstat(descriptor)
+        self._made.setdefault(run_id, {})[suffix] = Made(status.st_ino, status.st_size)
         return descriptor
 
     def _may_write(self, run_id: RunId, suffix: Suffix) -> bool:
         # an unknown file may be that of an earlier daemon; with a second link it may be any file of the machine
         found, made = self.status(run_id, suffix), self._made.get(run_id, {})
-        return found is not None and (found.st_ino == made[suffix] if suffix in made else found.st_nlink == 1)
+        return found is not None and (found.st_ino == made[suffix].inode if suffix in made else found.st_nlink == 1)
 
     def _open_to_read(self, run_id: RunId, suffix: Suffix) -> int:
         try:
@@ -213,7 +226,8 @@ class OutputFiles:
             if error.errno in _SOMETHING_ELSE:
                 raise Replaced(run_id, f"{run_id}{suffix}") from error
             raise
-        if os.fstat(descriptor).st_ino != self._made.get(run_id, {}).get(suffix, os.fstat(descriptor).st_ino):
+        made = self._made.get(run_id, {}).get(suffix)
+        if made is not None and os.fstat(descriptor).st_ino != made.inode:
             os.close(descriptor)
             raise Replaced(run_id, f"{run_id}{suffix}")
         return descriptor

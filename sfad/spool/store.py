@@ -89,8 +89,8 @@ class Store:
             os.unlink(self._new)
         self._open()
 
-    def write(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set these values; `None` deletes one. If the process dies, either all of them are set or none.
+    def write(self, changes: Mapping[str, bytes | None], *, look: bool = True) -> None:
+        """Set these values; `None` deletes one. If the process dies, either all of them are set or none. `look`: as `stay` does.
 
         Raises `OSError`, as on a full disk: then nothing was changed, and the caller may try again at any time. Raises
         `ValueError` for a key of more than 65 535 bytes, and for a batch of more than `MAX_BATCH`."""
@@ -99,7 +99,8 @@ class Store:
         frame = _frame(_packed(changes))
         if len(frame) > MAX_BATCH:
             raise ValueError(f"a batch of {len(frame)} bytes; at most {MAX_BATCH} are allowed")
-        self.stay()
+        if look or self._descriptor < 0:
+            self.stay()
         if self._dirty > self._end:
             self._blank()
         end = self._end + len(frame)

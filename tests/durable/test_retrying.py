@@ -17,6 +17,7 @@ from sfad.durable import journal as module
 from sfad.durable.journal import RunJournal
 from sfad.durable.retrying import RETRY_EVERY, RetryingStore
 from sfad.host.clock import Timers
+from sfad.host.loop_turns import LoopTurns
 from sfad.spool import Store
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -28,7 +29,8 @@ class Disk:
     def __init__(self, file: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.trouble: list[str] = []
         self.timers = Timers(print)
-        self.store = RetryingStore(file, self.timers, self.trouble.append)
+        self.turns = LoopTurns()
+        self.store = RetryingStore(file, self.timers, self.turns, self.trouble.append)
         self._patch = monkeypatch
 
     def write(self, *, full: bool, **changes: bytes | None) -> None:

@@ -134,7 +134,9 @@ class Answers:
 @contextmanager
 def started(directory: Path, answers: Answers | None = None, **options: Any) -> Iterator[Ledger]:
     """A ledger that takes writes."""
-    ledger = Ledger(OpenedLedger(directory, **options), LoopTurns())
+    turns = LoopTurns()
+    trio.lowlevel.add_instrument(turns)
+    ledger = Ledger(OpenedLedger(directory, **options), turns)
     ledger.report_to(answers or Answers())
     try:
         yield ledger

@@ -32,6 +32,7 @@ ANN = Peer(0, "ann")
 async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> AsyncIterator[Runtime]:
     """Serve a loop on the state directory `directory`."""
     turns = LoopTurns()
+    trio.lowlevel.add_instrument(turns)
     ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05), turns)
     (directory / "sfad.toml").write_text(config)
     loaded = configuration.load([directory / "sfad.toml"])
@@ -39,7 +40,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     timers = Timers(log.internal_error)
     launcher = kind(emit=early_events.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
-        log, timers, turns, Spool(directory / "spool", timers, print), ledger, OutputFiles(directory / "output"), launcher,
+        log, timers, turns, Spool(directory / "spool", timers, turns, print), ledger, OutputFiles(directory / "output"), launcher,
         early_events, "/s", str(directory), lambda: None, Counts(),
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))

@@ -25,20 +25,24 @@ class CgroupMaker:
     def make(self, run: LaunchedRun) -> RunCgroup:
         """Make the run's cgroup, and those above it if they are gone. Raises `OSError`."""
         directory = self._cgroups.directory(run)
-        above = os.path.dirname(directory)
-        if not os.path.isdir(above):
+        try:
+            self._mkdir(directory)
+        except FileNotFoundError:
             self._restore(run)
-        metered = run.bounds.memory is not None and self._controllers.enable("memory", above)
-        for path in (directory, f"{directory}/{LEAF}"):
-            try:
-                os.mkdir(path)
-            except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
-                cgroupfs.write(f"{path}/cgroup.freeze", b"0")
-            except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
-                cgroupfs.limit_descendants(self._base, None, None)
-                os.mkdir(path)
+            self._mkdir(directory)
+        metered = run.bounds.memory is not None and self._controllers.enable("memory", os.path.dirname(directory))
+        self._mkdir(f"{directory}/{LEAF}")
         cgroupfs.limit_descendants(f"{directory}/{LEAF}")
         return self._cgroups.add(run, RunCgroup(directory, _inode(directory), metered=metered))
+
+    def _mkdir(self, path: str) -> None:
+        try:
+            os.mkdir(path)
+        except FileExistsError:  # an earlier try got this far; or an agent made it, frozen, to stop what attaches itself
+            cgroupfs.write(f"{path}/cgroup.freeze", b"0")
+        except BlockingIOError:  # an agent has lowered `cgroup.max.descendants` or `cgroup.max.depth` of the base
+            cgroupfs.limit_descendants(self._base, None, None)
+            os.mkdir(path)
 
     def _restore(self, run: LaunchedRun) -> None:
         """Make what is above a run again: any process that may write there can remove an empty cgroup."""
