@@ -1,1 +1,8 @@
-"""Performance: measured here, never asserted as wall-clock time in a test."""
+"""Performance: measured here, never asserted as a time in a test. docs/performance.md tells what is measured.
+
+`rows`           what is measured of each peer, and of the floor
+`ours`, `peers`  the daemon, and other supervisors
+`floor.c`        bare system calls; and the programs that all run
+`counts`         system calls, calls, allocations and bytes for each run
+`gateway`, `meters`, `top`   what has no peers
+"""

@@ -1,232 +1,167 @@
-"""`make bench`: the daemon against the floor of bare system calls, in one run, so that the ratios mean something.
+"""`make bench`: the daemon beside the floor of bare system calls and the other supervisors that are installed.
 
-    python -m tests.bench [--only ROW,…]
-
-    rows: latency throughput list status stop restart idle cli core output counts gateway top
-The floor is this interpreter's `os.posix_spawn` and `waitpid`, without guard, ledger, containment or output. Absolute
-figures move with the machine; compare ratios, and runs of the same hour.
+All are measured in turn, several times, so that the ratios to the floor mean something on a busy machine; the absolute figures
+do not. See docs/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
+import platform
+import signal
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-import psutil
+from tests.bench import counts, gateway, meters, top
+from tests.bench.native import NoCompiler
+from tests.bench.ours import Sfad, directory
+from tests.bench.peers import PEERS, Argv, Peer
+from tests.bench.rows import ROWS, Figures, Row, Start
 
-from sfactl.connection import Client
-from sfad.protocol import messages as m
-from tests.bench import core, counts, gateway, output, top
-from tests.e2e import programs
-from tests.harness import Daemon, ended, running, started, stopped, wait_until
-
-CONFIG = """
-[quotas]
-spawns_per_hour = 1000000
-trees = 1000
-trees_per_user = 1000
-[limits]
-max_time = "2h"
-[defaults]
-timeout = "1h"
-"""
-TRUE = "/bin/true"
+OTHERS = {"gateway": gateway.main, "meters": meters.main, "top": top.main}
+"""What is measured only where it is asked for, because the table does not have it."""
+Medians = dict[str, dict[str, float]]
+"""What was measured, then of whom, then the median."""
 
 
 def main() -> None:
-    """Print a line for each row."""
-    rows: dict[str, Callable[[], object]] = {
-        "latency": latency,
-        "throughput": throughput,
-        "list": listing,
-        "status": status,
-        "stop": stop,
-        "restart": restart,
-        "idle": idle,
-        "cli": command_line,
-        "core": core.main,
-        "output": output.main,
-        "counts": counts.main,
-        "gateway": gateway.main,
-        "top": top.main,
-    }
-    parser = argparse.ArgumentParser(prog="python -m tests.bench")
-    parser.add_argument("--only", help="rows, separated by commas")
-    only = parser.parse_args().only
-    for row in only.split(",") if only else rows:
-        rows[row]()
+    """Measure what the command line asks for."""
+    options = _options()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each start of the client would compile it
+    wanted = options.only.split(",") if options.only else ["W", "recovery", "core", "counts"]
+    found: dict[str, object] = {"machine": machine(), "growth": options.growth}
+    print(f"{found['machine']}\n", flush=True)
+    if not options.growth:
+        print("| row | floor | sfad | others |\n|---|---|---|---|", flush=True)
+    for row in ROWS:
+        if any(row.name.startswith(each) for each in wanted):
+            found |= grown(row) if options.growth else table(row, quick=options.quick)
+    if "counts" in wanted and not options.growth:
+        print("\ncounts for each run of /bin/true, and for each row of a list", flush=True)
+        found["counts"] = counts.main()
+    for name in set(wanted) & OTHERS.keys():
+        OTHERS[name]()
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(found, file, indent=1)
 
 
-@contextmanager
-def daemon() -> Iterator[Daemon]:
-    """Start a daemon whose state is in memory if there is room: deleting files on a disk slows the next measurement."""
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=base) as directory, running(Path(directory), config=CONFIG, executed=True) as one:
-        yield one
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--only", metavar="ROW,…", help=f"rows that begin with this; counts; {', '.join(OTHERS)}")
+    parser.add_argument("--quick", action="store_true", help="small sizes, once")
+    parser.add_argument("--growth", action="store_true", help="measure sfad at doubling sizes, and print the exponents")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
+    return parser.parse_args()
 
 
-def milliseconds(call: Callable[[], object], times: int) -> float:
-    """Return the median of `times` calls, after a few that do not count."""
-    taken = []
-    for _ in range(times + 3):
-        began = time.perf_counter()
-        call()
-        taken.append(1000 * (time.perf_counter() - began))
-    return statistics.median(taken[3:])
+def machine() -> str:
+    """Say when and where this is."""
+    return (
+        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
+    )
 
 
-def floor() -> None:
-    """Start and reap `/bin/true` by bare system calls."""
-    os.waitpid(os.posix_spawn(TRUE, [TRUE], {}), 0)  # noqa: TID251 - our own child, by pid
-
-
-def say(row: str, *figures: str) -> None:
-    """Print one line."""
-    print(f"{row:12}", *figures, sep="  ", flush=True)
-
-
-def latency() -> None:
-    """Measure one run at a time, from its request until its end is known."""
-    with daemon() as one, one.client() as client:
-        bare = milliseconds(floor, 200)
-        begun = milliseconds(lambda: started(client, [TRUE]), 200)
-        known = milliseconds(lambda: ended(client, started(client, [TRUE]).id), 200)
-        ratios = [f"{what} {took:.2f} ms ({took / bare:.1f}x)" for what, took in (("started", begun), ("ended", known))]
-        say("latency", f"floor {bare:.2f} ms", *ratios)
-
-
-def throughput(count: int = 1000) -> None:
-    """Measure a thousand short runs over one connection."""
-    with daemon() as one, one.client() as client:
-        began = time.perf_counter()
-        for _ in range(count):
-            floor()
-        bare = count / (time.perf_counter() - began)
-        cpu = sum(psutil.Process(one.pid).cpu_times()[:2])
-        rate = count / pipelined(client, count)
-        cpu = sum(psutil.Process(one.pid).cpu_times()[:2]) - cpu
-        spent = f"{1000 * cpu / count:.2f} ms CPU a run"
-        say("throughput", f"floor {bare:.0f}/s", f"sfad {rate:.0f}/s ({rate / bare:.2f}x)", spent)
-
-
-def pipelined(client: Client, count: int) -> float:
-    """Return the seconds for `count` runs that are all requested before the first answer is read."""
-    began = time.perf_counter()
-    runs = submitted(client, count, TRUE)
-    sender = threading.Thread(target=lambda: [client.send(m.Wait(id=client.next_id(), run=run)) for run in runs])
-    sender.start()
-    assert all(reply.run.status == "completed" for reply in answers(client, count))
-    sender.join()
-    return time.perf_counter() - began
-
-
-def submitted(client: Client, count: int, *argv: str) -> list[str]:
-    """Start `count` runs of a command, all requested before the first answer is read."""
-    words = [word.encode() for word in argv]
-    asked = [m.Spawn(id=client.next_id(), argv=words, cwd=b"/", env=[b"PATH=/bin"]) for _ in range(count)]
-    sender = threading.Thread(target=lambda: [client.send(spawn) for spawn in asked])
-    sender.start()
-    runs = [reply.run.id for reply in answers(client, count)]
-    sender.join()
-    return runs
-
-
-def answers(client: Client, count: int) -> list[m.RunReply]:
-    """Return the runs of the next `count` replies."""
-    found: list[m.RunReply] = []
-    while len(found) < count:
-        for answer in client.arrived():
-            assert isinstance(answer.reply, m.RunReply), answer.reply
-            found.append(answer.reply)
+def table(row: Row, *, quick: bool) -> dict[str, Medians]:
+    """Measure everybody who takes part, and print a line for each figure."""
+    found = {}
+    for size in row.sizes if row.quick is None or not quick else row.quick:
+        name = row.name.replace("N", f"{size}")
+        peers: list[type[Peer]] = [Sfad]
+        if row.peers:
+            peers += [peer for peer in PEERS if peer.installed() and not any(name.startswith(each) for each in peer.without)]
+        found[name] = measured(row, size, peers, 1 if quick else row.repeats)
+        for what, figures in found[name].items():
+            print(line(f"{name}: {what}", figures), flush=True)
     return found
 
 
-def listing() -> None:
-    """Measure the default page and a full list, with a thousand and with five thousand runs in the ledger."""
-    with daemon() as one, one.client() as client:
-        for total in (1000, 4000):
-            pipelined(client, total)
-            page = milliseconds(lambda: client.call(m.List(id=client.next_id()), m.RunList), 100)
-            full = milliseconds(lambda: client.call(m.List(id=client.next_id(), rows=20_000), m.RunList), 5)
-            say("list", f"{total} more runs", f"page {page:.2f} ms", f"full {full:.1f} ms")
+def measured(row: Row, size: int, peers: Sequence[type[Peer]], repeats: int) -> Medians:
+    """Return medians of repeats, which take turns."""
+    taken: dict[str, dict[str, list[float]]] = {}
+    for _ in range(repeats):
+        for who, figures in turns(row, size, peers):
+            for what, figure in figures.items():
+                taken.setdefault(what, {}).setdefault(who, []).append(figure)
+    return {what: {who: statistics.median(each) for who, each in figures.items()} for what, figures in taken.items()}
 
 
-def status() -> None:
-    """Measure a question about one run."""
-    with daemon() as one, one.client() as client:
-        run = ended(client, started(client, [TRUE]).id).id
-        alone = milliseconds(lambda: client.call(m.Info(id=client.next_id(), run=run), m.RunReply), 1000)
-        say("status", f"{alone:.3f} ms")
+def turns(row: Row, size: int, peers: Sequence[type[Peer]]) -> Iterator[tuple[str, Figures]]:
+    """Yield what each has reached, the floor first."""
+    try:
+        if row.floor is not None:
+            yield "floor", row.floor(size)
+    except NoCompiler as error:
+        print(f"{row.name}: no floor: {error}", file=sys.stderr)
+    for peer in peers:
+        try:
+            yield peer.name, row.measure(starting(peer), size)
+        except NoCompiler as error:
+            print(f"{row.name}: {error}", file=sys.stderr)
+            return
+        except Exception as error:
+            if peer is Sfad:
+                raise
+            print(f"{row.name}: {peer.name}: {error!r}", file=sys.stderr)  # others may not stop the measurement
 
 
-def stop() -> None:
-    """Measure the stop of a tree of 201 processes, half of them double-forked into sessions of their own."""
-    with daemon() as one, one.client() as client:
-        run = started(client, [sys.executable, str(Path(programs.__file__)), "crowd", "200"])
-        output = one.state_dir / "output" / f"{run.id}.out"
-        wait_until(lambda: b"ready" in output.read_bytes(), "the crowd")
-        reply = stopped(client, run.id)
-        say("stop", f"{1000 * reply.elapsed_s:.1f} ms", f"{len(one.leftovers()) - 1} left")
+def starting(peer: type[Peer]) -> Start:
+    """Return the function that starts this peer in a directory of its own."""
+
+    @contextmanager
+    def start(*runs: tuple[Argv, int]) -> Iterator[Peer]:
+        with directory() as place:
+            one = peer(place, runs)
+            try:
+                yield one
+            finally:
+                one.close()
+
+    return start
 
 
-def restart() -> None:
-    """`kill -9` with a thousand live runs, then with five thousand queued behind them: until the next daemon serves, which is
-    when it has adopted all of them."""
-    bare = milliseconds(lambda: subprocess.run([sys.executable, "-c", "import sfad.serving"], check=True), 5)
-    with daemon() as one:
-        for count in (1000, 5000):
-            with one.client() as client:
-                submitted(client, count, "/bin/sleep", "3600")
-            one.kill()
-            began = time.perf_counter()
-            one.restart()
-            serving = time.perf_counter() - began
-            with one.client() as client:
-                found = client.call(m.DaemonInfo(id=client.next_id()), m.DaemonStatus)
-            cpu = sum(psutil.Process(one.pid).cpu_times()[:2])
-            figures = f"{found.adopted} adopted, {found.queued} queued", f"serving after {serving:.2f} s", f"{cpu:.2f} s CPU"
-            say("restart", f"imports {bare / 1000:.2f} s", *figures)
+def line(what: str, figures: dict[str, float]) -> str:
+    """Return a line of the table."""
+    told = {
+        who: number(figure) + (f" = {number(figure / figures['floor'])} ×" if figures.get("floor") else "")
+        for who, figure in figures.items()
+    }
+    others = ", ".join(f"{who} {each}" for who, each in told.items() if who not in ("floor", "sfad"))
+    return f"| {what} | {number(figures['floor']) if 'floor' in figures else ''} | {told.get('sfad', '')} | {others} |"
 
 
-def idle() -> None:
-    """Measure the daemon while nothing happens."""
-    with daemon() as one, one.client() as client:
-        for runs in (0, 500):
-            for _ in range(runs):
-                started(client, ["sleep", "3600"])
-            time.sleep(2)
-            process = psutil.Process(one.pid)
-            before = sum(process.cpu_times()[:2])
-            time.sleep(10)
-            cpu = sum(process.cpu_times()[:2]) - before
-            say("idle", f"{runs} runs", f"{process.memory_info().rss / 2**20:.0f} MiB", f"{10 * cpu:.2f} % CPU")
-        stopped(client, everything=True)
+def number(figure: float) -> str:
+    """Return a figure with some three digits."""
+    return f"{figure:,.0f}".replace(",", " ") if figure >= 100 else f"{figure:.3g}"
 
 
-def command_line() -> None:
-    """Measure one call of `sfactl`, and an interpreter that does nothing."""
-    with daemon() as one:
-        bare = milliseconds(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True), 15)
-        for words in (["list"], ["spawn", "--", TRUE], ["run", "-q", "--", TRUE]):
-            command = [sys.executable, "-m", "sfactl", *words]
-            taken = milliseconds(lambda: subprocess.run(command, env=one.env, check=True, stdout=subprocess.DEVNULL), 15)  # noqa: B023
-            say("cli", f"python {bare:.0f} ms", f"{' '.join(words)}: {taken:.0f} ms")
-        one.sfactl("shim", "install", "true")
-        inside = one.env | {"SFA_RUN_ID": "a1", "SFA_SOCKET": str(one.socket)}
-        shim = one.state_dir / "shims" / "true"
-        taken = milliseconds(lambda: subprocess.run([shim], env=inside, check=True), 15)
-        direct = milliseconds(lambda: subprocess.run([TRUE], check=True), 15)
-        say("cli", f"python {bare:.0f} ms", f"true: {direct:.0f} ms", f"through its shim: {taken:.0f} ms")
+def grown(row: Row) -> dict[str, object]:
+    """Measure ours at doubling sizes, and print the exponent of each figure."""
+    taken = [row.measure(starting(Sfad), size) for size in row.growth]
+    found: dict[str, object] = {}
+    for what in taken[0] if taken else ():
+        points = [(size, each[what]) for size, each in zip(row.growth, taken, strict=True) if each[what] > 0]
+        if len(points) < 2:
+            continue  # there is no logarithm of nothing
+        power = exponent(points)
+        found[f"{row.name}: {what}"] = {"sizes": dict(points), "exponent": power}
+        sizes = ", ".join(f"{size}: {number(figure)}" for size, figure in points)
+        print(f"| {row.name}: {what} | {sizes} | {power:.2f} |", flush=True)
+    return found
+
+
+def exponent(points: Sequence[tuple[float, float]]) -> float:
+    """Return the power of the size that fits best: least squares of the logarithms."""
+    xs, ys = ([math.log(each) for each in column] for column in zip(*points, strict=True))
+    return statistics.linear_regression(xs, ys).slope
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
     main()

@@ -104,10 +104,11 @@ def counting(library: Path | None = None, **more: str) -> Iterator[tuple[dict[st
         yield {"PYTHONPATH": path, "BENCH_COUNTERS": str(place / "counters")} | more, Counters(place / "counters")
 
 
-def calls() -> Costs:
-    """Count calls of the daemon for each run; and for each row of a full list those of the daemon, of the library that reads it,
-    and of `sfactl list`."""
+def calls(live: int = 0) -> Costs:
+    """Count calls of the daemon for each run beside some that sleep; and for each row of a full list those of the daemon, of the
+    library that reads it, and of `sfactl list`."""
     with counting() as (environment, counters), ours.daemon(environment) as one, one.client() as client:
+        ours.submitted(client, live, ours.SLEEP)
         found = each(client, lambda: Counter(dict(zip(("Python calls", "C calls"), counters.read(), strict=True))))
         few, many = (_listed(one, client, counters, rows) for rows in ROWS)
         return found | {what: {"a row": (many[what] - few[what]) / (ROWS[1] - ROWS[0])} for what in few}

@@ -1,6 +1,6 @@
 """What the gateway adds to a call of a model, beside a direct connection, in one run.
 
-    python -m tests.bench.gateway
+    python -m tests.bench --only gateway
 
 The upstream is a process on loopback. The caller is a run; it makes each call directly and through the gateway in turn, over two
 connections that stay open.

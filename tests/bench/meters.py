@@ -1,4 +1,4 @@
-"""What 200 MB of stdout cost each meter, in seconds of CPU: `python -m tests.bench.meters`.
+"""What 200 MB of stdout cost each meter, in seconds of CPU: `python -m tests.bench --only meters`.
 
 The targets are 0.15 s for text and 0.5 s for JSON of other types; nothing asserts them. Fed in pieces of 256 KiB.
 """

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 from sfactl.connection import Client
+from sfad.core.ids import run_id
 from sfad.protocol import messages as m
-from tests.harness import Daemon, running
+from sfad.protocol.framing import SUPPORTED
+from tests.bench.peers import GRACE, Argv, Peer, Requests, Runs
+from tests.harness import Daemon, running, stopped
 
 CONFIG = """
 [quotas]
@@ -81,3 +86,84 @@ def at_once(client: Client, count: int) -> None:
 
 
 Load = Callable[[Client, int], None]
+
+
+class Sfad(Peer):
+    """The daemon with everything on: guard, ledger, containment, output in files."""
+
+    name = "sfad"
+    executed = True
+    """Whether the daemon is a program of its own. A fork of the tests' template has more memory, and starts at once."""
+
+    def start(self, runs: Runs) -> None:
+        del runs
+        self._closing = ExitStack()
+        self.daemon = self._closing.enter_context(running(self.place, config=CONFIG, executed=self.executed))
+        self.client = self._closing.enter_context(self.daemon.client())
+        self.env = self.daemon.env
+
+    def close(self) -> None:
+        stopped(self.client, everything=True, grace=0.0)
+        self._closing.close()
+
+    def remember(self, runs: int) -> None:
+        """Start again with so many runs in the ledger: copies of one."""
+        self.submit_all(TRUE, 50)
+        self.daemon.stop()
+        with closing(sqlite3.connect(self.daemon.state_dir / "ledger.db")) as ledger, ledger:
+            columns = [name for _, name, *_ in ledger.execute("PRAGMA table_info(runs)")]
+            sample = dict(zip(columns, ledger.execute("SELECT * FROM runs ORDER BY number DESC").fetchone(), strict=True))
+            marks = ", ".join("?" * len(columns))
+            for number in range(sample["number"] + 1, runs + 1):
+                copy = sample | {"number": number, "id": run_id(number), "root_id": run_id(number)}
+                ledger.execute(f"INSERT INTO runs VALUES ({marks})", tuple(copy.values()))  # noqa: S608 - question marks
+        self.daemon.restart()
+        self.client.reconnect("it is being measured")
+
+    def pids(self) -> list[int]:
+        return [self.daemon.pid]
+
+    def submit(self, argv: Argv, **options: object) -> str:
+        return submitted(self.client, 1, argv, **options)[0]
+
+    def submit_all(self, argv: Argv, count: int) -> list[str]:
+        return submitted(self.client, count, argv)
+
+    def wait(self, run: str) -> None:
+        awaited(self.client, [run])
+
+    def wait_all(self, runs: Sequence[str]) -> None:
+        awaited(self.client, runs)
+
+    def list(self) -> m.RunList:
+        return self.client.call(m.List(id=0, rows=20_000), m.RunList)
+
+    def page(self) -> m.RunList:
+        """Return the live runs and the newest fifty of the others."""
+        return self.client.call(m.List(id=0), m.RunList)
+
+    def status(self, run: str) -> m.RunReply:
+        return self.client.call(m.Info(id=0, run=run), m.RunReply)
+
+    def stop(self, run: str) -> None:
+        stopped(self.client, run, grace=GRACE)
+
+    def output(self, run: str) -> Path:
+        return self.daemon.state_dir / "output" / f"{run}.out"
+
+    def load(self, kind: str, run: str) -> Requests:
+        request = m.Info(id=1, run=run) if kind == "status" else m.List(id=1, rows=200)
+        hello = m.Hello(id=1, versions=list(SUPPORTED))
+        return Requests(self.daemon.socket, "frame", m.pack_message(hello), m.pack_message(request))
+
+    def commands(self, run: str) -> dict[str, Argv]:
+        script = Path(sys.executable).with_name("sfactl")
+        sfactl = [str(script)] if script.exists() else [sys.executable, "-m", "sfactl"]
+        words = {
+            "list": ["list"],
+            "status": ["info", run],
+            "spawn": ["spawn", "--", *TRUE],
+            "run": ["run", "-q", "--", *TRUE],
+            "report": ["report", run, "--input-tokens", "1"],
+        }
+        return {kind: [*sfactl, *each] for kind, each in words.items()}

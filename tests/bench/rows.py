@@ -1,0 +1,427 @@
+"""The rows of the table: what is measured of each peer, and the floor that bare system calls reach."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sfad.protocol import messages as m
+from tests.bench import counts
+from tests.bench.native import floor, numbers
+from tests.bench.ours import SLEEP, TRUE, Sfad, directory
+from tests.bench.peers import Argv, Load, Peer, Requests
+from tests.core.load import Load as CoreLoad
+from tests.harness import wait_until
+
+Start = Callable[..., AbstractContextManager[Peer]]
+"""Starts a peer that will be asked for these runs: pairs of a command and how often."""
+Figures = dict[str, float]
+"""What was measured, with its unit as the last word."""
+CALLS = 100
+"""Runs that are timed one by one."""
+SECONDS = 1.0
+"""How long clients ask."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table. `sizes` are those of the table, `growth` those for its exponent."""
+
+    name: str
+    measure: Callable[[Start, int], Figures]
+    sizes: tuple[int, ...]
+    growth: tuple[int, ...] = ()
+    floor: Callable[[int], Figures] | None = None
+    peers: bool = True
+    repeats: int = 3
+    quick: tuple[int, ...] | None = None
+
+
+def timed(call: Callable[[], object], times: int, most: float = 1.0) -> float:
+    """Return the median milliseconds of so many calls, or of those that begin within `most` seconds."""
+    call()
+    taken: list[float] = []
+    for _ in _within(times, most):
+        began = time.perf_counter()
+        call()
+        taken.append(1000 * (time.perf_counter() - began))
+    return statistics.median(taken)
+
+
+def _within(times: int, seconds: float = 2.0) -> Iterator[int]:
+    """Count up to `times`, but after three only for so many seconds."""
+    end = time.perf_counter() + seconds
+    for number in range(times):
+        if number < 3 or time.perf_counter() < end:
+            yield number
+
+
+def cpu(peer: Peer) -> float:
+    """Return the seconds of processor time that its own processes have used, in threads that still are."""
+    used = 0
+    for pid in peer.pids():
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                used += int((task / "schedstat").read_text().split()[0])
+    return used / 1e9
+
+
+# ---- W1, W2: runs
+
+
+def latency(start: Start, live: int) -> Figures:
+    """Time runs one by one, beside some that sleep."""
+    with directory() as place, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stamps:
+        stamps.bind(str(place / "s"))
+        stamps.settimeout(60)
+        stamp = floor("stamp", place / "s")
+        begun, known = [], []
+        with start((stamp, CALLS), (TRUE, CALLS), (SLEEP, live)) as peer:
+            peer.submit_all(SLEEP, live)
+            for _ in _within(CALLS):
+                asked = time.perf_counter_ns()
+                run = peer.submit(stamp)
+                begun.append(int.from_bytes(stamps.recv(8), sys.byteorder) - asked)
+                peer.wait(run)
+            for _ in _within(CALLS):
+                asked = time.perf_counter_ns()
+                peer.wait(peer.submit(TRUE))
+                known.append(time.perf_counter_ns() - asked)
+    return {"submit → started, ms": statistics.median(begun) / 1e6, "submit → end known, ms": statistics.median(known) / 1e6}
+
+
+def latency_floor(live: int) -> Figures:
+    """Start and reap by posix_spawn(3) and waitpid(2)."""
+    del live
+    parts = {"submit → started, ms": numbers("started", CALLS), "submit → end known, ms": numbers("ended", CALLS, *TRUE)}
+    return {what: statistics.median(taken) / 1e6 for what, taken in parts.items()}
+
+
+def throughput(start: Start, count: int) -> Figures:
+    """Time many runs at once."""
+    with start((TRUE, count)) as peer:
+        used, began = cpu(peer), time.perf_counter()
+        peer.wait_all(peer.submit_all(TRUE, count))
+        took = time.perf_counter() - began
+        return {"runs /s": count / took, "daemon CPU of a run, ms": 1000 * (cpu(peer) - used) / count}
+
+
+def throughput_floor(count: int) -> Figures:
+    """Keep a few at once, as many as are fastest."""
+    return {"runs /s": max(1e9 * count / numbers("many", count, each, *TRUE)[0] for each in (2, 4))}
+
+
+# ---- W3: lists
+
+
+@contextmanager
+def filled(start: Start, total: int) -> Iterator[tuple[Peer, object]]:
+    """Start a peer with so many runs, of which a few live; yield one of these."""
+    live = max(1, min(50, total // 10))
+    with start((TRUE, total - live), (SLEEP, live)) as peer:
+        peer.wait_all(peer.submit_all(TRUE, total - live))
+        yield peer, peer.submit_all(SLEEP, live)[0]
+
+
+def lists(start: Start, total: int) -> Figures:
+    """Time a full list, and the status of one run."""
+    with filled(start, total) as (peer, run):
+        return {"full list, ms": timed(peer.list, 50), "status of one, ms": timed(lambda: peer.status(run), 300)}
+
+
+def lists_floor(total: int) -> Figures:
+    """Answer with as many bytes."""
+    return {"full list, ms": answered(150 * total, 1)[1], "status of one, ms": answered(150, 1)[1]}
+
+
+def page(start: Start, rows: int) -> Figures:
+    """Time the default page: the live runs and the last fifty, out of a large ledger."""
+    with start() as peer:
+        assert isinstance(peer, Sfad)
+        peer.remember(rows)
+        run = peer.submit_all(SLEEP, 10)[0]
+        return {"default page, ms": timed(peer.page, 100), "status of one, ms": timed(lambda: peer.status(run), 300)}
+
+
+# ---- W4: stops
+
+
+def stop(start: Start, count: int, stubborn: int = 0) -> Figures:
+    """Time the stop of a tree of so many processes, of which 20 have escaped into sessions of their own."""
+    mark = f"bench-{os.getpid()}-{time.monotonic_ns()}"
+    tree = floor("tree", mark, count - 1, 20, stubborn)
+    with start((tree, 1)) as peer:
+        run = peer.submit(tree)
+        try:
+            return _stopped(lambda: peer.stop(run), mark, count)
+        finally:
+            for pid in _marked(mark):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+
+
+def stop_stubborn(start: Start, count: int) -> Figures:
+    """Time the stop if five of the processes ignore SIGTERM: SIGKILL follows after a second."""
+    return stop(start, count, 5)
+
+
+def stop_floor(count: int) -> Figures:
+    """Kill a cgroup, where one can be made."""
+    own = Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+    for mount in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup"):
+        group = Path(mount, own, f"bench-{os.getpid()}")
+        if (group.parent / "cgroup.procs").exists() and os.access(group.parent, os.W_OK):
+            return _killed(group, count)
+    return {}
+
+
+def _killed(group: Path, count: int) -> Figures:
+    group.mkdir()
+    mark = group.name
+    words = ["/bin/sh", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "sh", *floor("tree", mark, count - 1, 20, 0)]
+    with subprocess.Popen(words, start_new_session=True):
+        found = _stopped(lambda: (group / "cgroup.kill").write_text("1"), mark, count)
+    wait_until(lambda: "populated 0" in (group / "cgroup.events").read_text(), "the cgroup is empty")
+    group.rmdir()
+    return found
+
+
+def _stopped(act: Callable[[], object], mark: str, count: int) -> Figures:
+    wait_until(lambda: len(_marked(mark)) == count, "the tree is there")
+    pidfds = [os.pidfd_open(pid) for pid in _marked(mark)]
+    began = time.perf_counter()
+    act()
+    took = time.perf_counter() - began
+    alive = select.poll()
+    for pidfd in pidfds:
+        alive.register(pidfd, select.POLLIN)
+    left = len(pidfds)
+    end = time.perf_counter() + 0.5
+    while left and time.perf_counter() < end:
+        for pidfd, _ in alive.poll(1000 * (end - time.perf_counter())):
+            alive.unregister(pidfd)
+            left -= 1
+            took = max(took, time.perf_counter() - began) if not left else took
+    for pidfd in pidfds:
+        os.close(pidfd)
+    return {"stop, ms": 1000 * took, "survivors": left}
+
+
+def _marked(mark: str) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        with suppress(OSError, ValueError):
+            if mark.encode() in Path("/proc", str(int(name)), "cmdline").read_bytes().split(b"\0")[2:3]:
+                found.append(int(name))
+    return found
+
+
+# ---- W5: output
+
+
+def output(start: Start, megabytes: int) -> Figures:
+    """Time a run that writes, until all is in its file."""
+    found = {}
+    spew = floor("spew", megabytes * 1_000_000)
+    for metered in ("", " with a meter"):
+        with start((spew, 1)) as peer:
+            if metered and not isinstance(peer, Sfad):
+                break
+            used, began = cpu(peer), time.perf_counter()
+            run = peer.submit(spew, meter="claude") if isinstance(peer, Sfad) and metered else peer.submit(spew)
+            file = peer.output(run)
+            end = began + 20
+            while not file.exists() or file.stat().st_size < megabytes * 1_000_000:
+                assert time.perf_counter() < end, "output is missing"
+                time.sleep(0.001)
+            found[f"output{metered}, MB/s"] = megabytes / (time.perf_counter() - began)
+            if isinstance(peer, Sfad):
+                peer.wait(run)
+            found[f"daemon CPU{metered}, s"] = cpu(peer) - used
+    return found
+
+
+def output_floor(megabytes: int) -> Figures:
+    """Let the process write to the file."""
+    with directory() as place, (place / "out").open("wb") as file:
+        began = time.perf_counter()
+        subprocess.run(floor("spew", megabytes * 1_000_000), stdout=file, check=True)
+        return {"output, MB/s": megabytes / (time.perf_counter() - began)}
+
+
+# ---- W6: idle
+
+
+def idle(start: Start, runs: int) -> Figures:
+    """Look at the peer's own processes while nothing happens."""
+    with start((SLEEP, runs)) as peer:
+        peer.submit_all(SLEEP, runs)
+        time.sleep(SECONDS)
+        return _idle(peer.pids())
+
+
+def idle_floor(runs: int) -> Figures:
+    """A process that sleeps beside its children."""
+    with subprocess.Popen(floor("sleepers", runs), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        resident = psutil.Process(process.pid).memory_info().rss / 2**20
+        process.terminate()
+    return {"RSS, MiB": resident}
+
+
+def _idle(pids: Sequence[int]) -> Figures:
+    processes = [psutil.Process(pid) for pid in pids]
+
+    def spent() -> tuple[float, int]:
+        tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+        used = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+        woken = sum(int((task / "status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0]) for task in tasks)
+        return used / 1e9, woken
+
+    before = spent()
+    time.sleep(2 * SECONDS)
+    used, woken = ((now - then) / (2 * SECONDS) for now, then in zip(spent(), before, strict=True))
+    resident = sum(process.memory_info().rss for process in processes) / 2**20
+    return {"RSS, MiB": resident, "CPU, %": 100 * used, "wake-ups /s": woken}
+
+
+# ---- W7: many clients
+
+
+def clients(start: Start, count: int) -> Figures:
+    """Let clients ask for the status of one run, and for a list of 100, each as soon as it has its answer."""
+    with filled(start, 100) as (peer, run):
+        found: Figures = {}
+        for kind, what in (("status", "status"), ("list", "list of 100")):
+            rate, _, slowest = loaded(peer.load(kind, run), count, peer.env)
+            found |= {f"{what}, /s": rate, f"{what}, p99, ms": slowest}
+        return found
+
+
+def clients_floor(count: int) -> Figures:
+    """Answer with as many bytes."""
+    rates = {"status": answered(150, count), "list of 100": answered(15_000, count)}
+    return {f"{what}, /s": rate for what, (rate, _, _) in rates.items()} | {
+        f"{what}, p99, ms": slowest for what, (_, _, slowest) in rates.items()
+    }
+
+
+def loaded(load: Load, count: int, env: Mapping[str, str] | None = None) -> tuple[float, float, float]:
+    """Return answers a second, and the median and the 99th percentile of one in milliseconds."""
+    if isinstance(load, Requests):
+        with directory() as place:
+            for file in ("greeting", "request"):
+                (place / file).write_bytes(getattr(load, file))
+            found = numbers("ask", load.path, load.framing, place / "greeting", place / "request", count, SECONDS)
+    elif isinstance(load, list):
+        found = numbers("call", count, SECONDS, *load, env=env)
+    else:
+        taken = sorted(int(1e9 * each) for each in load(count, SECONDS))
+        found = [len(taken), int(1e9 * SECONDS), taken[len(taken) // 2], taken[int(len(taken) * 0.99)]]
+    return 1e9 * found[0] / found[1], found[2] / 1e6, found[3] / 1e6
+
+
+def answered(size: int, count: int) -> tuple[float, float, float]:
+    """Return what `loaded` returns, of a server in C that answers with so many bytes."""
+    with directory() as place, subprocess.Popen(floor("serve", place / "s", size), stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        try:
+            return loaded(Requests(place / "s", "frame", b"", b"request"), count)
+        finally:
+            server.terminate()
+
+
+# ---- W8: the command line
+
+
+def commands(start: Start, rounds: int) -> Figures:
+    """Time command lines in turn."""
+    with filled(start, 10) as (peer, run):
+        words = peer.commands(run)
+        if isinstance(peer, Sfad):
+            peer.daemon.sfactl("shim", "install", "true")
+            shim = str(peer.daemon.state_dir / "shims/true")
+            words["shim"] = ["/usr/bin/env", f"SFA_RUN_ID={run}", f"SFA_SOCKET={peer.daemon.socket}", shim]
+        return _called(words, peer.env, rounds)
+
+
+def commands_floor(rounds: int) -> Figures:
+    """Start the interpreter."""
+    kinds = ("list", "status", "spawn", "run", "report", "shim")
+    bare = _called({"python": [sys.executable, "-c", "pass"]}, dict(os.environ), rounds)
+    return {f"command: {kind}, ms": bare["command: python, ms"] for kind in kinds}
+
+
+def _called(words: dict[str, Argv], env: dict[str, str], rounds: int) -> Figures:
+    taken: dict[str, list[float]] = {kind: [] for kind in words}
+    for _ in range(rounds + 1):
+        for kind, argv in words.items():
+            began = time.perf_counter()
+            subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            taken[kind].append(1000 * (time.perf_counter() - began))
+    return {f"command: {kind}, ms": statistics.median(each[1:]) for kind, each in taken.items()}
+
+
+# ---- recovery, the core, counts
+
+
+def recovery(start: Start, live: int) -> Figures:
+    """Kill the daemon beside live runs. It is ready when it has adopted them."""
+    with start() as peer:
+        assert isinstance(peer, Sfad)
+        peer.submit_all(SLEEP, live)
+        peer.daemon.kill()
+        began = time.perf_counter()
+        peer.daemon.restart()
+        serving = time.perf_counter() - began
+        wait_until(lambda: peer.client.call(m.DaemonInfo(id=0), m.DaemonStatus).adopted == live, "all are adopted")
+        return {"serving, s": serving, "all adopted, s": time.perf_counter() - began, "CPU, s": cpu(peer)}
+
+
+def core(start: Start, runs: int) -> Figures:
+    """Simulate a crowd of agents. The load is in the figure: the core alone is faster."""
+    del start
+    load = CoreLoad()
+    began = time.process_time()
+    load.until(runs)
+    return {"events /s": load.events / (time.process_time() - began)}
+
+
+def calls(start: Start, live: int) -> Figures:
+    """Count the daemon's calls for a run beside others that sleep."""
+    del start
+    found = counts.calls(live)
+    return {f"{what} of a run, {load}": cost for what in ("Python calls", "C calls") for load, cost in found[what].items()}
+
+
+DOUBLING = (125, 250, 500, 1000)
+
+ROWS = (
+    Row("W1 one by one, beside N live", latency, (0,), DOUBLING, latency_floor),
+    Row("W2 N × /bin/true", throughput, (1000,), (250, 500, 1000, 2000), throughput_floor, quick=(300,)),
+    Row("W3 of N", lists, (1000,), (500, 1000, 2000, 4000), lists_floor, quick=(300,)),
+    Row("W3 of N", lists, (5000,), (), lists_floor, peers=False, repeats=1, quick=()),
+    Row("W3 with N in the ledger", page, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1),
+    Row("W4 tree of N", stop, (201,), (100, 200, 400, 800), stop_floor),
+    Row("W4 tree of N, 5 stubborn", stop_stubborn, (201,), repeats=1),
+    Row("W5 N MB", output, (200,), (50, 100, 200, 400), output_floor, quick=(50,)),
+    Row("W6 N idle", idle, (0, 500), DOUBLING, idle_floor, repeats=1, quick=(0, 100)),
+    Row("W7 N clients", clients, (50,), (25, 50, 100, 200), clients_floor),
+    Row("W8 one call", commands, (5,), (), commands_floor, quick=(3,)),
+    Row("recovery of N", recovery, (1000,), DOUBLING, peers=False, quick=(200,)),
+    Row("core, N runs", core, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1, quick=(10_000,)),
+    Row("counts of a run, beside N live", calls, (), DOUBLING, peers=False),
+)
