@@ -46,14 +46,13 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     not the runs below them that are not in `spare`. `home` is the directory of a live daemon, which keeps its controllers."""
     pids: set[int] = set()
     left: set[int] = set()
-    kept: set[int] = set()
-    for base in location.bases(instance, cgroup_parent):
+    bases = list(location.bases(instance, cgroup_parent))
+    for base in bases:
         tops = cgroupfs.inner(base) if base == home else [base]
         for directory in (path for top in tops for path in _removable(top, spare)):
             pids.update(_pids(directory))
             left.update(_clear(directory))
-        kept.update(_pids(base))
-    for found in _kill_carriers(instance, spare, kept):
+    for found in _kill_carriers(instance, spare, bases):
         pids.update(found)
         left.update(found)
     return SweepReport(tuple(sorted(pids)), tuple(sorted(pid for pid in left if procfs.why_alive(pid))))
@@ -120,12 +119,12 @@ def _remove(base: str) -> None:
             return
 
 
-def _kill_carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator[list[int]]:
-    """Kill the processes that carry the cookie until a look finds none; yield what each look found. Those in `kept` and their
-    descendants are spared, and so are this process and its ancestors."""
+def _kill_carriers(instance: str, spare: Set[RunId], bases: Iterable[str]) -> Iterator[list[int]]:
+    """Kill the processes that carry the cookie until a look finds none; yield what each look found. Those in the cgroups below
+    `bases` and their descendants are spared, and so are this process and its ancestors."""
     until = monotonic() + _SWEEP_WITHIN
     prefix = f"{instance}:".encode()
-    mine = set(procfs.ancestry(os.getpid()))
+    mine, kept = set(procfs.ancestry(os.getpid())), frozenset[int]()
 
     def swept(one: mark_scan.MarkedProcess, inherited: RunId | None) -> RunId | None:
         if inherited == mark_scan.FOREIGN or one.process.pid in kept:
@@ -137,7 +136,10 @@ def _kill_carriers(instance: str, spare: Set[RunId], kept: Set[int]) -> Iterator
         return mark_scan.FOREIGN if cookie_run(one.cookie) in spare else _SWEPT
 
     while monotonic() < until:
-        found = [one.process for one, run_id in mark_scan.scan_marks().with_runs(swept) if run_id == _SWEPT]
+        scan = mark_scan.scan_marks()
+        if _SWEPT in (run_id for _, run_id in scan.with_runs(swept)):
+            kept = frozenset(pid for base in bases for pid in _pids(base))
+        found = [one.process for one, run_id in scan.with_runs(swept) if run_id == _SWEPT]
         yield [process.pid for process in found]
         if not found:
             return

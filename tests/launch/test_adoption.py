@@ -490,6 +490,27 @@ async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: 
             rig.launcher.release(run)
 
 
+async def test_each_run_that_is_adopted_costs_a_few_files(
+    containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look at all processes serves all runs. A thousand runs took ten thousand looks at processes, 27 files each."""
+    read, opened = procfs.read, list[str]()
+    monkeypatch.setattr(procfs, "read", lambda path, **options: opened.append(path) or read(path, **options))
+    runs = [(f"a{number}", None, ["sleep", "1000"]) for number in range(1, 10)]
+    remains = dead(containment, instance, *runs)
+    pids = {str(one.pid) for one in remains.values()}
+    async with rigged(containment, instance=instance) as rig:
+        opened.clear()
+        adopt(rig, remains)
+        theirs = [path for path in opened if instance in path or path.split("/")[2] in pids]
+        assert len(theirs) <= 9 * len(runs), theirs
+        opened.clear()
+        sweep(instance, spare=remains.keys(), home=rig.launcher.detail)
+        theirs = [path for path in opened if instance in path or path.split("/")[2] in pids]
+        assert len(theirs) <= 3 * len(runs), theirs
+        await rig.stop(*remains)
+
+
 async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
     """Another instance's run may have the same tag; its cookie, or that of an ancestor, says that it is not ours."""
     other = f"{int(instance, 16) ^ 1:012x}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ...protocol.types import RunId
@@ -15,7 +16,7 @@ from ..procfs import Stat
 from ..sealed_environment import COOKIE
 
 _REUSED_FOR = 1.0
-"""Seconds for which two scans are used again, while one run after the other is adopted."""
+"""Seconds for which a scan is used again, while one run after the other is adopted."""
 FOREIGN: RunId = ""
 """In the place of a run: a foreign process."""
 
@@ -52,7 +53,7 @@ def run_by_marks(
 
 @dataclass(frozen=True)
 class MarkScan:
-    """All living processes, from one scan."""
+    """All living processes."""
 
     processes: Mapping[int, MarkedProcess]
 
@@ -104,22 +105,24 @@ class MarkScan:
         return [one.process for one, run_id in self.with_runs(of) if run_id == "it"]
 
 
-def scan_marks() -> MarkScan:
-    """Raises `OSError`."""
-    return MarkScan({pid: with_marks(process) for pid, process in procfs.scan().items() if process.alive})
+def scan_marks(known: Mapping[int, MarkedProcess] = MappingProxyType({})) -> MarkScan:
+    """Look at all processes. `known` are processes of which an earlier look has found the marks. Raises `OSError`."""
+    marked = {pid: one for pid, one in known.items() if one.cookie is not None}
+    fresh = (procfs.stat(pid) for pid in procfs.pids() if pid not in marked)
+    return MarkScan(marked | {process.pid: with_marks(process) for process in fresh if process is not None and process.alive})
 
 
-class RecentScans:
-    """Two scans, one after the other, for what an earlier daemon has left: the second finds what was forked during the first.
-    Several hundred runs may be adopted at once, and the same two scans serve them all."""
+class RecentScan:
+    """Two looks, one after the other, for what an earlier daemon has left: the second finds what was forked during the first.
+    A thousand runs may be adopted at once, and the same looks serve them all."""
 
     def __init__(self) -> None:
-        self._taken: tuple[MarkScan, MarkScan] | None = None
+        self._taken: MarkScan | None = None
         self._at = 0.0
 
-    def recent(self) -> tuple[MarkScan, MarkScan]:
-        """Raises `OSError`."""
+    def recent(self) -> MarkScan:
+        """Return the processes of both looks; some have ended since. Raises `OSError`."""
         if self._taken is None or monotonic() - self._at > _REUSED_FOR:
-            self._taken = (scan_marks(), scan_marks())
+            self._taken = scan_marks(scan_marks().processes)
             self._at = monotonic()
         return self._taken

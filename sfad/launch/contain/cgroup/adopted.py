@@ -11,7 +11,7 @@ from ... import procfs
 from ...launched_runs import LaunchedRun, LaunchedRuns
 from ...marks import cookie
 from ..interface import AdoptedRuns
-from ..mark_scan import RecentScans, scan_marks
+from ..mark_scan import RecentScan, scan_marks
 from . import cgroupfs
 from .cgroups import RunCgroups
 from .limits import KernelLimits
@@ -27,7 +27,7 @@ class AdoptedCgroups(AdoptedRuns):
         self._cgroups = cgroups
         self._maker = maker
         self._limits = limits
-        self._scans = RecentScans()
+        self._scan = RecentScan()
         self._elsewhere: set[RunId] = set()
         """Runs whose processes may not be below this process."""
 
@@ -52,8 +52,8 @@ class AdoptedCgroups(AdoptedRuns):
 
     def _gather(self, run: LaunchedRun) -> None:
         """Move into its cgroup whatever carries the marks of the run."""
-        carriers = [pid for scan in self._scans.recent() for pid in scan.carriers(run.cookie, self._runs.tag_of(run))]
-        if any(not self._cgroups.contains(run, pid) for pid in carriers if procfs.is_alive(pid)):
+        carriers = set(self._scan.recent().carriers(run.cookie, self._runs.tag_of(run)))
+        if any(map(procfs.is_alive, carriers.difference(self._cgroups.own_members(run)))):
             self._move_in(run)
 
     def _move_in(self, run: LaunchedRun) -> None:

@@ -119,6 +119,12 @@ class RunCgroups:
                 for pid in cgroupfs.pids(directory):
                     yield pid, self.nearest(directory) or run.id
 
+    def own_members(self, run: LaunchedRun) -> Iterator[int]:
+        """Yield the processes that the run `contains`, and no others. Raises `OSError`."""
+        group = self.of(run)
+        for directory in cgroupfs.nested(group.leaf) if group else ():
+            yield from cgroupfs.pids(directory)
+
     def populated(self, run: LaunchedRun) -> bool:
         group = self.of(run)
         return group is not None and b"populated 1" in cgroupfs.read(f"{group.directory}/cgroup.events")

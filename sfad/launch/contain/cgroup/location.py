@@ -1,6 +1,7 @@
 """Where the cgroups of this instance are, and how /proc/PID/cgroup names them. Makes nothing."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,18 +80,24 @@ def locate(instance: str, parent: str | None = None) -> BaseCgroup:
     raise CgroupImpossible(f"{parent or own} is not below a cgroup2 mount")
 
 
-def bases(instance: str, parent: str | None = None) -> list[str]:
-    """Return the instance's directories: where this process would make it, and each one that a process of the machine is in,
-    because an earlier daemon may have been started elsewhere.
+def bases(instance: str, parent: str | None = None) -> Iterator[str]:
+    """Yield the instance's directories: where this process would make it, then each one that a process of the machine is in,
+    because an earlier daemon may have been started elsewhere. The caller may need the first only: then no process is looked at.
 
     It does not walk the cgroups of other programs: any user may have made them thousands of levels deep. Raises `OSError`."""
-    name = f"sfad-{instance}"
-    here = [_located(instance, parent), _located(instance)]
-    found = [directory for directory in here if directory is not None and os.path.isdir(directory)]
-    mounted = mounts()
+    seen: set[str] = set()
+    for directory in _candidates(instance, parent):
+        if directory is not None and directory not in seen and os.path.isdir(directory):
+            seen.add(directory)
+            yield directory
+
+
+def _candidates(instance: str, parent: str | None) -> Iterator[str | None]:
+    yield _located(instance, parent)
+    yield _located(instance)
+    name, mounted = f"sfad-{instance}", mounts()
     for path in {_up_to(name, path) for pid in procfs.pids() if (path := procfs.cgroup(pid)) is not None}:
-        found += [directory for mount in mounted if path and (directory := mount.directory(path)) and os.path.isdir(directory)]
-    return list(dict.fromkeys(found))
+        yield from (mount.directory(path) for mount in mounted if path)
 
 
 def _located(instance: str, parent: str | None = None) -> str | None:

@@ -11,13 +11,13 @@ from ... import procfs
 from ...launched_runs import LaunchedRun, LaunchedRuns
 from ...procfs import Stat
 from ..interface import AdoptedRuns
-from ..mark_scan import MarkedProcess, RecentScans, run_by_marks, scan_marks, with_marks
+from ..mark_scan import MarkedProcess, RecentScan, run_by_marks, scan_marks, with_marks
 
 
 class AdoptedTags(AdoptedRuns):
     def __init__(self, runs: LaunchedRuns) -> None:
         self._runs = runs
-        self._scans = RecentScans()
+        self._scan = RecentScan()
         self._elsewhere: set[RunId] = set()
         """Runs that may have processes which are not below this one."""
 
@@ -45,9 +45,9 @@ class AdoptedTags(AdoptedRuns):
             if not run.main.ours:
                 self._elsewhere.add(run.id)
             return True
-        recent = self._scans.recent()
-        found = {process.pid for scan in recent for process in scan.members(run.cookie, self._runs.tag_of(run))}
-        if not found <= recent[0].ours | recent[1].ours:
+        recent = self._scan.recent()
+        found = {process.pid for process in recent.members(run.cookie, self._runs.tag_of(run))}
+        if not found <= recent.ours:
             self._elsewhere.add(run.id)
         return any(map(procfs.is_alive, found))
 
