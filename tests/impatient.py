@@ -4,9 +4,9 @@ It looks ten times a second, not every five seconds, whether its files are where
 rest of a frame, for a client that lost its connection, and for one that does not read of runs.
 """
 
-from sfad.loop import storage
+from sfad.host import displacement
 
-storage.LOOK = 0.1
+displacement.LOOK = 0.1
 
 from sfad.__main__ import main  # noqa: E402
 from sfad.core import stop_requests  # noqa: E402

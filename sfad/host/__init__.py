@@ -3,6 +3,8 @@
 `variables`     the part of an environment that a hook keeps
 `audience`       whom the daemon serves: its owner and root, or every user
 `clock`          the daemon's clocks, and deadlines that call back
+`displacement`   tells when files may have been moved, removed, replaced or hidden
+`inotify`        inotify(7), which Python does not have
 `descriptors`    reserves the last descriptors of the process
 `closing`        closes the descriptors that clients sent
 `fuse`           whether a file is on a FUSE mount of another user

@@ -85,7 +85,7 @@ def _refuse_shared(path: Path) -> None:
     """Raise `PathError` if another user could replace the socket, or a directory or link on the way to it.
 
     Clients would send their environment to that user."""
-    for entry in _traversed(path.parent):
+    for entry in traversed(path.parent):
         found = entry.lstat()
         what = f"the socket {path} is not safe: {'link' if stat.S_ISLNK(found.st_mode) else 'directory'} {entry}"
         mode = f"mode {stat.S_IMODE(found.st_mode):04o}, uid {found.st_uid}, gid {found.st_gid}"
@@ -97,7 +97,7 @@ def _refuse_shared(path: Path) -> None:
             )
 
 
-def _traversed(directory: Path) -> Iterator[Path]:
+def traversed(directory: Path) -> Iterator[Path]:
     """Yield each directory and symbolic link that the kernel passes on the way. Raises `OSError`."""
     here, rest = Path("/"), list(directory.absolute().parts[1:])
     yield here

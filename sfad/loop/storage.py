@@ -2,25 +2,16 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-import trio
-
+from ..host.displacement import Displacement
 from ..metering.metering import Metering
 from ..runs.catalogue import RunCatalogue
 from .announcing import Announcer
 from .resources import Resources
 
-LOOK = 5.0
-"""Seconds between two looks whether the state directory, and the files in it, are where they were. Each admission and each write
-look as well."""
-
 NO_ROOM = 64 * 1024
 """Bytes. A disk with less room counts as full."""
-
-
-async def until_next_look() -> None:
-    """Sleep until the next multiple of `LOOK`, so that all who look wake the daemon together."""
-    await trio.sleep_until((trio.current_time() // LOOK + 1) * LOOK)
 
 
 @dataclass(slots=True)
@@ -59,14 +50,16 @@ class StorageWatch:
         return lost
 
     async def serve(self) -> None:
-        """Look now and then, until cancelled: another process may move, remove or replace what the daemon has open."""
-        # The kernel notifies of neither a renamed ancestor nor a mount. It sends IN_DELETE_SELF only when the last descriptor of
-        # a file is closed, and this daemon holds one.
+        """Look whenever another process may have moved, removed or replaced what the daemon has open, until cancelled. Each
+        admission and each write look as well."""
+        state_dir, settled = Path(self.resources.state_dir), False
         while True:
-            if self.look() is None:
-                self.resources.ledger.look_after()
-                self.metering.look_after()
-            await until_next_look()
+            with Displacement(directories=[state_dir, state_dir / "spool"]) as displacement:
+                lost = self.look()
+                if lost is None:
+                    self.resources.ledger.look_after()
+                    self.metering.look_after()
+                settled = await displacement.wait(settled=settled and lost is None)
 
     def ledger_put_back(self, note: str) -> None:
         """Another process had removed or replaced the ledger, and it was written again."""

@@ -1,15 +1,15 @@
 """Which output files were written to or taken away: one inotify(7) watch on their directory, whose events name the file."""
 
-import ctypes
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
+from ..host import inotify
 from ..host.private_files import identity
 from ..protocol.types import RunId
 
-# IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF
-_MASK = 0x2 | 0x40 | 0x80 | 0x200 | 0x400 | 0x800
+_MASK = inotify.MODIFY | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE | inotify.DELETE_SELF | inotify.MOVE_SELF
 # of the event that says that there were more than fs.inotify.max_queued_events: wd -1, mask IN_Q_OVERFLOW
 _OVERFLOW = b"\xff\xff\xff\xff\x00\x40\x00\x00"
 # An event is a header of 16 bytes and a name padded with NULs. Two runs that write in turns make up to 16 384 events before the
@@ -19,8 +19,6 @@ _NAMES = re.compile(rb"([a-z][0-9a-v]+)\.(?:out|err)\0")
 
 _BATCH = 64 * 1024
 _BATCHES = 16
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Inotify:
@@ -34,13 +32,11 @@ class Inotify:
         """Another directory, or none, had the name at the last `take`. IN_DELETE_SELF alone does not tell: it comes when the last
         file in the directory is closed."""
         self._directory = directory
-        self._descriptor: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._descriptor < 0:
-            raise _error(directory)
-        if _libc.inotify_add_watch(self._descriptor, os.fsencode(directory), _MASK) < 0:
-            error = _error(directory)
-            self.close()
-            raise error
+        self._descriptor = inotify.new_instance()
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            inotify.add_watch(self._descriptor, directory, _MASK)
+            undo.pop_all()
         self._identity = identity(directory)
 
     def fileno(self) -> int:
@@ -66,8 +62,3 @@ class Inotify:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-
-def _error(directory: Path) -> OSError:
-    code = ctypes.get_errno()
-    return OSError(code, os.strerror(code), str(directory))

@@ -11,10 +11,10 @@ import trio
 
 from ..host import systemd
 from ..host.audience import directory_mode, socket_mode
+from ..host.displacement import Displacement
 from ..host.private_files import identity
 from ..host.socket_file import PathError, bind_socket, unbind_socket
 from ..loop.runtime import Runtime
-from ..loop.storage import until_next_look
 
 ACCEPT_PAUSE = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
@@ -99,30 +99,35 @@ class Listener:
 
     async def look_after(self) -> None:
         """Bind the socket again when another process has removed or replaced it, until cancelled."""
+        settled = False
         while True:
-            await until_next_look()
-            if identity(self._path) == self.inode:
-                self._unbound = None
-                continue
-            try:
-                # in a thread: any process can keep the directory's lock for half a second
-                bound = await trio.to_thread.run_sync(self._bound_again, abandon_on_cancel=True)
-            except (PathError, OSError) as error:
-                self._tell_unbound(str(error))
-                continue
-            if bound is None:
-                continue
-            self._bound_here = True
-            if self._sock.fileno() < 0:  # the daemon is ending, and has stopped accepting meanwhile
-                bound[0].close()
-                self.inode = bound[1]
-                continue
-            self.accept()  # what has connected to the old one
-            self.close()
-            self._listen_on(*bound)
-            what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
-            self._log.warning(what)
-            self._runtime.announcer.tell("daemon_socket_renewed", what, "medium")
+            with Displacement([self._path]) as displacement:
+                await self._stay()
+                settled = await displacement.wait(settled=settled)
+
+    async def _stay(self) -> None:
+        if identity(self._path) == self.inode:
+            self._unbound = None
+            return
+        try:
+            # in a thread: any process can keep the directory's lock for half a second
+            bound = await trio.to_thread.run_sync(self._bound_again, abandon_on_cancel=True)
+        except (PathError, OSError) as error:
+            self._tell_unbound(str(error))
+            return
+        if bound is None:
+            return
+        self._bound_here = True
+        if self._sock.fileno() < 0:  # the daemon is ending, and has stopped accepting meanwhile
+            bound[0].close()
+            self.inode = bound[1]
+            return
+        self.accept()  # what has connected to the old one
+        self.close()
+        self._listen_on(*bound)
+        what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
+        self._log.warning(what)
+        self._runtime.announcer.tell("daemon_socket_renewed", what, "medium")
 
     def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
         if self._sock.fileno() < 0 or identity(self._path) == self.inode:

@@ -490,9 +490,7 @@ async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: 
             rig.launcher.release(run)
 
 
-async def test_each_run_that_is_adopted_costs_a_few_files(
-    containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_run_that_is_adopted_costs_a_few_files(containment: str, instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look at all processes serves all runs. A thousand runs took ten thousand looks at processes, 27 files each."""
     read, opened = procfs.read, list[str]()
     monkeypatch.setattr(procfs, "read", lambda path, **options: opened.append(path) or read(path, **options))

@@ -721,7 +721,7 @@ async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.Monk
 
 async def test_without_inotify_all_files_are_looked_at(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Refusing(errno.EMFILE, times=4)
-    monkeypatch.setattr(inotify, "_libc", refusing)
+    monkeypatch.setattr("sfad.host.inotify._libc", refusing)
     rig.begin(limit=MIB)
     async with serving(rig):
         rig.write(numbered(3 * MIB // 64))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sfad.host import inotify
 from sfad.output import Inotify, OutputFiles
-from sfad.output import inotify as module
 from tests.output.test_files import put
 from tests.output.test_holes import Refusing
 
@@ -96,7 +96,7 @@ def test_dropped_events_mean_any_run(store: OutputFiles) -> None:
 
 
 def test_no_inotify_instance_is_left(store: OutputFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_libc", Refusing(errno.EMFILE))
+    monkeypatch.setattr(inotify, "_libc", Refusing(errno.EMFILE))
     with pytest.raises(OSError, match="Too many") as caught:
         Inotify(store.directory)
     assert caught.value.errno == errno.EMFILE
