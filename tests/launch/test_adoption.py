@@ -493,7 +493,12 @@ async def test_two_hundred_runs_are_adopted_at_once(containment: str, instance: 
 async def test_each_run_that_is_adopted_costs_a_few_files(containment: str, instance: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look at all processes serves all runs. A thousand runs took ten thousand looks at processes, 27 files each."""
     read, opened = procfs.read, list[str]()
-    monkeypatch.setattr(procfs, "read", lambda path, **options: opened.append(path) or read(path, **options))
+
+    def counted(path: str, *, whole: bool = False) -> bytes | None:
+        opened.append(path)
+        return read(path, whole=whole)
+
+    monkeypatch.setattr(procfs, "read", counted)
     runs = [(f"a{number}", None, ["sleep", "1000"]) for number in range(1, 10)]
     remains = dead(containment, instance, *runs)
     pids = {str(one.pid) for one in remains.values()}
