@@ -22,6 +22,7 @@ from ..protocol import messages as m
 from ..protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo
 from .checks import RequestError, unavailable
 from .connection import Connection
+from .encoded import RunRows
 from .lookup import find_run
 from .shares import ClientBounds, Shares
 
@@ -97,7 +98,7 @@ class Call:
         if refusal is not None:
             raise unavailable(refusal)
 
-    def reply(self, reply: m.Reply, descriptors: Sequence[int] = ()) -> None:
+    def reply(self, reply: m.Reply | RunRows, descriptors: Sequence[int] = ()) -> None:
         """Send the one reply to the request. `descriptors` are closed."""
         self.end()
         self.connection.send(reply, descriptors)

@@ -18,6 +18,7 @@ from ..host.closing import close_soon, without_linger
 from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, WatchRuns, Welcome, pack_message
+from .encoded import RunRows
 from .shares import ClientLoad, PeerGroups
 
 MAX_READ = 64 * 1024
@@ -172,7 +173,7 @@ class Connection:
         self.greeted = True
         self.send(reply)
 
-    def send(self, reply: Reply, descriptors: Sequence[int] = ()) -> None:
+    def send(self, reply: Reply | RunRows, descriptors: Sequence[int] = ()) -> None:
         """Send what the socket takes now, and keep the rest. `descriptors` are closed once the kernel has duplicated them."""
         kept = list(descriptors)
         data = pack_message(reply)

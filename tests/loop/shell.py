@@ -59,9 +59,9 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
 AGENT = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[])
 
 
-async def spawned(runtime: Runtime, spawn: Spawn = AGENT) -> str:
+async def spawned(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> str:
     """Return a run that was admitted, now or for an earlier request with the same key."""
-    answer = await asked(runtime, spawn)
+    answer = await asked(runtime, spawn, peer)
     if isinstance(answer, c.Known):
         return answer.run
     assert isinstance(answer, c.SpawnDone)
@@ -88,7 +88,7 @@ async def stopped(runtime: Runtime, run: str) -> None:
     await over.wait()
 
 
-async def asked(runtime: Runtime, spawn: Spawn = AGENT) -> c.Answer:
+async def asked(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> c.Answer:
     """Return the answer to a spawn."""
     answers = list[c.Answer]()
     done = trio.Event()
@@ -97,6 +97,6 @@ async def asked(runtime: Runtime, spawn: Spawn = AGENT) -> c.Answer:
         answers.append(said)
         done.set()
 
-    runtime.requests.spawn(ANN, spawn, [], 1, answer, lambda _run: None)
+    runtime.requests.spawn(peer, spawn, [], 1, answer, lambda _run: None)
     await done.wait()
     return answers[0]

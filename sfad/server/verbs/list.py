@@ -4,12 +4,13 @@ from msgspec.structs import replace
 
 from ...core.policy import MAX_LABELS
 from ...ledger.reader import Page
-from ...protocol.messages import List, RunList
+from ...protocol.messages import List
 from ..call import Call, answers
 from ..checks import check_filters, check_most
+from ..encoded import RunRows
 
 MAX_ROWS = 1000
-"""Ended runs in one page: 50 ms. Clients ask for the next page."""
+"""Ended runs in one page: 25 ms where none is encoded yet. Clients ask for the next page."""
 
 
 @answers(List)
@@ -22,5 +23,5 @@ def list_(call: Call, request: List) -> None:
     footprints = call.runtime.launcher.footprints(catalogue.live_runs(call.scope)) if query.live else {}
     found = catalogue.select(Page(query, call.scope, within=root), footprints)
     # a session does not count itself among those that it may look after
-    runs = [run for run in found.runs if run.id != call.peer.run] if request.sessions else found.runs
-    call.reply(RunList(id=call.id, runs=catalogue.with_totals(runs), next=found.reached or None))
+    live = [run for run in found.live if run.id != call.peer.run] if request.sessions else found.live
+    call.reply(RunRows(id=call.id, runs=found.rows(live), next=found.next))
