@@ -16,7 +16,7 @@ import msgspec
 
 from . import __version__
 from .core.access import EVERYTHING, Scope
-from .core.ids import run_id
+from .core.ids import run_id, run_number
 from .ledger.database import LedgerError
 from .ledger.opening import open_past
 from .ledger.past_events import EventFilter, event_page
@@ -38,18 +38,17 @@ class PastRuns:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def known(self, run: RunId, scope: Scope) -> RunInfo | None:
+    def knows(self, run: RunId, scope: Scope) -> bool:
         del scope  # who reads the files may see all that is in them
-        found = self._reader.get(run)
-        return found[0] if found is not None else None
+        return self._reader.get(run) is not None
 
     def live_runs(self, scope: Scope, *, name: str) -> list[RunId]:
         """Return the newest run of this name that had not ended, if there is one. Whether the older ones live is not known."""
         numbers = self._reader.select(Page(m.List(id=0, name=name, rows=0), scope)).numbers
         return [run_id(numbers[-1])] if numbers else []
 
-    def newest_ended(self, name: str, scope: Scope) -> RunInfo | None:
-        return next(iter(self._reader.runs(self._reader.select(Page(m.List(id=0, name=name, rows=1), scope)).ended)), None)
+    def newest_ended(self, name: str, scope: Scope) -> RunId | None:
+        return next(map(run_id, self._reader.select(Page(m.List(id=0, name=name, rows=1), scope)).ended), None)
 
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
         return self._reader.find(prefix, scope, LISTED_RUNS + 1)
@@ -101,7 +100,8 @@ class History:
                 raise unavailable("no daemon is running; start one with 'sfad serve'")
 
     def _resolve(self, handle: str) -> RunInfo:
-        return find_run(self._runs, handle, EVERYTHING)
+        (found,) = self._reader.runs([run_number(find_run(self._runs, handle, EVERYTHING))])
+        return found
 
     def _welcome(self, request: m.Hello) -> m.Reply:
         version = max(set(request.versions) & set(SUPPORTED), default=SUPPORTED[0])

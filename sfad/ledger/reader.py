@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.access import Scope
 from ..core.ids import run_id
@@ -96,12 +96,8 @@ class Page:
         )
 
 
-class Entry(NamedTuple):
-    """A run of a page."""
-
-    number: int
-    ended: bool
-    descendants: int
+Entry = tuple[int, bool, int]
+"""A run of a page: its number, whether it has ended, how many descendants it has. A page has a thousand: they are not objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +112,27 @@ class Selection:
     @classmethod
     def of(cls, entries: Iterable[Entry], rows: int, reached: int) -> Selection:
         """Keep all live runs, and the newest `rows` of the ended ones down to `reached`; fewer if they have many descendants."""
-        entries = list(entries)
-        live = [entry for entry in entries if not entry.ended]
-        ended = sorted((entry for entry in entries if entry.ended and entry.number >= reached), reverse=True)
-        before = list(accumulate((entry.descendants for entry in ended), initial=0))
+        live: list[Entry] = []
+        over: list[Entry] = []
+        for entry in entries:
+            (over if entry[1] else live).append(entry)
+        over.sort(reverse=True)
+        ended = [entry for entry in over if entry[0] >= reached]
+        before = list(accumulate([below for _, _, below in ended], initial=0))
         fitting = max(0, min(rows, bisect_right(before, MOST_BELOW)))
         if len(ended) > fitting:
             ended = ended[:fitting]
-            reached = ended[-1].number if ended else 0
+            reached = ended[-1][0] if ended else 0
         return cls(sorted([*live, *ended]), reached)
 
     @property
     def ended(self) -> list[int]:
         """The numbers of the ended ones."""
-        return [entry.number for entry in self.entries if entry.ended]
+        return [number for number, ended, _ in self.entries if ended]
 
     @property
     def numbers(self) -> list[int]:
-        return [entry.number for entry in self.entries]
+        return [number for number, _, _ in self.entries]
 
 
 class Reader:
@@ -230,13 +229,13 @@ class Reader:
                 floor = self._floor(ended, page)
                 entries = self._entries(ended.sql(page, floor))
             found += entries
-            reached = max(reached, entries[-1].number if len(entries) >= rows else floor)
+            reached = max(reached, entries[-1][0] if len(entries) >= rows else floor)
         if not self._is_more(page, reached):
             reached = 0
         return Selection.of(found, rows, reached)
 
     def _entries(self, query: Query) -> list[Entry]:
-        return [Entry(number, bool(ended), descendants) for number, ended, descendants in self._connection.execute(*query)]
+        return self._connection.execute(*query).fetchall()
 
     def _near(self, page: Page) -> int:
         """Return the number above which a page is full if every second run fits."""

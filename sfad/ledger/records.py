@@ -9,7 +9,7 @@ from datetime import datetime
 
 from ..core.access import Scope
 from ..protocol.types import CallInfo, RunId, RunInfo
-from .reader import CALLS, Entry, Page, Reader, Selection
+from .reader import CALLS, Page, Reader, Selection
 from .rows import Op, RunExtra, number_of
 from .totals import Used, used_by
 
@@ -66,8 +66,8 @@ class Records:
         if not self._unwritten:
             return found
         hidden = set(map(number_of, self._unwritten))
-        entries = [entry for entry in found.entries if entry.number not in hidden]
-        entries += [Entry(number_of(info.id), info.status.terminal, info.descendants) for info, _ in self.unwritten(page)]
+        entries = [entry for entry in found.entries if entry[0] not in hidden]
+        entries += [(number_of(info.id), info.status.terminal, info.descendants) for info, _ in self.unwritten(page)]
         return Selection.of(entries, page.query.rows, found.reached)
 
     def runs(self, numbers: Sequence[int]) -> list[RunInfo]:

@@ -12,7 +12,7 @@ from ..core.access import Scope
 from ..core.ids import number_or_zero, run_id, run_number
 from ..core.labels import means
 from ..launch.launcher import Footprint
-from ..ledger.reader import Entry, Page, Selection
+from ..ledger.reader import Page, Selection
 from ..ledger.records import Records
 from ..ledger.summary import Unwritten
 from ..ledger.totals import used_by, with_totals
@@ -53,10 +53,10 @@ class Listed(NamedTuple):
     next: RunId | None
     """`RunList.next`"""
 
-    def rows(self, live: Iterable[RunInfo]) -> list[Raw | RunInfo]:
-        """Return the ended runs and these live ones, oldest first."""
+    def rows(self, live: Iterable[RunInfo]) -> Raw:
+        """Return the ended runs and these live ones as they are sent, oldest first."""
         rows: dict[int, Raw | RunInfo] = {**self.ended, **{run_number(info.id): info for info in live}}
-        return [rows[number] for number in sorted(rows)]
+        return Raw(pack([rows[number] for number in sorted(rows)]))
 
 
 class RunCatalogue:
@@ -151,10 +151,13 @@ class RunCatalogue:
         known = self.live.get(run) or self._recent.get(run)
         return known.uid if known is not None else self._records.uid(run)
 
-    def known(self, run: RunId, scope: Scope) -> RunInfo | None:
-        """Return the run if there is one, and a caller with this scope may be told of it."""
-        info = self.info(run)
-        return info if info is not None and scope.knows(self.uid(run), self.lineage(run)) else None
+    def knows(self, run: RunId, scope: Scope) -> bool:
+        """Return whether there is such a run, and a caller with this scope may be told of it."""
+        known = self.live.get(run) or self._recent.get(run)
+        if known is not None:
+            return scope.knows(known.uid, known.lineage_ids)
+        details = self._records.details(run)
+        return details is not None and scope.knows(details.uid, () if scope.run is None else self._records.lineage(run))
 
     def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
         """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""
@@ -208,9 +211,9 @@ class RunCatalogue:
             if means(name, labels or {}, live.run.name, live.run.asked.labels) and scope.admits(live.uid, live.lineage_ids)
         }
 
-    def newest_ended(self, name: str, scope: Scope) -> RunInfo | None:
+    def newest_ended(self, name: str, scope: Scope) -> RunId | None:
         page = Page(List(id=0, name=name, rows=1), scope)
-        return next((self.info(run_id(number)) for number in self._select(page).ended), None)
+        return next(map(run_id, self._select(page).ended), None)
 
     def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None) -> Listed:
         """Return the runs of a page. `footprints`: of live runs, where they are to be shown."""
@@ -251,8 +254,8 @@ class RunCatalogue:
         if not self._never_recorded:
             return found
         more = (ended for ended in self._never_recorded.values() if page.admits(ended.info, ended.uid, ended.lineage_ids))
-        entries = (Entry(run_number(each.info.id), ended=True, descendants=0) for each in more)
-        return Selection.of([*found.entries, *entries], page.query.rows, found.reached)
+        entries = [*found.entries, *((run_number(each.info.id), True, 0) for each in more)]
+        return Selection.of(entries, page.query.rows, found.reached)
 
     def _rows(self, numbers: Sequence[int]) -> dict[int, Raw]:
         """Return ended runs as they are sent."""

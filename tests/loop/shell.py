@@ -29,8 +29,8 @@ ANN = Peer(0, "ann")
 
 
 @asynccontextmanager
-async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> AsyncIterator[Runtime]:
-    """Serve a loop on the state directory `directory`."""
+async def shell(directory: Path, kind: type[FakeLauncher], config: str = "", *, everyone: bool = False) -> AsyncIterator[Runtime]:
+    """Serve a loop on the state directory `directory`. `everyone`: it serves each user."""
     turns = LoopTurns()
     trio.lowlevel.add_instrument(turns)
     ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05), turns)
@@ -41,7 +41,8 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     launcher = kind(emit=early_events.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
         log, timers, turns, Spool(directory / "spool", timers, turns, print), ledger, OutputFiles(directory / "output"), launcher,
-        early_events, "/s", str(directory), lambda: None, Counts(),
+        early_events, str(directory / "s"), str(directory), lambda: None, Counts(),
+        everyone,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
     early_events.pass_on(runtime.arrivals.arrived)

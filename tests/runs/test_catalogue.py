@@ -67,8 +67,7 @@ async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatc
         as_recent = known(catalogue, run)
         assert as_recent == (Status.CANCELLED, [run], [run], [run])
         newest = catalogue.newest_ended("agent", EVERYTHING)
-        assert newest is not None
-        assert newest.id == run
+        assert newest == run
 
         other = await spawned(runtime)
         await stopped(runtime, other)
