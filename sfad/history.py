@@ -16,6 +16,7 @@ import msgspec
 
 from . import __version__
 from .core.access import EVERYTHING, Scope
+from .core.ids import run_id, run_number
 from .ledger.database import LedgerError
 from .ledger.opening import open_past
 from .ledger.past_events import EventFilter, event_page
@@ -37,18 +38,17 @@ class PastRuns:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def known(self, run: RunId, scope: Scope) -> RunInfo | None:
+    def knows(self, run: RunId, scope: Scope) -> bool:
         del scope  # who reads the files may see all that is in them
-        found = self._reader.get(run)
-        return found[0] if found is not None else None
+        return self._reader.get(run) is not None
 
     def live_runs(self, scope: Scope, *, name: str) -> list[RunId]:
         """Return the newest run of this name that had not ended, if there is one. Whether the older ones live is not known."""
-        runs = self._reader.select(Page(m.List(id=0, name=name, rows=0), scope)).runs
-        return [max(info.id for info in runs)] if runs else []
+        numbers = self._reader.select(Page(m.List(id=0, name=name, rows=0), scope)).numbers
+        return [run_id(numbers[-1])] if numbers else []
 
-    def newest_ended(self, name: str, scope: Scope) -> RunInfo | None:
-        return next(iter(self._reader.select(Page(m.List(id=0, name=name, rows=1), scope)).runs), None)
+    def newest_ended(self, name: str, scope: Scope) -> RunId | None:
+        return next(map(run_id, self._reader.select(Page(m.List(id=0, name=name, rows=1), scope)).ended), None)
 
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
         return self._reader.find(prefix, scope, LISTED_RUNS + 1)
@@ -100,7 +100,8 @@ class History:
                 raise unavailable("no daemon is running; start one with 'sfad serve'")
 
     def _resolve(self, handle: str) -> RunInfo:
-        return find_run(self._runs, handle, EVERYTHING)
+        (found,) = self._reader.runs([run_number(find_run(self._runs, handle, EVERYTHING))])
+        return found
 
     def _welcome(self, request: m.Hello) -> m.Reply:
         version = max(set(request.versions) & set(SUPPORTED), default=SUPPORTED[0])
@@ -116,7 +117,8 @@ class History:
     def _list(self, request: m.List) -> m.Reply:
         root = None if request.root is None else self._resolve(request.root).id
         found = self._reader.select(Page(msgspec.structs.replace(request, root=None), EVERYTHING, within=root))
-        return m.RunList(id=request.id, runs=self._runs.shown(found.runs), next=found.reached or None)
+        runs = self._runs.shown(self._reader.runs(found.numbers))
+        return m.RunList(id=request.id, runs=runs, next=run_id(found.reached) if found.reached else None)
 
     def _summarise(self, request: m.Summarise) -> m.Reply:
         page = page_of(request, EVERYTHING)

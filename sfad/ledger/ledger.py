@@ -207,7 +207,8 @@ class Ledger:
                 assert_never(report)
 
     def _written(self, result: WriteResult, listener: LedgerListener) -> None:
-        self.records.forget([*result.committed, *result.lost])
+        # a state is lost if SQLite rejects its content; the file would show that run as live
+        self.records.forget([*result.committed, *(op for op in result.lost if op.kind != "state")])
         self.backlog = result.backlog
         if result.seconds is not None:
             listener.took(result.seconds)

@@ -11,10 +11,11 @@ there even if few rows match. The next page continues below. Only a tree is walk
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from operator import attrgetter
+from itertools import accumulate
 from typing import Any
 
 from ..core.access import Scope
@@ -95,34 +96,43 @@ class Page:
         )
 
 
+Entry = tuple[int, bool, int]
+"""A run of a page: its number, whether it has ended, how many descendants it has. A page has a thousand: they are not objects."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """The runs of a page, oldest first."""
 
-    runs: list[RunInfo]
-    reached: RunId = ""
-    """The selection has every matching run that has ended with this id or a higher one; there may be more with lower ids. Empty:
-    there are no more."""
+    entries: list[Entry]
+    reached: int = 0
+    """The selection has every matching run that has ended with this number or a higher one; there may be more with lower numbers.
+    0: there are no more."""
 
     @classmethod
-    def of(cls, runs: Iterable[RunInfo], rows: int, reached: RunId) -> Selection:
+    def of(cls, entries: Iterable[Entry], rows: int, reached: int) -> Selection:
         """Keep all live runs, and the newest `rows` of the ended ones down to `reached`; fewer if they have many descendants."""
-        runs = list(runs)
-        ended: list[RunInfo] = []
-        below = 0
-        for info in sorted((info for info in runs if info.status.terminal), key=_id, reverse=True):
-            if info.id < reached:
-                break
-            if len(ended) >= rows or below > MOST_BELOW:
-                reached = ended[-1].id if ended else ""
-                break
-            ended.append(info)
-            below += info.descendants
-        live = (info for info in runs if not info.status.terminal)
-        return cls(sorted([*ended, *live], key=_id), reached)
+        live: list[Entry] = []
+        over: list[Entry] = []
+        for entry in entries:
+            (over if entry[1] else live).append(entry)
+        over.sort(reverse=True)
+        ended = [entry for entry in over if entry[0] >= reached]
+        before = list(accumulate([below for _, _, below in ended], initial=0))
+        fitting = max(0, min(rows, bisect_right(before, MOST_BELOW)))
+        if len(ended) > fitting:
+            ended = ended[:fitting]
+            reached = ended[-1][0] if ended else 0
+        return cls(sorted([*live, *ended]), reached)
 
+    @property
+    def ended(self) -> list[int]:
+        """The numbers of the ended ones."""
+        return [number for number, ended, _ in self.entries if ended]
 
-_id = attrgetter("id")
+    @property
+    def numbers(self) -> list[int]:
+        return [number for number, _, _ in self.entries]
 
 
 class Reader:
@@ -200,19 +210,37 @@ class Reader:
         )
         return [event_of(row) for row in self._connection.execute(sql, (MAX_EVENTS, since, run))]
 
+    def runs(self, numbers: Sequence[int]) -> list[RunInfo]:
+        """Return the runs with these numbers, oldest first."""
+        sql = f"SELECT {_COLUMNS} FROM runs WHERE number IN ({', '.join('?' * len(numbers))}) ORDER BY number"  # noqa: S608
+        return [run_info(row) for row in self._connection.execute(sql, numbers)]
+
     def select(self, page: Page) -> Selection:
-        rows, reached = [], 0
+        found: list[Entry] = []
+        reached = 0
         for query in live_queries(page):
-            rows += self._connection.execute(*query).fetchall()
+            found += self._entries(query)
+        rows = page.query.rows
+        near = self._near(page)
         for ended in ended_queries(page):
-            floor = self._floor(ended, page)
-            found = self._connection.execute(*ended.sql(page, floor)).fetchall()
-            rows += found
-            # the first column is the number
-            reached = max(reached, found[-1][0] if len(found) >= page.query.rows else floor)
+            # most pages are full after a few rows; only the others need to know how far they may walk
+            floor, entries = near, self._entries(ended.sql(page, near))
+            if len(entries) < rows and near:
+                floor = self._floor(ended, page)
+                entries = self._entries(ended.sql(page, floor))
+            found += entries
+            reached = max(reached, entries[-1][0] if len(entries) >= rows else floor)
         if not self._is_more(page, reached):
             reached = 0
-        return Selection.of(map(run_info, rows), page.query.rows, run_id(reached) if reached else "")
+        return Selection.of(found, rows, reached)
+
+    def _entries(self, query: Query) -> list[Entry]:
+        return self._connection.execute(*query).fetchall()
+
+    def _near(self, page: Page) -> int:
+        """Return the number above which a page is full if every second run fits."""
+        highest = page.below - 1 if page.query.before is not None else self._row("SELECT ifnull(max(number), 0) FROM runs")[0]
+        return max(0, highest - min(2 * page.query.rows, MAX_WALKED))
 
     def _floor(self, query: EndedQuery, page: Page) -> int:
         """Return the lowest number that the query looks at, so that it walks at most `MAX_WALKED` rows or entries."""
@@ -348,7 +376,7 @@ def _ended(page: Page, *status: Term) -> EndedQuery:
 
 def _sql(source: str, terms: list[Term], order: str = "") -> Query:
     where = " AND ".join(term.plain for term in terms)
-    sql = f"SELECT {_COLUMNS} FROM {source} WHERE {where}{order}"  # noqa: S608
+    sql = f"SELECT runs.number, runs.ended, runs.descendants FROM {source} WHERE {where}{order}"  # noqa: S608
     return sql, [value for term in terms for value in term.values]
 
 

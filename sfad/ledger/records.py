@@ -3,14 +3,14 @@
 Because of these, a run that has ended never shows as running while the disk is slow or full.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from ..core.access import Scope
 from ..protocol.types import CallInfo, RunId, RunInfo
 from .reader import CALLS, Page, Reader, Selection
-from .rows import Op, RunExtra
+from .rows import Op, RunExtra, number_of
 from .totals import Used, used_by
 
 MAX_FOUND = 10
@@ -63,9 +63,19 @@ class Records:
 
     def select(self, page: Page) -> Selection:
         found = self._reader.select(page)
-        runs = {info.id: info for info in found.runs if info.id not in self._unwritten}
-        runs |= {info.id: info for info, _ in self.unwritten(page)}
-        return Selection.of(runs.values(), page.query.rows, found.reached)
+        if not self._unwritten:
+            return found
+        hidden = set(map(number_of, self._unwritten))
+        entries = [entry for entry in found.entries if entry[0] not in hidden]
+        entries += [(number_of(info.id), info.status.terminal, info.descendants) for info, _ in self.unwritten(page)]
+        return Selection.of(entries, page.query.rows, found.reached)
+
+    def runs(self, numbers: Sequence[int]) -> list[RunInfo]:
+        """Return the runs with these numbers, oldest first."""
+        wanted = set(numbers)
+        queued = {number: each.info for run, each in self._unwritten.items() if (number := number_of(run)) in wanted}
+        read = {number_of(info.id): info for info in self._reader.runs([number for number in numbers if number not in queued])}
+        return [info for _, info in sorted((read | queued).items())]
 
     def unwritten(self, page: Page) -> Iterator[tuple[RunInfo, RunExtra]]:
         for queued in self._unwritten.values():
@@ -125,7 +135,8 @@ class Records:
     def remember(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
         self._unwritten[info.id] = _Unwritten(op, info, extra)
 
-    def forget(self, ops: list[Op]) -> None:
+    def forget(self, ops: Iterable[Op]) -> None:
+        """These were written, or given up."""
         for op in ops:
             queued = self._unwritten.get(op.run_id) if op.run_id else None
             if queued is not None and queued.op is op:

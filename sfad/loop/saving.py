@@ -139,7 +139,7 @@ class Saver:
         """A run has ended. Clients are told when that is on record, or at once while the ledger cannot be written."""
         saved = live.saved if live.saved is not None and live.saved.status.terminal else None
         info = saved or info_of(live, trio.current_time())
-        self.catalogue.end(live, info)
+        self.catalogue.end(live, info, admitted=saved is not None)
         self.run_feed.changed([info.id])
         if saved is None:  # it was never admitted: a request with the same key is to get another run
             self.catalogue.forget_requests([info.id])

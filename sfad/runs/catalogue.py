@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import trio
+from msgspec import Raw
 
 from ..core.access import Scope
+from ..core.ids import number_or_zero, run_id, run_number
 from ..core.labels import means
 from ..launch.launcher import Footprint
 from ..ledger.reader import Page, Selection
 from ..ledger.records import Records
 from ..ledger.summary import Unwritten
 from ..ledger.totals import used_by, with_totals
-from ..protocol.messages import List
+from ..protocol.messages import List, pack
 from ..protocol.types import RunId, RunInfo
+from .encoded_runs import EncodedRuns
 from .live import Live, SpawnKey
 from .showing import info_of, info_with_totals, usage_of
 
@@ -41,6 +44,21 @@ class KnownRun(NamedTuple):
     lineage_ids: tuple[RunId, ...]
 
 
+class Listed(NamedTuple):
+    """The runs of a page."""
+
+    ended: dict[int, Raw]
+    """Rows as they are sent, by number, with what each run has used together with its descendants."""
+    live: list[RunInfo]
+    next: RunId | None
+    """`RunList.next`"""
+
+    def rows(self, live: Iterable[RunInfo]) -> Raw:
+        """Return the ended runs and these live ones as they are sent, oldest first."""
+        rows: dict[int, Raw | RunInfo] = {**self.ended, **{run_number(info.id): info for info in live}}
+        return Raw(pack([rows[number] for number in sorted(rows)]))
+
+
 class RunCatalogue:
     """Knows every run. `live` is read by others, and changed here only.
 
@@ -52,6 +70,9 @@ class RunCatalogue:
         self._recent: OrderedDict[RunId, RecentRun] = OrderedDict()
         self._unrecorded: dict[RunId, RunInfo] = {}
         """Ended runs whose end the ledger has not confirmed yet."""
+        self._never_recorded: dict[RunId, RecentRun] = {}
+        """Recent runs that the ledger could not admit."""
+        self._encoded = EncodedRuns()
         self._keys = keys
         self._records = records
         self._forgotten = forgotten
@@ -62,10 +83,14 @@ class RunCatalogue:
         if live.key is not None:
             self._keys[live.key] = live.run.id
 
-    def end(self, live: Live, info: RunInfo) -> None:
+    def end(self, live: Live, info: RunInfo, *, admitted: bool) -> None:
+        """A run has ended. `admitted`: the ledger has it."""
         del self.live[info.id]
         self._unrecorded[info.id] = info
-        self._keep(RecentRun(info, live.uid, live.lineage_ids, live.kept, live.key))
+        ended = RecentRun(info, live.uid, live.lineage_ids, live.kept, live.key)
+        self._keep(ended)
+        if not admitted:
+            self._never_recorded[info.id] = ended
 
     def refuse(self, live: Live, info: RunInfo) -> None:
         self._keep(RecentRun(info, live.uid, live.lineage_ids, kept=False))
@@ -82,6 +107,7 @@ class RunCatalogue:
     def forget(self, runs: Iterable[RunId]) -> None:
         """These ended runs were deleted from the ledger."""
         for run in runs:
+            self._encoded.forget(number_or_zero(run))
             ended = self._recent.pop(run, None)
             if ended is not None:
                 self._drop(run, ended)
@@ -104,6 +130,7 @@ class RunCatalogue:
 
     def _drop(self, run: RunId, ended: RecentRun) -> None:
         self._forgotten(run)
+        self._never_recorded.pop(run, None)
         if ended.key is not None:
             self._keys.pop(ended.key, None)
 
@@ -124,10 +151,13 @@ class RunCatalogue:
         known = self.live.get(run) or self._recent.get(run)
         return known.uid if known is not None else self._records.uid(run)
 
-    def known(self, run: RunId, scope: Scope) -> RunInfo | None:
-        """Return the run if there is one, and a caller with this scope may be told of it."""
-        info = self.info(run)
-        return info if info is not None and scope.knows(self.uid(run), self.lineage(run)) else None
+    def knows(self, run: RunId, scope: Scope) -> bool:
+        """Return whether there is such a run, and a caller with this scope may be told of it."""
+        known = self.live.get(run) or self._recent.get(run)
+        if known is not None:
+            return scope.knows(known.uid, known.lineage_ids)
+        details = self._records.details(run)
+        return details is not None and scope.knows(details.uid, () if scope.run is None else self._records.lineage(run))
 
     def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
         """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""
@@ -181,15 +211,15 @@ class RunCatalogue:
             if means(name, labels or {}, live.run.name, live.run.asked.labels) and scope.admits(live.uid, live.lineage_ids)
         }
 
-    def newest_ended(self, name: str, scope: Scope) -> RunInfo | None:
+    def newest_ended(self, name: str, scope: Scope) -> RunId | None:
         page = Page(List(id=0, name=name, rows=1), scope)
-        return max(self._ended(page).runs, key=lambda info: info.id, default=None)
+        return next(map(run_id, self._select(page).ended), None)
 
-    def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None) -> Selection:
+    def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None) -> Listed:
         """Return the runs of a page. `footprints`: of live runs, where they are to be shown."""
-        found = self._ended(page)
-        runs = [*found.runs, *(info for info, _ in self._live(page, footprints or {}))]
-        return Selection.of(runs, page.query.rows, found.reached)
+        found = self._select(page)
+        live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
+        return Listed(self._rows(found.ended), live, run_id(found.reached) if found.reached else None)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now, with their models."""
@@ -218,9 +248,27 @@ class RunCatalogue:
             if page.admits(info, live.uid, live.lineage_ids):
                 yield info, live
 
-    def _ended(self, page: Page) -> Selection:
-        """The ledger's writer may be behind, so what is in memory replaces what the ledger says."""
-        rows = self._records.select(page)
-        runs = {info.id: info for info in rows.runs if info.id not in self.live}
-        runs |= {run: ended.info for run, ended in self._recent.items() if page.admits(ended.info, ended.uid, ended.lineage_ids)}
-        return Selection(list(runs.values()), rows.reached)
+    def _select(self, page: Page) -> Selection:
+        """Return a page of the ledger, with the ended runs that it could not admit. Of live ones, its rows are behind."""
+        found = self._records.select(page)
+        if not self._never_recorded:
+            return found
+        more = (ended for ended in self._never_recorded.values() if page.admits(ended.info, ended.uid, ended.lineage_ids))
+        entries = [*found.entries, *((run_number(each.info.id), True, 0) for each in more)]
+        return Selection.of(entries, page.query.rows, found.reached)
+
+    def _rows(self, numbers: Sequence[int]) -> dict[int, Raw]:
+        """Return ended runs as they are sent."""
+        rows = self._encoded.of(numbers)
+        if len(rows) < len(numbers):
+            rows |= self._encode([number for number in numbers if number not in rows])
+        return rows
+
+    def _encode(self, numbers: Sequence[int]) -> dict[int, Raw]:
+        known = {number: ended.info for number in numbers if (ended := self._recent.get(run_id(number))) is not None}
+        infos = [*known.values(), *self._records.runs([number for number in numbers if number not in known])]
+        # no run ends before its descendants, so the totals of an ended run do not change either
+        rows = {run_number(info.id): Raw(pack(info)) for info in self.with_totals(infos)}
+        for number, row in rows.items():
+            self._encoded.add(number, row)
+        return rows

@@ -12,6 +12,7 @@
 `call`        one request while it is being answered; the registry of those functions
 `verbs`       one file a verb
 `lookup`      which run an id, a name or a prefix means
+`encoded`     replies with runs that are encoded already, and requests that share one
 `checks`      how a request fails, and checks of fields that several kinds of request have
 `results`     the result of a run, from its output
 `transcripts` a run's events and output in one text

@@ -12,7 +12,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert
 
 from ..core import commands as c
 from ..core import events as e
-from ..core.access import TABLE, Peer, Scope
+from ..core.access import TABLE, Peer, Scope, unknown_run
 from ..core.money import to_usd
 from ..core.run import Run
 from ..core.session_limits import lowered
@@ -22,6 +22,7 @@ from ..protocol import messages as m
 from ..protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo
 from .checks import RequestError, unavailable
 from .connection import Connection
+from .encoded import Looks, RunRow, RunRows
 from .lookup import find_run
 from .shares import ClientBounds, Shares
 
@@ -51,6 +52,7 @@ class Services:
     bounds: ClientBounds
     connections: Sized
     """The open ones."""
+    looks: Looks
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +64,9 @@ class Call:
     id: int
     permission: str | None = None
     """The verb that the peer must be permitted to use; `None` where the core, or the function that answers, checks that."""
+    waits: bool = False
+    """Whether it is counted as a request that is not answered. One that is answered at once never is."""
+    answered: bool = False
 
     @property
     def runtime(self) -> Runtime:
@@ -85,11 +90,19 @@ class Call:
     def resolve(self, handle: str, verb: str | None = None) -> RunInfo:
         """Return the run that an id, a name or a unique prefix means, if the peer may use the request's verb, or `verb`, on it.
         Raise `RequestError`."""
-        verb = verb or self.permission
-        assert verb is not None
-        info = find_run(self.runtime.catalogue, handle, self.scope)
-        self.permit(verb, self.runtime.catalogue.lineage(info.id))
+        info = self.runtime.catalogue.info(self.find(handle, verb))
+        if info is None:  # it was deleted just now
+            raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(handle))
         return info
+
+    def find(self, handle: str, verb: str | None = None) -> RunId:
+        """Return the id of that run."""
+        catalogue, used = self.runtime.catalogue, verb or self.permission
+        assert used is not None
+        run = find_run(catalogue, handle, self.scope)
+        if self.peer.run is not None or used != self.permission:  # else the dispatcher has checked all there is to check
+            self.permit(used, catalogue.lineage(run))
+        return run
 
     def demand(self, shares: Shares, more: int) -> None:
         """Raise `RequestError` if the peer's share does not allow `more`."""
@@ -97,7 +110,7 @@ class Call:
         if refusal is not None:
             raise unavailable(refusal)
 
-    def reply(self, reply: m.Reply, descriptors: Sequence[int] = ()) -> None:
+    def reply(self, reply: m.Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
         """Send the one reply to the request. `descriptors` are closed."""
         self.end()
         self.connection.send(reply, descriptors)
@@ -112,7 +125,15 @@ class Call:
 
     def end(self) -> None:
         """Count the request as answered, without a reply."""
-        self.services.bounds.requests.add(self.connection.groups, -1)
+        self.answered = True
+        if self.waits:
+            self.waits = False
+            self.services.bounds.requests.add(self.connection.groups, -1)
+
+    def wait(self) -> None:
+        """Count the request as one that is not answered."""
+        self.waits = True
+        self.services.bounds.requests.add(self.connection.groups, 1)
 
     def ask(
         self, event: Callable[Concatenate[float, int, Peer, Fields], e.Event], *args: Fields.args, **kwargs: Fields.kwargs

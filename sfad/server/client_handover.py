@@ -47,7 +47,7 @@ class ClientHandover:
         """Fail the requests that another thread works on."""
         for request in sorted(connection.deferred):
             message = "the daemon restarted itself before this was done; try again"
-            Call(self.services, connection, request).fail(ErrorCode.UNAVAILABLE, message)
+            Call(self.services, connection, request, waits=True).fail(ErrorCode.UNAVAILABLE, message)
         connection.deferred.clear()
 
     def take_over(self, handed: Clients, last_token: int) -> None:

@@ -18,7 +18,8 @@ from ..host.closing import close_soon, without_linger
 from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
 from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, WatchRuns, Welcome, pack_message
-from .shares import ClientLoad, PeerGroups
+from .encoded import RunRow, RunRows
+from .shares import UNCHANGED, ClientLoad, PeerGroups
 
 MAX_READ = 64 * 1024
 """Bytes read at once. They may be thousands of requests, and the other clients wait while the daemon splits them."""
@@ -26,6 +27,10 @@ MAX_READ = 64 * 1024
 MAX_UNSENT = 8 * 1024 * 1024
 """Bytes of replies and events that may wait for a client that does not read, before the daemon drops it. A larger reply is still
 sent to a client that had nothing else waiting."""
+
+UNCOUNTED = 1024
+"""Bytes of requests of one client that the daemon keeps without counting them: 2 MiB where each client has so many. Nearly all
+requests are shorter, and most are answered in the turn in which they come."""
 
 BODY_OVERHEAD = 64
 """Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
@@ -119,13 +124,16 @@ class Connection:
     def load(self) -> ClientLoad:
         if self.closed:
             return ClientLoad()
-        descriptors = 1 + len(self.received) + sum(len(descriptors) for _, descriptors in self.unsent)
-        return ClientLoad(descriptors, self.decoder.pending + self.bodies_size, self.unsent_size)
+        descriptors = 1 + len(self.received)
+        if self.unsent:
+            descriptors += sum(len(descriptors) for _, descriptors in self.unsent)
+        size = self.decoder.pending + self.bodies_size
+        return ClientLoad(descriptors, size if size > UNCOUNTED else 0, self.unsent_size)
 
     def count(self) -> ClientLoad:
         """Return by how much `load` has grown since it was last counted."""
         before, self.counted = self.counted, self.load
-        return ClientLoad(*map(sub, self.counted, before))
+        return UNCHANGED if self.counted == before else ClientLoad(*map(sub, self.counted, before))
 
     def read(self) -> None:
         """Take in what has arrived; `ended` is set at the end. Raise `ProtocolError`, `DescriptorsLost`."""
@@ -172,7 +180,7 @@ class Connection:
         self.greeted = True
         self.send(reply)
 
-    def send(self, reply: Reply, descriptors: Sequence[int] = ()) -> None:
+    def send(self, reply: Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
         """Send what the socket takes now, and keep the rest. `descriptors` are closed once the kernel has duplicated them."""
         kept = list(descriptors)
         data = pack_message(reply)

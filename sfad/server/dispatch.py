@@ -12,6 +12,7 @@ from . import verbs  # noqa: F401 - each file registers its verb
 from .call import INTERNAL, REGISTRY, Call, Services, Verb
 from .checks import RequestError, bad_request
 from .connection import Connection
+from .encoded import LOOKS
 
 
 class Dispatcher:
@@ -45,7 +46,9 @@ class Dispatcher:
 
     def handle(self, connection: Connection, request: m.Request) -> None:
         verb = REGISTRY.get(type(request))
-        call = self.open(connection, request.id, verb.permission if verb is not None else None)
+        call = Call(self._services, connection, request.id, verb.permission if verb is not None else None)
+        if not isinstance(request, LOOKS):
+            self._services.looks.forget()  # what it changes must be seen by the requests after it
         try:
             self._check(call, request)
             if verb is None:
@@ -58,17 +61,20 @@ class Dispatcher:
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
             self._runtime.log.internal_error(request)
             call.fail(ErrorCode.INTERNAL, INTERNAL)
+        if not call.answered:
+            call.wait()
 
-    def open(self, connection: Connection, request: int, permission: str | None = None) -> Call:
+    def open(self, connection: Connection, request: int) -> Call:
         """Count a request that is to be answered."""
-        self._services.bounds.requests.add(connection.groups, 1)
-        return Call(self._services, connection, request, permission)
+        call = Call(self._services, connection, request)
+        call.wait()
+        return call
 
     def _check(self, call: Call, request: m.Request) -> None:
         try:
             if request.id in call.connection.pending:
                 raise bad_request(f"request id {request.id} is still in use on this connection")
-            call.demand(self._services.bounds.requests, 0)
+            call.demand(self._services.bounds.requests, 1)
         except RequestError:
             if isinstance(request, m.Spawn):
                 close_soon(call.connection.take(request.descriptors) or (), call.connection.sender_group)

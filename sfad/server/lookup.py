@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ..core.access import Scope, unknown_run
 from ..core.naming import NAME
-from ..protocol.types import ErrorCode, RunId, RunInfo
+from ..protocol.types import ErrorCode, RunId
 from .checks import RequestError
 
 LISTED_RUNS = 20
@@ -16,32 +16,32 @@ LISTED_RUNS = 20
 class KnownRuns(Protocol):
     """Where runs are looked up."""
 
-    def known(self, run: RunId, scope: Scope) -> RunInfo | None:
-        """Return a run by its whole id, if a caller with this scope may be told of it."""
+    def knows(self, run: RunId, scope: Scope) -> bool:
+        """Return whether there is a run with this id, and a caller with this scope may be told of it."""
 
     def live_runs(self, scope: Scope, *, name: str) -> Collection[RunId]:
         """Return the live runs of this name."""
 
-    def newest_ended(self, name: str, scope: Scope) -> RunInfo | None:
+    def newest_ended(self, name: str, scope: Scope) -> RunId | None:
         """Return the newest ended run of this name."""
 
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
         """Return ids that begin with `prefix`."""
 
 
-def find_run(runs: KnownRuns, handle: str, scope: Scope) -> RunInfo:
-    """Return the run with the id `handle`; else the live run of this name, else the newest of this name; else the only run whose
-    id begins with it. Raise `RequestError` if there is none in the scope, or several.
+def find_run(runs: KnownRuns, handle: str, scope: Scope) -> RunId:
+    """Return the id of the run that `handle` means: the run with this id; else the live run of this name, else the newest of this
+    name; else the only run whose id begins with it. Raise `RequestError` if there is none in the scope, or several.
 
     By its exact id, a peer inside a run also finds runs outside of its subtree (`Scope.knows`), so the caller checks what the peer
     may do with the run."""
-    found = runs.known(handle, scope) or _by_name(runs, handle, scope) or _by_prefix(runs, handle, scope)
+    found = handle if runs.knows(handle, scope) else _by_name(runs, handle, scope) or _by_prefix(runs, handle, scope)
     if found is None:
         raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(handle))
     return found
 
 
-def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunInfo | None:
+def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunId | None:
     if not NAME.fullmatch(name):
         return None
     named = runs.live_runs(scope, name=name)
@@ -50,14 +50,14 @@ def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunInfo | None:
             ErrorCode.AMBIGUOUS_RUN,
             f"'{name}' is the name of {len(named)} live runs ({_some(named)}); give an id, or --name {name} for all of them",
         )
-    return runs.known(next(iter(named)), scope) if named else runs.newest_ended(name, scope)
+    return next(iter(named)) if named else runs.newest_ended(name, scope)
 
 
-def _by_prefix(runs: KnownRuns, prefix: str, scope: Scope) -> RunInfo | None:
+def _by_prefix(runs: KnownRuns, prefix: str, scope: Scope) -> RunId | None:
     found = runs.find(prefix, scope) if prefix else []
     if len(found) > 1:
         raise RequestError(ErrorCode.AMBIGUOUS_RUN, f"'{prefix}' fits several runs ({_some(found)}); give more of the id")
-    return runs.known(found[0], scope) if found else None
+    return found[0] if found else None
 
 
 def _some(runs: Iterable[RunId]) -> str:

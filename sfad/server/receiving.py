@@ -76,7 +76,7 @@ class Receiver:
         if (refusal := closing.refusal(connection.sender_group)) is not None:  # what it sends with descriptors would stay open
             self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, refusal)
             return
-        before, received = connection.counted.input, len(connection.received)
+        before, received = connection.decoder.pending, len(connection.received)
         try:
             connection.read()
         except ProtocolError as error:

@@ -16,6 +16,7 @@ from .call import Services
 from .client_handover import ClientHandover
 from .clients import ClientTable
 from .dispatch import Dispatcher
+from .encoded import Looks
 from .listening import Listener
 from .receiving import Receiver
 from .shares import ClientBounds
@@ -36,7 +37,8 @@ class Server:
         bounds = ClientBounds(runtime.descriptors)
         self._clients = ClientTable(self._epoll, runtime, bounds, identify, handed.clients.last_number if handed is not None else 0)
         runtime.measuring.connections = self._clients.by_fd.__len__
-        services = Services(runtime, bounds, self._clients.by_fd)
+        self._looks = Looks()
+        services = Services(runtime, bounds, self._clients.by_fd, self._looks)
         dispatcher = Dispatcher(services)
         self._receiver = Receiver(runtime, bounds, self._clients, dispatcher)
         self.handover = ClientHandover(services, self._clients, self._receiver, dispatcher)
@@ -60,6 +62,7 @@ class Server:
             for fd, mask in self._epoll.poll(0, 256):
                 self._ready(fd, mask)
             turns.take()
+            self._looks.forget()
 
     def _ready(self, fd: int, mask: int) -> None:
         connection = self._clients.by_fd.get(fd)

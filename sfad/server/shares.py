@@ -5,7 +5,6 @@ and all runs together leave enough to the owner of the daemon, who must be able 
 its tree, because it could start children to multiply its share.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, Self
@@ -103,6 +102,9 @@ class ClientLoad(NamedTuple):
     """Bytes of replies and events that the client has not read."""
 
 
+UNCHANGED = ClientLoad()
+
+
 class Shares:
     """The shares of one bounded thing. `what` names it in refusals; `least` is the smallest share of any group."""
 
@@ -110,13 +112,16 @@ class Shares:
         self.what = what
         self.whole = whole
         self._least = least
-        self._totals: Counter[ShareGroup] = Counter()
+        self._totals: dict[ShareGroup, int] = {}
+        self._everything = 0
+        self._unshared = int(whole * min(FRACTIONS.values()))
+        """No group has more than its share while all have no more than this together."""
 
     def share(self, group: ShareGroup) -> int:
         return max(self._least, int(self.whole * FRACTIONS[group.scope]))
 
     def total(self, group: ShareGroup) -> int:
-        return self._totals[group]
+        return self._totals.get(group, 0)
 
     def _grantable(self, group: ShareGroup) -> int:
         """Return the most that a group is granted now: for a user, half of what other users leave. So `n` users leave at least one
@@ -124,27 +129,32 @@ class Shares:
         if group.scope != "user":
             return self.share(group)
         everyone = ShareGroup("others")
-        left = self.share(everyone) - (self._totals[everyone] - self._totals[group])
+        left = self.share(everyone) - (self.total(everyone) - self.total(group))
         return max(self._least, left // 2)
 
     def add(self, groups: PeerGroups, amount: int) -> None:
         """Count `amount` more, or less if it is negative."""
+        self._everything += amount
         for group in groups.all:
-            self._totals[group] += amount
-            if not self._totals[group]:
+            self._totals[group] = total = self.total(group) + amount
+            if not total:
                 del self._totals[group]
 
     def over(self, groups: PeerGroups, more: int = 0) -> list[ShareGroup]:
         """Return the groups that would have more than their share if a peer in all of them took `more`."""
-        return [group for group in groups.all if self._totals[group] + more > self.share(group)]
+        if self._everything + more <= self._unshared:
+            return []
+        return [group for group in groups.all if self.total(group) + more > self.share(group)]
 
     def refusal(self, groups: PeerGroups, more: int) -> str | None:
         """Say why a peer of these groups may not take `more`, or return `None`."""
+        if self._everything + more <= self._unshared:
+            return None
         # not in `over`: who took what was free then does not lose it to another user who comes later
-        over = next((group for group in groups.all if self._totals[group] + more > self._grantable(group)), None)
+        over = next((group for group in groups.all if self.total(group) + more > self._grantable(group)), None)
         if over is None:
             return None
-        total, share = self._totals[over], self._grantable(over)
+        total, share = self.total(over), self._grantable(over)
         return f"{over} would have {total + more} {self.what}, at most {share} are allowed; close some, or try again later"
 
 
@@ -160,6 +170,8 @@ class ClientBounds:
         self.run_feeds = Shares("open watches of runs (watch_runs)", MAX_RUN_FEEDS)
 
     def count(self, groups: PeerGroups, more: ClientLoad) -> None:
+        if more is UNCHANGED:
+            return
         for shares, amount in zip((self._descriptors, self.input, self.output), more, strict=True):
             if amount:
                 shares.add(groups, amount)

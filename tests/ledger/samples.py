@@ -16,6 +16,8 @@ from sfad.host.loop_turns import LoopTurns
 from sfad.ledger import Ledger, OpenedLedger, RunExtra
 from sfad.ledger.database import open_reader
 from sfad.ledger.ledger import CallKey
+from sfad.ledger.reader import Page, Reader
+from sfad.ledger.records import Records
 from sfad.ledger.rows import EVENT_COLUMNS, event_of
 from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, RunInfo, Status, Usage
 
@@ -59,6 +61,11 @@ def run(number: int = 1, **changes: Any) -> RunInfo:
     """A root run with this number, changed as asked."""
     own = run_id(number)
     return msgspec.structs.replace(_BASE, **{"id": own, "root_id": own, **changes})
+
+
+def runs_of(source: Reader | Records, page: Page) -> list[RunInfo]:
+    """The runs of a page."""
+    return source.runs(source.select(page).numbers)
 
 
 def call(number: int = 1, run: int = 1, **changes: Any) -> CallInfo:

@@ -24,7 +24,7 @@ from sfad.ledger.writer import Backlog
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 
-from .samples import PLAIN, WHEN, Answers, events, run, started
+from .samples import PLAIN, WHEN, Answers, events, run, runs_of, started
 
 
 @pytest.fixture
@@ -421,7 +421,7 @@ async def _work_against_a_lock(ledger: Ledger, answers: Answers) -> float:
         ledger.event(Event(type="run_progress", time=WHEN))
         ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         assert ledger.records.get("a1") == run(1, status=Status.COMPLETED)
-        assert [info.id for info in ledger.records.select(Page(List(id=1), EVERYTHING)).runs] == ["a1"]
+        assert [info.id for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == ["a1"]
         events(ledger)
         longest = max(longest, time.monotonic() - begun)
         await trio.sleep(0.25)
@@ -439,8 +439,8 @@ async def test_a_clock_that_is_set_back_and_forth_changes_no_order(tmp_path: Pat
             ledger.record(run(number, status=Status.COMPLETED, created_at=at, ended_at=at - timedelta(days=1)), PLAIN)
         assert await ledger.flush()
         expected = [run(number).id for number in range(1, 7)]
-        assert [info.id for info in ledger.records.select(Page(List(id=1), EVERYTHING)).runs] == expected
-        assert [info.id for info in ledger.records.select(Page(List(id=1, rows=2), EVERYTHING)).runs] == expected[-2:]
+        assert [info.id for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == expected
+        assert [info.id for info in runs_of(ledger.records, Page(List(id=1, rows=2), EVERYTHING))] == expected[-2:]
         assert [event.run_id for event in events(ledger)] == expected
         assert [event.seq for event in events(ledger, 3)] == [4, 5, 6]
     again = OpenedLedger(tmp_path)

@@ -27,7 +27,7 @@ from sfad.ledger.rows import RUN_COLUMNS, call_op, event_of, event_op, insert_op
 from sfad.protocol.messages import List
 from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, Reason, RunInfo, Source, Status, Usage
 
-from .samples import PLAIN, WHEN, Answers, call, calls, events, run, started
+from .samples import PLAIN, WHEN, Answers, call, calls, events, run, runs_of, started
 
 PATHS = st.text(max_size=20)
 MOMENTS = st.datetimes(min_value=datetime(2020, 1, 1), max_value=datetime(2100, 1, 1), timezones=st.just(UTC))
@@ -205,14 +205,12 @@ async def test_reads_see_queued_writes(tmp_path: Path) -> None:
         ledger.record(run(1, status=Status.COMPLETED), PLAIN)
         ledger.refuse(run(2, status=Status.REJECTED_DEPTH, parent_id="a1", root_id="a1", labels={"k": "v"}), PLAIN)
         assert ledger.records.get("a1") == run(1, status=Status.COMPLETED)
-        assert [info.status for info in ledger.records.select(Page(List(id=1), EVERYTHING)).runs] == ["completed", "rejected_depth"]
-        assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"k": "v"}), EVERYTHING, within="a1")).runs] == [
-            "a2"
-        ]
+        assert [info.status for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == ["completed", "rejected_depth"]
+        assert [info.id for info in runs_of(ledger.records, Page(List(id=1, labels={"k": "v"}), EVERYTHING, within="a1"))] == ["a2"]
         assert (ledger.records.lineage("a2"), ledger.records.find("a", EVERYTHING)) == (["a1", "a2"], ["a1", "a2"])
-        before = ledger.records.select(Page(List(id=1), EVERYTHING)).runs
+        before = runs_of(ledger.records, Page(List(id=1), EVERYTHING))
         await ledger.flush()
-        assert ledger.records.select(Page(List(id=1), EVERYTHING)).runs == before
+        assert runs_of(ledger.records, Page(List(id=1), EVERYTHING)) == before
 
 
 async def test_a_save_creates_nothing(tmp_path: Path) -> None:
@@ -294,9 +292,9 @@ async def test_a_burst_shares_transactions_and_answers_each_client_once(tmp_path
         assert await ledger.flush()
         await answers.until(lambda: len(answers.admitted) == 3000)
         assert answers.admitted == ids
-        assert [info.status for info in ledger.records.select(Page(List(id=1, rows=5000), EVERYTHING)).runs] == ["completed"] * 3000
+        assert [info.status for info in runs_of(ledger.records, Page(List(id=1, rows=5000), EVERYTHING))] == ["completed"] * 3000
         assert len(events(ledger)) == 3000
-        assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"n": "7"}), EVERYTHING)).runs] == ["a7"]
+        assert [info.id for info in runs_of(ledger.records, Page(List(id=1, labels={"n": "7"}), EVERYTHING))] == ["a7"]
 
 
 async def test_a_long_burst_does_not_let_the_log_grow_without_bound(tmp_path: Path) -> None:
@@ -333,7 +331,7 @@ async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(tmp_path:
             assert not await ledger.flush()
         assert [one for one, _ in answers.failed] == ["a2"]
         await answers.until(lambda: ledger.backlog == 0)
-        assert [info.status for info in ledger.records.select(Page(List(id=1), EVERYTHING)).runs] == [Status.COMPLETED]
+        assert [info.status for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == [Status.COMPLETED]
 
 
 async def test_a_bad_operation_does_not_hold_up_the_others(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
 
-from .samples import PLAIN, WHEN, Answers, run, started
+from .samples import PLAIN, WHEN, Answers, run, runs_of, started
 
 FILE = "ledger.db"
 
@@ -79,7 +79,7 @@ async def test_a_write_is_reported_when_the_ledger_is_in_its_place_again(tmp_pat
             with closing(sqlite3.connect(f"file:{tmp_path / FILE}?mode=ro", uri=True)) as other:
                 assert other.execute("SELECT count(*), max(number) FROM runs").fetchone() == (number + 1, number + 1)
         assert (answers.failed, ledger.trouble) == ([], None)
-        assert len(ledger.records.select(Page(List(id=1, rows=1000), EVERYTHING)).runs) == 100
+        assert len(runs_of(ledger.records, Page(List(id=1, rows=1000), EVERYTHING))) == 100
         assert len(answers.notes) == 5
         assert all("was removed or replaced by another process; all of it was written again" in note for note in answers.notes)
         names = [os.path.basename(os.readlink(f"/proc/self/fd/{fd.name}")) for fd in os.scandir("/proc/self/fd") if fd.is_symlink()]
@@ -123,7 +123,7 @@ async def test_a_ledger_that_cannot_be_put_back_reports_nothing_as_recorded(tmp_
         await answers.until(lambda: ledger.trouble is None)
         assert (answers.ended, len(answers.notes)) == (["a1"], 1)
     again = OpenedLedger(state)
-    assert [info.status for info in again.records.select(Page(List(id=1), EVERYTHING)).runs] == [Status.COMPLETED]
+    assert [info.status for info in runs_of(again.records, Page(List(id=1), EVERYTHING))] == [Status.COMPLETED]
     again.close()
 
 

@@ -19,7 +19,7 @@ from sfad.ledger.rows import RunExtra
 from sfad.protocol.messages import List
 from sfad.protocol.types import CallInfo, Event, RunInfo, Status
 
-from .samples import PLAIN, WHEN, Answers, call, calls, events, run, started
+from .samples import PLAIN, WHEN, Answers, call, calls, events, run, runs_of, started
 
 CUTOFF = WHEN + timedelta(days=10)
 
@@ -74,7 +74,7 @@ async def test_a_tree_is_deleted_whole_when_all_of_it_is_old(tmp_path: Path) -> 
     with started(tmp_path) as ledger:
         assert await delete(ledger) == Deleted(5, 0)
         assert ids(tmp_path) == ["a4", "a5", "a6", "a7", "a8", "a9"]
-        assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"k": "v"}), EVERYTHING)).runs] == ["a9"]
+        assert [info.id for info in runs_of(ledger.records, Page(List(id=1, labels={"k": "v"}), EVERYTHING))] == ["a9"]
         assert ledger.next_number == 12
         assert [len(calls(ledger, run)) for run in (1, 5, 8)] == [0, 1, 1]
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:

@@ -15,7 +15,7 @@ from sfad.ledger import OpenedLedger, schema
 from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, Status
-from tests.ledger.samples import events
+from tests.ledger.samples import events, runs_of
 
 DUMPS = sorted(Path(__file__).parent.glob("v*.sql"))
 
@@ -35,7 +35,7 @@ def test_there_is_a_dump_of_every_version() -> None:
 
 def test_an_old_ledger_loads(old: OpenedLedger) -> None:
     assert old.notes == []
-    runs = old.records.select(Page(List(id=1), EVERYTHING)).runs
+    runs = runs_of(old.records, Page(List(id=1), EVERYTHING))
     assert [(run.id, run.status) for run in runs] == [
         ("a1", Status.COMPLETED),
         ("a2", Status.REJECTED_DEPTH),
@@ -45,7 +45,7 @@ def test_an_old_ledger_loads(old: OpenedLedger) -> None:
     assert runs[0].usage.cost_usd == 0.25
     assert runs[1].reason == Reason(kind="depth", message="too deep")
     assert (old.records.lineage("a2"), old.next_number) == (["a1", "a2"], 8)
-    assert [run.id for run in old.records.select(Page(List(id=1, labels={"team": "blue"}), EVERYTHING)).runs] == ["a1"]
+    assert [run.id for run in runs_of(old.records, Page(List(id=1, labels={"team": "blue"}), EVERYTHING))] == ["a1"]
     details = old.records.details("a1")
     assert details is not None
     assert (details.uid, details.result_head, details.allowed_tools) == (1000, b"\x00done", ["Read"])

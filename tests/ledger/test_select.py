@@ -25,7 +25,7 @@ from sfad.ledger.schema import migrate
 from sfad.protocol.messages import List
 from sfad.protocol.types import RunInfo, Status
 
-from .samples import PLAIN, WHEN, run, started
+from .samples import PLAIN, WHEN, run, runs_of, started
 
 LIVE, DONE = Status.RUNNING, Status.COMPLETED
 
@@ -54,16 +54,16 @@ async def test_the_default_page_is_what_lives_and_the_newest_that_ended(tmp_path
         for number in range(1, 101):
             ledger.admit(run(number, status=LIVE if number in (3, 99) else DONE), PLAIN)
         await ledger.flush()
-        page = ids(ledger.records.select(Page(List(id=1), EVERYTHING)).runs)
+        page = ids(runs_of(ledger.records, Page(List(id=1), EVERYTHING)))
         assert page == ids([run(3)]) + [run_id(n) for n in range(50, 101)]
-        assert ids(ledger.records.select(Page(List(id=1, rows=0), EVERYTHING)).runs) == [run_id(3), run_id(99)]
-        assert ids(ledger.records.select(Page(List(id=1, rows=-1), EVERYTHING)).runs) == [run_id(3), run_id(99)]
-        assert ids(ledger.records.select(Page(List(id=1, rows=1, status=[DONE, LIVE]), EVERYTHING)).runs) == [
+        assert ids(runs_of(ledger.records, Page(List(id=1, rows=0), EVERYTHING))) == [run_id(3), run_id(99)]
+        assert ids(runs_of(ledger.records, Page(List(id=1, rows=-1), EVERYTHING))) == [run_id(3), run_id(99)]
+        assert ids(runs_of(ledger.records, Page(List(id=1, rows=1, status=[DONE, LIVE]), EVERYTHING))) == [
             run_id(3),
             run_id(99),
             run_id(100),
         ]
-        assert ids(ledger.records.select(Page(List(id=1, status=[LIVE]), EVERYTHING)).runs) == [run_id(3), run_id(99)]
+        assert ids(runs_of(ledger.records, Page(List(id=1, status=[LIVE]), EVERYTHING))) == [run_id(3), run_id(99)]
 
 
 async def test_prefixes(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ async def test_a_chain_begins_at_the_root(tmp_path: Path) -> None:
         await ledger.flush()
         assert ledger.records.lineage("a3") == ["a1", "a2", "a3"]
         assert (ledger.records.lineage("a1"), ledger.records.lineage("zz")) == (["a1"], ["zz"])
-        assert ids(ledger.records.select(Page(List(id=1), EVERYTHING, within="a2")).runs) == ["a2", "a3"]
+        assert ids(runs_of(ledger.records, Page(List(id=1), EVERYTHING, within="a2"))) == ["a2", "a3"]
 
 
 NAMES, USERS, LABELS = (
@@ -170,8 +170,8 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
     ):
         found = list(pages(Reader(connection), page))
         by_prefix = Reader(connection).find("a", page.scope, 20)
-    assert all(ended(selection) <= page.query.rows for selection in found)
-    assert sorted(info.id for selection in found for info in selection.runs) == fitting
+    assert all(len(selection.ended) <= page.query.rows for selection in found)
+    assert sorted(run_id(number) for selection in found for number in selection.numbers) == fitting
     assert by_prefix == [info.id for info, extra in rows if page.scope.admits(extra.uid, chain(info.id))]
 
 
@@ -181,14 +181,11 @@ def pages(reader: Reader, page: Page) -> Iterator[Selection]:
     yield selection
     while selection.reached:
         before = page.query.before
-        assert before is None or selection.reached < before, "each page is lower than the one before"
-        page = replace(page, query=msgspec.structs.replace(page.query, before=selection.reached))
+        reached = run_id(selection.reached)
+        assert before is None or reached < before, "each page is lower than the one before"
+        page = replace(page, query=msgspec.structs.replace(page.query, before=reached))
         selection = reader.select(page)
         yield selection
-
-
-def ended(selection: Selection) -> int:
-    return sum(info.status.terminal for info in selection.runs)
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +301,7 @@ def test_a_saved_run_is_found_by_its_number(big: sqlite3.Connection) -> None:
 def test_lookups_do_not_depend_on_the_ledger_s_size(big: sqlite3.Connection) -> None:
     reader = Reader(big)
     assert reader.find("d2", EVERYTHING, 3) == [run_id(2 * 32**3 + n) for n in range(3)]
-    assert len(reader.select(Page(List(id=1), EVERYTHING)).runs) == 53
+    assert len(runs_of(reader, Page(List(id=1), EVERYTHING))) == 53
     assert [info.id for info in reader.open_runs()] == [run_id(n) for n in (1, 40_001, 80_001)]
     for what in (
         reader.open_runs,
@@ -323,7 +320,6 @@ async def test_values_are_never_sql(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         nasty = "x' OR 1=1 --"
         assert (
-            ledger.records.select(Page(List(id=1, name=nasty, user=nasty, labels={nasty: nasty}), EVERYTHING, within=nasty)).runs
-            == []
+            runs_of(ledger.records, Page(List(id=1, name=nasty, user=nasty, labels={nasty: nasty}), EVERYTHING, within=nasty)) == []
         )
         assert ledger.records.get(nasty) is None

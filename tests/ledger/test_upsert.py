@@ -17,7 +17,7 @@ from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, RunInfo, Status
 
-from .samples import PLAIN, WHEN, Answers, run, started
+from .samples import PLAIN, WHEN, Answers, run, runs_of, started
 
 
 async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ async def test_rows_are_brought_up_to_date_and_missing_ones_inserted(tmp_path: P
         uid=5, pid_started=4, boot_id=current_boot(), allowed_tools=[], blocked_tools=[]
     )
     assert [info.id for info in opened.left] == ["a1", "a2"]
-    assert [info.id for info in opened.records.select(Page(List(id=1, labels={"team": "blue"}), EVERYTHING)).runs] == ["a1", "a9"]
+    assert [info.id for info in runs_of(opened.records, Page(List(id=1, labels={"team": "blue"}), EVERYTHING))] == ["a1", "a9"]
     opened.close()
 
 
@@ -52,11 +52,11 @@ async def test_an_upsert_that_failed_is_done_later_and_reports_an_end(tmp_path: 
     ledger.record(run(9, status=Status.PAUSED, pid=77), PLAIN)
     assert await ledger.flush()
     assert answers.ended == ["a1"]
-    assert [(info.id, info.status) for info in ledger.records.select(Page(List(id=1), EVERYTHING)).runs] == [
+    assert [(info.id, info.status) for info in runs_of(ledger.records, Page(List(id=1), EVERYTHING))] == [
         ("a1", Status.LOST),
         ("a9", Status.PAUSED),
     ]
-    assert [info.id for info in ledger.records.select(Page(List(id=1, labels={"team": "blue"}), EVERYTHING)).runs] == ["a1"]
+    assert [info.id for info in runs_of(ledger.records, Page(List(id=1, labels={"team": "blue"}), EVERYTHING))] == ["a1"]
     ledger.close()
 
 

@@ -29,8 +29,8 @@ ANN = Peer(0, "ann")
 
 
 @asynccontextmanager
-async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> AsyncIterator[Runtime]:
-    """Serve a loop on the state directory `directory`."""
+async def shell(directory: Path, kind: type[FakeLauncher], config: str = "", *, everyone: bool = False) -> AsyncIterator[Runtime]:
+    """Serve a loop on the state directory `directory`. `everyone`: it serves each user."""
     turns = LoopTurns()
     trio.lowlevel.add_instrument(turns)
     ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05), turns)
@@ -41,7 +41,8 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
     launcher = kind(emit=early_events.put, clock=trio.current_time, script=lambda _run, _spec: Script(after=None))
     resources = Resources(
         log, timers, turns, Spool(directory / "spool", timers, turns, print), ledger, OutputFiles(directory / "output"), launcher,
-        early_events, "/s", str(directory), lambda: None, Counts(),
+        early_events, str(directory / "s"), str(directory), lambda: None, Counts(),
+        everyone,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
     early_events.pass_on(runtime.arrivals.arrived)
@@ -59,9 +60,9 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "") -> 
 AGENT = Spawn(id=1, argv=[b"agent"], cwd=b"/", env=[])
 
 
-async def spawned(runtime: Runtime, spawn: Spawn = AGENT) -> str:
+async def spawned(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> str:
     """Return a run that was admitted, now or for an earlier request with the same key."""
-    answer = await asked(runtime, spawn)
+    answer = await asked(runtime, spawn, peer)
     if isinstance(answer, c.Known):
         return answer.run
     assert isinstance(answer, c.SpawnDone)
@@ -88,7 +89,7 @@ async def stopped(runtime: Runtime, run: str) -> None:
     await over.wait()
 
 
-async def asked(runtime: Runtime, spawn: Spawn = AGENT) -> c.Answer:
+async def asked(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> c.Answer:
     """Return the answer to a spawn."""
     answers = list[c.Answer]()
     done = trio.Event()
@@ -97,6 +98,6 @@ async def asked(runtime: Runtime, spawn: Spawn = AGENT) -> c.Answer:
         answers.append(said)
         done.set()
 
-    runtime.requests.spawn(ANN, spawn, [], 1, answer, lambda _run: None)
+    runtime.requests.spawn(peer, spawn, [], 1, answer, lambda _run: None)
     await done.wait()
     return answers[0]

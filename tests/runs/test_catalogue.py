@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
+from msgspec import Raw
 
-from sfad.core.access import EVERYTHING, Scope
+from sfad.core import events as e
+from sfad.core.access import EVERYTHING, Peer, Scope
+from sfad.core.account import Use
+from sfad.core.money import NANOS
 from sfad.ledger.reader import Page
-from sfad.protocol.messages import List, Spawn
-from sfad.protocol.types import RunId, Status
+from sfad.loop.runtime import Runtime
+from sfad.protocol.messages import List, RunList, Spawn, pack, unpack_reply
+from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.runs import catalogue as module
+from sfad.runs import encoded_runs
 from sfad.runs.catalogue import RunCatalogue
+from sfad.runs.encoded_runs import EncodedRuns
+from sfad.server.encoded import RunRows
 from tests.launch.fake import FakeLauncher
-from tests.loop.shell import shell, spawned, stopped, until
+from tests.loop.shell import refused, shell, spawned, stopped, until
 
 
 def known(catalogue: RunCatalogue, run: RunId) -> tuple[Status, list[RunId], list[RunId], list[RunId]]:
     """The status of a run, its chain, and the runs that are found by its prefix and on a page of its name."""
     info = catalogue.info(run)
     assert info is not None
-    page = catalogue.select(Page(List(id=0, name=info.name), EVERYTHING))
-    return info.status, catalogue.lineage(run), catalogue.find(run, EVERYTHING), [each.id for each in page.runs]
+    return info.status, catalogue.lineage(run), catalogue.find(run, EVERYTHING), listed(catalogue, name=info.name)
+
+
+def listed(catalogue: RunCatalogue, scope: Scope = EVERYTHING, **query: Any) -> list[RunId]:
+    """The runs of a page."""
+    return [info.id for info in page_of(catalogue, scope, **query)]
+
+
+def page_of(catalogue: RunCatalogue, scope: Scope = EVERYTHING, **query: Any) -> list[RunInfo]:
+    """A page as a client reads it."""
+    found = catalogue.select(Page(List(id=0, **query), scope))
+    reply = unpack_reply(pack(RunRows(id=0, runs=found.rows(found.live), next=found.next)))
+    assert isinstance(reply, RunList)
+    return reply.runs
 
 
 async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,14 +67,103 @@ async def test_a_run_is_known_through_all_of_its_life(tmp_path: Path, monkeypatc
         as_recent = known(catalogue, run)
         assert as_recent == (Status.CANCELLED, [run], [run], [run])
         newest = catalogue.newest_ended("agent", EVERYTHING)
-        assert newest is not None
-        assert newest.id == run
+        assert newest == run
 
         other = await spawned(runtime)
         await stopped(runtime, other)
         assert run not in catalogue._recent
         assert known(catalogue, run)[:3] == as_recent[:3], "the ledger says the same"
-        assert [each.id for each in catalogue.select(Page(List(id=0), EVERYTHING)).runs] == [run, other]
+        assert listed(catalogue) == [run, other]
+
+
+async def test_a_row_of_an_ended_run_is_read_and_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RECENT", 1)
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        catalogue, runs = runtime.catalogue, [await ended(runtime) for _ in range(3)]
+        known = [info for run in runs if (info := catalogue.info(run)) is not None]
+        assert page_of(catalogue) == catalogue.with_totals(known)
+        few = statements(runtime, lambda: listed(catalogue))
+        runs += [await ended(runtime) for _ in range(5)]
+        assert listed(catalogue) == runs
+        assert statements(runtime, lambda: listed(catalogue)) == few
+        assert not any("argv" in sql for sql in few), "no row is read"
+        assert listed(catalogue, rows=2) == runs[-2:]
+        assert listed(catalogue, Scope(uid=1, run=None)) == []
+
+
+async def ended(runtime: Runtime) -> RunId:
+    """A run that is over."""
+    run = await spawned(runtime)
+    await stopped(runtime, run)
+    await until(lambda: runtime.catalogue.over(run))
+    return run
+
+
+def statements(runtime: Runtime, what: Callable[[], object]) -> list[str]:
+    """The SQL that is executed, without its numbers."""
+    found: list[str] = []
+    connection = runtime.ledger.records._reader._connection
+    connection.set_trace_callback(found.append)
+    what()
+    connection.set_trace_callback(None)
+    return [re.sub(r"\d+", "", sql) for sql in found]
+
+
+async def test_the_totals_of_a_tree_are_those_of_its_end(tmp_path: Path) -> None:
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        top = await spawned(runtime)
+        spawn = Spawn(id=1, argv=[b"child"], cwd=b"/", env=[])
+        below = [await spawned(runtime, spawn, Peer(0, "ann", run=top)) for _ in range(2)]
+
+        def totals() -> dict[RunId, float | None]:
+            return {info.id: info.total_cost_usd for info in page_of(runtime.catalogue)}
+
+        for run, cost in zip(below, (1, 2), strict=True):
+            runtime.feed(e.UseSeen(trio.current_time(), run, "stream", Use(cost=cost * NANOS // 100)))
+        await stopped(runtime, below[0])
+        assert totals() == {top: 0.03, below[0]: 0.01, below[1]: 0.02}
+        runtime.feed(e.UseSeen(trio.current_time(), below[1], "stream", Use(cost=4 * NANOS // 100)))
+        assert totals() == {top: 0.05, below[0]: 0.01, below[1]: 0.04}
+        await stopped(runtime, top)
+        await until(lambda: runtime.catalogue.over(top))
+        assert totals() == {top: 0.05, below[0]: 0.01, below[1]: 0.04}
+        assert totals() == {top: 0.05, below[0]: 0.01, below[1]: 0.04}, "as encoded before"
+
+
+async def test_a_run_that_was_deleted_leaves_memory(tmp_path: Path) -> None:
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        run = await ended(runtime)
+        assert listed(runtime.catalogue) == [run]
+        assert runtime.catalogue._encoded.size > 0
+        runtime.catalogue.forget([run])
+        assert runtime.catalogue._encoded.size == 0
+
+
+def test_rows_that_were_not_asked_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded_runs, "MAX_BYTES", 30)
+    rows = EncodedRuns()
+    for number in (1, 2, 3):
+        rows.add(number, Raw(b"0123456789"))
+    assert list(rows.of([1])) == [1]
+    rows.add(4, Raw(b"0123456789"))
+    assert (list(rows.of([1, 2, 3, 4])), rows.size) == ([1, 3, 4], 30)
+    rows.add(5, Raw(bytes(100)))
+    assert (rows.of([1, 3, 4, 5]), rows.size) == ({}, 0)
+
+
+async def test_a_run_that_the_ledger_could_not_admit_is_listed(tmp_path: Path) -> None:
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        before = await ended(runtime)
+        with closing(sqlite3.connect(tmp_path / "state" / "ledger.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            await refused(runtime)
+            first, failed = page_of(runtime.catalogue)
+            assert (first.id, failed.status) == (before, Status.FAILED)
+            assert listed(runtime.catalogue, rows=1) == [failed.id]
+            assert listed(runtime.catalogue, name="other") == []
+            other.execute("ROLLBACK")
+        runtime.catalogue.forget([failed.id])
+        assert listed(runtime.catalogue) == [before]
 
 
 async def test_a_request_with_a_known_key_gets_the_same_run_until_that_is_deleted(tmp_path: Path) -> None:

@@ -57,5 +57,6 @@ class Error(Reply, tag="error"):
     message: str
 
 
-def pack_message(message: Request | Reply) -> bytes:
+def pack_message(message: Struct) -> bytes:
+    """Return the frame of a `Request` or a `Reply`, or of a message with the same fields that is encoded in part."""
     return frame(pack(message))

@@ -1,21 +1,34 @@
 """`info`: one run, with its live processes and memory."""
 
 import trio
+from msgspec import Raw
 from msgspec.structs import replace
 
-from ...protocol.messages import Info
-from ...protocol.types import RunInfo
+from ...loop.runtime import Runtime
+from ...protocol.messages import Info, pack
+from ...protocol.types import RunId, RunInfo
 from ...runs.showing import info_of
-from ..call import Call, answers_about_run
+from ..call import Call, answers
+from ..encoded import RunRow
 
 
-@answers_about_run(Info)
-def info(call: Call, _request: Info, run: RunInfo) -> None:
-    live = call.runtime.catalogue.live.get(run.id)
-    footprint = call.runtime.launcher.footprints([run.id]).get(run.id) if live is not None and live.run.attempt else None
-    if live is not None and footprint is not None:
-        run = info_of(live, trio.current_time(), footprint)
-    made, refused = call.runtime.calls.count(run.id)
-    if made or refused or run.by_gateway:
-        run = replace(run, calls=made, calls_refused=refused)
-    call.show(run)
+@answers(Info)
+def info(call: Call, request: Info) -> None:
+    run = call.find(request.run)
+    row, _ = call.services.looks.of(run, lambda: (Raw(pack(_look(call.runtime, run))), None))
+    call.reply(RunRow(id=call.id, run=row))
+
+
+def _look(runtime: Runtime, run: RunId) -> RunInfo:
+    catalogue, live = runtime.catalogue, runtime.catalogue.live.get(run)
+    if live is None:
+        info = catalogue.info(run)
+        assert info is not None
+    else:
+        footprint = runtime.launcher.footprints([run]).get(run) if live.run.attempt else None
+        info = info_of(live, trio.current_time(), footprint)
+    made, refused = runtime.calls.count(run)
+    if made or refused or info.by_gateway:
+        info = replace(info, calls=made, calls_refused=refused)
+    (info,) = catalogue.with_totals([info])
+    return info

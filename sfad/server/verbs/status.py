@@ -68,7 +68,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             quotas=_quotas(call) if scope.run is None else [],
             alerts=_alerts(call, mine),
             hooks=runtime.hooking.events.states() if everything else [],
-            on_ends=[each for each in runtime.hooking.ends.states() if runtime.catalogue.known(each.run_id, scope) is not None],
+            on_ends=[each for each in runtime.hooking.ends.states() if runtime.catalogue.knows(each.run_id, scope)],
             cost_usd=_cost(call),
             window_s=runtime.machine.policy.alerts.window,
             limit_share=runtime.machine.policy.alerts.limit_share,

@@ -26,7 +26,7 @@ def wait(call: Call, request: Wait, run: RunInfo) -> None:
             return  # the connection was closed while waiters were told
         forget()
         runtime.timers.disarm(timer)
-        if info is not None and runtime.catalogue.known(info.id, call.scope) is None:
+        if info is not None and not runtime.catalogue.knows(info.id, call.scope):
             call.fail(ErrorCode.NO_SUCH_RUN, unknown_run(info.id))  # a reload has taken the peer's rights away
         elif info is not None:
             call.show(info)

@@ -6,12 +6,13 @@ import trio
 
 from ...ledger.reader import Page
 from ...loop.run_feed import INTERVAL
-from ...protocol.messages import Error, List, RunList, RunsPush, WatchRuns
+from ...protocol.messages import Error, List, RunsPush, WatchRuns
 from ...protocol.types import ErrorCode, RunId
 from ...runs.catalogue import KnownRun
 from ..call import Call, answers
 from ..checks import check_filters
 from ..connection import Pending
+from ..encoded import RunRows
 from .list import MAX_ROWS
 from .watch import demand_watch
 
@@ -80,11 +81,11 @@ class _Watching:
             self.waiting.clear()
             self.call.connection.send(push)
 
-    def _everything(self) -> RunList:
+    def _everything(self) -> RunRows:
         catalogue, feed = self.call.runtime.catalogue, self.call.runtime.run_feed
-        found = catalogue.with_totals(catalogue.select(self._page).runs)
-        shown = [info if info.status.terminal or (known := feed.known(info.id)) is None else known.info for info in found]
-        return RunList(id=self.call.id, runs=shown)
+        found = catalogue.select(self._page)
+        live = [known.info if (known := feed.known(info.id)) is not None else info for info in found.live]
+        return RunRows(id=self.call.id, runs=found.rows(live))
 
     def _stalled(self) -> None:
         connection, runtime, now = self.call.connection, self.call.runtime, trio.current_time()
