@@ -15,11 +15,14 @@ from .alert import RaisedAlert, changed
 from .alert_board import AlertBoard
 from .context import Context
 from .run import Run
-from .run_alerts import message_of, next_look, watched_of
+from .run_alerts import is_quiet, message_of, next_look, watched_of
 from .shared_alerts import Key, SavedAlerts, SharedAlerts
 from .vocabulary import EventType, ReasonKind
 
 _BY_A_BOUND = (ReasonKind.LIMIT, ReasonKind.BUDGET)
+
+_ABOUT_ALL = (e.AlertsDue, e.Reconfigured, e.RunsAdopted)
+"""They may raise or clear an alert about all runs, though nothing is counted."""
 
 
 class Alerts:
@@ -47,9 +50,13 @@ class Alerts:
         for run in self._touched(outcome, event):
             if run.account.sources or run.status.terminal:
                 counted |= self._count(run, event.at)
-            if not run.status.terminal:
+            if run.status.terminal:
+                continue
+            if is_quiet(run, self._ctx.policy, event.at):
+                self._board.look_at(run, None)
+            else:
                 self._look_at(run, event.at)
-        if counted or isinstance(event, e.AlertsDue | e.Reconfigured | e.RunsAdopted):
+        if counted or isinstance(event, _ABOUT_ALL):
             self._look_at_all(event.at, counted=counted)
 
     def _touched(self, outcome: c.Outcome, event: e.Event) -> Iterable[Run]:

@@ -146,6 +146,8 @@ class Machine:
                     self._requested(run, event)
             case e.SpawnRequested():
                 self._admission.spawn_requested(event)
+            case e.Committed():
+                self._admission.committed(event)
             case e.StopRequested():
                 self._stop_requests.stop_requested(event)
             case e.SettleRequested():
@@ -162,8 +164,6 @@ class Machine:
                 self._calls.gateway_started(event)
             case e.GatewayConnected():
                 self._calls.gateway_connected(event)
-            case e.Committed():
-                self._admission.committed(event)
             case e.CommitFailed():
                 self._admission.commit_failed(event)
             case e.AlertsDue():
@@ -188,10 +188,12 @@ class Machine:
             case e.LaunchSucceeded():
                 self._attempts.launch_succeeded(run, event)
                 self._budget_enforcement.enforce_on(run, event.at)
-            case e.LaunchFailed():
-                self._attempts.launch_failed(run, event)
             case e.MainExited():
                 self._attempts.main_exited(run, event)
+            case e.TimerFired():
+                self._timer_fired(run, event.timer, event.at)
+            case e.LaunchFailed():
+                self._attempts.launch_failed(run, event)
             case e.Emptied():
                 self._attempts.emptied(run, event)
             case e.Frozen():
@@ -210,8 +212,6 @@ class Machine:
                 self._attempts.agent_said(run, event)
             case e.ClientBack():
                 self._stop_requests.client_back(run, event)
-            case e.TimerFired():
-                self._timer_fired(run, event.timer, event.at)
             case _:
                 assert_never(event)
 

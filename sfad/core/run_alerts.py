@@ -19,6 +19,16 @@ Watched = dict[str, Measure | None]
 """By type; `None` where there is nothing to watch any more."""
 
 
+def is_quiet(run: Run, policy: Policy, at: float) -> bool:
+    """Return whether nothing is known that may raise an alert of the run or clear one: only its clock counts, and has a timer that
+    fires at the share. So it is with most runs, from beginning to end."""
+    if run.account.known or run.alerts or run.streak is not None or run.latest.failing_since is not None:
+        return False
+    time, share = run.limits.get(LimitKind.TIME), policy.alerts.limit_share
+    # a little less, because the sum of two times may miss the share by a rounding
+    return time is None or (share == policy.nearing and run.clock.elapsed(at) < 0.999 * share * time.limit.threshold)
+
+
 def watched_of(run: Run, policy: Policy, at: float) -> Watched:
     """Return what could raise an alert of the run, and what could clear one that is raised."""
     watched: Watched = dict.fromkeys(run.alerts)
