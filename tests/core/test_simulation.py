@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import FrameType
+
+import sfad.core
+
 from .load import Load
 
 RUNS = 10_000
@@ -29,3 +35,24 @@ def test_ten_thousand_runs() -> None:
     assert machine.slots.count == machine.slots.queued == 0
     assert not machine.tickets()
     assert all(caller.startswith("user ") for caller in machine._admission._refusals)
+
+
+CALLS = 55
+"""Calls of the core's functions for an event, at most. There were 91 when each value was computed again for each event."""
+
+
+def test_calls_for_an_event() -> None:
+    """The core's share of a run's CPU, in a number that the load of the machine does not touch."""
+    inside, load, calls = str(Path(sfad.core.__file__).parent), Load(), 0
+
+    def called(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(inside)
+
+    before = sys.getprofile()
+    sys.setprofile(called)
+    try:
+        load.until(1000)
+    finally:
+        sys.setprofile(before)
+    assert calls / load.events < CALLS
