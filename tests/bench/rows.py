@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import socket
@@ -16,11 +17,14 @@ from pathlib import Path
 
 import psutil
 
+from sfad.core.events import Event
+from sfad.core.machine import Machine
 from sfad.protocol import messages as m
 from tests.bench import counts
 from tests.bench.native import floor, numbers
 from tests.bench.ours import SLEEP, TRUE, Sfad, directory
 from tests.bench.peers import Argv, Load, Peer, Requests
+from tests.core.load import BUSY
 from tests.core.load import Load as CoreLoad
 from tests.harness import wait_until
 
@@ -392,12 +396,23 @@ def recovery(start: Start, live: int) -> Figures:
 
 
 def core(start: Start, runs: int) -> Figures:
-    """Simulate a crowd of agents. The load is in the figure: the core alone is faster."""
+    """Simulate a crowd of agents. Then feed another machine with the same events: the core alone."""
     del start
     load = CoreLoad()
     began = time.process_time()
     load.until(runs)
-    return {"events /s": load.events / (time.process_time() - began)}
+    both = load.events / (time.process_time() - began)
+    events: list[Event] = []
+    CoreLoad(fed=events).until(runs)
+    machine = Machine(BUSY)
+    gc.freeze()  # the daemon keeps no events, so its garbage collector has none to look at
+    began = time.process_time()
+    for event in events:
+        machine.handle(event)
+    alone = len(events) / (time.process_time() - began)
+    gc.unfreeze()
+    assert machine.admitted == load.machine.admitted
+    return {"events /s": alone, "events /s, the load inside": both}
 
 
 def calls(start: Start, live: int) -> Figures:

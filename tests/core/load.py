@@ -41,6 +41,8 @@ class Load:
     launches: int = 0
     releases: int = 0
     kills: int = 0
+    fed: list[e.Event] | None = None
+    """The events, where they are to be fed to another machine."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -111,6 +113,8 @@ class Load:
     def feed(self, event: e.Event) -> None:
         """Handle an event and apply its commands."""
         self.events += 1
+        if self.fed is not None:
+            self.fed.append(event)
         for command in self.machine.handle(event).commands:
             match command:
                 case c.Arm(run, timer, at):
