@@ -15,8 +15,9 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.bench import counts, gateway, meters, top
 from tests.bench.native import NoCompiler
@@ -28,6 +29,7 @@ OTHERS = {"gateway": gateway.main, "meters": meters.main, "top": top.main}
 """What is measured only where it is asked for, because the table does not have it."""
 Medians = dict[str, dict[str, float]]
 """What was measured, then of whom, then the median."""
+PAGE = Path(__file__).parents[2] / "docs/performance.md"
 
 
 def main() -> None:
@@ -35,21 +37,23 @@ def main() -> None:
     options = _options()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each start of the client would compile it
     wanted = options.only.split(",") if options.only else ["W", "recovery", "core", "counts"]
-    found: dict[str, object] = {"machine": machine(), "growth": options.growth}
-    print(f"{found['machine']}\n", flush=True)
-    if not options.growth:
-        print("| row | floor | sfad | others |\n|---|---|---|---|", flush=True)
-    for row in ROWS:
-        if any(row.name.startswith(each) for each in wanted):
-            found |= grown(row) if options.growth else table(row, quick=options.quick)
-    if "counts" in wanted and not options.growth:
-        print("\ncounts for each run of /bin/true, and for each row of a list", flush=True)
-        found["counts"] = counts.main()
+    rows = [row for row in ROWS if any(row.name.startswith(each) for each in wanted)]
+    found: dict[str, object] = {"machine": machine()}
+    if options.growth:
+        report(options, "Growth", "| row | N is | at N: figure | exponent |", (line for row in rows for line in grown(row, found)))
+    else:
+        report(
+            options,
+            "Results",
+            "| row | floor | sfad | others |",
+            (line for row in rows for line in table(row, found, options.quick)),
+        )
+        if "counts" in wanted:
+            report(options, "Counts", "| count | one by one | in a batch | a row |", counted(found))
     for name in set(wanted) & OTHERS.keys():
         OTHERS[name]()
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump(found, file, indent=1)
+        Path(options.json).write_text(json.dumps(found, indent=1))
 
 
 def _options() -> argparse.Namespace:
@@ -58,28 +62,44 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, once")
     parser.add_argument("--growth", action="store_true", help="measure sfad at doubling sizes, and print the exponents")
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
+    parser.add_argument("--docs", action="store_true", help=f"write the tables into docs/{PAGE.name} too")
     return parser.parse_args()
 
 
 def machine() -> str:
     """Say when and where this is."""
-    return (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
-    )
+    return f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
 
 
-def table(row: Row, *, quick: bool) -> dict[str, Medians]:
-    """Measure everybody who takes part, and print a line for each figure."""
-    found = {}
+def report(options: argparse.Namespace, section: str, head: str, lines: Iterable[str]) -> None:
+    """Print a table, each line as soon as it is known, and put the table into the page if that is asked for."""
+    told = [f"{machine()}.", "", head, "|---" * head.count(" | ") + "|---|"]
+    print(*told, sep="\n", flush=True)
+    for each in lines:
+        print(each, flush=True)
+        told.append(each)
+    if options.docs:
+        before, heading, rest = PAGE.read_text().partition(f"## {section}\n")
+        _, following, after = rest.partition("\n## ")
+        PAGE.write_text(before + heading + "\n" + "\n".join(told) + "\n" + following + after)
+
+
+def table(row: Row, found: dict[str, object], quick: bool) -> Iterator[str]:
+    """Measure everybody who takes part. Yield a line for each figure."""
     for size in row.sizes if row.quick is None or not quick else row.quick:
-        name = row.name.replace("N", f"{size}")
-        peers: list[type[Peer]] = [Sfad]
-        if row.peers:
-            peers += [peer for peer in PEERS if peer.installed() and not any(name.startswith(each) for each in peer.without)]
-        found[name] = measured(row, size, peers, 1 if quick else row.repeats)
-        for what, figures in found[name].items():
-            print(line(f"{name}: {what}", figures), flush=True)
-    return found
+        others = [peer for peer in PEERS if row.peers and peer.installed() and row.name not in peer.without]
+        for what, figures in measured(row, size, [Sfad, *others], 1 if quick else row.repeats).items():
+            name = f"{row.name} {what}".replace("N", f"{size}")
+            found[name] = figures
+            yield line(name, figures)
+
+
+def counted(found: dict[str, object]) -> Iterator[str]:
+    """Count what a run of /bin/true costs, and a row of a list. Yield a line for each figure."""
+    found["counts"] = costs = counts.main()
+    for what, figures in costs.items():
+        cells = (f"{figures[load]:.1f}" if load in figures else "" for load in (*counts.LOADS, "a row"))
+        yield f"| {what} | {' | '.join(cells)} |"
 
 
 def measured(row: Row, size: int, peers: Sequence[type[Peer]], repeats: int) -> Medians:
@@ -141,19 +161,17 @@ def number(figure: float) -> str:
     return f"{figure:,.0f}".replace(",", " ") if figure >= 100 else f"{figure:.3g}"
 
 
-def grown(row: Row) -> dict[str, object]:
-    """Measure ours at doubling sizes, and print the exponent of each figure."""
+def grown(row: Row, found: dict[str, object]) -> Iterator[str]:
+    """Measure ours at doubling sizes. Yield a line for each figure, with the exponent of its growth."""
     taken = [row.measure(starting(Sfad), size) for size in row.growth]
-    found: dict[str, object] = {}
     for what in taken[0] if taken else ():
         points = [(size, each[what]) for size, each in zip(row.growth, taken, strict=True) if each[what] > 0]
         if len(points) < 2:
             continue  # there is no logarithm of nothing
         power = exponent(points)
-        found[f"{row.name}: {what}"] = {"sizes": dict(points), "exponent": power}
-        sizes = ", ".join(f"{size}: {number(figure)}" for size, figure in points)
-        print(f"| {row.name}: {what} | {sizes} | {power:.2f} |", flush=True)
-    return found
+        found[f"{row.name} {what}"] = {"sizes": dict(points), "exponent": power}
+        told = ", ".join(f"{size}: {number(figure)}" for size, figure in points)
+        yield f"| {row.name} {what} | {row.of} | {told} | {power:.2f} |"
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:

@@ -61,11 +61,8 @@ Costs = dict[str, dict[str, float]]
 
 
 def main() -> Costs:
-    """Count everything that can be counted here, and print a line for each count."""
-    found = system_calls() | calls() | allocations()
-    for what, costs in found.items():
-        print(f"{what:30}", *(f"{count:9.1f} {load}" for load, count in costs.items()), flush=True)
-    return found
+    """Count everything that can be counted here."""
+    return system_calls() | calls() | allocations()
 
 
 def each(client: Client, look: Callable[[], Counter[str]]) -> Costs:
@@ -122,7 +119,7 @@ def _listed(one: Daemon, client: Client, counters: Counters, rows: int) -> dict[
     own = profiled(lambda: client.call(request, m.RunList))
     with counting() as (environment, spent):
         words = [sys.executable, "-m", "sfactl", "list", "--limit-rows", str(rows)]
-        subprocess.run(words, env=one.env | environment, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(words, env=one.env | environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         printed = spent.read()[0]
     return {
         "bytes of a list": size,
@@ -180,7 +177,7 @@ def system_calls() -> Costs:
         return {}
     with ours.directory() as place, ours.daemon() as one, one.client() as client, _traced(one, place / "log"):
         found = each(client, lambda: _traced_calls((place / "log").read_text()))
-    kinds = sorted(found, key=lambda what: (what.startswith(" "), -max(found[what].values())))
+    kinds = sorted(found, key=lambda what: (what.startswith("·"), -max(found[what].values())))
     return {what: found[what] for what in kinds if max(found[what].values()) >= 0.5}
 
 
@@ -197,5 +194,5 @@ def _traced(one: Daemon, log: Path) -> Iterator[None]:
 def _traced_calls(log: str) -> Counter[str]:
     made = re.findall(r"^(\d+) +(\w+)\(", log, re.MULTILINE)
     children = {pid for pid, name in made if name == "execve"}
-    found = Counter(f"  {name}" for pid, name in made if pid not in children)
+    found = Counter(f"· {name}" for pid, name in made if pid not in children)
     return Counter({"system calls": found.total(), "system calls of its processes": len(made) - found.total()}) + found

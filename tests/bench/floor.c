@@ -197,25 +197,16 @@ static int serve(char **argv) {
     return 1;
 }
 
-static uint64_t big_endian(const char *at) {
-    uint32_t number;
-    memcpy(&number, at, 4);
-    return ntohl(number);
-}
-
-// Return the size of the first message in `data`, or 0 if more has to come. `http` is that of supervisord, `amp` that of pm2.
+// Return the size of the first message in `data`, or 0 if more has to come. `http` is for supervisord.
 static size_t message(const char *framing, const char *data, size_t size) {
     size_t whole = 0;
-    if (!strcmp(framing, "frame")) {
-        whole = size < 4 ? 0 : 4 + big_endian(data);
-    } else if (!strcmp(framing, "http")) {
+    if (!strcmp(framing, "http")) {
         char *end = memmem(data, size, "\r\n\r\n", 4), *length = end ? strcasestr(data, "content-length:") : 0;
         whole = length ? end + 4 - data + strtoull(length + 15, 0, 10) : 0;
-    } else {
-        whole = 1;
-        for (int parts = size ? data[0] & 15 : 1; parts--; whole += 4 + big_endian(data + whole))
-            if (whole + 4 > size)
-                return 0;
+    } else if (size >= 4) {
+        uint32_t body;
+        memcpy(&body, data, 4);
+        whole = 4 + (size_t)ntohl(body);
     }
     return whole <= size ? whole : 0;
 }

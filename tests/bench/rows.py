@@ -31,7 +31,7 @@ from tests.harness import wait_until
 Start = Callable[..., AbstractContextManager[Peer]]
 """Starts a peer that will be asked for these runs: pairs of a command and how often."""
 Figures = dict[str, float]
-"""What was measured, with its unit as the last word."""
+"""What was measured, with its unit as the last word. `N` stands for the size."""
 CALLS = 100
 """Runs that are timed one by one."""
 SECONDS = 1.0
@@ -40,9 +40,10 @@ SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `sizes` are those of the table, `growth` those for its exponent."""
+    """A row of the table. `sizes` are those of the table, `growth` those for its exponent, `of` what they count."""
 
     name: str
+    of: str
     measure: Callable[[Start, int], Figures]
     sizes: tuple[int, ...]
     growth: tuple[int, ...] = ()
@@ -118,12 +119,12 @@ def throughput(start: Start, count: int) -> Figures:
         used, began = cpu(peer), time.perf_counter()
         peer.wait_all(peer.submit_all(TRUE, count))
         took = time.perf_counter() - began
-        return {"runs /s": count / took, "daemon CPU of a run, ms": 1000 * (cpu(peer) - used) / count}
+        return {"N × /bin/true, runs/s": count / took, "daemon CPU of a run, ms": 1000 * (cpu(peer) - used) / count}
 
 
 def throughput_floor(count: int) -> Figures:
     """Keep a few at once, as many as are fastest."""
-    return {"runs /s": max(1e9 * count / numbers("many", count, each, *TRUE)[0] for each in (2, 4))}
+    return {"N × /bin/true, runs/s": max(1e9 * count / numbers("many", count, each, *TRUE)[0] for each in (2, 4))}
 
 
 # ---- W3: lists
@@ -141,12 +142,12 @@ def filled(start: Start, total: int) -> Iterator[tuple[Peer, object]]:
 def lists(start: Start, total: int) -> Figures:
     """Time a full list, and the status of one run."""
     with filled(start, total) as (peer, run):
-        return {"full list, ms": timed(peer.list, 50), "status of one, ms": timed(lambda: peer.status(run), 300)}
+        return {"full list of N, ms": timed(peer.list, 50), "status among N, ms": timed(lambda: peer.status(run), 300)}
 
 
 def lists_floor(total: int) -> Figures:
     """Answer with as many bytes."""
-    return {"full list, ms": answered(150 * total, 1)[1], "status of one, ms": answered(150, 1)[1]}
+    return {"full list of N, ms": answered(150 * total, 1)[1], "status among N, ms": answered(150, 1)[1]}
 
 
 def page(start: Start, rows: int) -> Figures:
@@ -155,7 +156,10 @@ def page(start: Start, rows: int) -> Figures:
         assert isinstance(peer, Sfad)
         peer.remember(rows)
         run = peer.submit_all(SLEEP, 10)[0]
-        return {"default page, ms": timed(peer.page, 100), "status of one, ms": timed(lambda: peer.status(run), 300)}
+        return {
+            "default page, N in the ledger, ms": timed(peer.page, 100),
+            "status, N in the ledger, ms": timed(lambda: peer.status(run), 300),
+        }
 
 
 # ---- W4: stops
@@ -177,7 +181,7 @@ def stop(start: Start, count: int, stubborn: int = 0) -> Figures:
 
 def stop_stubborn(start: Start, count: int) -> Figures:
     """Time the stop if five of the processes ignore SIGTERM: SIGKILL follows after a second."""
-    return stop(start, count, 5)
+    return {what.replace("of N", "of N, 5 stubborn"): figure for what, figure in stop(start, count, 5).items()}
 
 
 def stop_floor(count: int) -> Figures:
@@ -219,7 +223,7 @@ def _stopped(act: Callable[[], object], mark: str, count: int) -> Figures:
             took = max(took, time.perf_counter() - began) if not left else took
     for pidfd in pidfds:
         os.close(pidfd)
-    return {"stop, ms": 1000 * took, "survivors": left}
+    return {"stop of N, ms": 1000 * took, "survivors of N": left}
 
 
 def _marked(mark: str) -> list[int]:
@@ -249,10 +253,10 @@ def output(start: Start, megabytes: int) -> Figures:
             while not file.exists() or file.stat().st_size < megabytes * 1_000_000:
                 assert time.perf_counter() < end, "output is missing"
                 time.sleep(0.001)
-            found[f"output{metered}, MB/s"] = megabytes / (time.perf_counter() - began)
+            found[f"N MB{metered}, MB/s"] = megabytes / (time.perf_counter() - began)
             if isinstance(peer, Sfad):
                 peer.wait(run)
-            found[f"daemon CPU{metered}, s"] = cpu(peer) - used
+            found[f"N MB{metered}, daemon CPU, s"] = cpu(peer) - used
     return found
 
 
@@ -261,7 +265,7 @@ def output_floor(megabytes: int) -> Figures:
     with directory() as place, (place / "out").open("wb") as file:
         began = time.perf_counter()
         subprocess.run(floor("spew", megabytes * 1_000_000), stdout=file, check=True)
-        return {"output, MB/s": megabytes / (time.perf_counter() - began)}
+        return {"N MB, MB/s": megabytes / (time.perf_counter() - began)}
 
 
 # ---- W6: idle
@@ -282,7 +286,7 @@ def idle_floor(runs: int) -> Figures:
         process.stdout.readline()
         resident = psutil.Process(process.pid).memory_info().rss / 2**20
         process.terminate()
-    return {"RSS, MiB": resident}
+    return {"N idle: RSS, MiB": resident}
 
 
 def _idle(pids: Sequence[int]) -> Figures:
@@ -298,7 +302,7 @@ def _idle(pids: Sequence[int]) -> Figures:
     time.sleep(2 * SECONDS)
     used, woken = ((now - then) / (2 * SECONDS) for now, then in zip(spent(), before, strict=True))
     resident = sum(process.memory_info().rss for process in processes) / 2**20
-    return {"RSS, MiB": resident, "CPU, %": 100 * used, "wake-ups /s": woken}
+    return {"N idle: RSS, MiB": resident, "N idle: CPU, %": 100 * used, "N idle: wake-ups/s": woken}
 
 
 # ---- W7: many clients
@@ -307,19 +311,17 @@ def _idle(pids: Sequence[int]) -> Figures:
 def clients(start: Start, count: int) -> Figures:
     """Let clients ask for the status of one run, and for a list of 100, each as soon as it has its answer."""
     with filled(start, 100) as (peer, run):
-        found: Figures = {}
-        for kind, what in (("status", "status"), ("list", "list of 100")):
-            rate, _, slowest = loaded(peer.load(kind, run), count, peer.env)
-            found |= {f"{what}, /s": rate, f"{what}, p99, ms": slowest}
-        return found
+        return _rates({kind: loaded(peer.load(kind, run), count, peer.env) for kind in ("status", "list")})
 
 
 def clients_floor(count: int) -> Figures:
     """Answer with as many bytes."""
-    rates = {"status": answered(150, count), "list of 100": answered(15_000, count)}
-    return {f"{what}, /s": rate for what, (rate, _, _) in rates.items()} | {
-        f"{what}, p99, ms": slowest for what, (_, _, slowest) in rates.items()
-    }
+    return _rates({"status": answered(150, count), "list": answered(15_000, count)})
+
+
+def _rates(found: dict[str, tuple[float, float, float]]) -> Figures:
+    rates = {f"N clients: {kind}/s": rate for kind, (rate, _, _) in found.items()}
+    return rates | {f"N clients: {kind}, p99, ms": slowest for kind, (_, _, slowest) in found.items()}
 
 
 def loaded(load: Load, count: int, env: Mapping[str, str] | None = None) -> tuple[float, float, float]:
@@ -366,7 +368,7 @@ def commands_floor(rounds: int) -> Figures:
     """Start the interpreter."""
     kinds = ("list", "status", "spawn", "run", "report", "shim")
     bare = _called({"python": [sys.executable, "-c", "pass"]}, dict(os.environ), rounds)
-    return {f"command: {kind}, ms": bare["command: python, ms"] for kind in kinds}
+    return {f"call of {kind}, ms": bare["call of python, ms"] for kind in kinds}
 
 
 def _called(words: dict[str, Argv], env: dict[str, str], rounds: int) -> Figures:
@@ -376,7 +378,7 @@ def _called(words: dict[str, Argv], env: dict[str, str], rounds: int) -> Figures
             began = time.perf_counter()
             subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
             taken[kind].append(1000 * (time.perf_counter() - began))
-    return {f"command: {kind}, ms": statistics.median(each[1:]) for kind, each in taken.items()}
+    return {f"call of {kind}, ms": statistics.median(each[1:]) for kind, each in taken.items()}
 
 
 # ---- recovery, the core, counts
@@ -392,7 +394,7 @@ def recovery(start: Start, live: int) -> Figures:
         peer.daemon.restart()
         serving = time.perf_counter() - began
         wait_until(lambda: peer.client.call(m.DaemonInfo(id=0), m.DaemonStatus).adopted == live, "all are adopted")
-        return {"serving, s": serving, "all adopted, s": time.perf_counter() - began, "CPU, s": cpu(peer)}
+        return {"of N, serving, s": serving, "of N, all adopted, s": time.perf_counter() - began, "of N, CPU, s": cpu(peer)}
 
 
 def core(start: Start, runs: int) -> Figures:
@@ -412,7 +414,7 @@ def core(start: Start, runs: int) -> Figures:
     alone = len(events) / (time.process_time() - began)
     gc.unfreeze()
     assert machine.admitted == load.machine.admitted
-    return {"events /s": alone, "events /s, the load inside": both}
+    return {"events/s": alone, "events/s, the load inside": both}
 
 
 def calls(start: Start, live: int) -> Figures:
@@ -425,18 +427,18 @@ def calls(start: Start, live: int) -> Figures:
 DOUBLING = (125, 250, 500, 1000)
 
 ROWS = (
-    Row("W1 one by one, beside N live", latency, (0,), DOUBLING, latency_floor),
-    Row("W2 N × /bin/true", throughput, (1000,), (250, 500, 1000, 2000), throughput_floor, quick=(300,)),
-    Row("W3 of N", lists, (1000,), (500, 1000, 2000, 4000), lists_floor, quick=(300,)),
-    Row("W3 of N", lists, (5000,), (), lists_floor, peers=False, repeats=1, quick=()),
-    Row("W3 with N in the ledger", page, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1),
-    Row("W4 tree of N", stop, (201,), (100, 200, 400, 800), stop_floor),
-    Row("W4 tree of N, 5 stubborn", stop_stubborn, (201,), repeats=1),
-    Row("W5 N MB", output, (200,), (50, 100, 200, 400), output_floor, quick=(50,)),
-    Row("W6 N idle", idle, (0, 500), DOUBLING, idle_floor, repeats=1, quick=(0, 100)),
-    Row("W7 N clients", clients, (50,), (25, 50, 100, 200), clients_floor),
-    Row("W8 one call", commands, (5,), (), commands_floor, quick=(3,)),
-    Row("recovery of N", recovery, (1000,), DOUBLING, peers=False, quick=(200,)),
-    Row("core, N runs", core, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1, quick=(10_000,)),
-    Row("counts of a run, beside N live", calls, (), DOUBLING, peers=False),
+    Row("W1", "live runs beside it", latency, (0,), DOUBLING, latency_floor),
+    Row("W2", "runs", throughput, (1000,), (250, 500, 1000, 2000), throughput_floor, quick=(300,)),
+    Row("W3", "runs", lists, (1000,), (500, 1000, 2000, 4000), lists_floor, quick=(300,)),
+    Row("W3", "runs", lists, (5000,), (), lists_floor, peers=False, repeats=1, quick=()),
+    Row("W3", "rows", page, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1),
+    Row("W4", "processes", stop, (201,), (100, 200, 400, 800), stop_floor),
+    Row("W4", "processes", stop_stubborn, (201,), repeats=1),
+    Row("W5", "MB", output, (200,), (50, 100, 200, 400), output_floor, quick=(50,)),
+    Row("W6", "runs", idle, (0, 500), DOUBLING, idle_floor, repeats=1, quick=(0, 100)),
+    Row("W7", "clients", clients, (50,), (25, 50, 100, 200), clients_floor),
+    Row("W8", "rounds", commands, (5,), (), commands_floor, quick=(3,)),
+    Row("recovery", "live runs", recovery, (1000,), DOUBLING, peers=False, quick=(200,)),
+    Row("core", "runs", core, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1, quick=(10_000,)),
+    Row("counts", "live runs beside it", calls, (), DOUBLING, peers=False),
 )

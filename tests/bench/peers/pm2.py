@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.peers.peer import GRACE, Argv, Load, Peer, Requests, Runs
+from tests.bench.peers.peer import GRACE, Argv, Peer, Runs
 
 
 class Pm2(Peer):
     name = program = "pm2"
+    without = frozenset({"W7"})  # its socket has a framing of its own
 
     def start(self, runs: Runs) -> None:
         del runs
@@ -86,10 +87,6 @@ class Pm2(Peer):
 
     def output(self, run: Any) -> Path:
         return Path(run["pm_out_log_path"])
-
-    def load(self, kind: str, run: Any) -> Load:
-        del kind, run
-        return Requests(self.place / "rpc.sock", "amp", b"", self.request("getMonitorData", {}))
 
     def commands(self, run: Any) -> dict[str, Argv]:
         del run

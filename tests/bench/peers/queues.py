@@ -42,7 +42,7 @@ class Nq(Peer):
 
     name = program = "nq"
     processes = frozenset({"nq"})
-    without = frozenset({"W3", "W4", "stubborn", "W6", "W7"})
+    without = frozenset({"W3", "W4", "W6", "W7"})
 
     def start(self, runs: Runs) -> None:
         del runs

@@ -19,7 +19,6 @@ class Runit(Peer):
     name = "runit"
     program = "runsvdir"
     processes = frozenset({"runsvdir", "runsv", "svlogd"})
-    without = frozenset({"W3:5000"})  # it takes 1 000 services
     scanner: ClassVar[Argv] = ["runsvdir"]
     logger = "svlogd ./log"
     pid: ClassVar[tuple[slice, Literal["little", "big"]]] = slice(12, 16), "little"
@@ -89,7 +88,6 @@ class S6(Runit):
     name = "s6"
     program = "s6-svscan"
     processes = frozenset({"s6-svscan", "s6-supervise", "s6-log"})
-    without = frozenset({"W3:5000"})
     scanner: ClassVar[Argv] = ["s6-svscan", "-c", "6000"]
     logger = "s6-log n1 s268435455 ./log"
     pid = slice(24, 32), "big"
