@@ -85,6 +85,8 @@ class LaunchedRun:
     """Why its launch failed, until that is reported."""
     stop_signal: int = signal.SIGTERM
     """The last signal of its stop."""
+    tag: int | None = None
+    """The number in its processes' soft RLIMIT_MSGQUEUE, once it has one to itself."""
     first_started: int = 0
     """When its first process started, in clock ticks since boot; 0 if that is not known."""
 
@@ -180,16 +182,16 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         del self[run.id]
         if run.parent:
             run.parent.children.discard(run)
-        number = tag(self.instance, run.id)
-        if number is not None and self.tags.get(number) == run.id:
-            del self.tags[number]
+        if run.tag is not None:
+            del self.tags[run.tag]
 
     def tag_of(self, run: LaunchedRun) -> int | None:
         """Return the run's tag, or `None` if another run or every process has that number: then only descent and cookie tell."""
-        number = tag(self.instance, run.id)
-        if number is None:
-            return None
-        return number if self.tags.setdefault(number, run.id) == run.id else None
+        if run.tag is None:
+            number = tag(self.instance, run.id)
+            if number is not None and self.tags.setdefault(number, run.id) == run.id:
+                run.tag = number
+        return run.tag
 
     def by_tag(self, pid: int) -> RunId | None:
         number = procfs.soft_limit(pid, resource.RLIMIT_MSGQUEUE)

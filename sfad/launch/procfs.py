@@ -137,14 +137,14 @@ def tracer(pid: int) -> int:
     return next((int(words[1]) for words in lines if words[:1] == [b"TracerPid:"]), 0)
 
 
-def children(pid: int | None = None) -> list[int]:
+def children(pid: int | None = None) -> set[int]:
     """Return the direct children of the main thread of a process, of this one by default, zombies included: started by it, or
     reparented to it."""
     pid = pid or os.getpid()
     content = read(f"/proc/{pid}/task/{pid}/children", whole=True)
     if content is None:  # it is gone, or a kernel without CONFIG_PROC_CHILDREN
-        return [process.pid for process in scan().values() if process.parent == pid]
-    return [int(pid) for pid in content.split()]
+        return {process.pid for process in scan().values() if process.parent == pid}
+    return set(map(int, content.split()))
 
 
 def innermost_pid(pid: int) -> int | None:

@@ -18,7 +18,7 @@ async def test_only_a_live_orphan_is_looked_at_again(
 ) -> None:
     orphans = Orphans()
     init = 1  # alive, and no child of this process
-    monkeypatch.setattr(procfs, "children", lambda: [init])
+    monkeypatch.setattr(procfs, "children", lambda: {init})
     if owned:
         orphans.owned[init] = "a1"
     nursery.start_soon(orphans.serve)

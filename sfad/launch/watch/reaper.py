@@ -95,7 +95,7 @@ class Orphans:
         return self._look()[1]
 
     def _look(self) -> tuple[int, list[int]]:
-        orphans = [pid for pid in procfs.children() if pid not in self.owned]
+        orphans = sorted(procfs.children().difference(self.owned))
         living = [pid for pid in orphans if not reap_orphan(pid)]
         if self.homes:
             self.homes = {pid: self.homes[pid] for pid in living if pid in self.homes}
