@@ -115,4 +115,6 @@ class Alerts:
 
 def _cost(account: Account) -> int:
     """Return what a run itself has cost as far as it is known, in nano-dollars, without what is only reserved."""
+    if not account.sources:
+        return 0
     return max((cost for use in account.sources.values() if (cost := use.of(LimitKind.COST)) is not None), default=0)

@@ -274,7 +274,7 @@ class State:
 class Run(State):
     """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
 
-    __slots__ = ("ancestors", "asked", "birth", "children", "id", "identity", "lineage_ids", "name", "parent", "user")
+    __slots__ = ("ancestors", "asked", "birth", "chain", "children", "id", "identity", "lineage_ids", "name", "parent", "user")
 
     def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
         super().__init__(*_PARTS(state))
@@ -286,6 +286,8 @@ class Run(State):
         self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
         """Root first."""
         self.lineage_ids: tuple[RunId, ...] = (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
+        self.chain: tuple[str, ...] = (*parent.chain, birth.name) if parent is not None else (birth.name,)
+        """Names, root first."""
         self.children: dict[RunId, Run] = {}
 
     @property
@@ -306,7 +308,7 @@ class Run(State):
         if self.ending is not None and self.ending.reason is not None:
             return self.ending.reason
         reason = self.breach.reason if self.breach is not None else self.root.no_money
-        if reason is None and self.suspended:
+        if reason is None and self.paused is not None and self.paused.suspended:
             words = f"suspended at its terminal; it continues with 'fg' there, or with: sfactl resume {self.id}"
             return Reason(kind=ReasonKind.SUSPENDED, message=words)
         return reason

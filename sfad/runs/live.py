@@ -172,7 +172,7 @@ _SESSION_VARIABLES = tuple(f"{name}=".encode() for name in SESSION_VARIABLES)
 
 def bounds_of(run: Run) -> Bounds:
     """Return what the kernel enforces: limits that terminate, and cores. Limits that only warn must not take anything away."""
-    memory, pids, cpu = (run.limits.get(kind) for kind in (LimitKind.MEMORY, LimitKind.PIDS, LimitKind.CPU))
+    memory, pids, cpu = run.limits.get(LimitKind.MEMORY), run.limits.get(LimitKind.PIDS), run.limits.get(LimitKind.CPU)
     return Bounds(
         memory=int(memory.limit.threshold) if memory is not None and memory.action is Action.TERMINATE else None,
         pids=int(pids.limit.threshold) if pids is not None and pids.action is Action.TERMINATE else None,

@@ -14,7 +14,7 @@ MOST = 500
 
 
 def alerts_of(run: Run, now: float) -> list[AlertState]:
-    return [_shown(what, alert, now, run=run.id) for what, alert in run.alerts.items()] if run.alerts else []
+    return [_shown(what, alert, now, run=run.id) for what, alert in run.alerts.items()]
 
 
 def all_alerts(runs: Iterable[Run], shared: Mapping[Key, RaisedAlert], now: float) -> list[AlertState]:

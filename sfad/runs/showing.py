@@ -22,9 +22,7 @@ Enforcer = Literal["clock", "gateway", "meter", "kernel", "watching", "nothing"]
 
 def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
     """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and memory then."""
-    run = live.run
-    lineage = run.lineage
-    exit_ = run.latest.exit
+    run, latest, account, ended = live.run, live.run.latest, live.run.account, live.run.status.terminal
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
     return RunInfo(
         id=run.id,
@@ -33,18 +31,18 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         type=run.asked.type,
         status=run.status,
         parent_id=run.parent.id if run.parent is not None else None,
-        root_id=lineage[0].id,
-        depth=len(lineage) - 1,
-        chain=[r.name for r in lineage],
-        pid=run.pid,
+        root_id=run.lineage_ids[0],
+        depth=len(run.ancestors),
+        chain=list(run.chain),
+        pid=latest.pid,
         argv=list(run.asked.argv),
         cwd=run.asked.cwd,
         user=run.user,
         channel=run.birth.channel,
-        exit_code=exit_.code if exit_ is not None else None,
-        signal=exit_.signal if exit_ is not None else None,
+        exit_code=latest.exit.code if latest.exit is not None else None,
+        signal=latest.exit.signal if latest.exit is not None else None,
         reason=run.shown_reason,
-        attempts=run.attempt,
+        attempts=latest.number,
         limits=_limits(live, now),
         usage=usage_of(live, elapsed),
         processes=footprint.processes if footprint is not None else None,
@@ -56,15 +54,17 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         started_at=live.started_at,
         ended_at=live.ended_at,
         labels=run.asked.labels,
-        usage_by_source={source: _usage(source, use, elapsed) for source, use in run.account.sources.items()},
+        usage_by_source={source: _usage(source, use, elapsed) for source, use in account.sources.items()}
+        if account.sources
+        else {},
         meter=live.program.name if live.program is not None else None,
         unadmitted=run.unadmitted or None,
-        api_trouble=_trouble(run),
+        api_trouble=_trouble(run) if latest.known_trouble is not None else None,
         session=run.asked.session is not None,
-        repeating=run.repeating if not run.status.terminal else None,
-        isolation=_isolation(live) if not run.status.terminal else None,
-        api_silence=_silence(run, now) if run.account.reservations else None,
-        alerts=alerts_of(run, now),
+        repeating=run.repeating if run.streak is not None and not ended else None,
+        isolation=_isolation(live) if live.spawn.isolation is not None and not ended else None,
+        api_silence=_silence(run, now) if account.reservations else None,
+        alerts=alerts_of(run, now) if run.alerts else [],
     )
 
 
@@ -104,7 +104,8 @@ def _trouble(run: Run) -> ApiTrouble | None:
 
 def usage_of(live: Live, elapsed: float | None = None) -> Usage:
     """Return what the run itself has used, after `elapsed` seconds."""
-    best = live.run.account.best
+    account = live.run.account
+    best = account.best if account.sources else None
     return Usage(elapsed_s=elapsed) if best is None else _usage(*best, elapsed)
 
 
@@ -123,7 +124,10 @@ def _limits(live: Live, now: float) -> list[LimitState]:
 def _limit(live: Live, active: ActiveLimit, now: float) -> LimitState:
     limit, kind = active.limit, active.limit.kind
     above = _tighter(live, active) if live.run.parent is not None else None
-    used = live.run.clock.elapsed(now) if kind is LimitKind.TIME else live.run.account.used(kind)
+    if kind is LimitKind.TIME:
+        used: float | None = live.run.clock.elapsed(now)
+    else:
+        used = live.run.account.used(kind) if live.run.account.known else None
     if used is not None and kind in COSTS:
         used = to_usd(int(used))
     return LimitState(
@@ -133,7 +137,7 @@ def _limit(live: Live, active: ActiveLimit, now: float) -> LimitState:
         source=limit.source,
         used=None if used is None else round(used, 6),
         scope=KINDS[kind].scope,
-        enforced_by=_enforcer(live, active),
+        enforced_by=_enforcer(live, active, used),
         bound_by=above.id if above is not None else None,
         bound=above.limits[kind].limit.threshold if above is not None else None,
     )
@@ -151,13 +155,13 @@ def _tighter(live: Live, active: ActiveLimit) -> Run | None:
     return found if found is not live.run else None
 
 
-def _enforcer(live: Live, active: ActiveLimit) -> Enforcer:
+def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
     kind = active.limit.kind
     match KINDS[kind].counted_by:
         case "clock":
             return "clock"
         case "meter":
-            if live.run.account.used(kind) is None and not _may_be_known(live, kind):
+            if used is None and not _may_be_known(live, kind):
                 return "nothing"
             return "gateway" if live.spawn.gateway else "meter"
         case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
@@ -169,7 +173,7 @@ def _enforcer(live: Live, active: ActiveLimit) -> Enforcer:
 def _may_be_known(live: Live, kind: LimitKind) -> bool:
     """Return whether a source of the run may still tell its use. The cost of a model without a price stays unknown."""
     account = live.run.account
-    unpriced = kind in COSTS and bool(account.used(LimitKind.TOKENS))
+    unpriced = kind in COSTS and account.known and bool(account.used(LimitKind.TOKENS))
     told = live.program is not None or live.session_files is not None
     told = (told and not live.meter_silent) or bool(live.spawn.gateway) or account.metered or live.spawn.meter == BY_REPORT
     return told and not unpriced
