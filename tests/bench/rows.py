@@ -73,13 +73,8 @@ def _within(times: int, seconds: float = 2.0) -> Iterator[int]:
 
 
 def cpu(peer: Peer) -> float:
-    """Return the seconds of processor time that its own processes have used, in threads that still are."""
-    used = 0
-    for pid in peer.pids():
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                used += int((task / "schedstat").read_text().split()[0])
-    return used / 1e9
+    """Return the seconds of processor time that its own processes have used."""
+    return _spent(peer.pids())[0]
 
 
 # ---- W1, W2: runs
@@ -276,7 +271,12 @@ def idle(start: Start, runs: int) -> Figures:
     with start((SLEEP, runs)) as peer:
         peer.submit_all(SLEEP, runs)
         time.sleep(SECONDS)
-        return _idle(peer.pids())
+        pids = peer.pids()
+        before = _spent(pids)
+        time.sleep(2 * SECONDS)
+        used, woken = ((now - then) / (2 * SECONDS) for now, then in zip(_spent(pids), before, strict=True))
+        resident = sum(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20
+        return {"N idle: RSS, MiB": resident, "N idle: CPU, %": 100 * used, "N idle: wake-ups/s": woken}
 
 
 def idle_floor(runs: int) -> Figures:
@@ -289,20 +289,14 @@ def idle_floor(runs: int) -> Figures:
     return {"N idle: RSS, MiB": resident}
 
 
-def _idle(pids: Sequence[int]) -> Figures:
-    processes = [psutil.Process(pid) for pid in pids]
-
-    def spent() -> tuple[float, int]:
-        tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
-        used = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
-        woken = sum(int((task / "status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0]) for task in tasks)
-        return used / 1e9, woken
-
-    before = spent()
-    time.sleep(2 * SECONDS)
-    used, woken = ((now - then) / (2 * SECONDS) for now, then in zip(spent(), before, strict=True))
-    resident = sum(process.memory_info().rss for process in processes) / 2**20
-    return {"N idle: RSS, MiB": resident, "N idle: CPU, %": 100 * used, "N idle: wake-ups/s": woken}
+def _spent(pids: Sequence[int]) -> tuple[float, int]:
+    """Return the seconds of processor time of these processes, and how often they slept, in threads that still are."""
+    used = slept = 0
+    for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
+        with suppress(OSError):
+            used += int((task / "schedstat").read_text().split()[0])
+            slept += int((task / "status").read_text().partition("voluntary_ctxt_switches:")[2].split()[0])
+    return used / 1e9, slept
 
 
 # ---- W7: many clients

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.peers.peer import GRACE, Argv, Load, Peer, Runs
+from tests.harness import wait_until
 
 
 class Circus(Peer):
@@ -32,11 +33,9 @@ class Circus(Peer):
         self.serve("circusd", str(self.place / "conf"))
         self.context = self.zmq.Context()
         self.events = self.context.socket(self.zmq.SUB)
-        self.events.setsockopt(self.zmq.RCVHWM, 0)
         self.events.setsockopt(self.zmq.SUBSCRIBE, b"watcher.")
         self.events.connect(f"ipc://{self.place}/events")
         self.requests = self.dealer()
-        self.reaped: set[str] = set()
         self.asked = 0
         self.ask("numwatchers")
         time.sleep(0.2)  # no event tells when the subscription is in force
@@ -77,15 +76,14 @@ class Circus(Peer):
         return name
 
     def wait(self, run: str) -> None:
-        self.wait_all([run])
+        while self.events.poll(60_000):
+            if self.events.recv_multipart()[0] == f"watcher.{run}.reap".encode():
+                return
+        raise TimeoutError(run)
 
     def wait_all(self, runs: Sequence[str]) -> None:
-        while not self.reaped.issuperset(runs):
-            if not self.events.poll(60_000):
-                raise TimeoutError("no event")
-            _, name, what = self.events.recv_multipart()[0].decode().split(".")
-            if what == "reap":
-                self.reaped.add(name)
+        # of many events some are lost
+        wait_until(lambda: list(self.ask("status")["statuses"].values()).count("stopped") >= len(runs), "all have stopped")
 
     def list(self) -> object:
         return self.ask("status")

@@ -36,7 +36,7 @@ class Supervisord(Peer):
                 parts.append(
                     f"[program:g{group}]\ncommand={shlex.join(argv)}\nnumprocs={count}\nprocess_name=%(process_num)05d\n"
                     f"autostart=false\nautorestart=false\nstartsecs=0\nstartretries=0\nstopwaitsecs={GRACE:.0f}\nstopasgroup=true\n"
-                    f"killasgroup=true\nstdout_logfile={self.place}/g{group}:%(process_num)05d\nstdout_logfile_maxbytes=0"
+                    f"killasgroup=true\nredirect_stderr=true\nstdout_logfile={self.place}/g{group}:%(process_num)05d\nstdout_logfile_maxbytes=0"
                 )
         (self.place / "conf").write_text("\n".join(parts))
         self.serve("supervisord", "-c", str(self.place / "conf"))
