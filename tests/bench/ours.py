@@ -63,6 +63,8 @@ def awaited(client: Client, runs: Sequence[str]) -> None:
 
 
 def _answers(client: Client, requests: Sequence[m.Request]) -> list[m.RunReply]:
+    if len(requests) == 1:
+        return [client.call(requests[0], m.RunReply)]
     sender = threading.Thread(target=lambda: [client.send(request) for request in requests])
     sender.start()
     found: list[m.RunReply] = []
