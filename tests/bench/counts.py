@@ -22,10 +22,13 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.framing import HEADER, SUPPORTED
 from tests.bench import ours
-from tests.bench.native import compiled
+from tests.bench.native import COMPILER, compiled
 from tests.harness import Daemon, wait_until
 
-LOADS: dict[str, tuple[ours.Load, int]] = {"one by one": (ours.one_by_one, 100), "in a batch": (ours.at_once, 200)}
+LOADS: dict[str, tuple[Callable[[Client, int], None], int]] = {
+    "one by one": (ours.one_by_one, 100),
+    "in a batch": (ours.at_once, 200),
+}
 ROWS = 20, 220
 """Rows of a short and of a long list: their difference is what the rows cost."""
 SIZE = 1 << 16
@@ -62,6 +65,9 @@ Costs = dict[str, dict[str, float]]
 
 def main() -> Costs:
     """Count everything that can be counted here."""
+    missing = {"strace": shutil.which("strace"), "a C compiler": COMPILER}
+    for what in (name for name, there in missing.items() if not there):
+        print(f"{what} is missing: not everything is counted", file=sys.stderr)
     return system_calls() | calls() | allocations()
 
 

@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -85,9 +85,6 @@ def one_by_one(client: Client, count: int) -> None:
 def at_once(client: Client, count: int) -> None:
     """Start `count` runs of /bin/true, and wait for all."""
     awaited(client, submitted(client, count, TRUE))
-
-
-Load = Callable[[Client, int], None]
 
 
 class Sfad(Peer):

@@ -54,10 +54,20 @@ def test_counts() -> None:
 def test_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench, "ROWS", (Row("core", "runs", rows.core, (200,), (100, 200, 400), peers=False),))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which it removes
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n## Results\n\nold\n\n## Growth\n\nold\n\n## Last\n")
+    monkeypatch.setattr(bench, "PAGE", page)
     for words in ([], ["--growth"]):
-        monkeypatch.setattr("sys.argv", ["bench", "--only", "core", "--quick", "--json", str(tmp_path / "json"), *words])
+        monkeypatch.setattr("sys.argv", ["bench", "--only", "core", "--quick", "--docs", "--json", str(tmp_path / "json"), *words])
         bench.main()
     assert "| core events/s |" in capsys.readouterr().out
+    assert [line for line in page.read_text().splitlines() if line.startswith(("#", "old"))] == [
+        "# Page",
+        "## Results",
+        "## Growth",
+        "## Last",
+    ]
+    assert page.read_text().count("| core events/s |") == 2
     assert "exponent" in json.loads((tmp_path / "json").read_text())["core events/s"]
 
 
