@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from ..core.access import Scope
@@ -96,43 +97,38 @@ class Page:
         )
 
 
-Entry = tuple[int, bool, int]
-"""A run of a page: its number, whether it has ended, how many descendants it has. A page has a thousand: they are not objects."""
+Ended = tuple[int, int]
+"""The number of a run that has ended, and how many descendants it has. A page has a thousand of them, so they are not objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The runs of a page, oldest first."""
+    """The runs of a page by their numbers."""
 
-    entries: list[Entry]
+    live: list[int]
+    ended: list[Ended]
+    """The newest first."""
     reached: int = 0
     """The selection has every matching run that has ended with this number or a higher one; there may be more with lower numbers.
     0: there are no more."""
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], rows: int, reached: int) -> Selection:
+    def of(cls, live: list[int], ended: Iterable[Ended], rows: int, reached: int) -> Selection:
         """Keep all live runs, and the newest `rows` of the ended ones down to `reached`; fewer if they have many descendants."""
-        live: list[Entry] = []
-        over: list[Entry] = []
-        for entry in entries:
-            (over if entry[1] else live).append(entry)
-        over.sort(reverse=True)
-        ended = [entry for entry in over if entry[0] >= reached]
-        before = list(accumulate([below for _, _, below in ended], initial=0))
+        ended = sorted(ended, reverse=True)
+        if ended and ended[-1][0] < reached:
+            ended = [run for run in ended if run[0] >= reached]
+        before = list(accumulate(map(itemgetter(1), ended), initial=0))
         fitting = max(0, min(rows, bisect_right(before, MOST_BELOW)))
         if len(ended) > fitting:
             ended = ended[:fitting]
             reached = ended[-1][0] if ended else 0
-        return cls(sorted([*live, *ended]), reached)
-
-    @property
-    def ended(self) -> list[int]:
-        """The numbers of the ended ones."""
-        return [number for number, ended, _ in self.entries if ended]
+        return cls(live, ended, reached)
 
     @property
     def numbers(self) -> list[int]:
-        return [number for number, _, _ in self.entries]
+        """Of all, the oldest first."""
+        return sorted([*self.live, *(number for number, _ in self.ended)])
 
 
 class Reader:
@@ -216,26 +212,20 @@ class Reader:
         return [run_info(row) for row in self._connection.execute(sql, numbers)]
 
     def select(self, page: Page) -> Selection:
-        found: list[Entry] = []
-        reached = 0
-        for query in live_queries(page):
-            found += self._entries(query)
-        rows = page.query.rows
-        near = self._near(page)
-        for ended in ended_queries(page):
+        live = [number for query in live_queries(page) for (number,) in self._connection.execute(*query)]
+        ended: list[Ended] = []
+        reached, rows, near = 0, page.query.rows, self._near(page)
+        for query in ended_queries(page):
             # most pages are full after a few rows; only the others need to know how far they may walk
-            floor, entries = near, self._entries(ended.sql(page, near))
-            if len(entries) < rows and near:
-                floor = self._floor(ended, page)
-                entries = self._entries(ended.sql(page, floor))
-            found += entries
-            reached = max(reached, entries[-1][0] if len(entries) >= rows else floor)
+            floor, found = near, self._connection.execute(*query.sql(page, near)).fetchall()
+            if len(found) < rows and near:
+                floor = self._floor(query, page)
+                found = self._connection.execute(*query.sql(page, floor)).fetchall()
+            ended += found
+            reached = max(reached, found[-1][0] if len(found) >= rows else floor)
         if not self._is_more(page, reached):
             reached = 0
-        return Selection.of(found, rows, reached)
-
-    def _entries(self, query: Query) -> list[Entry]:
-        return self._connection.execute(*query).fetchall()
+        return Selection.of(live, ended, rows, reached)
 
     def _near(self, page: Page) -> int:
         """Return the number above which a page is full if every second run fits."""
@@ -342,7 +332,7 @@ class EndedQuery:
         span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
         driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
         order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"
-        return _sql(self._source, [*driving, span, *self.terms], order)
+        return _sql("runs.number, runs.descendants", self._source, [*driving, span, *self.terms], order)
 
 
 def live_queries(page: Page) -> Iterator[Query]:
@@ -354,7 +344,7 @@ def live_queries(page: Page) -> Iterator[Query]:
     live = [status for status in dict.fromkeys(page.query.status) if not status.terminal]
     terms = [Term("runs.status = ?", (status.value,)) for status in live] if page.query.status else [Term(LIVE, ())]
     for term in terms:
-        yield _sql("runs INDEXED BY runs_status", [term, *filters(page)])
+        yield _sql("runs.number", "runs INDEXED BY runs_status", [term, *filters(page)])
 
 
 def ended_queries(page: Page) -> Iterator[EndedQuery]:
@@ -374,9 +364,9 @@ def _ended(page: Page, *status: Term) -> EndedQuery:
     return EndedQuery([term for term in terms if term is not first], first)
 
 
-def _sql(source: str, terms: list[Term], order: str = "") -> Query:
+def _sql(columns: str, source: str, terms: list[Term], order: str = "") -> Query:
     where = " AND ".join(term.plain for term in terms)
-    sql = f"SELECT runs.number, runs.ended, runs.descendants FROM {source} WHERE {where}{order}"  # noqa: S608
+    sql = f"SELECT {columns} FROM {source} WHERE {where}{order}"  # noqa: S608
     return sql, [value for term in terms for value in term.values]
 
 

@@ -17,8 +17,8 @@ from ..host import fuse
 from ..host.closing import close_soon, without_linger
 from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
-from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, WatchRuns, Welcome, pack_message
-from .encoded import RunRow, RunRows
+from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, WatchRuns, Welcome
+from .encoded import RunRow, RunRows, framed
 from .shares import UNCHANGED, ClientLoad, PeerGroups
 
 MAX_READ = 64 * 1024
@@ -31,6 +31,10 @@ sent to a client that had nothing else waiting."""
 UNCOUNTED = 1024
 """Bytes of requests of one client that the daemon keeps without counting them: 2 MiB where each client has so many. Nearly all
 requests are shorter, and most are answered in the turn in which they come."""
+
+OWNERS_BUFFER = 1024 * 1024
+"""Bytes of replies that the kernel may keep for the owner of the daemon; it doubles this, and has a bound of its own. A list of 1 000
+runs needs 1.3 MB and is then sent in one go. Others keep the default, a fifth of it: they could leave it full in many connections."""
 
 BODY_OVERHEAD = 64
 """Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
@@ -73,6 +77,8 @@ class Connection:
         self.unsent_size = 0
         self.messages = 0
         """Messages that were added to `unsent` since it was last empty."""
+        if groups.owner:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, OWNERS_BUFFER)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.maker = int(UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))[0])
         """The process that connected."""
@@ -183,17 +189,18 @@ class Connection:
     def send(self, reply: Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
         """Send what the socket takes now, and keep the rest. `descriptors` are closed once the kernel has duplicated them."""
         kept = list(descriptors)
-        data = pack_message(reply)
+        data = framed(reply)
         sent = len(data) if self.closed else 0 if self.unsent else self._send_some(data, kept)
         if sent:
             _close(kept)  # descriptors went with the first byte
         if sent < len(data):
-            self._keep(data[sent:], kept)
+            del data[:sent]
+            self._keep(data, kept)
             self.on_unsent(self)
 
-    def _keep(self, data: bytes, descriptors: list[int]) -> None:
+    def _keep(self, data: bytearray, descriptors: list[int]) -> None:
         if descriptors or not self.unsent:
-            self.unsent.append((bytearray(data), descriptors))
+            self.unsent.append((data, descriptors))
         else:
             self.unsent[-1][0].extend(data)
         self.unsent_size += len(data)
@@ -213,7 +220,7 @@ class Connection:
             self.unsent.popleft()
         self.messages = 0
 
-    def _send_some(self, data: bytes | bytearray, descriptors: Sequence[int]) -> int:
+    def _send_some(self, data: bytearray, descriptors: Sequence[int]) -> int:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self.sock.sendmsg([data], rights) if rights else self.sock.send(data)
