@@ -22,7 +22,7 @@ from typing import Any
 from ..core.access import Scope
 from ..core.ids import run_id
 from ..core.labels import means, values_of
-from ..protocol.messages import List
+from ..protocol.messages import List, pack
 from ..protocol.types import CallInfo, Event, RunId, RunInfo, Status
 from .rows import (
     CALL_COLUMNS,
@@ -54,6 +54,9 @@ CALLS = 250
 
 MOST_BELOW = 20_000
 """Descendants of the ended runs in a page. The totals of each run are summed from their rows, in some 5 µs a row."""
+
+MAX_PAGES = 16
+"""Pages that are held, of 1000 runs each in some 100 KB."""
 
 MAX_EVENTS = 100_000
 """Events that are searched for those of one run: 20 ms."""
@@ -134,6 +137,9 @@ class Selection:
 class Reader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._version = -1
+        """Of the file's content when `_selected` was read."""
+        self._selected: dict[object, Selection] = {}
 
     def close(self) -> None:
         self._connection.close()
@@ -212,6 +218,18 @@ class Reader:
         return [run_info(row) for row in self._connection.execute(sql, numbers)]
 
     def select(self, page: Page) -> Selection:
+        """Return a page. While nothing is committed to the file, the same page is read once; it must not be changed."""
+        version = self._row("PRAGMA data_version")[0]
+        if version != self._version or len(self._selected) >= MAX_PAGES:
+            self._version = version
+            self._selected.clear()
+        key = pack(page.query), page.scope, page.within
+        found = self._selected.get(key)
+        if found is None:
+            found = self._selected[key] = self._select(page)
+        return found
+
+    def _select(self, page: Page) -> Selection:
         live = [number for query in live_queries(page) for (number,) in self._connection.execute(*query)]
         ended: list[Ended] = []
         reached, rows, near = 0, page.query.rows, self._near(page)

@@ -32,9 +32,9 @@ UNCOUNTED = 1024
 """Bytes of requests of one client that the daemon keeps without counting them: 2 MiB where each client has so many. Nearly all
 requests are shorter, and most are answered in the turn in which they come."""
 
-OWNERS_BUFFER = 1024 * 1024
-"""Bytes of replies that the kernel may keep for the owner of the daemon; it doubles this, and has a bound of its own. A list of 1 000
-runs needs 1.3 MB and is then sent in one go. Others keep the default, a fifth of it: they could leave it full in many connections."""
+LONG = 128 * 1024
+"""Bytes of a reply that may not fit in what the kernel keeps for a socket by default, 208 KiB. It takes a longer one in one go if
+it may keep that much meanwhile, as for a list of 1 000 runs."""
 
 BODY_OVERHEAD = 64
 """Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
@@ -77,8 +77,6 @@ class Connection:
         self.unsent_size = 0
         self.messages = 0
         """Messages that were added to `unsent` since it was last empty."""
-        if groups.owner:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, OWNERS_BUFFER)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.maker = int(UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))[0])
         """The process that connected."""
@@ -190,7 +188,14 @@ class Connection:
         """Send what the socket takes now, and keep the rest. `descriptors` are closed once the kernel has duplicated them."""
         kept = list(descriptors)
         data = framed(reply)
-        sent = len(data) if self.closed else 0 if self.unsent else self._send_some(data, kept)
+        if self.closed:
+            sent = len(data)
+        elif self.unsent:
+            sent = 0
+        elif len(data) > LONG and self.groups.owner:  # others could leave many connections full
+            sent = self._send_long(data, kept)
+        else:
+            sent = self._send_some(data, kept)
         if sent:
             _close(kept)  # descriptors went with the first byte
         if sent < len(data):
@@ -219,6 +224,13 @@ class Connection:
                 return
             self.unsent.popleft()
         self.messages = 0
+
+    def _send_long(self, data: bytearray, descriptors: Sequence[int]) -> int:
+        kept = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(data))  # the kernel doubles it, and has a bound of its own
+        sent = self._send_some(data, descriptors)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kept // 2)
+        return sent
 
     def _send_some(self, data: bytearray, descriptors: Sequence[int]) -> int:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
