@@ -48,7 +48,8 @@ class PastRuns:
         return [run_id(numbers[-1])] if numbers else []
 
     def newest_ended(self, name: str, scope: Scope) -> RunId | None:
-        return next(map(run_id, self._reader.select(Page(m.List(id=0, name=name, rows=1), scope)).ended), None)
+        ended = self._reader.select(Page(m.List(id=0, name=name, rows=1), scope)).ended
+        return next((run_id(number) for number, _ in ended), None)
 
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
         return self._reader.find(prefix, scope, LISTED_RUNS + 1)

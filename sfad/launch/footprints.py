@@ -19,12 +19,19 @@ class Footprints:
         self._containment = containment
         self._complaints = complaints
 
-    def of(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
+    def of(self, runs: Iterable[RunId], *, cpu: bool) -> dict[RunId, Footprint]:
+        """See `Launcher.footprints`."""
         asked = self._launched(runs)
+        resident, burnt = procfs.resident, procfs.cpu_seconds
+        if len(asked) > 1:  # one may be within another
+            resident, burnt = cache(resident), cache(burnt)
         try:
-            resident, burnt = cache(procfs.resident), cache(procfs.cpu_seconds)
             return {
-                run_id: Footprint(len(pids), self._memory(asked[run_id], pids, resident), self._cpu(asked[run_id], pids, burnt))
+                run_id: Footprint(
+                    len(pids),
+                    self._memory(asked[run_id], pids, resident),
+                    self._cpu(asked[run_id], pids, burnt) if cpu else None,
+                )
                 for run_id, pids in self._pids(asked).items()
             }
         except OSError as error:

@@ -158,9 +158,9 @@ class Launcher(Protocol):
         """Return the kinds of bound (`memory`, `pids`) that the kernel had to enforce since the run started or got other bounds.
         Known before `MainExited` of a main process that the kernel killed for it, and until the run's release."""
 
-    def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
+    def footprints(self, runs: Iterable[RunId], *, cpu: bool = False) -> dict[RunId, Footprint]:
         """Return what each of these runs and its descendants have, from one pass over the machine, without runs that are not
-        launched, and those of which it cannot be told now."""
+        launched, and those of which it cannot be told now. `cpu`: with `cpu_s`, which takes another look."""
 
     def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
         """Return what counts against a limit of kind `memory` or `pids`, as `footprints` does. `exact_from` says for each run from

@@ -157,8 +157,8 @@ class LocalLauncher(Launcher):
         survivors = tuple(Survivor(pid=pid, run_id=one, why=why) for pid, one in found.items() if (why := procfs.why_alive(pid)))
         self._reactor.soon(self._emitter.emit, Surveyed, run_id, survivors)
 
-    def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
-        return self._footprints.of(runs)
+    def footprints(self, runs: Iterable[RunId], *, cpu: bool = False) -> dict[RunId, Footprint]:
+        return self._footprints.of(runs, cpu=cpu)
 
     def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:
         return self._footprints.amounts(kind, exact_from)

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 from ..core.access import Scope
 from ..core.ids import run_id
 from ..core.labels import means, values_of
-from ..protocol.messages import List
+from ..protocol.messages import List, pack
 from ..protocol.types import CallInfo, Event, RunId, RunInfo, Status
 from .rows import (
     CALL_COLUMNS,
@@ -53,6 +54,9 @@ CALLS = 250
 
 MOST_BELOW = 20_000
 """Descendants of the ended runs in a page. The totals of each run are summed from their rows, in some 5 µs a row."""
+
+MAX_PAGES = 16
+"""Pages that are held, of 1000 runs each in some 100 KB."""
 
 MAX_EVENTS = 100_000
 """Events that are searched for those of one run: 20 ms."""
@@ -96,48 +100,46 @@ class Page:
         )
 
 
-Entry = tuple[int, bool, int]
-"""A run of a page: its number, whether it has ended, how many descendants it has. A page has a thousand: they are not objects."""
+Ended = tuple[int, int]
+"""The number of a run that has ended, and how many descendants it has. A page has a thousand of them, so they are not objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The runs of a page, oldest first."""
+    """The runs of a page by their numbers."""
 
-    entries: list[Entry]
+    live: list[int]
+    ended: list[Ended]
+    """The newest first."""
     reached: int = 0
     """The selection has every matching run that has ended with this number or a higher one; there may be more with lower numbers.
     0: there are no more."""
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], rows: int, reached: int) -> Selection:
+    def of(cls, live: list[int], ended: Iterable[Ended], rows: int, reached: int) -> Selection:
         """Keep all live runs, and the newest `rows` of the ended ones down to `reached`; fewer if they have many descendants."""
-        live: list[Entry] = []
-        over: list[Entry] = []
-        for entry in entries:
-            (over if entry[1] else live).append(entry)
-        over.sort(reverse=True)
-        ended = [entry for entry in over if entry[0] >= reached]
-        before = list(accumulate([below for _, _, below in ended], initial=0))
+        ended = sorted(ended, reverse=True)
+        if ended and ended[-1][0] < reached:
+            ended = [run for run in ended if run[0] >= reached]
+        before = list(accumulate(map(itemgetter(1), ended), initial=0))
         fitting = max(0, min(rows, bisect_right(before, MOST_BELOW)))
         if len(ended) > fitting:
             ended = ended[:fitting]
             reached = ended[-1][0] if ended else 0
-        return cls(sorted([*live, *ended]), reached)
-
-    @property
-    def ended(self) -> list[int]:
-        """The numbers of the ended ones."""
-        return [number for number, ended, _ in self.entries if ended]
+        return cls(live, ended, reached)
 
     @property
     def numbers(self) -> list[int]:
-        return [number for number, _, _ in self.entries]
+        """Of all, the oldest first."""
+        return sorted([*self.live, *(number for number, _ in self.ended)])
 
 
 class Reader:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._version = -1
+        """Of the file's content when `_selected` was read."""
+        self._selected: dict[object, Selection] = {}
 
     def close(self) -> None:
         self._connection.close()
@@ -216,26 +218,32 @@ class Reader:
         return [run_info(row) for row in self._connection.execute(sql, numbers)]
 
     def select(self, page: Page) -> Selection:
-        found: list[Entry] = []
-        reached = 0
-        for query in live_queries(page):
-            found += self._entries(query)
-        rows = page.query.rows
-        near = self._near(page)
-        for ended in ended_queries(page):
+        """Return a page. While nothing is committed to the file, the same page is read once; it must not be changed."""
+        version = self._row("PRAGMA data_version")[0]
+        if version != self._version or len(self._selected) >= MAX_PAGES:
+            self._version = version
+            self._selected.clear()
+        key = pack(page.query), page.scope, page.within
+        found = self._selected.get(key)
+        if found is None:
+            found = self._selected[key] = self._select(page)
+        return found
+
+    def _select(self, page: Page) -> Selection:
+        live = [number for query in live_queries(page) for (number,) in self._connection.execute(*query)]
+        ended: list[Ended] = []
+        reached, rows, near = 0, page.query.rows, self._near(page)
+        for query in ended_queries(page):
             # most pages are full after a few rows; only the others need to know how far they may walk
-            floor, entries = near, self._entries(ended.sql(page, near))
-            if len(entries) < rows and near:
-                floor = self._floor(ended, page)
-                entries = self._entries(ended.sql(page, floor))
-            found += entries
-            reached = max(reached, entries[-1][0] if len(entries) >= rows else floor)
+            floor, found = near, self._connection.execute(*query.sql(page, near)).fetchall()
+            if len(found) < rows and near:
+                floor = self._floor(query, page)
+                found = self._connection.execute(*query.sql(page, floor)).fetchall()
+            ended += found
+            reached = max(reached, found[-1][0] if len(found) >= rows else floor)
         if not self._is_more(page, reached):
             reached = 0
-        return Selection.of(found, rows, reached)
-
-    def _entries(self, query: Query) -> list[Entry]:
-        return self._connection.execute(*query).fetchall()
+        return Selection.of(live, ended, rows, reached)
 
     def _near(self, page: Page) -> int:
         """Return the number above which a page is full if every second run fits."""
@@ -342,7 +350,7 @@ class EndedQuery:
         span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
         driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
         order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"
-        return _sql(self._source, [*driving, span, *self.terms], order)
+        return _sql("runs.number, runs.descendants", self._source, [*driving, span, *self.terms], order)
 
 
 def live_queries(page: Page) -> Iterator[Query]:
@@ -354,7 +362,7 @@ def live_queries(page: Page) -> Iterator[Query]:
     live = [status for status in dict.fromkeys(page.query.status) if not status.terminal]
     terms = [Term("runs.status = ?", (status.value,)) for status in live] if page.query.status else [Term(LIVE, ())]
     for term in terms:
-        yield _sql("runs INDEXED BY runs_status", [term, *filters(page)])
+        yield _sql("runs.number", "runs INDEXED BY runs_status", [term, *filters(page)])
 
 
 def ended_queries(page: Page) -> Iterator[EndedQuery]:
@@ -374,9 +382,9 @@ def _ended(page: Page, *status: Term) -> EndedQuery:
     return EndedQuery([term for term in terms if term is not first], first)
 
 
-def _sql(source: str, terms: list[Term], order: str = "") -> Query:
+def _sql(columns: str, source: str, terms: list[Term], order: str = "") -> Query:
     where = " AND ".join(term.plain for term in terms)
-    sql = f"SELECT runs.number, runs.ended, runs.descendants FROM {source} WHERE {where}{order}"  # noqa: S608
+    sql = f"SELECT {columns} FROM {source} WHERE {where}{order}"  # noqa: S608
     return sql, [value for term in terms for value in term.values]
 
 

@@ -66,9 +66,15 @@ class Records:
         if not self._unwritten:
             return found
         hidden = set(map(number_of, self._unwritten))
-        entries = [entry for entry in found.entries if entry[0] not in hidden]
-        entries += [(number_of(info.id), info.status.terminal, info.descendants) for info, _ in self.unwritten(page)]
-        return Selection.of(entries, page.query.rows, found.reached)
+        live = [number for number in found.live if number not in hidden]
+        ended = [run for run in found.ended if run[0] not in hidden]
+        for info, _ in self.unwritten(page):
+            number = number_of(info.id)
+            if info.status.terminal:
+                ended.append((number, info.descendants))
+            else:
+                live.append(number)
+        return Selection.of(live, ended, page.query.rows, found.reached)
 
     def runs(self, numbers: Sequence[int]) -> list[RunInfo]:
         """Return the runs with these numbers, oldest first."""

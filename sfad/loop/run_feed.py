@@ -138,7 +138,7 @@ class RunFeed:
 
     def _look(self, runs: list[RunId], now: float) -> None:
         news = []
-        for run, footprint in self._launcher.footprints(runs).items():
+        for run, footprint in self._launcher.footprints(runs, cpu=True).items():
             before = self._looked.get(run)
             load = self._looked[run] = before.after(footprint, now) if before is not None else Load(footprint, at=now)
             told = self._told.get(run)

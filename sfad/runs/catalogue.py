@@ -53,10 +53,10 @@ class Listed(NamedTuple):
     next: RunId | None
     """`RunList.next`"""
 
-    def rows(self, live: Iterable[RunInfo]) -> Raw:
+    def rows(self, live: Iterable[RunInfo]) -> list[Raw]:
         """Return the ended runs and these live ones as they are sent, oldest first."""
-        rows: dict[int, Raw | RunInfo] = {**self.ended, **{run_number(info.id): info for info in live}}
-        return Raw(pack([rows[number] for number in sorted(rows)]))
+        rows = self.ended | {run_number(info.id): Raw(pack(info)) for info in live}
+        return [rows[number] for number in sorted(rows)]
 
 
 class RunCatalogue:
@@ -213,13 +213,13 @@ class RunCatalogue:
 
     def newest_ended(self, name: str, scope: Scope) -> RunId | None:
         page = Page(List(id=0, name=name, rows=1), scope)
-        return next(map(run_id, self._select(page).ended), None)
+        return next((run_id(number) for number, _ in self._select(page).ended), None)
 
     def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None) -> Listed:
         """Return the runs of a page. `footprints`: of live runs, where they are to be shown."""
         found = self._select(page)
         live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
-        return Listed(self._rows(found.ended), live, run_id(found.reached) if found.reached else None)
+        return Listed(self._rows([number for number, _ in found.ended]), live, run_id(found.reached) if found.reached else None)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now, with their models."""
@@ -254,8 +254,8 @@ class RunCatalogue:
         if not self._never_recorded:
             return found
         more = (ended for ended in self._never_recorded.values() if page.admits(ended.info, ended.uid, ended.lineage_ids))
-        entries = [*found.entries, *((run_number(each.info.id), True, 0) for each in more)]
-        return Selection.of(entries, page.query.rows, found.reached)
+        ended = [*found.ended, *((run_number(each.info.id), 0) for each in more)]
+        return Selection.of(found.live, ended, page.query.rows, found.reached)
 
     def _rows(self, numbers: Sequence[int]) -> dict[int, Raw]:
         """Return ended runs as they are sent."""

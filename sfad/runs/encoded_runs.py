@@ -1,7 +1,7 @@
 """Ended runs as they are sent to clients. An ended run does not change, so its row is read and encoded once for many lists."""
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 
 from msgspec import Raw
 
@@ -17,12 +17,10 @@ class EncodedRuns:
         self.size = 0
         """Bytes of all rows."""
 
-    def of(self, numbers: Iterable[int]) -> dict[int, Raw]:
+    def of(self, numbers: Sequence[int]) -> dict[int, Raw]:
         """Return the rows that are held of these runs."""
-        rows = self._rows
-        found = {number: rows[number] for number in numbers if number in rows}
-        for number in found:
-            rows.move_to_end(number)
+        found = {number: row for number, row in zip(numbers, map(self._rows.get, numbers), strict=True) if row is not None}
+        deque(map(self._rows.move_to_end, found), maxlen=0)
         return found
 
     def add(self, number: int, row: Raw) -> None:

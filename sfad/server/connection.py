@@ -17,8 +17,8 @@ from ..host import fuse
 from ..host.closing import close_soon, without_linger
 from ..host.probe import UCRED
 from ..protocol.framing import MAX_REQUEST, FrameDecoder
-from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, WatchRuns, Welcome, pack_message
-from .encoded import RunRow, RunRows
+from ..protocol.messages import MAX_DESCRIPTORS, Events, Reply, Wait, Watch, WatchRuns, Welcome
+from .encoded import RunRow, RunRows, framed
 from .shares import UNCHANGED, ClientLoad, PeerGroups
 
 MAX_READ = 64 * 1024
@@ -31,6 +31,10 @@ sent to a client that had nothing else waiting."""
 UNCOUNTED = 1024
 """Bytes of requests of one client that the daemon keeps without counting them: 2 MiB where each client has so many. Nearly all
 requests are shorter, and most are answered in the turn in which they come."""
+
+LONG = 128 * 1024
+"""Bytes of a reply that may not fit in what the kernel keeps for a socket by default, 208 KiB. It takes a longer one in one go if
+it may keep that much meanwhile, as for a list of 1 000 runs."""
 
 BODY_OVERHEAD = 64
 """Bytes that a waiting request takes beside its own: a `bytes` object and its place in a queue."""
@@ -183,17 +187,25 @@ class Connection:
     def send(self, reply: Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
         """Send what the socket takes now, and keep the rest. `descriptors` are closed once the kernel has duplicated them."""
         kept = list(descriptors)
-        data = pack_message(reply)
-        sent = len(data) if self.closed else 0 if self.unsent else self._send_some(data, kept)
+        data = framed(reply)
+        if self.closed:
+            sent = len(data)
+        elif self.unsent:
+            sent = 0
+        elif len(data) > LONG and self.groups.owner:  # others could leave many connections full
+            sent = self._send_long(data, kept)
+        else:
+            sent = self._send_some(data, kept)
         if sent:
             _close(kept)  # descriptors went with the first byte
         if sent < len(data):
-            self._keep(data[sent:], kept)
+            del data[:sent]
+            self._keep(data, kept)
             self.on_unsent(self)
 
-    def _keep(self, data: bytes, descriptors: list[int]) -> None:
+    def _keep(self, data: bytearray, descriptors: list[int]) -> None:
         if descriptors or not self.unsent:
-            self.unsent.append((bytearray(data), descriptors))
+            self.unsent.append((data, descriptors))
         else:
             self.unsent[-1][0].extend(data)
         self.unsent_size += len(data)
@@ -213,7 +225,14 @@ class Connection:
             self.unsent.popleft()
         self.messages = 0
 
-    def _send_some(self, data: bytes | bytearray, descriptors: Sequence[int]) -> int:
+    def _send_long(self, data: bytearray, descriptors: Sequence[int]) -> int:
+        kept = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(data))  # the kernel doubles it, and has a bound of its own
+        sent = self._send_some(data, descriptors)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kept // 2)
+        return sent
+
+    def _send_some(self, data: bytearray, descriptors: Sequence[int]) -> int:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             return self.sock.sendmsg([data], rights) if rights else self.sock.send(data)

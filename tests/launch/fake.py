@@ -173,8 +173,9 @@ class FakeLauncher:
         """Return what `breached` says."""
         return frozenset(self.breached.get(run, ()))
 
-    def footprints(self, runs: Iterable[RunId]) -> dict[RunId, Footprint]:
+    def footprints(self, runs: Iterable[RunId], *, cpu: bool = False) -> dict[RunId, Footprint]:
         """Return what `used` says, else a process and a MiB for each run of the subtree."""
+        del cpu
         return {run: Footprint(self._use(run, "pids"), self._use(run, "memory")) for run in runs if run in self._runs}
 
     def amounts(self, kind: str, exact_from: Mapping[RunId, float]) -> dict[RunId, int]:

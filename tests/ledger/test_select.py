@@ -229,7 +229,7 @@ COVERED = "COVERING "
 def test_every_page_walks_an_index_in_order(big: sqlite3.Connection, query: dict[str, Any], expected: list[str]) -> None:
     page = Page(List(id=1, **query), EVERYTHING)
     walks = [one.sql(page, 0) for one in ended_queries(page)]
-    plans = [plan(big, *each).partition("; ")[0] for each in (*live_queries(page), *walks)]
+    plans = [plan(big, *each).partition("; ")[0].replace(COVERED, "") for each in (*live_queries(page), *walks)]
     assert plans == expected
     assert not any("TEMP B-TREE" in plan(big, *each) for each in walks)
     for one in ended_queries(page):

@@ -57,6 +57,5 @@ class Error(Reply, tag="error"):
     message: str
 
 
-def pack_message(message: Struct) -> bytes:
-    """Return the frame of a `Request` or a `Reply`, or of a message with the same fields that is encoded in part."""
+def pack_message(message: Request | Reply) -> bytes:
     return frame(pack(message))

@@ -15,7 +15,7 @@ from ..encoded import RunRow
 @answers(Info)
 def info(call: Call, request: Info) -> None:
     run = call.find(request.run)
-    row, _ = call.services.looks.of(run, lambda: (Raw(pack(_look(call.runtime, run))), None))
+    row = call.services.looks.of(run, lambda: Raw(pack(_look(call.runtime, run))))
     call.reply(RunRow(id=call.id, run=row))
 
 

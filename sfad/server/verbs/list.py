@@ -1,14 +1,16 @@
 """`list`: a page of runs."""
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from ...core.policy import MAX_LABELS
 from ...ledger.reader import Page
 from ...loop.runtime import Runtime
 from ...protocol.messages import List, pack
+from ...protocol.types import RunId
 from ..call import Call, answers
 from ..checks import check_filters, check_most
-from ..encoded import Look, RunRows
+from ..encoded import RunRows
 
 MAX_ROWS = 1000
 """Ended runs in one page: 25 ms where none is encoded yet. Clients ask for the next page."""
@@ -25,7 +27,7 @@ def list_(call: Call, request: List) -> None:
     call.reply(RunRows(id=call.id, runs=rows, next=more))
 
 
-def _look(runtime: Runtime, page: Page) -> Look:
+def _look(runtime: Runtime, page: Page) -> tuple[list[Raw], RunId | None]:
     catalogue = runtime.catalogue
     found = catalogue.select(page, runtime.launcher.footprints(catalogue.live_runs(page.scope)) if page.query.live else {})
     # a session does not count itself among those that it may look after
