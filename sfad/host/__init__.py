@@ -11,7 +11,7 @@
 `loop_turns`     counts the turns of the trio loop, and calls back at the end of one
 `logout`         whether a logout ends this daemon
 `private_files`  the daemon's own names in directories that its agents can write to
-`exec_events`    has the kernel tell which processes execute a program
+`process_events` has the kernel tell which processes execute a program, and when many were forked
 `bubblewrap`     whether bubblewrap is there, and may make namespaces
 `probe`          what the kernel and the session offer, for `sfactl doctor`
 `headroom`       room on the disk, and a priority over the runs, that are kept for the daemon

@@ -14,7 +14,7 @@ import trio
 
 from ..core.events import AgentProcess, AgentSeen
 from ..core.naming import agent_of
-from ..host.exec_events import ExecEvents
+from ..host.process_events import ExecEvents
 from . import procfs
 from .contain.interface import RunContainment
 from .emitter import Emitter

@@ -5,6 +5,7 @@ at a run only when by that number the run can have come near its limit:
 
 - `pids`: the fifth field of /proc/loadavg is the last pid that the kernel gave out (proc_loadavg(5)). A tree cannot have grown by
   more than the pids that were given out. (A thread takes a pid, too, and so does a fork that fails because of `pids.max`.)
+  While no run is near its limit, nothing is looked at before the kernel tells that so many pids were given out.
 - `memory`: anonymous and shared pages in /proc/meminfo. A run can grow while others shrink, so this is only a good guess; the run
   itself is looked at from time to time as well.
 
@@ -12,14 +13,17 @@ A run above its limit is found up to a tick later. If the kernel enforces the li
 reason of an end.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
 from ..core import events as e
 from ..core.run import Run
+from ..host.process_events import ForkAlarm
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..protocol.kinds import BY_KERNEL, KINDS
@@ -74,6 +78,12 @@ class MachineTotals:
         before, self._last = self._last, _last_pid()
         return (self._last - before) % self._range
 
+    async def wait_forks(self, count: int) -> None:
+        """Sleep until `count` pids were given out since the last call of `forks`. Return at once if the kernel does not tell."""
+        with suppress(OSError), ForkAlarm(self._last, count) as alarm:
+            if (_last_pid() - self._last) % self._range < count:
+                await trio.lowlevel.wait_readable(alarm)
+
     def memory(self) -> int:
         lines = (line.split() for line in (procfs.read("/proc/meminfo") or b"").splitlines())
         return sum(int(words[1]) for words in lines if words[0] in (b"AnonPages:", b"Shmem:")) * 1024
@@ -98,6 +108,8 @@ class _Watched:
     room: float = 0.0
     by: float = 0.0
     """When it must be looked at in any case."""
+    used: int = 0
+    """At the last look."""
     told: float = -1
     breached: bool = False
 
@@ -139,7 +151,9 @@ class Sampler:
         self._looking = False
         self._looked = 0.0
         self._pause = 0.0
-        self._sooner = trio.Event()
+        self._resting = False
+        """Whether it sleeps until the machine has forked, however long that takes."""
+        self._waiting = trio.CancelScope()
 
     def set_nearing(self, nearing: float) -> None:
         self._nearing = nearing
@@ -148,18 +162,20 @@ class Sampler:
         """Watch one limit (`memory` in bytes, `pids`), or change its threshold. `fresh`: the run uses next to nothing yet, so it
         need not be looked at soon."""
         watched = _Watched(run, kind, threshold, self._nearing * threshold, 0.0)
+        sooner = True
         if kind == "memory":
             self._memory[run] = watched
         else:
             # counted from the last look: later forks are not the run's, so this is too soon rather than too late
             watched.due = self._forks + watched.near if fresh and self._looking else 0.0
+            sooner = watched.due < self._earliest
             self._earliest = min(self._earliest, watched.due)
             self._pids[run] = watched
             self._small.discard(run)
             if threshold <= _SMALL:
                 self._small.add(run)
-        if not self._looking or self._pace() < self._pause:
-            self._sooner.set()
+        if not self._looking or self._pace() < self._pause or (self._resting and sooner):
+            self._waiting.cancel()
 
     def forget(self, run: RunId) -> None:
         self._pids.pop(run, None)
@@ -169,17 +185,30 @@ class Sampler:
     async def serve(self) -> None:
         took = 0.0
         while True:
-            self._sooner = trio.Event()
+            self._waiting = trio.CancelScope()
             if not (self._pids or self._memory):
                 self._looking = False
-                await self._sooner.wait()
+                with self._waiting:
+                    await trio.sleep_forever()
                 continue
             if not self._looking:
                 self._begin()
             self._pause = max(self._pace(), _SHARE * took)
-            with trio.move_on_after(self._pause):
-                await self._sooner.wait()
+            with self._waiting:
+                await trio.sleep(self._pause)
+                await self._rest()
             took = self._look()
+
+    async def _rest(self) -> None:
+        """Sleep while no run can have come near its limit. A run that is near it is looked at: the kernel tells no failed forks."""
+        room = self._earliest - self._forks
+        if self._memory or self._blind is not False or room <= 0 or any(one.used >= one.near for one in self._pids.values()):
+            return
+        self._resting = True
+        try:
+            await self._machine.wait_forks(math.ceil(room))
+        finally:
+            self._resting = False
 
     def _begin(self) -> None:
         """Begin the sums after a time without anything to watch. All that is watched now is due."""
@@ -212,7 +241,8 @@ class Sampler:
 
     def _look_at_pids(self, now: float) -> None:
         forks = self._machine.forks()
-        self._rate = forks / max(now - self._looked, STORM)
+        # after a rest, all of them may have come at its end
+        self._rate = forks / max(min(now - self._looked, self._pause), STORM)
         self._looked = now
         self._forks += forks
         blind = self._blind is not False
@@ -220,7 +250,7 @@ class Sampler:
             return
         due = [one for one in self._pids.values() if one.due <= self._forks or blind]
         for one, used in self._count("pids", due):
-            one.due = self._forks + one.headroom(used)
+            one.used, one.due = used, self._forks + one.headroom(used)
         self._earliest = min((one.due for one in self._pids.values()), default=0.0)
 
     def _look_at_memory(self, now: float) -> None:

@@ -20,7 +20,7 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import IMPATIENT, Daemon, ended, spawn, started, stopped, strays, wait_until
 from tests.leaks import cgroups
 
 from .agents import limit
@@ -162,26 +162,40 @@ def test_many_runs_leave_nothing_behind(start: Start, containment: str) -> None:
     wait_until(lambda: not [entry for path in bases for entry in os.scandir(path) if entry.is_dir()], "cgroups are removed")
 
 
-@pytest.mark.parametrize("mode", ["cgroup"])
-def test_hundreds_of_idle_runs_cost_nothing(start: Start, mode: str) -> None:
-    daemon = start(mode=mode, config="[quotas]\nspawns_per_hour = 10000\ntrees = 500\ntrees_per_user = 500")
+IDLE = """
+[quotas]
+spawns_per_hour = 10000
+trees = 500
+trees_per_user = 500
+[guard]
+unadmitted = "off"
+[defaults]
+pids = 1000000
+"""
+"""So that no program and no fork of other tests concerns it."""
+
+
+@pytest.mark.parametrize("runs", [0, 50])
+def test_an_idle_daemon_does_not_wake_up(start: Start, runs: int) -> None:
+    daemon = start(config=IDLE, program=IMPATIENT)
     with daemon.client() as client:
-        for _ in range(200):
-            started(client, ["sleep", "300"])
-        usage = psutil.Process(daemon.pid).cpu_times
-        wait_until(lambda: _idle(usage), "the daemon has nothing to do")
+        for _ in range(runs):
+            started(client, ["sh", "-c", "(sleep 300 &); exec sleep 300"])  # one of them is an orphan
+        wait_until(lambda: _sleeps(daemon, 2), "the daemon sleeps")
         stopped(client, everything=True)
     assert daemon.stop() == 0
 
 
-def _idle(usage: object) -> bool:
-    # a second in which at most two ticks are used: there is the orphans' backstop every five
-    before = sum(usage()[:2])  # type: ignore[operator]
-    end = time.monotonic() + 1
-    while time.monotonic() < end:
-        os.sched_yield()
-        time.sleep(0.05)
-    return bool(sum(usage()[:2]) - before <= 0.02)  # type: ignore[operator]
+def _sleeps(daemon: Daemon, seconds: float) -> bool:
+    """Return whether no thread of the daemon is scheduled for that time."""
+    before = _wake_ups(daemon)
+    time.sleep(seconds)
+    return _wake_ups(daemon) == before
+
+
+def _wake_ups(daemon: Daemon) -> list[str]:
+    statuses = sorted(Path(f"/proc/{daemon.pid}/task").glob("*/status"))
+    return [line for status in statuses for line in status.read_text().splitlines() if "ctxt_switches" in line]
 
 
 PIDS = Path("/sys/fs/cgroup/pids")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sfad.core.events import AgentProcess, AgentSeen, MainExited
-from sfad.host.exec_events import ExecEvents
+from sfad.host.process_events import ExecEvents
 from sfad.launch import agent_watch
 from tests.launch.rig import Rig
 

@@ -1,4 +1,4 @@
-"""When the daemon looks for ended orphans without a signal."""
+"""When the daemon looks for ended orphans."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import math
 
 import pytest
 import trio
-import trio.testing
 
 from sfad.launch import procfs
 from sfad.launch.watch.reaper import Orphans
 
 
-@pytest.mark.parametrize("owned", [False, True])
-async def test_only_a_live_orphan_is_looked_at_again(
-    owned: bool, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, mock_clock: trio.testing.MockClock
+@pytest.mark.usefixtures("autojump_clock")
+async def test_orphans_are_looked_at_when_a_signal_tells_and_not_by_time(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     orphans = Orphans()
-    init = 1  # alive, and no child of this process
-    monkeypatch.setattr(procfs, "children", lambda: {init})
-    if owned:
-        orphans.owned[init] = "a1"
+    looks = 0
+
+    def children() -> set[int]:
+        nonlocal looks
+        looks += 1
+        return {1}  # alive, and no child of this process
+
+    monkeypatch.setattr(procfs, "children", children)
     nursery.start_soon(orphans.serve)
-    await trio.testing.wait_all_tasks_blocked()
-    mock_clock.jump(1)
-    await trio.testing.wait_all_tasks_blocked()
-    assert (trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf) is owned
+    await trio.sleep(60)
+    assert (looks, trio.lowlevel.current_statistics().seconds_to_next_deadline) == (1, math.inf)
+    orphans.notice()
+    await trio.sleep(60)
+    assert looks == 2

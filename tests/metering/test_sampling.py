@@ -12,6 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from sfad.core.events import Frozen
+from sfad.host.process_events import ForkAlarm
 from sfad.launch.launcher import LaunchSpec
 from sfad.metering.sampling import MachineTotals, Sampler
 from tests.launch import programs
@@ -36,6 +37,9 @@ class Still(MachineTotals):
     def tells_forks(self) -> bool:
         return self.told
 
+    async def wait_forks(self, _count: int) -> None:
+        await trio.lowlevel.checkpoint()
+
     def forks(self) -> int:
         if self.broken:
             raise OSError(24, "Too many open files")
@@ -50,12 +54,31 @@ class Still(MachineTotals):
         return self.killed
 
 
+class Telling(Still):
+    """A machine whose kernel tells how many pids it gives out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told_at: list[int] = []
+        self._forking = trio.Event()
+
+    async def wait_forks(self, count: int) -> None:
+        self.told_at.append(count)
+        while self.forked < count:
+            await self._forking.wait()
+
+    def fork(self, count: int) -> None:
+        self.forked += count
+        self._forking.set()
+        self._forking = trio.Event()
+
+
 class Stage:
     """A sampler of simulated runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Still | None = None) -> None:
         self.launcher = FakeLauncher(emit=lambda _event: None, script=lambda _run, _spec: Script(after=None))
-        self.machine = Still()
+        self.machine = machine or Still()
         self.seen: list[tuple[str, str, int, bool]] = []
         self.sampler = Sampler(self.launcher, lambda *seen: self.seen.append(seen), machine=self.machine)
 
@@ -71,7 +94,12 @@ class Stage:
 
 @pytest.fixture
 async def stage(autojump_clock: MockClock) -> AsyncIterator[Stage]:
-    made = Stage()
+    async with serving(Stage()) as made:
+        yield made
+
+
+@asynccontextmanager
+async def serving(made: Stage) -> AsyncIterator[Stage]:
     async with trio.open_nursery() as nursery:
         await nursery.start(made.launcher.serve)
         nursery.start_soon(made.sampler.serve)
@@ -93,6 +121,56 @@ async def test_a_run_is_not_counted_again_while_the_machine_does_not_fork(stage:
     await trio.sleep(60)
     assert stage.counts == [("a1",), ("a1", "a2")]
     assert stage.seen == []
+
+
+async def test_nothing_is_looked_at_before_the_kernel_tells_so_many_forks(autojump_clock: MockClock) -> None:
+    machine = Telling()
+    async with serving(Stage(machine)) as stage:
+        stage.run("a1")
+        stage.run("a2")
+        await trio.sleep(60)
+        assert (machine.looks, machine.told_at) == (2, [799])  # 80 % of a thousand, and each run has a process
+        assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
+        stage.launcher.used["a1", "pids"] = 750
+        machine.fork(799)
+        await trio.sleep(60)
+        assert stage.counts[-1] == ("a1", "a2")
+        assert machine.told_at[-1] == 50
+        assert stage.seen == []
+        looks = machine.looks
+        stage.run("a3", threshold=10)
+        await trio.sleep(60)
+        assert machine.told_at[-1] == 8
+        assert machine.looks <= looks + 2
+
+
+async def test_a_run_near_its_limit_is_looked_at_whether_or_not_it_forks(autojump_clock: MockClock) -> None:
+    """The kernel tells no fork that fails."""
+    machine = Telling()
+    async with serving(Stage(machine)) as stage:
+        stage.launcher.used["a1", "pids"] = 1000
+        stage.run("a1")
+        await trio.sleep(1)
+        assert stage.seen == [("a1", "pids", 1000, False)]
+        stage.launcher.breached["a1"] = {"pids"}
+        machine.forked += 1
+        await trio.sleep(1)
+        assert stage.seen[-1] == ("a1", "pids", 1000, True)
+        assert machine.told_at == []
+
+
+@pytest.mark.parametrize("change", ["a lower limit", "a limit of memory"])
+async def test_another_limit_ends_the_rest(change: str, autojump_clock: MockClock) -> None:
+    async with serving(Stage(Telling())) as stage:
+        stage.run("a1")
+        await trio.sleep(60)
+        looks = stage.machine.looks
+        if change == "a lower limit":
+            stage.sampler.watch("a1", "pids", 1)
+        else:
+            stage.sampler.watch("a1", "memory", 200 * MIB)
+        await trio.sleep(1)
+        assert stage.machine.looks >= looks + 2
 
 
 async def test_a_run_near_its_limit_is_told_again_only_when_it_grows(stage: Stage, autojump_clock: MockClock) -> None:
@@ -242,6 +320,40 @@ def test_this_machine_tells_its_forks() -> None:
     assert machine.forks() >= 0
     assert 10 * MIB < machine.memory() < 1 << 45
     assert machine.oom_kills() >= 0
+
+
+async def test_the_kernel_tells_when_so_much_was_forked() -> None:
+    machine = MachineTotals()
+    machine.tells_forks()
+    try:
+        ForkAlarm(0, 1).close()
+    except OSError as error:
+        pytest.skip(f"the kernel tells no forks here: {error}")
+    machine.forks()
+    returned = False
+
+    async def wait() -> None:
+        nonlocal returned
+        await machine.wait_forks(2000)
+        returned = True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        forked = 0
+        with trio.fail_after(PATIENCE):
+            while not returned:
+                await trio.run_process(["sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do (:) & done; wait"])
+                forked += 10
+    assert forked <= 2010
+    machine.forks()
+    with trio.fail_after(PATIENCE):
+        await machine.wait_forks(0)  # at once
+
+
+async def test_where_the_kernel_tells_no_forks_nothing_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.socket", lambda *_: (_ for _ in ()).throw(PermissionError(1, "as in a container")))
+    with trio.fail_after(PATIENCE):
+        await MachineTotals().wait_forks(1 << 20)
 
 
 class Watching:

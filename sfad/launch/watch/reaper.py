@@ -7,7 +7,6 @@ a thread that outlives them.
 """
 
 import ctypes
-import math
 import os
 import signal
 import sys
@@ -28,8 +27,6 @@ _SIGSET_T, _SIGINFO = 128, 128
 _MANY_ORPHANS = 200
 """Orphans in one look after which the next follows at once: processes that fork without pause leave zombies faster than a look
 every 50 ms reaps them, until the machine has no pid left."""
-_LOOK_EVERY = 5.0
-"""Seconds after which to look at orphans without a SIGCHLD: signals coalesce (signal(7)), and a zombie costs little meanwhile."""
 
 
 class ChildSignals:
@@ -73,7 +70,10 @@ class Orphans:
         self._noticed.set()
 
     async def serve(self) -> None:
-        """Look when told, and every few seconds while there are orphans. May be called again after an `OSError`."""
+        """Look when told. May be called again after an `OSError`.
+
+        Several signals may be one (signal(7)), but none is lost: an orphan that ends after a look sends another. The kernel also
+        sends it for a zombie that becomes ours, or that a tracer lets go."""
         while True:
             self._noticed = trio.Event()
             found, living = self._look()
@@ -81,8 +81,7 @@ class Orphans:
                 await trio.lowlevel.checkpoint()
                 continue
             await trio.sleep(_LOOKS_APART)
-            with trio.move_on_after(_LOOK_EVERY if found else math.inf):
-                await self._noticed.wait()
+            await self._noticed.wait()
 
     def reap(self) -> int:
         """Reap every orphan that has ended; return how many. Raises `OSError`."""

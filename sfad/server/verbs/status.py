@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable
 
-import psutil
 import trio
 
 from ... import __version__
@@ -46,7 +45,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
             admitted=machine.admitted if everything else None,
             refused=machine.refused if everything else None,
             connections=len(call.services.connections) if everything else None,
-            memory_bytes=psutil.Process().memory_info().rss,
+            memory_bytes=procfs.resident(os.getpid()),
             ledger_bytes=runtime.ledger.records.size_bytes,
             ledger_trouble=runtime.storage.unwritable,
             backup_bytes=backup.size_bytes if backup is not None else None,
