@@ -202,9 +202,9 @@ def test_the_core_loads_no_shell() -> None:
     assert not loaded_by(statement) & {*HEAVY, "typer", "socket", "subprocess", "sqlite3"}
 
 
-def test_the_daemon_loads_nothing_of_the_gateways() -> None:
+def test_the_daemon_loads_nothing_of_the_gateways_and_no_psutil() -> None:
     assert not loaded_by("import sfad.daemon, sfad.serving, sfad.cli") & {
-        "httpx2", "h11", "brotli", "backports", "genai_prices", "prometheus_client",
+        "httpx2", "h11", "brotli", "backports", "genai_prices", "prometheus_client", "psutil",
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ...core.money import to_usd
 from ...core.quotas import QuotaUse
 from ...core.run import Run
 from ...host import logout
+from ...launch import procfs
 from ...protocol.messages import DaemonInfo, DaemonStatus
 from ...protocol.types import AlertState, BudgetState, QuotaState, Status
 from ...runs.live import Live
