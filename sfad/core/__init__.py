@@ -53,6 +53,7 @@ They work on these values and rules:
 `shared_alerts`      what alerts watch of all runs together
 `windows`            sums over the last hour
 `account`            what a run has used and reserved
+`calls_under_way`    what the calls under way of each user take
 `budgets`            money of users and teams
 `money`              nano-dollars, and their conversion
 `naming`             the loop identity of a command

@@ -236,13 +236,14 @@ class Account:
         _add(self._sums_of(reservation), reservation.amounts)
         _add(self.doubts, reservation.doubts)
 
-    def release(self, name: str) -> None:
+    def release(self, name: str) -> OpenReservation:
         reservation = self.reservations.pop(name)
         sums = self._sums_of(reservation)
         _add(sums, {kind: -amount for kind, amount in reservation.amounts.items()})
         _add(self.doubts, {kind: -amount for kind, amount in reservation.doubts.items()})
         if not any(sums.values()):
             sums.clear()
+        return reservation
 
     def call_is(self, name: str, silence: Silence | None) -> None:
         self.reservations[name] = replace(self.reservations[name], silence=silence)

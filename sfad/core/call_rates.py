@@ -9,6 +9,7 @@ from .context import Context
 from .policy import CallBounds
 from .quotas import SlidingWindow
 from .run import Run
+from .spending import Spending
 
 MINUTE = 60.0
 
@@ -35,8 +36,9 @@ class _Caller:
 
 
 class CallRates:
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, spending: Spending) -> None:
         self._ctx = context
+        self._spending = spending
         self._windows: dict[str, SlidingWindow] = {}
         """By `_Caller.key`, where a rate is bounded."""
 
@@ -65,8 +67,8 @@ class CallRates:
     def _barriers(self, caller: _Caller, run: Run, at: float, ahead: int) -> Iterator[Barrier]:
         most, rate = caller.bounds.concurrent_calls, caller.bounds.calls_per_minute
         if most is not None:
-            runs = [run] if caller.section == "per_run" else [each for each in self._ctx.tree if each.user == run.user]
-            if (count := sum(map(_under_way, runs))) >= most:
+            count = _under_way(run) if caller.section == "per_run" else self._spending.under_way.count(run.user)
+            if count >= most:
                 bound = self._ctx.policy.where_set(f"gateway.{caller.section}.concurrent_calls")
                 words = f"{caller.words} has {count} {_calls(count)} of models under way, and {bound} allows {most}"
                 yield Barrier(caller.key, f"{words}; try again when one has ended", None)

@@ -108,7 +108,7 @@ class Calls:
         self._spending = spending
         self._limits = limits
         self._budgets = budgets
-        self._rates = CallRates(context)
+        self._rates = CallRates(context, spending)
         self._repeats = Repeats(context)
         self.waiting: dict[Token, WaitingCall] = {}
         """Calls that are held or that wait for others, the oldest first."""

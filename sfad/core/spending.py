@@ -12,6 +12,7 @@ from . import commands as c
 from . import events as e
 from .account import NO_TREE_USE, NOTHING, OpenReservation, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
+from .calls_under_way import CallsUnderWay
 from .context import Context
 from .money import to_usd
 from .run import Run
@@ -25,6 +26,7 @@ class Spending:
         """`reserved`: so many reservations may have been made before; their names are not used again."""
         self._ctx = context
         self.budgets = Budgets()
+        self.under_way = CallsUnderWay()
         self._last_reservation = reserved
         self.budgets_changed = False
         """A budget may have run out, or have been given back to, since `take_used_up`."""
@@ -33,6 +35,8 @@ class Spending:
         """Continue with what an earlier daemon has counted for all its runs. Each was saved at another moment, so their sums are
         counted again: whatever is given back later was part of them."""
         for run in runs:
+            for reservation in run.account.reservations.values():
+                self.under_way.begin(run.user, reservation)
             run.account.below = dict(run.account.ended)
             self._last_reservation = max(
                 [self._last_reservation, *(int(name.rpartition("-")[2]) for name in run.account.reservations)]
@@ -78,9 +82,8 @@ class Spending:
         source: Source = "report"
         periods = None
         if settled is not None:
-            reservation = run.account.reservations[settled]
+            reservation = self._release(run, settled)
             source, periods = reservation.source, reservation.periods
-            run.account.release(settled)
         run.account.sources[source] = run.account.sources.get(source, NOTHING).plus(more)
         self._ctx.changed(run)
         self._count(run, before, periods)
@@ -113,8 +116,8 @@ class Spending:
     def close(self, run: Run) -> None:
         """Charge an ending run in full for what it has reserved. That changes no sum, because it was counted then."""
         account = run.account
-        for name, reservation in list(account.reservations.items()):
-            account.release(name)
+        for name in list(account.reservations):
+            reservation = self._release(run, name)
             source = reservation.source
             account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
             self.budgets_changed = True  # what was only reserved is used now
@@ -147,9 +150,15 @@ class Spending:
         before = run.account.own_tree_use()
         periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
         run.account.reserve(name, replace(reservation, periods=periods))
+        self.under_way.begin(run.user, reservation)
         self._ctx.changed(run)
         self._count(run, before)
         return name
+
+    def _release(self, run: Run, name: str) -> OpenReservation:
+        reservation = run.account.release(name)
+        self.under_way.end(run.user, reservation)
+        return reservation
 
     def reservation(self, name: str) -> tuple[Run, OpenReservation] | None:
         run = self._ctx.tree.get(name.rpartition("-")[0])
@@ -186,8 +195,7 @@ class Spending:
 
     def doubts_of(self, budget: Budget) -> int:
         """Return what calls under way may cost beyond what they have charged to a budget."""
-        runs = (run for run in self._ctx.tree if run.account.doubts)
-        return sum(run.account.doubts.get(LimitKind.COST, 0) for run in runs if budget in self.budgets.of(run.user))
+        return sum(map(self.under_way.doubts, budget.members))
 
     def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
         used = budget.charged + (refused or 0)

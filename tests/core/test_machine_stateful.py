@@ -692,6 +692,16 @@ class MachineAgainstShell(RuleBasedStateMachine):
             assert book.run.birth.max_depth.value == book.max_depth
 
     @invariant()
+    def calls_under_way_add_up(self) -> None:
+        """What is summed for each user is what the live runs have reserved."""
+        machine = self.world.machine
+        under_way = machine._spending.under_way
+        for user in {run.user for run in machine.tree} | set(under_way._counts):
+            accounts = [run.account for run in machine.tree if run.user == user]
+            assert under_way.count(user) == sum(account.under_way.get(LimitKind.MESSAGES, 0) for account in accounts)
+            assert under_way.doubts(user) == sum(account.doubts.get(LimitKind.COST, 0) for account in accounts)
+
+    @invariant()
     def slots_add_up(self) -> None:
         """There is one slot for each live root that does not wait, and never more than a user or the daemon may have."""
         slots, policy = self.world.machine.slots, self.world.policy

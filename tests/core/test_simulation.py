@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from types import FrameType
-
-import sfad.core
-
-from .load import Load
+from .load import Load, calls_of
 
 RUNS = 10_000
 
@@ -42,17 +36,7 @@ CALLS = 55
 
 
 def test_calls_for_an_event() -> None:
-    """The core's share of a run's CPU, in a number that the load of the machine does not touch."""
-    inside, load, calls = str(Path(sfad.core.__file__).parent), Load(), 0
-
-    def called(frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event == "call" and frame.f_code.co_filename.startswith(inside)
-
-    before = sys.getprofile()
-    sys.setprofile(called)
-    try:
-        load.until(1000)
-    finally:
-        sys.setprofile(before)
+    """The core's share of a run's CPU."""
+    load = Load()
+    calls = calls_of(lambda: load.until(1000))
     assert calls / load.events < CALLS

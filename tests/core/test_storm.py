@@ -39,6 +39,7 @@ INVARIANTS = [
     MachineAgainstShell.processes_belong_to_runs,
     MachineAgainstShell.clients_hold_their_runs,
     MachineAgainstShell.the_tree_is_the_live_runs,
+    MachineAgainstShell.calls_under_way_add_up,
     MachineAgainstShell.slots_add_up,
     MachineAgainstShell.clocks_match,
     MachineAgainstShell.each_run_will_be_acted_on,
