@@ -1,6 +1,10 @@
 """Frames: a 4-byte big-endian length, then that many bytes of msgpack; the versions of the protocol; its errors. Pure."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VERSION = 1
 SUPPORTED = (1,)

@@ -1,13 +1,16 @@
 """Durations, sizes, counts and money: as people write them in flags, environment and config, and as they are shown."""
 
-import math
-import re
-from datetime import UTC, datetime
-from decimal import Decimal
+from __future__ import annotations
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# No `re`, `decimal` or `datetime` here: every start of `sfactl` would wait for their import.
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?", re.ASCII)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SECONDS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+_ENDLESS = float("inf")
 
 DURATION_FORMS = "seconds, or a number with ms, s, m, h or d"
 
@@ -16,16 +19,26 @@ def parse_duration(text: str | float) -> float:
     """Return seconds from `90`, `"90"`, `"90s"`, `"1.5m"`, `"1h"`, `"2d"` or `"250ms"`. Raise `ValueError` for anything else, also
     negative and non-finite numbers."""
     if isinstance(text, str):
-        found = _DURATION.fullmatch(text.strip())
-        seconds = math.nan if found is None else float(found[1]) * _SECONDS[found[2] or "s"]
+        whole, part, unit = _parts(text)
+        seconds = float(f"{whole}.{part}") * _SECONDS[unit] if whole and unit in _SECONDS else -1.0
     else:
         try:
             seconds = float(text)
         except OverflowError:
-            seconds = math.inf
-    if isinstance(text, bool) or not math.isfinite(seconds) or seconds < 0:
+            seconds = _ENDLESS
+    if isinstance(text, bool) or not 0 <= seconds < _ENDLESS:
         raise ValueError(f"{text!r} is not a duration: {DURATION_FORMS}")
     return seconds
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    """Return the digits before and after the point, and the word that follows the number. The first is empty for no number."""
+    text = text.strip()
+    word = text.lstrip("0123456789.")
+    whole, point, part = text[: len(text) - len(word)].partition(".")
+    if "." in part or (point and not part):
+        whole = ""
+    return whole, part, word.lstrip(" \t\n\r\f\v")
 
 
 def format_duration(seconds: float) -> str:
@@ -55,6 +68,8 @@ def format_elapsed(seconds: float) -> str:
 
 def format_moment(unix_time: float) -> str:
     """Return a time for people: `2026-01-31 22:04:05 UTC`."""
+    from datetime import UTC, datetime
+
     return f"{datetime.fromtimestamp(unix_time, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -62,11 +77,8 @@ _BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 _ONES = {"": 1, "k": 1_000, "m": 1_000_000}
 
-_NUMBER = r"([0-9]{1,19}(?:\.[0-9]{1,18})?)\s*"
-
-_SIZE = re.compile(_NUMBER + r"(?:([kmgt])i?)?b?", re.ASCII | re.IGNORECASE)
-
-_COUNT = re.compile(_NUMBER + r"([km])?", re.ASCII | re.IGNORECASE)
+_WHOLE_DIGITS, _PART_DIGITS = 19, 18
+"""Digits of a number before and after the point."""
 
 _MOST = 2**63 - 1
 """The largest signed 64-bit number: the kernel's files, SQLite and msgpack take no more."""
@@ -87,22 +99,26 @@ def parse_size(text: str | int) -> int:
     """Return bytes from `65536`, `"512B"`, `"64KiB"`, `"200M"`, `"1.5G"` or `"2TB"`. Letters in any case; K, M, G and T are
     powers of 1024 whether `i` and `B` follow or not, as in the kernel's files. Fractions of a byte are dropped. Raise
     `ValueError` for anything else, also negative numbers and those above 2^63 - 1."""
-    found = _scaled(text, _SIZE, _BYTES)
+    found = _scaled(text, _size_letter, _BYTES)
     if found is None:
         raise ValueError(f"{str(text)[:80]!r} is not a size: {SIZE_FORMS}")
-    return int(found)
+    return found[0]
+
+
+def _size_letter(word: str) -> str:
+    """Return `k` for `k`, `ki`, `kb` and `kib`."""
+    letter = word.removesuffix("b")
+    return letter[0] if len(letter) == 2 and letter[1] == "i" else letter
 
 
 def parse_count(text: str | int) -> int:
     """Return a whole number from `200`, `"200"`, `"200k"` or `"1.5m"`: k and m, in any case, are 1 000 and 1 000 000. Raise
     `ValueError` for anything else, also negative numbers, those above 2^63 - 1 and fractions (`"1.5"`)."""
-    found = _scaled(text, _COUNT, _ONES)
-    if found is None or found != int(found):
+    found = _scaled(text, str, _ONES)
+    if found is None or found[1]:
         raise ValueError(f"{str(text)[:80]!r} is not a count: {COUNT_FORMS}")
-    return int(found)
+    return found[0]
 
-
-_WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 MOST_WHOLE = 2**31 - 1
 """Far above every setting that is a plain number, and within every format that one is sent in."""
@@ -111,20 +127,20 @@ MOST_WHOLE = 2**31 - 1
 def parse_whole(text: str, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> int:
     """Return a whole number in ASCII digits, with or without a sign. Raise `ValueError` for anything else, and outside `least` to
     `most`. `int` alone would also take underscores and other digits, and refuse more than 4300 digits in words of its own."""
-    number = int(text) if _WHOLE.fullmatch(text.strip()) else None
+    digits = text.strip()
+    digits = digits[1:] if digits.startswith(("+", "-")) else digits
+    number = int(text) if digits.isascii() and digits.isdigit() and len(digits) <= _WHOLE_DIGITS else None
     if number is None or not least <= number <= most:
         raise ValueError(f"{text[:80]!r} is not a whole number from {least} to {most}")
     return number
 
-
-_DECIMAL = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", re.ASCII)
 
 USD_FORM = "an amount of USD, like 2.50"
 
 
 def parse_decimal(text: str) -> float:
     """Return a number from `2`, `2.5` or `.5`. Raise `ValueError`."""
-    if not _DECIMAL.fullmatch(text) or not math.isfinite(float(text)):
+    if not (text.isascii() and text.replace(".", "", 1).isdigit() and float(text) < _ENDLESS):
         raise ValueError(f"{text[:80]!r} is not a decimal number")
     return float(text)
 
@@ -137,13 +153,16 @@ def parse_usd(text: str) -> float:
         raise ValueError(f"{text!r} is not {USD_FORM}") from None
 
 
-def _scaled(text: str | int, form: re.Pattern[str], scale: dict[str, int]) -> Decimal | None:
-    if isinstance(text, str):
-        found = form.fullmatch(text.strip())
-        number = None if found is None else Decimal(found[1]) * scale[(found[2] or "").lower()]
-    else:
-        number = Decimal(text) if type(text) is int and text >= 0 else None
-    return number if number is not None and number <= _MOST else None
+def _scaled(text: str | int, letter: Callable[[str], str], scale: dict[str, int]) -> tuple[int, int] | None:
+    """Return a number that is not too large as a whole number and what is left of it; `None` for anything else."""
+    if not isinstance(text, str):
+        return (text, 0) if type(text) is int and 0 <= text <= _MOST else None
+    whole, part, word = _parts(text)
+    unit = letter(word.lower())
+    if not (0 < len(whole) <= _WHOLE_DIGITS and len(part) <= _PART_DIGITS and word.isascii() and unit in scale):
+        return None
+    number, rest = divmod(int(whole + part) * scale[unit], 10 ** len(part))
+    return (number, rest) if number + (rest > 0) <= _MOST else None
 
 
 def format_size(size: float) -> str:
