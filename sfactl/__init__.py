@@ -25,10 +25,12 @@ The command line:
 Connections:
 
 `connection`        the connection to the daemon: handshake, requests, descriptors, reconnecting
+`repeating`         what becomes of a request whose connection was lost
 `trust`             whether to trust the process at the other end
 `autostart`         connects, and starts a daemon if none is running
 `start_daemon`      starts a daemon, by systemd or by fork
-`history`           a connection that reads the ledger if no daemon is running
+`history`           connects, or reads the ledger if no daemon is running
+`ledger_reader`     a connection to a process that reads a ledger
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `client`            the public API for authors of agents
 `top`               the full-screen view of runs

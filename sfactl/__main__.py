@@ -1,14 +1,24 @@
 """The command `sfactl`: find the verb, load only its module, and turn each result or error into an exit code."""
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+
+LONG_LIVED = frozenset({"top", "mcp", "otel"})
+"""Verbs for which reading fast counts more than starting fast."""
+if not LONG_LIVED.intersection(sys.argv):
+    import sfad.protocol.light  # noqa: F401 - before any declaration of the protocol
 
 from . import verbs
 from .entry import guarded, own_standard_descriptors
 from .exits import ExitCode, UsageError
 from .options import NotPlain, before_command, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 
 def main() -> None:

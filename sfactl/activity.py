@@ -1,9 +1,15 @@
 """What moves bytes while this process waits, and one poll over all of it."""
 
+from __future__ import annotations
+
 import select
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+
+from sfad.protocol.structs import Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Activity(Protocol):

@@ -6,28 +6,33 @@ requests that `Request.repeats` allows to repeat. A caller with several requests
 
 from __future__ import annotations
 
+import _socket as socket  # `socket` makes enums of all constants, which takes as long as to start Python
 import errno
 import os
 import select
-import socket
-import struct
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, TypeVar
+from struct import calcsize
+from struct import pack as packed
+from struct import unpack as unpacked
 
-from msgspec import structs
-
-from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
-from sfad.protocol.paths import SYSTEM_SOCKET, client_sockets, connect_path
+from sfad.protocol.places import SYSTEM_SOCKET, client_sockets, connect_path
+from sfad.protocol.requests.base import MAX_DESCRIPTORS, Error, Hello, Reply, Request, Welcome, pack_message
+from sfad.protocol.structs import Struct
 from sfad.protocol.types import ErrorCode
+from sfad.protocol.wire import unpack_reply
 
 from . import exits
 from .trust import distrusted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+    from typing import TypeVar
+
+    R = TypeVar("R", bound=Reply)
+
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for connect and `Welcome`. A daemon that adopts a thousand runs should answer within 2 s."""
@@ -41,8 +46,6 @@ AGAIN = 0.1
 """Seconds between attempts to connect. The kernel does not tell when a process begins to listen at a socket."""
 ABSENT = frozenset({"missing", "refused"})
 """Kinds of `Unreachable` that mean no daemon is running. With the others, this process may not or cannot speak to it."""
-R = TypeVar("R", bound=m.Reply)
-Q = TypeVar("Q", bound=m.Request)
 
 
 class Unreachable(exits.Quit):
@@ -50,7 +53,7 @@ class Unreachable(exits.Quit):
     call was refused to this process), `untrusted` (another user listens), `silent` (no reply in time) or `gone` (the daemon
     closed the connection)."""
 
-    def __init__(self, path: Path, kind: str, detail: str) -> None:
+    def __init__(self, path: str, kind: str, detail: str) -> None:
         super().__init__(exits.ExitCode.UNREACHABLE, f"the daemon cannot be reached at {path}: {detail}")
         self.path = path
         self.kind = kind
@@ -59,7 +62,7 @@ class Unreachable(exits.Quit):
 class ConnectionLost(Unreachable):
     """The connection ended while a request was to be sent or a reply to come: `gone`. The daemon may come back."""
 
-    def __init__(self, path: Path, detail: str = "it closed the connection") -> None:
+    def __init__(self, path: str, detail: str = "it closed the connection") -> None:
         super().__init__(path, "gone", detail)
 
 
@@ -71,10 +74,10 @@ class DaemonError(exits.Quit):
         self.error = code
 
 
-class Answer(NamedTuple):
+class Answer(Struct, frozen=True):
     """A reply and its descriptors, which the caller closes."""
 
-    reply: m.Reply
+    reply: Reply
     descriptors: list[int]
 
 
@@ -98,7 +101,7 @@ def connect(flag: str | None) -> Client:
     raise next((f for f in failures if f.kind == "refused"), failures[0])
 
 
-def call(flag: str | None, request: m.Request, expected: type[R]) -> R:
+def call(flag: str | None, request: Request, expected: type[R]) -> R:
     """Connect as `connect` does, send one request, and return its reply. Raise what `connect` and `Client.call` raise."""
     with connect(flag) as client:
         return client.call(request, expected)
@@ -107,17 +110,17 @@ def call(flag: str | None, request: m.Request, expected: type[R]) -> R:
 class Client:
     """A connection to the daemon. To make one may raise `Unreachable`, and `DaemonError` if the daemon has no room for it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._received: deque[int] = deque()
-        self._answers: deque[Answer] = deque()
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._received: list[int] = []
+        self._answers: list[Answer] = []
         self._last_id = 0
         self._patience: float | None = None
         self._open(HANDSHAKE_TIMEOUT)
 
     def _open(self, handshake: float) -> None:
         self._decoder = FrameDecoder(MAX_REPLY)
-        self._last_words: m.Error | None = None
+        self._last_words: Error | None = None
         self._opened_at = time.monotonic()
         self._socket = self._reach(handshake)
         try:
@@ -133,9 +136,9 @@ class Client:
         try:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             # not settimeout(): a non-blocking connect() fails at once if the backlog is full, instead of waiting for a place
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed("ll", int(seconds), int(seconds % 1 * 1e6)))
             connect_path(sock, self.path)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed("ll", 0, 0))
             sock.settimeout(seconds)
         except (OSError, ValueError) as error:
             if sock is not None:
@@ -211,25 +214,31 @@ class Client:
         self._last_id += 1
         return self._last_id
 
-    def send(self, request: m.Request, descriptors: Sequence[int] = ()) -> int:
+    def send(self, request: Request, descriptors: Sequence[int] = ()) -> int:
         """Give the request the next id, send it without waiting, and return the id; `arrived` or `answer` receive the reply. After
         `ConnectionLost` the daemon has not taken the request: a frame that is cut off is no request. Raise `DaemonError` if the
         daemon said why it closed the connection."""
         request.id = self.next_id()
-        frame = m.pack_message(request)
+        frame = pack_message(request)
         if len(frame) > MAX_REQUEST:
             raise exits.UsageError(f"the request is {len(frame)} bytes long; the daemon takes {MAX_REQUEST}")
         if self.closed:
             raise ConnectionLost(self.path)
         try:
-            sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else 0
+            sent = self._socket.sendmsg([frame], [_rights(descriptors)]) if descriptors else 0
             self._socket.sendall(memoryview(frame)[sent:])
         except (BrokenPipeError, ConnectionResetError):
-            with suppress(exits.Quit):
-                while True:  # until the end of what the daemon sent before it closed the connection
-                    self._read()
+            self._read_to_the_end()
             raise self._lost() from None
         return request.id
+
+    def _read_to_the_end(self) -> None:
+        """Read what the daemon sent before it closed the connection."""
+        try:
+            while True:
+                self._read()
+        except exits.Quit:
+            return
 
     def _lost(self) -> exits.Quit:
         """Return the error to raise now that the daemon has closed the connection. If the daemon is short of
@@ -241,12 +250,12 @@ class Client:
             return DaemonError(words.code, words.message)
         return ConnectionLost(self.path, f"it closed the connection: {words.message}")
 
-    def call(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
+    def call(self, request: Request, expected: type[R], descriptors: Sequence[int] = ()) -> R:
         """Send a request and return its reply, of type `expected`. If the connection is lost, connect again, and repeat the request
         if that is allowed. Raise `DaemonError`, `Unreachable`."""
         return self.ask(request, expected, descriptors)[0]
 
-    def ask(self, request: m.Request, expected: type[R], descriptors: Sequence[int] = ()) -> tuple[R, list[int]]:
+    def ask(self, request: Request, expected: type[R], descriptors: Sequence[int] = ()) -> tuple[R, list[int]]:
         """Do what `call` does, and return the descriptors that came with the reply."""
         repeated = 0
         while True:
@@ -256,10 +265,12 @@ class Client:
                 sent = True
                 return self.answer(request.id, expected)
             except ConnectionLost:
+                from .repeating import advice, again, time_for, unanswered
+
                 if repeated >= (request.repeats if sent else 1):
                     raise ConnectionLost(self.path, unanswered(request)) from None
             repeated += 1
-            self.reconnect(advice(request), patience=_time_for(request, time.monotonic() - asked))
+            self.reconnect(advice(request), patience=min(time_for(request, time.monotonic() - asked), RECONNECT))
             request = again(request, time.monotonic() - asked)
 
     def answer(self, wanted: int, expected: type[R]) -> tuple[R, list[int]]:
@@ -277,7 +288,7 @@ class Client:
             self._answers.extend(others)
         return self._expect(mine[0].reply, expected), mine[0].descriptors
 
-    def _expect(self, reply: m.Reply, expected: type[R]) -> R:
+    def _expect(self, reply: Reply, expected: type[R]) -> R:
         check(reply)
         if not isinstance(reply, expected):
             raise exits.Quit(exits.ExitCode.LOST, f"the daemon answered {type(reply).__name__}, not {expected.__name__}")
@@ -294,86 +305,59 @@ class Client:
 
     def _read(self) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, CHUNK, m.MAX_DESCRIPTORS)
+            data, rights, _, _ = self._socket.recvmsg(CHUNK, socket.CMSG_LEN(MAX_DESCRIPTORS * _DESCRIPTOR))
         except TimeoutError:
             raise Unreachable(self.path, "silent", f"no answer within {self._socket.gettimeout():g} s") from None
         except ConnectionResetError:
             raise self._lost() from None
-        for descriptor in descriptors:
+        for descriptor in _descriptors(rights):
             os.set_inheritable(descriptor, False)
-        self._received += descriptors
+            self._received.append(descriptor)
         if not data:
             raise self._lost()
         try:
             for body in self._decoder.feed(data):
-                self._answers.append(self._complete(m.unpack_reply(body)))
+                self._answers.append(self._complete(unpack_reply(body)))
         except ProtocolError as error:
             raise Unreachable(self.path, "gone", f"the process there does not speak this protocol: {error}") from error
 
-    def _complete(self, reply: m.Reply) -> Answer:
-        if isinstance(reply, m.Error) and not reply.id:
+    def _complete(self, reply: Reply) -> Answer:
+        if isinstance(reply, Error) and not reply.id:
             self._last_words = reply  # id 0 is about the connection, which the daemon closes next
-        wanted = reply.descriptors if isinstance(reply, m.LogFiles) else 0
+        wanted = getattr(reply, "descriptors", 0)
         if wanted > len(self._received):
             raise exits.Quit(exits.ExitCode.LOST, f"the daemon announced {wanted} descriptors and sent fewer")
-        return Answer(reply, [self._received.popleft() for _ in range(wanted)])
+        return Answer(reply, [self._received.pop(0) for _ in range(wanted)])
 
-    def _shake_hands(self) -> m.Welcome:
-        hello = m.Hello(id=0, versions=list(SUPPORTED), client=f"sfactl {os.getpid()}")
-        welcome, _ = self.answer(self.send(hello), m.Welcome)
+    def _shake_hands(self) -> Welcome:
+        hello = Hello(id=0, versions=list(SUPPORTED), client=f"sfactl {os.getpid()}")
+        welcome, _ = self.answer(self.send(hello), Welcome)
         self._socket.settimeout(self._patience)
         return welcome
 
 
-def again(request: Q, elapsed: float) -> Q:
-    """Return `request` as it is sent a second time, `elapsed` seconds after the first."""
-    if isinstance(request, m.Wait) and request.timeout is not None:
-        return structs.replace(request, timeout=max(request.timeout - elapsed, 0.0))
-    return request
+_DESCRIPTOR = calcsize("i")
 
 
-def _time_for(request: m.Request, elapsed: float) -> float:
-    """Return the seconds to wait for the daemon before `request` is repeated."""
-    if isinstance(request, m.Wait) and request.timeout is not None:
-        return min(RECONNECT, max(request.timeout - elapsed, 0.0))
-    return RECONNECT
+def _rights(descriptors: Sequence[int]) -> tuple[int, int, bytes]:
+    """Return descriptors as ancillary data (unix(7))."""
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, packed(f"{len(descriptors)}i", *descriptors)
 
 
-def unanswered(request: m.Request) -> str:
-    """Return the message for a request that is not sent again."""
-    what = type(request).__struct_config__.tag
-    if request.repeats and not isinstance(request, _CHANGES):
-        return f"it closes the connection each time it receives this {what}"
-    return (
-        f"it closed the connection before it replied. The {what} may have been carried out, and is not sent again; {_look(request)}"
-    )
+def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> Iterator[int]:
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(data) // _DESCRIPTOR
+            yield from unpacked(f"{whole}i", data[: whole * _DESCRIPTOR])
 
 
-def advice(request: m.Request) -> str:
-    """Return what to tell the user if the daemon does not come back."""
-    if isinstance(request, m.Stop):
-        return "the runs may still be alive: stop them again when the daemon is back"
-    if isinstance(request, _CHANGES):
-        return f"the {type(request).__struct_config__.tag} may have been carried out; {_look(request)}"
-    return "runs may continue without it"
-
-
-_CHANGES = (m.Spawn, m.Stop, m.Pause)
-"""Requests that change something and may still be repeated."""
-
-
-def _look(request: m.Request) -> str:
-    run = getattr(request, "run", None) or "RUN"
-    return f"check with: sfactl {'list' if isinstance(request, m.Spawn | m.Stop | m.Prune) else f'info {run}'}"
-
-
-def check(reply: m.Reply) -> None:
+def check(reply: Reply) -> None:
     """Raise `DaemonError` for an `Error`."""
-    if isinstance(reply, m.Error):
+    if isinstance(reply, Error):
         raise DaemonError(reply.code, reply.message)
 
 
-def explain(path: Path, error: OSError) -> Unreachable:
+def explain(path: str, error: OSError) -> Unreachable:
     """Return the error for a failed `socket` or `connect`, with what the user can do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return Unreachable(path, "missing", "the socket does not exist: no daemon is running; start one with 'sfad serve'")
@@ -393,7 +377,7 @@ def explain(path: Path, error: OSError) -> Unreachable:
     return Unreachable(path, "missing", error.strerror or str(error))
 
 
-def _denied(path: Path, error: OSError) -> Unreachable:
+def _denied(path: str, error: OSError) -> Unreachable:
     # The mode of a socket causes EACCES. Seccomp and Landlock cause EPERM, or EACCES although the mode allows access.
     name = errno.errorcode.get(error.errno or 0, "?")
     if error.errno == errno.EPERM or os.access(path, os.W_OK):

@@ -10,7 +10,7 @@ from msgspec import json
 from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
 from sfad.protocol.known import CODING_AGENT, PROFILES, Profile
 from sfad.protocol.limits import format_amount
-from sfad.protocol.messages import Config, ConfigReply, Setting
+from sfad.protocol.requests.daemon import Config, ConfigReply, Setting
 from sfad.protocol.types import LimitKind
 
 from .connection import connect
@@ -19,7 +19,7 @@ from .exits import Quit
 
 PATIENCE = 1.0
 """Seconds to wait for the daemon's answer."""
-SHOWN = [kind for kind in KINDS if kind.value in Profile._fields]
+SHOWN = [kind for kind in KINDS if kind.value in Profile.__struct_fields__]
 """The kinds that the help shows: those that a profile sets."""
 
 
@@ -52,7 +52,7 @@ def _settings() -> list[Setting]:
     done = subprocess.run([sys.executable, "-P", "-m", "sfad.config"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Quit(done.returncode, done.stderr.strip())
-    return json.decode(done.stdout, type=list[Setting])
+    return [Setting(**each) for each in json.decode(done.stdout)]
 
 
 def _amounts(limits: Mapping[LimitKind, float]) -> str:

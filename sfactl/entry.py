@@ -1,10 +1,15 @@
 """What the programs of this package begin and end with: three open descriptors, and errors as exit codes."""
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Callable
 
 from .exits import ExitCode, Quit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def own_standard_descriptors() -> None:

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 import errno
-from enum import IntEnum
-from typing import TYPE_CHECKING, TypeVar
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import TypeVar
 
     from sfad.protocol.types import ErrorCode, Refusal, Rule, RunInfo
 
+    T = TypeVar("T")
 
-class ExitCode(IntEnum):
-    """The exit code, stable from the first release. `else` in the table: the run's own code, or 128 + its signal."""
 
-    meaning: str
+class ExitCode:
+    """The exit codes, stable from the first release."""
 
-    def __new__(cls, value: int, meaning: str) -> ExitCode:
-        member = int.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
+    DONE = 0
+    REFUSED = 1
+    USAGE = 2
+    TIMEOUT = 3
+    LIMIT = 4
+    SURVIVORS = 5
+    NO_RUN = 66
+    UNREACHABLE = 69
+    LOST = 70
+    UNAVAILABLE = 75
+    NOT_PERMITTED = 77
+    NOT_EXECUTABLE = 126
+    NOT_FOUND = 127
+    HANGUP = 129
+    INTERRUPTED = 130
+    TERMINATED = 143
 
-    DONE = 0, "done; the run completed"
-    REFUSED = 1, "refused (guard, quota)"
-    USAGE = 2, "usage error"
-    TIMEOUT = 3, "the run timed out"
-    LIMIT = 4, "the run was ended by another limit"
-    SURVIVORS = 5, "stop: something survived"
-    NO_RUN = 66, "no such run"
-    UNREACHABLE = 69, "the daemon cannot be reached"
-    LOST = 70, "the run was lost"
-    UNAVAILABLE = 75, "short of something (disk, descriptors, processes), or not over yet: try again"
-    NOT_PERMITTED = 77, "not permitted"
-    NOT_EXECUTABLE = 126, "the command is not executable"
-    NOT_FOUND = 127, "the command was not found"
-    HANGUP = 129, "cancelled by SIGHUP"
-    INTERRUPTED = 130, "cancelled by SIGINT"
-    TERMINATED = 143, "cancelled by SIGTERM or by a stop request"
+
+MEANINGS = {
+    ExitCode.DONE: "done; the run completed",
+    ExitCode.REFUSED: "refused (guard, quota)",
+    ExitCode.USAGE: "usage error",
+    ExitCode.TIMEOUT: "the run timed out",
+    ExitCode.LIMIT: "the run was ended by another limit",
+    ExitCode.SURVIVORS: "stop: something survived",
+    ExitCode.NO_RUN: "no such run",
+    ExitCode.UNREACHABLE: "the daemon cannot be reached",
+    ExitCode.LOST: "the run was lost",
+    ExitCode.UNAVAILABLE: "short of something (disk, descriptors, processes), or not over yet: try again",
+    ExitCode.NOT_PERMITTED: "not permitted",
+    ExitCode.NOT_EXECUTABLE: "the command is not executable",
+    ExitCode.NOT_FOUND: "the command was not found",
+    ExitCode.HANGUP: "cancelled by SIGHUP",
+    ExitCode.INTERRUPTED: "cancelled by SIGINT",
+    ExitCode.TERMINATED: "cancelled by SIGTERM or by a stop request",
+}
 
 
 def table() -> str:
-    """Return the exit codes as `--help` shows them."""
-    lines = [f"{member.value:>5}  {member.meaning}" for member in ExitCode]
+    """Return the exit codes as `--help` shows them. `else`: the run's own code, or 128 + its signal."""
+    lines = [f"{code:>5}  {meaning}" for code, meaning in MEANINGS.items()]
     return "\n".join([*lines, " else  the run's own exit code, 128 + n for signal n"])
 
 
@@ -76,9 +90,6 @@ class OwnProgram(Quit):
 
     def __init__(self) -> None:
         super().__init__(ExitCode.DONE)
-
-
-T = TypeVar("T")
 
 
 def understood(source: str, read: Callable[..., T], *arguments: object) -> T:

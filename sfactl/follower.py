@@ -1,14 +1,20 @@
 """Copy output files, or an agent's text, as they grow. inotify(7) tells when; a clock is used only if the user has no inotify
 instance left."""
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import os
 import select
 import stat
-from collections.abc import Callable, Sequence
 
-from sfad.protocol.messages import TextPart
+from sfad.protocol.requests.following import TextPart
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 
 IN_MODIFY = 0x2
 PIPE_CHUNK = 4096

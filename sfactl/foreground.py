@@ -9,15 +9,13 @@ signal meanwhile is a Stop that is sent afterwards.
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Literal
 
-from msgspec import json, structs
-
-from sfad.protocol import messages as m
+from sfad.protocol.requests.base import Done, Error, Reply, RunReply
+from sfad.protocol.requests.following import LogFiles, Logs, Text, TextPart, Wait, Watch
+from sfad.protocol.requests.listing import Info
+from sfad.protocol.requests.starting import Refused, Spawn
+from sfad.protocol.requests.steering import Signal
+from sfad.protocol.structs import replace, to_json
 from sfad.protocol.types import Event, RunId, RunInfo
 
 from . import exits, output
@@ -28,31 +26,40 @@ from .progress import ProgressLines
 from .signals import STOPPING, JobControl, SignalPipe, StopSignals
 from .spawn_options import SpawnOptions
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Sequence
+    from typing import Literal
+
+    Form = Literal["raw", "text", "auto"]
+    """The form of `Logs`."""
+
     from .follower import TextFollower
     from .terminal import Terminal
+else:
+    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
+
 
 FORWARDED = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that reach the main process of the run, and change nothing here."""
 HANDLED = (*STOPPING, *FORWARDED, signal.SIGWINCH, signal.SIGTSTP)
-Form = Literal["raw", "text", "auto"]
-"""The form of `Logs`."""
 
 
 class Foreground:
     """One run, from the request to the exit code."""
 
-    def __init__(self, client: Client, message: m.Spawn, options: SpawnOptions, form: Form, *, silent: bool = False) -> None:
+    def __init__(self, client: Client, message: Spawn, options: SpawnOptions, form: Form, *, silent: bool = False) -> None:
         """`message` was made from `options`. `silent`: print no progress lines, whatever the run itself is told."""
         self._client = client
-        self._message = structs.replace(message, tied=not options.keep, watch=True)
+        self._message = replace(message, tied=not options.keep, watch=True)
         self._keep = options.keep
         self._json = options.json
         self._status_file = options.status_file
         self._form: Form | None = form if message.stdio == "files" and message.log and not options.json else None
         self._terminal = _terminal(message)
-        self._note = partial(_note, self._terminal)
-        shown = structs.replace(message, quiet=True) if silent else message
+        self._note = self._say
+        shown = replace(message, quiet=True) if silent else message
         self._progress = ProgressLines(shown, self._note, verbose=options.verbose)
         self._requests = RequestsInFlight(client, self._note, tie=not options.keep)
         self._output = OutputCopy(self._requests, self._progress, self._note)
@@ -98,25 +105,25 @@ class Foreground:
             self._terminal.begin()
         self._requests.ask(message, self._started, descriptors)
 
-    def _started(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
+    def _started(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         check(reply)
-        if isinstance(reply, m.Refused):
+        if isinstance(reply, Refused):
             raise output.refusal(reply, as_json=self._json)
-        if isinstance(reply, m.Done):
+        if isinstance(reply, Done):
             raise exits.OwnProgram
-        assert isinstance(reply, m.RunReply)  # after `check`, the protocol has no other reply
+        assert isinstance(reply, RunReply)  # after `check`, the protocol has no other reply
         self._run = run = reply.run
         if self._terminal:
             self._terminal.handed_over()
         self._progress.started(run)
         if self._form is not None:
             self._output.request(run.id, self._form)
-        self._requests.ask(m.Wait(id=0, run=run.id), self._ended)
+        self._requests.ask(Wait(id=0, run=run.id), self._ended)
         self._stops.learn_run(run.id)
 
-    def _ended(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
+    def _ended(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         check(reply)
-        if isinstance(reply, m.RunReply):
+        if isinstance(reply, RunReply):
             self._final = reply.run
             self._output.run_ended()
 
@@ -136,6 +143,12 @@ class Foreground:
         for activity in self._activities:
             activity.advance(ready)
         return ready
+
+    def _say(self, text: str) -> None:
+        _note(self._terminal, text)
+
+    def _turn_alone(self, seconds: float) -> None:
+        self._turn([], seconds)
 
     def _drain(self) -> None:
         ready = wait([self._signals.descriptor], self._activities)
@@ -161,7 +174,7 @@ class Foreground:
                 self._terminal.resize()
         elif number in FORWARDED:
             if self._run is not None:
-                request = m.Signal(id=0, run=self._run.id, signal=number)
+                request = Signal(id=0, run=self._run.id, signal=number)
                 self._requests.ask(request, self._progress.failed)
         elif number == signal.SIGTSTP:
             self._job.suspend(self._run, group=False)
@@ -181,19 +194,19 @@ class Foreground:
         self._progress.forget_early()
         if self._run is None:
             self._stops.forget_run()
-        lost = self._requests.reconnect(self._advice(), lambda: carry_on(partial(self._turn, []), AGAIN))
+        lost = self._requests.reconnect(self._advice(), lambda: carry_on(self._turn_alone, AGAIN))
         if self._run is not None and self._final is None:
             self._watch_again(self._run)
         self._requests.repeat(lost)
 
     def _watch_again(self, run: RunInfo) -> None:
-        self._requests.ask(m.Watch(id=0, run=run.id), self._progress.failed)
+        self._requests.ask(Watch(id=0, run=run.id), self._progress.failed)
         if self._progress.queued:
             # No connection received the events from before this request.
-            self._requests.ask(m.Info(id=0, run=run.id), self._looked)
+            self._requests.ask(Info(id=0, run=run.id), self._looked)
 
-    def _looked(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
-        if isinstance(reply, m.RunReply) and reply.run.started_at is not None:
+    def _looked(self, reply: Reply, _descriptors: Sequence[int]) -> None:
+        if isinstance(reply, RunReply) and reply.run.started_at is not None:
             self._progress.left_queue()
 
     def _advice(self) -> str:
@@ -234,7 +247,7 @@ class OutputCopy:
     def request(self, run: RunId, form: Form) -> None:
         """Ask the daemon for the files, and copy them from then on."""
         self._requested = True
-        self._requests.ask(m.Logs(id=0, run=run, form=form), self._opened)
+        self._requests.ask(Logs(id=0, run=run, form=form), self._opened)
 
     def run_ended(self) -> None:
         """Ask for the rest of the text, because the run has ended."""
@@ -247,36 +260,36 @@ class OutputCopy:
             self._text.give_up()
         return self._text is not None
 
-    def _opened(self, reply: m.Reply, descriptors: Sequence[int]) -> None:
+    def _opened(self, reply: Reply, descriptors: Sequence[int]) -> None:
         self._requested = False
-        if isinstance(reply, m.Error):
+        if isinstance(reply, Error):
             self._note(f"sfactl: the run's output is not copied: {reply.message}")
-        if not isinstance(reply, m.LogFiles):
+        if not isinstance(reply, LogFiles):
             return
         # Imported here: while ctypes loads, the daemon starts the run.
         from .follower import Copying, Follower, TextFollower
 
         out, err = descriptors
         if reply.text:
-            self._text = TextFollower(out, 1, self._note, partial(self._ask_for_text, reply.run))
+            self._text = TextFollower(out, 1, self._note, lambda cursor: self._ask_for_text(reply.run, cursor))
         stdout = self._text or Follower(out, 1, self._note)
         self.activities.append(Copying([stdout, Follower(err, 2, self._note)]))
 
     def _ask_for_text(self, run: RunId, cursor: bytes) -> None:
-        self._requests.ask(m.Text(id=0, run=run, cursor=cursor), self._told)
+        self._requests.ask(Text(id=0, run=run, cursor=cursor), self._told)
 
-    def _told(self, reply: m.Reply, _descriptors: Sequence[int]) -> None:
+    def _told(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         assert self._text is not None  # only the follower asks
-        if isinstance(reply, m.TextPart):
+        if isinstance(reply, TextPart):
             for call in reply.tools if self._progress.verbose else ():
                 self._progress.say(call)
             self._text.take_in(reply)
-        elif isinstance(reply, m.Error):
+        elif isinstance(reply, Error):
             self._note(f"sfactl: the rest of the run's text is not shown: {reply.message}")
             self._text.give_up()
 
 
-def _terminal(message: m.Spawn) -> Terminal | None:
+def _terminal(message: Spawn) -> Terminal | None:
     if not (message.stdio == "inherit" and os.isatty(0) and os.isatty(1)):
         return None
     from .terminal import Terminal
@@ -284,7 +297,7 @@ def _terminal(message: m.Spawn) -> Terminal | None:
     return Terminal()
 
 
-def _with_descriptors(message: m.Spawn, terminal: Terminal | None) -> tuple[m.Spawn, Sequence[int]]:
+def _with_descriptors(message: Spawn, terminal: Terminal | None) -> tuple[Spawn, Sequence[int]]:
     """Return the message and the descriptors that go with it."""
     descriptors: Sequence[int] = ()
     if terminal:
@@ -293,8 +306,8 @@ def _with_descriptors(message: m.Spawn, terminal: Terminal | None) -> tuple[m.Sp
         descriptors = (0, 1, 2)
     elif message.stdin == "null":
         # The run gets the descriptor itself, so that this process reads nothing that the run might not read.
-        message, descriptors = structs.replace(message, stdin="descriptor"), (0,)
-    return structs.replace(message, descriptors=len(descriptors)), descriptors
+        message, descriptors = replace(message, stdin="descriptor"), (0,)
+    return replace(message, descriptors=len(descriptors)), descriptors
 
 
 def _clear_status(path: str) -> None:
@@ -302,7 +315,7 @@ def _clear_status(path: str) -> None:
     try:
         with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
             os.unlink(file.name)
-        with suppress(FileNotFoundError):
+        if os.path.lexists(path):
             os.unlink(path)
     except OSError as error:
         raise exits.UsageError(f"--status-file {path}: {error.strerror}") from error
@@ -312,7 +325,7 @@ def _write_status(path: str, run: RunInfo) -> None:
     """Write the run as JSON, whole or not at all. Raise `Quit`."""
     try:
         with open(f"{path}.{os.getpid()}.tmp", "wb") as file:
-            file.write(json.encode(run) + b"\n")
+            file.write(to_json(run) + b"\n")
         os.replace(file.name, path)
     except OSError as error:
         raise exits.Quit(exits.ExitCode.UNAVAILABLE, f"--status-file {path}: {error.strerror}") from error

@@ -1,32 +1,36 @@
 """Requests in flight: several on one connection, repeated after a death of the daemon."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import NamedTuple
+from __future__ import annotations
 
-from msgspec import structs
-
-from sfad.protocol import messages as m
+from sfad.protocol.requests.base import Reply, Request
+from sfad.protocol.requests.following import CallPush, EventPush, Logs, Text, Wait
+from sfad.protocol.requests.starting import Spawn
+from sfad.protocol.requests.steering import Resume, Signal, Stop
+from sfad.protocol.structs import Struct, replace
 from sfad.protocol.types import CallInfo, Event
 
-from .connection import Client, ConnectionLost, again, check, unanswered
+from .connection import Client, ConnectionLost, check
 
-Answered = Callable[[m.Reply, Sequence[int]], None]
-"""Takes a reply and its descriptors."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Answered = Callable[[Reply, Sequence[int]], None]
+    """Takes a reply and its descriptors."""
 
 
-class OpenRequest(NamedTuple):
+class OpenRequest(Struct, frozen=True):
     """A request without a reply, and the function that takes the reply."""
 
-    request: m.Request
+    request: Request
     answered: Answered
     descriptors: Sequence[int]
     sent: bool
 
     def repeatable(self) -> bool:
         """Whether to send it again on a new connection. `Watch` and `Info` are not, because the foreground makes new ones."""
-        signalled_in_vain = isinstance(self.request, m.Signal) and not self.sent
-        return signalled_in_vain or isinstance(self.request, m.Spawn | m.Logs | m.Text | m.Wait | m.Stop | m.Resume)
+        signalled_in_vain = isinstance(self.request, Signal) and not self.sent
+        return signalled_in_vain or isinstance(self.request, Spawn | Logs | Text | Wait | Stop | Resume)
 
 
 class RequestsInFlight:
@@ -39,13 +43,14 @@ class RequestsInFlight:
         self._open: dict[int, OpenRequest] = {}
         self._respawned = 0
 
-    def ask(self, request: m.Request, answered: Answered, descriptors: Sequence[int] = ()) -> None:
+    def ask(self, request: Request, answered: Answered, descriptors: Sequence[int] = ()) -> None:
         """Send a request without waiting; `answered` is called with its reply."""
         sent = False
-        # `receive` raises it as well, after the replies that came before the end.
-        with suppress(ConnectionLost):
+        try:
             self._client.send(request, descriptors)
             sent = True
+        except ConnectionLost:
+            pass  # `receive` raises it as well, after the replies that came before the end
         self._open[request.id] = OpenRequest(request, answered, descriptors, sent)
 
     @property
@@ -59,10 +64,11 @@ class RequestsInFlight:
     def receive(self, pushed: Callable[[Event], None], called: Callable[[CallInfo], None] = lambda _call: None) -> None:
         """Read from the connection, and hand over what has arrived, to `pushed` events, to `called` calls. Raise
         `ConnectionLost`, and `DaemonError` for an error that belongs to no request."""
-        for reply, descriptors in self._client.arrived():
-            if isinstance(reply, m.EventPush):
+        for answer in self._client.arrived():
+            reply, descriptors = answer.reply, answer.descriptors
+            if isinstance(reply, EventPush):
                 pushed(reply.event)
-            elif isinstance(reply, m.CallPush):
+            elif isinstance(reply, CallPush):
                 called(reply.call)
             elif (asked := self._open.pop(reply.id, None)) is not None:
                 asked.answered(reply, descriptors)
@@ -81,14 +87,16 @@ class RequestsInFlight:
         for asked in lost:
             if asked.repeatable():
                 self.ask(self._repeated(asked.request), asked.answered, asked.descriptors)
-            elif isinstance(asked.request, m.Signal):
+            elif isinstance(asked.request, Signal):
                 self._note("sfactl: the signal may have been lost with the connection; it was not sent again")
 
-    def _repeated(self, request: m.Request) -> m.Request:
-        if isinstance(request, m.Spawn):
+    def _repeated(self, request: Request) -> Request:
+        from .repeating import again, unanswered
+
+        if isinstance(request, Spawn):
             self._respawned += 1
             if self._respawned > request.repeats:
                 raise ConnectionLost(self._client.path, unanswered(request))
-        if isinstance(request, m.Wait):
-            request = structs.replace(request, tie=self._tie)
+        if isinstance(request, Wait):
+            request = replace(request, tie=self._tie)
         return again(request, 0.0)

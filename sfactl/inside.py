@@ -1,12 +1,16 @@
 """Whether this process is inside a run. Imports little, because a shim outside any run asks."""
 
+from __future__ import annotations
+
 import os
-import re
-from collections.abc import Mapping
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 
 INSIDE = ("SFA_RUN_ID", "SFA_SOCKET", "SFA_COOKIE", "SFA_CALL_CHAIN", "SFA_DEPTH")
 """Variables that the daemon sets, only for runs."""
-_RUN_CGROUP = re.compile(r"(?:^|/)sfad-[0-9a-f]{12}(?:/|$)")
 
 
 def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -14,9 +18,14 @@ def inside_run(environ: Mapping[str, str] = os.environ) -> str | None:
     for name in INSIDE:
         if name in environ:
             return f"{name} is set"
-    if _RUN_CGROUP.search(_own_cgroup()):
+    if any(map(of_a_run, _own_cgroup().split("/"))):
         return "its cgroup belongs to a run"
     return "it has the tag of a run (RLIMIT_MSGQUEUE)" if _tagged() else None
+
+
+def of_a_run(name: str) -> bool:
+    """Return whether a part of a cgroup's path is a daemon's directory of runs: `sfad-` and 12 hexadecimal digits."""
+    return len(name) == 17 and name.startswith("sfad-") and not name[5:].strip("0123456789abcdef")
 
 
 def _own_cgroup() -> str:

@@ -1,6 +1,7 @@
 """Limits on the command line, and limits and usage as texts. Loaded only by verbs that need it, so that the others start fast."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from __future__ import annotations
+
 from itertools import groupby
 from math import ceil
 
@@ -13,6 +14,11 @@ from sfad.protocol.units import counted, format_usd
 from .exits import UsageError, understood
 from .options import Option
 from .output import percent, plain, seconds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
 
 OPTION = Option(
     ("--limit",),
@@ -39,7 +45,10 @@ def of_object(text: str) -> list[Limit]:
                 content = file.read()
         except OSError as error:
             raise UsageError(f"--limits {text}: {error.strerror}") from None
-    return understood("", written.parse_limits, content, "--limits")
+    # Imported here because it imports msgspec.
+    from sfad.protocol.limits_object import parse_limits
+
+    return understood("", parse_limits, content, "--limits")
 
 
 def action(text: str) -> Action:

@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
-import msgspec
+from sfad.protocol.structs import to_json
 
 from . import output
 from .follower import Follower
@@ -43,7 +43,7 @@ class LineForm:
     def __call__(self, line: bytes, seen: float | None) -> bytes:
         """Return `line`, which has no newline, as it is shown. `seen` is in Unix seconds, `None` for a line from before."""
         if self._json:
-            return msgspec.json.encode(self._object(line, seen)) + b"\n"
+            return to_json(self._object(line, seen)) + b"\n"
         stamp = "" if not self._stamped else f"{' ' if seen else '≤'}{_local(seen or self._written)} "
         return f"{self._prefix}{stamp}".encode() + line + b"\n"
 

@@ -4,15 +4,22 @@ A value is a text, a list of texts or a flag. Both readers, this one and typer's
 verb converts them.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from __future__ import annotations
 
+from sfad.protocol.structs import Struct
 from sfad.protocol.units import MOST_WHOLE, parse_duration, parse_whole
 
 from .exits import UsageError, understood
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
 
-class Option(NamedTuple):
+    Values = dict[str, Any]
+
+
+class Option(Struct, frozen=True):
     """`--name VALUE` or a flag. `target` is the parameter of the verb's `main` that receives the value."""
 
     flags: tuple[str, ...]
@@ -28,7 +35,7 @@ class Option(NamedTuple):
     """The value of the option without `=VALUE`. It then takes no word after it."""
 
 
-class Argument(NamedTuple):
+class Argument(Struct, frozen=True):
     target: str
     metavar: str
     help: str
@@ -53,7 +60,6 @@ LABEL = Option(
 )
 USER = Option(("--user",), "user", "Only this user's runs", "USER", complete="user")
 RUN = Argument("run", "RUN", "Id, name, or unique prefix of an id", complete="run")
-Values = dict[str, Any]
 
 
 class NotPlain(Exception):

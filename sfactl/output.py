@@ -1,28 +1,34 @@
 """Printing: JSON on stdout, notes on stderr, and the texts for people of figures, times and the state of a run."""
 
-import math
+from __future__ import annotations
+
 import os
-import re
 import sys
-import unicodedata
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Any
 
-import msgspec
-from msgspec import Struct
-
-from sfad.protocol.known import METERED
-from sfad.protocol.messages import Refused, Stopped
-from sfad.protocol.types import Action, RunInfo, Status, Survivor, Usage
+from sfad.protocol.structs import to_json
+from sfad.protocol.types import Action, RunInfo, Status
 from sfad.protocol.units import counted, format_elapsed, format_short, format_size, format_usd
 
 from . import exits
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from typing import Any
+
+    from sfad.protocol.requests.starting import Refused
+    from sfad.protocol.requests.steering import Stopped
+    from sfad.protocol.structs import Struct
+    from sfad.protocol.types import Survivor, Usage
+
+
+_ENDLESS = float("inf")
+
 
 def print_json(value: Any) -> None:
     """Print one JSON object on one line of stdout. A field of a struct that is unknown is null."""
-    write(msgspec.json.encode(value) + b"\n")
+    write(to_json(value) + b"\n")
 
 
 def changed(run: RunInfo, json: bool) -> None:
@@ -57,25 +63,24 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in text)
 
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
 def harmless(text: str) -> str:
     """Return `text` in its lines, with visible control characters."""
-    return _CONTROLS.sub(lambda found: plain(found[0]), text)
+    return "".join(plain(c) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f" else c for c in text)
 
 
 def width(text: str) -> int:
     """Return the terminal columns of printable text."""
     if text.isascii():
         return len(text)
+    import unicodedata  # most texts are ASCII
+
     wide = (2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text if not unicodedata.combining(c))
     return sum(wide)
 
 
 def seconds(value: float | None) -> str:
     """Return a duration for people; `-` if unknown or not finite."""
-    return "-" if value is None or not math.isfinite(value) else format_elapsed(value)
+    return "-" if value is None or not abs(value) < _ENDLESS else format_elapsed(value)
 
 
 def size(value: int | None) -> str:
@@ -116,16 +121,21 @@ def used(usage: Usage) -> str | None:
     return None if usage.tokens is None else counted(usage.tokens, "token")
 
 
+def _now(like: datetime) -> datetime:
+    # without the import of `datetime`, which has been imported in part with `like`
+    return like.now(like.tzinfo)
+
+
 def age(moment: datetime | None, now: datetime | None = None) -> str:
     """Return the time since `moment`."""
     if moment is None:
         return "-"
-    return seconds(((now or datetime.now(UTC)) - moment).total_seconds())
+    return seconds(((now or _now(moment)) - moment).total_seconds())
 
 
 def until(moment: datetime, now: datetime | None = None) -> str:
     """Return the time that is left until `moment`."""
-    return seconds(max(0.0, (moment - (now or datetime.now(UTC))).total_seconds()))
+    return seconds(max(0.0, (moment - (now or _now(moment))).total_seconds()))
 
 
 def local(moment: datetime) -> str:
@@ -138,7 +148,7 @@ def clock(moment: datetime | None, now: datetime | None = None) -> str:
     `2025-01-31`; `-` if unknown."""
     if moment is None:
         return "-"
-    then, today = moment.astimezone(), (now or datetime.now(UTC)).astimezone()
+    then, today = moment.astimezone(), (now or _now(moment)).astimezone()
     if then.date() == today.date():
         return f"{then:%H:%M:%S}"
     return f"{then:%b %d %H:%M}" if abs((today - then).days) < 365 else f"{then:%Y-%m-%d}"
@@ -146,9 +156,17 @@ def clock(moment: datetime | None, now: datetime | None = None) -> str:
 
 def command(run: RunInfo) -> str:
     """Return the command line on one line, quoted for a shell."""
-    from shlex import join
+    return plain(" ".join(map(_quoted, run.argv)))
 
-    return plain(join(run.argv))
+
+def _quoted(word: str) -> str:
+    """As `shlex.quote`, whose import takes half as long as to start Python."""
+    if word and word.isascii() and all(c in _SAFE for c in word):
+        return word
+    return "'" + word.replace("'", "'\"'\"'") + "'"
+
+
+_SAFE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
 
 
 def meter(run: RunInfo) -> str:
@@ -194,6 +212,8 @@ ANSWER_EXPECTED = 30.0
 
 def unanswered(run: RunInfo) -> bool:
     """Whether the model should have answered by now, in an agent that does not report retries."""
+    from sfad.protocol.known import METERED  # not for verbs that show no runs
+
     late = (run.usage.elapsed_s or 0.0) >= ANSWER_EXPECTED and not run.usage.messages
     silent = run.meter in METERED and METERED[run.meter].retries_silently
     return run.status is Status.RUNNING and silent and late
@@ -260,6 +280,8 @@ def pause_warning(run: RunInfo) -> str | None:
 
     Measured with Claude Code 2.1 and Codex 0.169: after 240 s in the middle of a reply both continue; after 330 s Claude fails
     and Codex repeats the call."""
+    from sfad.protocol.known import METERED
+
     program = os.path.basename(run.argv[0]) if run.argv else ""
     if program not in METERED and run.meter not in METERED:
         return None

@@ -1,14 +1,17 @@
 """The progress lines of a run in the foreground, on stderr."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from sfad.protocol.messages import Error, Reply, Spawn
+from sfad.protocol.requests.base import Error, Reply
+from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.types import Event, RunInfo, Status
 
 from . import output, spawn_options
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from .limits import Notices
 
 

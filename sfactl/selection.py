@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypedDict
-
-from sfad.protocol.messages import Select, Selected
+from sfad.protocol.requests.steering import Select, Selected
+from sfad.protocol.structs import Struct, TypedDict, replace
 
 from . import exits, output
 from .connection import Client, DaemonError
 from .options import COMMON, LABEL, RUNS, Option, Parameter, pair
 
-LIVE_RUNS = RUNS._replace(required=False, complete="live")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+LIVE_RUNS = replace(RUNS, required=False, complete="live")
 
 FILTERS: tuple[Parameter, ...] = (
     Option(("--all",), "everything", "Every live run that you may see"),
     Option(("--name",), "name", "Live runs of this name", "NAME", many=True, complete="name"),
-    LABEL._replace(help="Live runs with this label; several values of a key match any of them"),
+    replace(LABEL, help="Live runs with this label; several values of a key match any of them"),
 )
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, LIVE_RUNS, *FILTERS)
@@ -32,7 +35,7 @@ class SelectionOptions(TypedDict, total=False):
     label: Sequence[str]
 
 
-class RunSelection(NamedTuple):
+class RunSelection(Struct, frozen=True):
     """The runs that a command line means."""
 
     verb: str

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
-from msgspec import structs
-
+from sfad.protocol.structs import replace
 from sfad.protocol.types import Limit
 
 from . import exits, limits, output, spawn_options
@@ -100,7 +99,7 @@ def tell_lowered(session: SessionView) -> None:
 def show(session: SessionView, *, json: bool) -> int:
     """Print a session with its result; return the exit code."""
     if not session.ended:
-        session = structs.replace(session, exit=exits.ExitCode.UNAVAILABLE)
+        session = replace(session, exit=exits.ExitCode.UNAVAILABLE)
     if json:
         output.print_json(session)
     elif session.result is not None:

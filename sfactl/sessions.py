@@ -6,17 +6,24 @@ thread. Each text that a run or another agent had a part in has been made safe f
 A refusal raises `SessionRefused`, and everything else that goes wrong `Quit`, both with the sentence for the caller.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
-from msgspec import Struct
-
-from sfad.protocol import messages as m
 from sfad.protocol.kinds import KINDS
-from sfad.protocol.limits import format_amount, parse_limits
+from sfad.protocol.limits import format_amount
+from sfad.protocol.limits_object import parse_limits
+from sfad.protocol.requests.base import Done, Reply, RunReply
+from sfad.protocol.requests.following import Wait
+from sfad.protocol.requests.listing import Info, List, RunList
+from sfad.protocol.requests.records import Result, ResultText
+from sfad.protocol.requests.sessions import SessionRights, SessionRules, StartSession, Transcript, TranscriptText
+from sfad.protocol.requests.starting import Refused
+from sfad.protocol.requests.steering import Send, Stop, Stopped
 from sfad.protocol.sanitise import sanitise
+from sfad.protocol.structs import Struct, to_json
 from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
 
 from . import environment, exits, limits, output
@@ -96,10 +103,10 @@ def safe(text: str) -> str:
     return sanitise(text.encode("utf-8", "replace"))
 
 
-def rules(socket: str | None = None) -> m.SessionRules:
+def rules(socket: str | None = None) -> SessionRules:
     """Return what this process may do with sessions: `refused` is `None` for a main agent."""
     with connect_or_start(socket) as client:
-        return client.call(m.SessionRights(id=0), m.SessionRules)
+        return client.call(SessionRights(id=0), SessionRules)
 
 
 def delegate(
@@ -113,7 +120,7 @@ def delegate(
     """Start a session and wait for its result: for `wait` seconds, by default and at most `sessions.sync_timeout_seconds`. Where it
     has not ended by then, `advice` says how to wait on. `started` is called once it has started."""
     with connect_or_start(socket) as client:
-        longest = client.call(m.SessionRights(id=0), m.SessionRules).sync_timeout_s
+        longest = client.call(SessionRights(id=0), SessionRules).sync_timeout_s
         new = _start(client, order, channel)
         started(_shown(new.run, new.lowered))
         run = _ended(client, new.run.id, longest if wait is None else min(wait, longest))
@@ -133,7 +140,7 @@ def list_sessions(*, socket: str | None = None, rows: int = LISTED) -> list[Sess
     with connect(socket) as client:
         before: str | None = None
         while True:
-            page = client.call(m.List(id=0, sessions=True, rows=rows, before=before), m.RunList)
+            page = client.call(List(id=0, sessions=True, rows=rows, before=before), RunList)
             found += page.runs
             before = page.next
             if before is None or sum(1 for run in found if run.status.terminal) >= rows:
@@ -144,22 +151,22 @@ def list_sessions(*, socket: str | None = None, rows: int = LISTED) -> list[Sess
     return [_shown(run) for run in sorted(chosen, key=lambda run: run.id)]
 
 
-def stop(*runs: str, socket: str | None = None, grace: float | None = None) -> m.Stopped:
+def stop(*runs: str, socket: str | None = None, grace: float | None = None) -> Stopped:
     """Stop sessions and everything below them. The answer comes when no process of them is left, or lists the survivors."""
     with connect(socket) as client:
-        return client.call(m.Stop(id=0, runs=list(runs), grace=grace, sessions=True), m.Stopped)
+        return client.call(Stop(id=0, runs=list(runs), grace=grace, sessions=True), Stopped)
 
 
-def log(run: str, *, socket: str | None = None, tail: int = 100) -> m.TranscriptText:
+def log(run: str, *, socket: str | None = None, tail: int = 100) -> TranscriptText:
     """Return the newest `tail` lines of a run's events and output."""
     with connect(socket) as client:
-        return client.call(m.Transcript(id=0, run=run, tail=tail), m.TranscriptText)
+        return client.call(Transcript(id=0, run=run, tail=tail), TranscriptText)
 
 
 def info(run: str, *, socket: str | None = None, wait: float = 0.0) -> SessionView:
     """Return a session, with its result if it has ended. Wait up to `wait` seconds for that."""
     with connect(socket) as client:
-        found = _ended(client, run, wait) if wait > 0 else client.call(m.Info(id=0, run=run), m.RunReply).run
+        found = _ended(client, run, wait) if wait > 0 else client.call(Info(id=0, run=run), RunReply).run
         return _with_result(client, found)
 
 
@@ -167,7 +174,7 @@ def send(run: str, message: str, *, socket: str | None = None) -> None:
     """Write a line to the stdin of a session. Raise `Quit` if it has ended, or does not read its stdin."""
     line = message.encode("utf-8", "surrogateescape").removesuffix(b"\n")
     with connect(socket) as client:
-        client.call(m.Send(id=0, run=run, data=line + b"\n"), m.Done)
+        client.call(Send(id=0, run=run, data=line + b"\n"), Done)
 
 
 _STATES = {
@@ -202,8 +209,8 @@ def described(session: SessionView) -> Iterator[str]:
         yield session.result.removesuffix("\n")
 
 
-def _start(client: Client, order: Order, channel: str | None) -> m.RunReply:
-    request = m.StartSession(
+def _start(client: Client, order: Order, channel: str | None) -> RunReply:
+    request = StartSession(
         id=0,
         task=order.task,
         cwd=environment.directory(order.cwd),
@@ -223,10 +230,10 @@ def _start(client: Client, order: Order, channel: str | None) -> m.RunReply:
         claim=environment.claim(),
         key=os.urandom(16).hex(),
     )
-    reply = client.call(request, m.Reply)
-    if isinstance(reply, m.Refused):
+    reply = client.call(request, Reply)
+    if isinstance(reply, Refused):
         raise SessionRefused(reply.refused, reply.run)
-    assert isinstance(reply, m.RunReply)  # `call` raises for an error, and a StartSession has no other reply
+    assert isinstance(reply, RunReply)  # `call` raises for an error, and a StartSession has no other reply
     return reply
 
 
@@ -235,7 +242,7 @@ def _limits(order: Order) -> list[Limit]:
     if order.timeout is not None:
         found.append(Limit(kind=LimitKind.TIME, threshold=order.timeout, source="timeout"))
     if order.limits is not None:
-        text = order.limits if isinstance(order.limits, str | bytes) else msgspec.json.encode(order.limits)
+        text = order.limits if isinstance(order.limits, str | bytes) else to_json(order.limits)
         found += understood("", parse_limits, text, "limits")
     return limits.once(found)
 
@@ -255,7 +262,7 @@ def _ended(client: Client, run: str, wait: float) -> RunInfo:
     if not 0 <= wait < _LONGEST:
         raise UsageError(f"{wait:g} seconds to wait: give 0 to {_LONGEST:g}")
     client.be_patient(wait + LATE)
-    return client.call(m.Wait(id=0, run=run, timeout=wait), m.RunReply).run
+    return client.call(Wait(id=0, run=run, timeout=wait), RunReply).run
 
 
 _LONGEST = 86400.0
@@ -265,7 +272,7 @@ def _with_result(client: Client, run: RunInfo, lowered: Sequence[Lowered] = ()) 
     if not run.status.terminal or run.started_at is None:
         return _shown(run, lowered, advice=_advice(run))
     try:
-        text = client.call(m.Result(id=0, run=run.id), m.ResultText).text
+        text = client.call(Result(id=0, run=run.id), ResultText).text
     except Quit as error:
         return _shown(run, lowered, advice=f"it has no result: {safe(error.message)}")
     return _shown(run, lowered, result=text)

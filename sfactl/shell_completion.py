@@ -6,7 +6,8 @@ The user waits after pressing Tab, so completion gives up after `PATIENCE` secon
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sfad.protocol.known import AGENTS, METERS, PROFILES, PROGRAMS
-from sfad.protocol.messages import AgentList, Agents, List, RunList
+from sfad.protocol.requests.daemon import AgentList, Agents
+from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
 from . import verbs

@@ -1,18 +1,24 @@
 """A shim inside a run: the child run that it starts, and how the shim ends as that run ended."""
 
+from __future__ import annotations
+
 import os
 import resource
-import signal
-from collections.abc import Sequence
-from contextlib import suppress
 
-from msgspec import structs
-
+from sfad.protocol.structs import replace
 from sfad.protocol.types import Rule, RunInfo
 
 from . import connection, exits, output, real_program, spawn_options
 from .connection import Unreachable
 from .foreground import Foreground
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Sequence
+else:
+    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
+
 
 NAME = "SFA_CHILD_NAME"
 """The name of the child run, because the command line belongs to the program."""
@@ -24,7 +30,7 @@ def carry_out(program: str, arguments: Sequence[str]) -> int:
     """Start the program as a child run with the descriptors of this process, and return its exit code. If a signal ended the run,
     end this process by it. Raise `Quit`."""
     options = spawn_options.SpawnOptions([program, *arguments], name=os.environ.get(NAME) or None, stdio="inherit")
-    message = structs.replace(spawn_options.message(options), shim=True, env=_environment())
+    message = replace(spawn_options.message(options), shim=True, env=_environment())
     try:
         client = connection.connect(None)
     except Unreachable as error:
@@ -66,8 +72,10 @@ def _end(final: RunInfo, stopped_by: int | None) -> int:
 def _die(number: int) -> int:
     """End this process by a signal, as its caller expects. Return an exit code if the signal does not end it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core that matters is the program's
-    with suppress(OSError):  # SIGKILL has no handler
+    try:  # noqa: SIM105 - contextlib would be one more import
         signal.signal(number, signal.SIG_DFL)
+    except OSError:
+        pass  # SIGKILL has no handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
     return 128 + number

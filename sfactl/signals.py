@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING
 
-from sfad.protocol import messages as m
+from sfad.protocol.requests.base import Reply, RunReply
+from sfad.protocol.requests.starting import Spawn
+from sfad.protocol.requests.steering import Pause, Resume, Stop, Stopped
 from sfad.protocol.types import RunId, RunInfo
 
 from . import exits, output
 from .in_flight import RequestsInFlight
 from .progress import ProgressLines
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
     from .terminal import Terminal
+else:
+    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
+
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -53,7 +59,7 @@ class SignalPipe:
 class StopSignals:
     """SIGINT, SIGTERM and SIGHUP: the first stops the run, the second skips the grace, the third leaves the run."""
 
-    def __init__(self, requests: RequestsInFlight, spawn: m.Spawn, note: Callable[[str], None]) -> None:
+    def __init__(self, requests: RequestsInFlight, spawn: Spawn, note: Callable[[str], None]) -> None:
         self.received: list[int] = []
         self._requests = requests
         self._spawn = spawn
@@ -89,11 +95,11 @@ class StopSignals:
             # with -q too: after Ctrl-C at a terminal the user must know why the prompt does not come
             self._note(f"sfactl: stopping {self._run}; Ctrl-C again to kill")
         grace = 0.0 if count == 2 else self._spawn.grace
-        self._requests.ask(m.Stop(id=0, runs=[self._run], signal=number, grace=grace), _stopped)
+        self._requests.ask(Stop(id=0, runs=[self._run], signal=number, grace=grace), _stopped)
 
 
-def _stopped(reply: m.Reply, _descriptors: Sequence[int]) -> None:
-    if isinstance(reply, m.Stopped) and reply.survivors:
+def _stopped(reply: Reply, _descriptors: Sequence[int]) -> None:
+    if isinstance(reply, Stopped) and reply.survivors:
         raise exits.Quit(exits.ExitCode.SURVIVORS, output.survivors(reply.survivors))
 
 
@@ -120,8 +126,8 @@ class JobControl:
         """Pause the run, then stop as Ctrl-Z asks. If the run's program has stopped itself, which the shell does not see, stop the
         whole process group, as the shell expects of a job; if this process received the signal, stop only this process."""
 
-        def paused(reply: m.Reply, _descriptors: Sequence[int]) -> None:
-            suspended = isinstance(reply, m.RunReply) and reply.run.reason is not None and reply.run.reason.kind == "suspended"
+        def paused(reply: Reply, _descriptors: Sequence[int]) -> None:
+            suspended = isinstance(reply, RunReply) and reply.run.reason is not None and reply.run.reason.kind == "suspended"
             # a program that is paused for another reason (a limit, or by signals) did not press Ctrl-Z
             if suspended or not group:
                 self._stand_still(run, group=group)
@@ -129,7 +135,7 @@ class JobControl:
         if run is None or not self._requests.connected:
             self._stand_still(run, group=group)
         else:
-            self._requests.ask(m.Pause(id=0, run=run.id, suspended=True), paused)
+            self._requests.ask(Pause(id=0, run=run.id, suspended=True), paused)
 
     def _stand_still(self, run: RunInfo | None, *, group: bool) -> None:
         if self._terminal:
@@ -139,7 +145,7 @@ class JobControl:
             self._progress.say(words)
         _stop_self(group=group)
         if self._regain_terminal() and run is not None:
-            self._requests.ask(m.Resume(id=0, run=run.id, suspended=True), self._continued)
+            self._requests.ask(Resume(id=0, run=run.id, suspended=True), self._continued)
 
     def _regain_terminal(self) -> bool:
         """Wait until the terminal is ours again, if the run uses it. Return False if a signal that ends the run came first."""
@@ -159,7 +165,7 @@ class JobControl:
 
             await_foreground()
 
-    def _continued(self, reply: m.Reply, descriptors: Sequence[int]) -> None:
+    def _continued(self, reply: Reply, descriptors: Sequence[int]) -> None:
         if self._terminal:
             self._terminal.proceed()
         self._progress.failed(reply, descriptors)

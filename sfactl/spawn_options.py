@@ -1,17 +1,24 @@
 """The options of `spawn` and `run`, and the `Spawn` message that they and the environment make."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, cast
 
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
-from sfad.protocol.messages import Spawn
-from sfad.protocol.types import Action, Isolation, Kind, Limit, LimitKind, RunInfo
+from sfad.protocol.requests.starting import Spawn
+from sfad.protocol.structs import Struct
+from sfad.protocol.types import Action, Isolation, Limit, LimitKind, RunInfo
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
 from .exits import UsageError
 from .options import COMMON, Argument, Option, Parameter, duration, pair, seconds, whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Literal
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -85,7 +92,7 @@ PARAMETERS: tuple[Parameter, ...] = (
 )  # fmt: skip
 
 
-class SpawnOptions(NamedTuple):
+class SpawnOptions(Struct, frozen=True):
     """The command line of `spawn` or `run`, as text."""
 
     command: list[str]
@@ -190,7 +197,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         umask=environment.umask(),
         agent=wanted.agent,
         name=wanted.name,
-        kind=cast(Kind, wanted.kind),
+        kind="skill" if wanted.kind == "skill" else "agent",
         run_type=wanted.type,
         max_depth=environment.bound("--max-depth", wanted.max_depth, "SFA_MAX_DEPTH", environ),
         max_descendants=environment.bound("--max-descendants", wanted.max_descendants, "SFA_MAX_DESCENDANTS", environ),
@@ -241,7 +248,7 @@ def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:
 
 def unenforceable(run: RunInfo, message: Spawn) -> str | None:
     """Return a warning about limits in `message` that cannot be enforced for the run; `None` if there are none."""
-    if message.quiet or run.status.terminal or not any(state.enforced_by == "nothing" for state in run.limits):
+    if message.quiet or not message.limits or run.status.terminal or all(s.enforced_by != "nothing" for s in run.limits):
         return None
     from . import limits
 

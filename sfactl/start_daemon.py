@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sfad.protocol.messages import DaemonInfo, DaemonStatus
 from sfad.protocol.paths import SYSTEM_SOCKET, daemon_socket, state_dir, xdg
+from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from . import connection, output
 from .connection import Client, DaemonError, Unreachable

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from sfad.protocol.messages import EventPage, Events
+from sfad.protocol.requests.records import EventPage, Events
 from sfad.protocol.types import Event, RunInfo
 
 from . import output

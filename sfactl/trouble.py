@@ -1,6 +1,7 @@
 """What is wrong with a live run, in words: the worst first."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
 from datetime import datetime
 
 from sfad.protocol.kinds import KINDS
@@ -8,6 +9,11 @@ from sfad.protocol.limits import format_amount
 from sfad.protocol.types import LimitKind, LimitState, RunInfo
 
 from . import output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 NEAR = 0.8
 """The share of a limit from which it is told, as the default of `limits.nearing` and `alerts.limit_share`."""

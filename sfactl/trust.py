@@ -1,20 +1,19 @@
 """Whether to trust the process that listens at a daemon's socket: a client sends it its environment, with secrets."""
 
+from __future__ import annotations
+
+import _socket as socket
 import os
-import re
-import socket
-import struct
-from contextlib import suppress
-from pathlib import Path
+from struct import Struct
 
 from . import exits
+from .inside import of_a_run
 
 SERVICE_USER = "SFAD_SERVICE_USER"
 """The name or uid of one more user whose daemon this client trusts."""
-_IN_RUN = re.compile(rb"/sfad-[0-9a-f]{12}/")
-"""In the path of a run's cgroup."""
-_COOKIE = re.compile(rb"(?:^|\0)SFA_COOKIE=")
-_UCRED = struct.Struct("=iII")
+_COOKIE = b"SFA_COOKIE="
+"""In the environment of a run."""
+_UCRED = Struct("=iII")
 
 
 def distrusted(connection: socket.socket) -> str | None:
@@ -42,20 +41,28 @@ def distrusted(connection: socket.socket) -> str | None:
 def _shown_by_sandbox(connection: socket.socket, uid: int) -> bool:
     """Return whether this process is in a user namespace in which the listener's user has no number, and the socket in a mount
     that is read-only: the maker of the sandbox put it there, and no process in it can replace it."""
-    with suppress(OSError, ValueError):
-        lines = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    try:
+        with open("/proc/self/uid_map") as file:
+            lines = [line.split() for line in file]
         known = any(int(first) <= uid < int(first) + int(count) for first, _, count in lines)
         return not known and bool(os.statvfs(connection.getpeername()).f_flag & os.ST_RDONLY)
-    return False
+    except (OSError, ValueError):
+        return False
 
 
 def _in_run(pid: str) -> bool:
     """Return whether a process is in a run of some daemon, by its cgroup or its cookie, as far as they can be read."""
-    for name, mark in (("cgroup", _IN_RUN), ("environ", _COOKIE)):
-        with suppress(OSError):
-            if mark.search(Path("/proc", pid, name).read_bytes()):
-                return True
-    return False
+    cgroup, environ = _read(f"/proc/{pid}/cgroup"), _read(f"/proc/{pid}/environ")
+    directories = cgroup.decode(errors="replace").split("/")[1:-1]
+    return any(map(of_a_run, directories)) or environ.startswith(_COOKIE) or b"\0" + _COOKIE in environ
+
+
+def _read(file: str) -> bytes:
+    try:
+        with open(file, "rb") as opened:
+            return opened.read()
+    except OSError:
+        return b""
 
 
 def _service_uid() -> int | None:

@@ -1,13 +1,18 @@
 """Amounts of use on the command line: what `report`, `reserve` and `settle` have in common."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+from __future__ import annotations
 
 from sfad.protocol.types import Role
 from sfad.protocol.units import parse_count, parse_usd
 
 from .exits import UsageError, understood
 from .options import Argument, Option
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
 
 RUN = Argument("run", "RUN", "Run id (default: the run that this process is in)", required=False)
 MODEL = Option(("--model",), "model", "Model, for the price of its tokens", "MODEL")
@@ -44,6 +49,10 @@ def _amount(option: Option, text: str) -> float:
 
 def role(text: str | None) -> Role | None:
     """Return what the tokens were for. Raise `UsageError`."""
-    if text not in (None, "planning", "execution"):
-        raise UsageError(f"--role: {text!r} is neither planning nor execution")
-    return cast(Role | None, text)
+    try:
+        return None if text is None else _ROLES[text]
+    except KeyError:
+        raise UsageError(f"--role: {text!r} is neither planning nor execution") from None
+
+
+_ROLES: dict[str, Role] = {"planning": "planning", "execution": "execution"}

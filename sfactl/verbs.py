@@ -3,9 +3,15 @@
 A package there is a group of verbs of two words: `session list` is the module `commands/session/list.py`.
 """
 
+from __future__ import annotations
+
 import os
-from importlib import import_module
-from typing import Any
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 ALIASES = {"ps": "list"}
 
@@ -25,12 +31,12 @@ def load(verb: str) -> Any:
     if not all(word.isidentifier() and not word.startswith("_") for word in words):
         return None
     try:
-        module = import_module(name)
+        __import__(name)  # as importlib.import_module, which takes an import itself
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         return None
-    return None if hasattr(module, "__path__") else module
+    return None if hasattr(sys.modules[name], "__path__") else sys.modules[name]
 
 
 def names() -> list[str]:

@@ -12,9 +12,8 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 
-from msgspec import structs
-
-from sfad.protocol.messages import AgentInfo, AgentList, Agents
+from sfad.protocol.requests.daemon import AgentInfo, AgentList, Agents
+from sfad.protocol.structs import asdict
 
 from .. import output, table
 from ..connection import call
@@ -33,7 +32,7 @@ def main(*, name: str | None = None, socket: str | None = None, json: bool = Fal
     agents = call(socket, Agents(id=0), AgentList).agents
     chosen = agents if name is None else [_named(name, agents)]
     if json:
-        found = [{**structs.asdict(agent), "program": shutil.which(agent.command[0])} for agent in chosen]
+        found = [{**asdict(agent), "program": shutil.which(agent.command[0])} for agent in chosen]
         output.print_json({"agents": found} if name is None else found[0])
     elif name is None:
         print(table.drawn(HEADER, map(_row, agents)))

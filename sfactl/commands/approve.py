@@ -9,7 +9,8 @@ Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its ra
 
 from collections.abc import Sequence
 
-from sfad.protocol.messages import Approve, RunReply
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.steering import Approve
 
 from .. import limits, output
 from ..connection import connect

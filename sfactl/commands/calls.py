@@ -16,9 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from msgspec.structs import asdict
-
-from sfad.protocol import messages as m
+from sfad.protocol.requests.base import Reply
+from sfad.protocol.requests.following import Wait, Watch
+from sfad.protocol.requests.listing import List
+from sfad.protocol.requests.records import CallPage, ListCalls
+from sfad.protocol.structs import asdict, replace
 from sfad.protocol.types import CallInfo, RunId
 from sfad.protocol.units import counted
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUNS._replace(required=False),
+    replace(RUNS, required=False),
     Option(("--all",), "everything", "The live runs and the last 50 that ended"),
     NAME,
     LABEL,
@@ -63,8 +65,8 @@ def main(
             if not selection.runs:
                 output.note("no run matches")
                 return ExitCode.DONE
-        first: list[m.CallPage] = []
-        code = selection.each(client, lambda run: first.append(client.call(m.ListCalls(id=0, run=run), m.CallPage)))
+        first: list[CallPage] = []
+        code = selection.each(client, lambda run: first.append(client.call(ListCalls(id=0, run=run), CallPage)))
         shown = CallLines(several=tree or len(first) > 1, refused=refused, json=json)
         live = [page.run for page in first if not page.ended]
         runs = _with_trees(client, first, tree=tree)
@@ -78,29 +80,29 @@ def main(
     return code
 
 
-def _with_trees(client: Client, first: Sequence[m.CallPage], *, tree: bool) -> list[RunId]:
+def _with_trees(client: Client, first: Sequence[CallPage], *, tree: bool) -> list[RunId]:
     """Return the runs, with those below them if `tree`, each once."""
     if not tree:
         return list(dict.fromkeys(page.run for page in first))
-    below = [sorted(collect(client, m.List(id=0, root=page.run), None, lambda _run: None).runs) for page in first]
+    below = [sorted(collect(client, List(id=0, root=page.run), None, lambda _run: None).runs) for page in first]
     return list(dict.fromkeys(run for found in below for run in found))
 
 
 def _print(client: Client, run: RunId, shown: CallLines) -> None:
-    request: m.ListCalls | None = m.ListCalls(id=0, run=run)
+    request: ListCalls | None = ListCalls(id=0, run=run)
     while request is not None:
-        page = client.call(request, m.CallPage)
+        page = client.call(request, CallPage)
         for call in page.calls:
             shown.print(call)
         request = _next(page)
 
 
-def _next(page: m.CallPage) -> m.ListCalls | None:
+def _next(page: CallPage) -> ListCalls | None:
     """Return the request for the next page; `None` after the last one."""
-    return m.ListCalls(id=0, run=page.run, after=page.calls[-1].time, after_number=page.calls[-1].number) if page.more else None
+    return ListCalls(id=0, run=page.run, after=page.calls[-1].time, after_number=page.calls[-1].number) if page.more else None
 
 
-def _none(first: Sequence[m.CallPage], *, refused: bool) -> str:
+def _none(first: Sequence[CallPage], *, refused: bool) -> str:
     who = first[0].run if len(first) == 1 else "these runs"
     if not any(page.gateway or page.calls for page in first):
         return f"{who}: no calls, because the gateway was not used (--gateway, or gateway.enabled in the config)"
@@ -134,25 +136,25 @@ class Following:
     def _ask(self) -> None:
         self._early = []
         for run in self._live:  # before the calls so far: one that ends meanwhile comes twice, and is printed once
-            self._requests.ask(m.Watch(id=0, run=run, calls=True), lambda reply, _descriptors: check(reply))
+            self._requests.ask(Watch(id=0, run=run, calls=True), lambda reply, _descriptors: check(reply))
         self._ask_pages(list(self._runs))
 
-    def _ask_pages(self, runs: list[RunId], request: m.ListCalls | None = None) -> None:
+    def _ask_pages(self, runs: list[RunId], request: ListCalls | None = None) -> None:
         """Ask for the calls so far, one page after the other, and then for the ends of the runs."""
         if request is None and not runs:
             self._show_early()
             for run in self._live:
-                self._requests.ask(m.Wait(id=0, run=run), lambda reply, _descriptors: check(reply))
+                self._requests.ask(Wait(id=0, run=run), lambda reply, _descriptors: check(reply))
             return
 
-        def answered(reply: m.Reply, _descriptors: Sequence[int]) -> None:
+        def answered(reply: Reply, _descriptors: Sequence[int]) -> None:
             check(reply)
-            assert isinstance(reply, m.CallPage)  # after `check`, the protocol has no other reply
+            assert isinstance(reply, CallPage)  # after `check`, the protocol has no other reply
             for call in reply.calls:
                 self._shown.print(call)
             self._ask_pages(runs, _next(reply))
 
-        self._requests.ask(request or m.ListCalls(id=0, run=runs.pop(0)), answered)
+        self._requests.ask(request or ListCalls(id=0, run=runs.pop(0)), answered)
 
     def _show_early(self) -> None:
         early, self._early = self._early or [], None

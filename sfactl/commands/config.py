@@ -4,9 +4,8 @@ Precedence: flag, environment, user's file, system's file, built-in. `sfactl con
 needs no daemon.
 """
 
-import msgspec
-
-from sfad.protocol.messages import Config, ConfigReply
+from sfad.protocol.requests.daemon import Config, ConfigReply
+from sfad.protocol.structs import to_json
 
 from .. import output, table
 from ..connection import call
@@ -23,7 +22,7 @@ def main(*, what: str | None = None, socket: str | None = None, json: bool = Fal
     if what not in (None, "schema"):
         raise UsageError(f"unknown argument {what!r}; config takes only: schema")
     if what is not None:
-        from sfad.protocol.limits import schema
+        from sfad.protocol.limits_object import schema
 
         output.write(schema())
         return ExitCode.DONE
@@ -31,6 +30,6 @@ def main(*, what: str | None = None, socket: str | None = None, json: bool = Fal
     if json:
         output.print_json({"settings": found})
     else:
-        rows = ((s.key, msgspec.json.encode(s.value).decode(), s.source) for s in found)
+        rows = ((s.key, to_json(s.value).decode(), s.source) for s in found)
         print(table.drawn(("KEY", "VALUE", "FROM"), rows))
     return ExitCode.DONE

@@ -21,7 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import sfactl
-from sfad.protocol import messages as m
+from sfad.protocol.requests.following import Watch
+from sfad.protocol.requests.listing import List, RunList
 
 from .. import exits
 from ..connection import Client
@@ -269,12 +270,12 @@ class Stage:
     def _await_started(self, run: str, name: str) -> None:
         """Wait until an agent called `name` runs below `run`. Watch before the first look, so that no start is missed."""
         with Client(self._socket) as client:
-            client.send(m.Watch(id=0, run=run))
+            client.send(Watch(id=0, run=run))
             while name not in self._running(client, run):
                 client.arrived()
 
     def _running(self, client: Client, run: str) -> Sequence[str]:
-        found = client.call(m.List(id=0, root=run), m.RunList).runs
+        found = client.call(List(id=0, root=run), RunList).runs
         return [one.name for one in found if one.status.value == "running"]
 
     def _told_pids(self) -> list[int]:

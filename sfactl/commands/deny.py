@@ -8,7 +8,8 @@ Exit codes: 0 it is being stopped; 1 it does not wait for approval; 66 no such r
 
 from collections.abc import Sequence
 
-from sfad.protocol.messages import Deny, RunReply
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.steering import Deny
 
 from .. import output
 from ..connection import connect

@@ -18,8 +18,8 @@ from msgspec import Struct, field
 from msgspec.json import decode
 
 from sfad.host import bubblewrap, probe
-from sfad.protocol.messages import DaemonInfo, DaemonStatus
 from sfad.protocol.paths import state_dir
+from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from .. import output
 from ..connection import ABSENT, Unreachable, connect

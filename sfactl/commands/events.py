@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from msgspec import structs
-
-from sfad.protocol import messages as m
 from sfad.protocol.event_types import EVENT_TYPES, unknown_pattern
+from sfad.protocol.requests.following import EventPush
+from sfad.protocol.requests.records import EventPage, Events
+from sfad.protocol.structs import replace
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event
 from sfad.protocol.units import MOST_WHOLE
 
@@ -58,7 +58,7 @@ def main(
         raise UsageError(f"--severity: unknown severity {severity!r}; choose from: {', '.join(SEVERITIES)}")
     if (unknown := unknown_pattern(type_)) is not None:
         raise UsageError(f"--type: {unknown!r} matches no type of event; choose from: {', '.join(EVENT_TYPES)}")
-    wanted = m.Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE, milestones=all_)
+    wanted = Events(id=0, runs=list(run), types=list(type_), severity=severity, follow=follow_, rows=PAGE, milestones=all_)
     if since is not None and tail is not None:
         raise UsageError("--since gives all events from there on, and --tail the last ones: leave one out")
     if since is None:
@@ -116,7 +116,7 @@ class _Events:
     """The events that match, each once, across restarts of the daemon."""
 
     client: Client
-    wanted: m.Events
+    wanted: Events
     failures: int = 0
 
     def __iter__(self) -> Iterator[Event]:
@@ -146,10 +146,10 @@ class _Events:
                 check(answer.reply)
                 self.failures = 0
                 match answer.reply:
-                    case m.EventPush(event=event):
+                    case EventPush(event=event):
                         self._reached(event.number)
                         yield event
-                    case m.EventPage(events=events, reached=reached, more=more):
+                    case EventPage(events=events, reached=reached, more=more):
                         yield from events
                         self._reached(reached)
                         if more:
@@ -160,4 +160,4 @@ class _Events:
                         raise Unreachable(self.client.path, "gone", f"it answered {type(answer.reply).__name__}")
 
     def _reached(self, number: int) -> None:
-        self.wanted = structs.replace(self.wanted, after=number, rows=PAGE)
+        self.wanted = replace(self.wanted, after=number, rows=PAGE)

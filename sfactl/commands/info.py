@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from sfad.protocol.messages import Info, RunReply
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.listing import Info
 from sfad.protocol.types import RunInfo, Status
 from sfad.protocol.units import counted
 

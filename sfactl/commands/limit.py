@@ -11,7 +11,9 @@ Exit codes: 0 changed; 1 a run has ended or is being stopped; 2 a limit outside 
 from collections.abc import Sequence
 from typing import Unpack
 
-from sfad.protocol.messages import ChangeLimits, RunReply
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.steering import ChangeLimits
+from sfad.protocol.structs import replace
 from sfad.protocol.types import Limit, RunInfo
 
 from .. import limits, output, selection
@@ -22,8 +24,8 @@ from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUNS._replace(
-        target="words", metavar="RUN|KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
+    replace(
+        RUNS, target="words", metavar="RUN|KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
     ),
     *selection.FILTERS,
 )

@@ -7,15 +7,13 @@ TOKENS and USD are the run's own use; TOTAL is the cost of the run and its desce
 on a terminal also those that do not fit: see --wide. A figure with ≥ may still grow. Times are local.
 """
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
 
-import msgspec
-
-from sfad.protocol import messages as m
-from sfad.protocol.types import RunId, RunInfo, Status, Usage
+from sfad.protocol.requests.listing import List, RunList
+from sfad.protocol.structs import Struct, replace, to_json
+from sfad.protocol.types import Status
 from sfad.protocol.units import counted, parse_duration
 
 from .. import output, table
@@ -25,6 +23,14 @@ from ..history import connect
 from ..options import COMMON, LABEL, NAME, USER, Option, Parameter, count
 from ..selection import RunSelection
 from ..selection import labels as wanted_labels
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from sfad.protocol.types import RunId, RunInfo, Usage
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -45,7 +51,6 @@ LAST = 50
 """Maximum ended runs without a filter."""
 PAGE = 250
 """Ended runs in one request, about 10 ms of the daemon's time."""
-T = TypeVar("T")
 
 
 def main(
@@ -64,7 +69,7 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    wanted = m.List(
+    wanted = List(
         id=0,
         status=[_status(text) for text in status],
         name=list(name) or None,
@@ -78,12 +83,12 @@ def main(
     columns = [column for column in COLUMNS if column.shown(live=live, labels=labels, wide=wide)]
 
     def shape(run: RunInfo) -> Any:
-        return msgspec.Raw(msgspec.json.encode(run)) if json else [column.cell(run) for column in columns]
+        return to_json(run) if json else [column.cell(run) for column in columns]
 
     with connect(socket) as client:
         found = collect(client, wanted, most, shape)
     if json:
-        output.print_json(_object(found, sum_=sum_))
+        output.write(_object(found, sum_=sum_))
     else:
         print(drawn(columns, found, sum_=sum_, room=None if wide else table.terminal_width()))
     if found.truncated:
@@ -116,18 +121,18 @@ def moment(text: str) -> float:
 # ---- the runs that match
 
 
-@dataclass
-class Found(Generic[T]):
+class Found:
     """The runs that match, in the form that is shown, and the sum of their use."""
 
-    runs: dict[RunId, T] = field(default_factory=dict)
-    ended: int = 0
-    truncated: bool = False
-    cost_usd: float | None = None
-    tokens: int | None = None
-    partial: bool = False
+    def __init__(self) -> None:
+        self.runs: dict[RunId, Any] = {}
+        self.ended = 0
+        self.truncated = False
+        self.cost_usd: float | None = None
+        self.tokens: int | None = None
+        self.partial = False
 
-    def add(self, run: RunInfo, shown: T) -> None:
+    def add(self, run: RunInfo, shown: Any) -> None:
         """Count a run once: one that ended meanwhile comes a second time, in a later page."""
         if run.id not in self.runs:
             self.runs[run.id] = shown
@@ -141,20 +146,20 @@ class Found(Generic[T]):
             self.tokens = (self.tokens or 0) + usage.tokens
         self.partial |= usage.partial or bool(usage.unpriced_tokens)
 
-    def in_order(self) -> list[T]:
+    def in_order(self) -> list[Any]:
         return [self.runs[run] for run in sorted(self.runs)]
 
 
-def collect(client: Client, wanted: m.List, most: int | None, shape: Callable[[RunInfo], T]) -> Found[T]:
+def collect(client: Client, wanted: List, most: int | None, shape: Callable[[RunInfo], Any]) -> Found:
     """Request page after page, and return at most `most` ended runs (default: all that match a filter, else the last `LAST`).
     `shape` makes what is kept of a run, because a hundred thousand whole runs would take half a gigabyte."""
-    found = Found[T]()
-    filtered = wanted != m.List(id=0, live=wanted.live)
+    found = Found()
+    filtered = wanted != List(id=0, live=wanted.live)
     stop = most if most is not None else None if filtered else LAST
     while True:
         # one run more than needed shows whether there are more
         wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
-        page = client.call(wanted, m.RunList)
+        page = client.call(wanted, RunList)
         for run in sorted(page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True):
             if run.status.terminal and found.ended == stop:
                 found.truncated = most is not None
@@ -167,26 +172,27 @@ def collect(client: Client, wanted: m.List, most: int | None, shape: Callable[[R
 
 def listed(client: Client, selection: RunSelection) -> RunSelection:
     """Return a selection that names the runs that this verb would show for it, but no refused starts."""
-    wanted = m.List(id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label))
+    wanted = List(id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label))
     found = collect(client, wanted, None, lambda run: run.status.rejected).runs
-    return selection._replace(
-        runs=[*selection.runs, *(run for run in sorted(found) if not found[run])], everything=False, name=(), label=()
+    return replace(
+        selection, runs=[*selection.runs, *(run for run in sorted(found) if not found[run])], everything=False, name=(), label=()
     )
 
 
-def _object(found: Found[msgspec.Raw], *, sum_: bool) -> dict[str, Any]:
+def _object(found: Found, *, sum_: bool) -> bytes:
     sums = {"runs": len(found.runs), "cost_usd": _rounded(found), "tokens": found.tokens, "partial": found.partial}
-    return {"runs": found.in_order()} | ({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {})
+    more = to_json(({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {}))
+    return b'{"runs":[%b]%b\n' % (b",".join(found.in_order()), more.replace(b"{", b",", 1) if len(more) > 2 else more[1:])
 
 
-def _rounded(found: Found[Any]) -> float | None:
+def _rounded(found: Found) -> float | None:
     return None if found.cost_usd is None else round(found.cost_usd, 9)
 
 
 # ---- the table
 
 
-class Column(NamedTuple):
+class Column(Struct, frozen=True):
     """A column of the table, and when it is shown."""
 
     name: str
@@ -233,7 +239,7 @@ LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "END
 """Columns to leave out on a narrow terminal, the least important first."""
 
 
-def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = False, room: int | None = None) -> str:
+def drawn(columns: Sequence[Column], found: Found, *, sum_: bool = False, room: int | None = None) -> str:
     rows = found.in_order()
     if sum_:
         rows.append([_sums(found).get(column.name, "") for column in columns])
@@ -244,7 +250,7 @@ def drawn(columns: Sequence[Column], found: Found[list[str]], *, sum_: bool = Fa
     return table.drawn(names, rows, LEAST_FIRST, room=room)
 
 
-def _sums(found: Found[Any]) -> dict[str, str]:
+def _sums(found: Found) -> dict[str, str]:
     tokens = output.bounded(output.short(found.tokens), partial=found.partial)
     cost = output.bounded(output.usd(_rounded(found)), partial=found.partial)
     return {"ID": "sum", "NAME": counted(len(found.runs), "run"), "TOKENS": tokens, "USD": cost}

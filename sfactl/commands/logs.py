@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Unpack
 
-from sfad.protocol import messages as m
+from sfad.protocol.requests.following import LogFiles, Logs, Wait
+from sfad.protocol.structs import replace
 from sfad.protocol.units import parse_size
 
 from .. import output
@@ -36,7 +37,7 @@ from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUNS._replace(required=False),
+    replace(RUNS, required=False),
     Option(("--all",), "everything", "The live runs and the last 50 that ended"),
     NAME,
     LABEL,
@@ -51,7 +52,7 @@ STREAMS = ("stdout", "stderr")
 BLOCK = 64 * 1024
 COLOURS = (36, 33, 32, 35, 34)
 """Colours of prefixes, in turn (ECMA-48, SGR). Red is left out: elsewhere it means failure."""
-Shown = tuple[m.LogFiles, list[Follower]]
+Shown = tuple[LogFiles, list[Follower]]
 """A run, and the followers of its output."""
 
 
@@ -99,20 +100,20 @@ def main(
             if not selection.runs:
                 output.note("no run matches")
                 return ExitCode.DONE
-        opened: list[tuple[m.LogFiles, list[int]]] = []
+        opened: list[tuple[LogFiles, list[int]]] = []
         code = selection.each(client, lambda run: opened.append(_open(client, run)))
         _show(client, opened, view, several=len(selection.runs) > 1)
     return code
 
 
-def _open(client: Client, run: str) -> tuple[m.LogFiles, list[int]]:
-    files, descriptors = client.ask(m.Logs(id=0, run=run), m.LogFiles)
+def _open(client: Client, run: str) -> tuple[LogFiles, list[int]]:
+    files, descriptors = client.ask(Logs(id=0, run=run), LogFiles)
     if not files.kept:
         output.note(f"sfactl: {files.run} keeps no output (--no-log, or --stdio inherit)")
     return files, descriptors
 
 
-def _show(client: Client, opened: Sequence[tuple[m.LogFiles, list[int]]], view: View, *, several: bool) -> None:
+def _show(client: Client, opened: Sequence[tuple[LogFiles, list[int]]], view: View, *, several: bool) -> None:
     names = [f"{files.run} {output.plain(files.name)}".strip() for files, _ in opened]
     columns = max(map(output.width, names), default=0)
     shown: list[Shown] = []
@@ -140,7 +141,7 @@ def _copy(client: Client, group: Sequence[Shown], following: bool) -> None:
     waits = RequestsInFlight(client, output.note)
     for files, _ in group:
         if following and not files.ended:
-            waits.ask(m.Wait(id=0, run=files.run), lambda reply, _descriptors: check(reply))
+            waits.ask(Wait(id=0, run=files.run), lambda reply, _descriptors: check(reply))
     try:
         while waits or not copying.drained():
             ready = wait([client.fileno()] if waits else [], [copying])

@@ -3,7 +3,7 @@
 docs/metrics.md describes each. `metrics.listen` in the config serves the same to a Prometheus server.
 """
 
-from sfad.protocol.messages import Metrics, MetricsText
+from sfad.protocol.requests.daemon import Metrics, MetricsText
 
 from .. import output
 from ..connection import call

@@ -8,7 +8,8 @@ Between calls a pause may take any time.
 
 from typing import Unpack
 
-from sfad.protocol.messages import Pause, RunReply
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.steering import Pause
 
 from .. import output, selection
 from ..connection import connect

@@ -7,7 +7,7 @@ only their own.
 Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything could be removed; 77 not permitted inside a run.
 """
 
-from sfad.protocol.messages import Prune, Pruned
+from sfad.protocol.requests.daemon import Prune, Pruned
 from sfad.protocol.units import counted
 
 from .. import output

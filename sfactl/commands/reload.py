@@ -5,9 +5,8 @@ Live runs keep their limits. If the config has an error, the old one stays in fo
 Exit codes: 0 read; 2 the config has an error, and nothing changed; 77 not permitted inside a run.
 """
 
-import msgspec
-
-from sfad.protocol.messages import Change, Reload, Reloaded
+from sfad.protocol.requests.daemon import Change, Reload, Reloaded
+from sfad.protocol.structs import to_json
 from sfad.protocol.units import counted
 
 from .. import output
@@ -31,6 +30,6 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
 
 
 def _line(change: Change) -> str:
-    old, new = (msgspec.json.encode(value).decode() for value in (change.old, change.new))
+    old, new = (to_json(value).decode() for value in (change.old, change.new))
     later = "; takes effect when the daemon is restarted" if change.waits else ""
     return output.plain(f"{change.key}: {old} → {new} ({change.source}{later})")

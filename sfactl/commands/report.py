@@ -7,7 +7,8 @@ Exit codes: 0 it is counted, even if a limit is exceeded; 1 the run has ended; 2
 and none is named; 66 no such run; 77 not permitted.
 """
 
-from sfad.protocol.messages import Report, RunReply
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.use import Report
 
 from .. import output, usage_options
 from ..connection import call

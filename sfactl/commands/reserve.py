@@ -10,7 +10,7 @@ Exit codes: 0 reserved; 1 refused, with the reason on stderr; 2 a value is missi
 named; 66 no such run; 77 not permitted.
 """
 
-from sfad.protocol.messages import Reserve, Reserved
+from sfad.protocol.requests.use import Reserve, Reserved
 
 from .. import output, usage_options
 from ..connection import call

@@ -6,7 +6,7 @@ another agent. If no meter knows the agent's events, or with --raw, it is the wh
 
 from collections.abc import Sequence
 
-from sfad.protocol.messages import Result, ResultText
+from sfad.protocol.requests.records import Result, ResultText
 
 from .. import output
 from ..connection import Client

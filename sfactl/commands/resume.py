@@ -9,7 +9,8 @@ Exit codes: 0 it runs; 1 it is not paused, or has ended; 2 a limit outside its r
 from collections.abc import Sequence
 from typing import Unpack
 
-from sfad.protocol.messages import Resume, RunReply
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.steering import Resume
 
 from .. import limits, output, selection
 from ..connection import connect

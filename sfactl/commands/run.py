@@ -17,10 +17,15 @@ Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messag
 Turns, messages, tokens and cost can only be enforced if the agent reports them, or prints JSON events that a meter reads.
 """
 
-from typing import Any
+from __future__ import annotations
 
 from .. import spawn_options
 from . import spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 PARAMETERS = spawn_options.PARAMETERS
 TAKES_COMMAND = True

@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from sfad.protocol.messages import Done, Send
+from sfad.protocol.requests.base import Done
+from sfad.protocol.requests.steering import Send
+from sfad.protocol.structs import replace
 
 from .. import output
 from ..connection import connect
@@ -19,7 +21,7 @@ CHUNK = 64 * 1024
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUN._replace(complete="live"),
+    replace(RUN, complete="live"),
     Argument("words", "MESSAGE", "The line to send; - is stdin", many=True, required=False),
     Option(("--eof",), "eof", "Close the run's stdin afterwards"),
 )

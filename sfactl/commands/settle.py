@@ -6,7 +6,8 @@ Exit codes: 0 it is settled; 1 no such reservation is open: it was settled, or i
 permitted.
 """
 
-from sfad.protocol.messages import RunReply, Settle
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.use import Settle
 
 from .. import output, usage_options
 from ..connection import call

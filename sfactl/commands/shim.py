@@ -10,6 +10,8 @@ stdin, stdout, stderr, terminal and exit code. Outside runs nothing changes.
 Exit codes: 0; 2 wrong arguments; 77 the directory may not be changed, or this process is inside a run.
 """
 
+from __future__ import annotations
+
 import os
 import pwd
 import shlex
@@ -18,11 +20,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct
-
 from sfad.protocol.known import PROGRAMS
-from sfad.protocol.messages import DaemonInfo, DaemonStatus
 from sfad.protocol.paths import SYSTEM_SHIMS, shim_dir, state_dir
+from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
+from sfad.protocol.structs import Struct
 
 from .. import output, shim_files, table
 from ..connection import ABSENT, Unreachable, call

@@ -13,17 +13,20 @@ Turns, messages, tokens and cost can only be enforced if the agent reports them,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from sfad.protocol import messages as m
+from sfad.protocol.requests.base import Reply, RunReply
+from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.types import Status
 
 from .. import exits, output, spawn_options
 from ..autostart import connect_or_start
 from ..connection import Client
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..foreground import Form
+
 
 PARAMETERS = spawn_options.PARAMETERS
 TAKES_COMMAND = True
@@ -53,7 +56,7 @@ def _foreground(wanted: spawn_options.SpawnOptions) -> int:
     return Foreground(client, message, wanted, _form(wanted, inside=client.welcome.run is not None)).carry_out()
 
 
-def _with_mcp(wanted: spawn_options.SpawnOptions, message: m.Spawn, client: Client) -> m.Spawn:
+def _with_mcp(wanted: spawn_options.SpawnOptions, message: Spawn, client: Client) -> Spawn:
     if not wanted.mcp:
         return message
     from ..mcp.registration import with_server
@@ -81,11 +84,11 @@ def _only_for_foreground(wanted: spawn_options.SpawnOptions) -> None:
             raise exits.UsageError(f"{option} needs --wait, or `sfactl run`")
 
 
-def _background(client: Client, message: m.Spawn, as_json: bool) -> int:
-    reply, _ = client.ask(message, m.Reply)
-    if isinstance(reply, m.Refused):
+def _background(client: Client, message: Spawn, as_json: bool) -> int:
+    reply, _ = client.ask(message, Reply)
+    if isinstance(reply, Refused):
         raise output.refusal(reply, as_json=as_json)
-    assert isinstance(reply, m.RunReply)  # `ask` raises for an error, and a Spawn has no other reply
+    assert isinstance(reply, RunReply)  # `ask` raises for an error, and a Spawn has no other reply
     run = reply.run
     if as_json:
         output.print_json(run)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from sfad.protocol.messages import DaemonInfo, DaemonStatus
+from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 from sfad.protocol.units import format_duration
 
 from .. import output

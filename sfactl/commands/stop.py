@@ -9,7 +9,7 @@ Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such 
 import signal as signals
 from typing import Unpack
 
-from sfad.protocol.messages import Stop, Stopped
+from sfad.protocol.requests.steering import Stop, Stopped
 from sfad.protocol.units import parse_whole
 
 from .. import exits, output, selection

@@ -5,10 +5,9 @@ Live runs count with their current state, children count as runs of their own, a
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import cast, get_args
 
-from sfad.protocol import messages as m
-from sfad.protocol.statistics import By, Failed, Summary
+from sfad.protocol.requests.advice import Summarise, Summarised
+from sfad.protocol.statistics import GROUPED_BY, By, Failed, Summary
 from sfad.protocol.units import counted
 
 from .. import output, table
@@ -42,9 +41,9 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    wanted = m.Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
+    wanted = Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
     with connect(socket) as client:
-        found = client.call(wanted, m.Summarised).summary
+        found = client.call(wanted, Summarised).summary
     if json:
         output.print_json({field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"})
     else:
@@ -53,9 +52,9 @@ def main(
 
 
 def _by(text: str) -> By:
-    if text not in get_args(By):
-        raise UsageError(f"--by: unknown key {text!r}; choose from: {', '.join(get_args(By))}")
-    return cast(By, text)
+    if text not in GROUPED_BY:
+        raise UsageError(f"--by: unknown key {text!r}; choose from: {', '.join(GROUPED_BY)}")
+    return text
 
 
 def parts(found: Summary, by: str) -> Iterator[list[str]]:

@@ -16,7 +16,8 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from sfad.protocol.messages import WatchRuns
+from sfad.protocol.requests.listing import WatchRuns
+from sfad.protocol.structs import replace
 
 from ..connection import connect
 from ..exits import ExitCode, UsageError
@@ -25,7 +26,7 @@ from ..selection import labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     SOCKET,
-    RUN._replace(target="root", metavar="RUN", required=False),
+    replace(RUN, target="root", metavar="RUN", required=False),
     NAME,
     LABEL,
     Option(("--web",), "in_browser", "Show it in a browser: print an address on loopback that can be opened once"),

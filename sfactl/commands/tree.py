@@ -5,7 +5,8 @@ Shows live runs and those that ended recently, below their parents. With RUN, on
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sfad.protocol.messages import List, RunList
+from sfad.protocol.requests.listing import List, RunList
+from sfad.protocol.structs import replace
 from sfad.protocol.types import RunInfo, Usage
 from sfad.protocol.units import counted
 
@@ -18,7 +19,7 @@ from ..trouble import near, share
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUN._replace(target="root", metavar="RUN", required=False),
+    replace(RUN, target="root", metavar="RUN", required=False),
     Option(("--live",), "live", "Show the processes and memory of each run"),
 )
 

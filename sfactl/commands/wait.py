@@ -9,7 +9,8 @@ run has not ended within --timeout.
 import time
 from typing import Unpack
 
-from sfad.protocol.messages import RunReply, Wait
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.following import Wait
 from sfad.protocol.types import RunInfo
 
 from .. import exits, output, selection

@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.limits import format_amount, format_limit
-from sfad.protocol.messages import EventPage, Events, Info, RunReply
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.listing import Info
+from sfad.protocol.requests.records import EventPage, Events
 from sfad.protocol.types import ErrorCode, LimitKind, LimitState, Reason, RunInfo, Status
 from sfad.protocol.units import counted
 

@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from sfad.protocol.known import PROGRAMS as KNOWN
-from sfad.protocol.messages import AgentList, Agents, Spawn
 from sfad.protocol.paths import xdg
+from sfad.protocol.requests.daemon import AgentList, Agents
+from sfad.protocol.requests.starting import Spawn
+from sfad.protocol.structs import replace
 
 from ..connection import Client
 from ..exits import UsageError
@@ -88,7 +88,7 @@ def with_server(spawn: Spawn, client: Client) -> Spawn:
     given = {os.fsdecode(name): os.fsdecode(value) for name, _, value in (entry.partition(b"=") for entry in spawn.env)}
     options, variables = _added(program, command, given)
     kept = [entry for entry in spawn.env if os.fsdecode(entry.partition(b"=")[0]) not in variables]
-    return structs.replace(
+    return replace(
         spawn,
         argv=[*spawn.argv[:at], *map(os.fsencode, options), *spawn.argv[at:]],
         env=[*kept, *(os.fsencode(f"{name}={value}") for name, value in variables.items())],

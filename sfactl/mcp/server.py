@@ -20,7 +20,6 @@ from typing import Any, Literal, TypeVar, assert_never
 
 import anyio
 import mcp_types as types
-import msgspec
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 from mcp.server.context import ServerRequestContext
@@ -32,6 +31,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from sfad import __version__
 from sfad.protocol import messages as m
+from sfad.protocol.structs import replace
 from sfad.protocol.types import ErrorCode
 
 from .. import output, sessions
@@ -169,7 +169,7 @@ class SessionServer:
             how = f"its run is {run}, which may go on: ask with sessions_info later"
             return _said(f"no answer of the subagent: {error.message}; {how}", failed=True)
         self._delegating.pop(request, None)  # not after a cancellation: `_cancelled` looks for it
-        return _told(msgspec.structs.replace(view, lowered=started.lowered))
+        return _told(replace(view, lowered=started.lowered))
 
     async def _started(self, context: Context, order: Order) -> SessionView:
         # Cancelled in between, nobody would know of the run.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from sfad.protocol.limits import LimitsObject
+from sfad.protocol.limits_object import LimitsObject
 
 from ..exits import UsageError
 

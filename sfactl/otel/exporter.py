@@ -17,7 +17,10 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
-from sfad.protocol import messages as m
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.following import EventPush
+from sfad.protocol.requests.listing import Info
+from sfad.protocol.requests.records import CallPage, EventPage, Events, ListCalls
 from sfad.protocol.types import ENDED, ErrorCode, RunInfo
 
 from .. import output
@@ -108,10 +111,10 @@ class Exporter:
         """Export a page of ends after the position. Return whether there may be more."""
         with connect(self._flag) as client:
             if self._position.after is None:  # the first start: only what ends from now on
-                self._position.reached(client.call(m.Events(id=client.next_id(), rows=1), m.EventPage).reached)
+                self._position.reached(client.call(Events(id=client.next_id(), rows=1), EventPage).reached)
             after = self._position.after
-            request = m.Events(id=client.next_id(), after=after, rows=BATCH, types=ENDS)
-            page = client.call(request, m.EventPage)
+            request = Events(id=client.next_id(), after=after, rows=BATCH, types=ENDS)
+            page = client.call(request, EventPage)
             batch: list[ReadableSpan] = []
             for run in dict.fromkeys(event.run_id for event in page.events if event.run_id is not None):
                 for span in self._of(client, run):
@@ -126,7 +129,7 @@ class Exporter:
 
     def _of(self, client: Client, run: str) -> Iterator[ReadableSpan]:
         try:
-            info = client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run
+            info = client.call(Info(id=client.next_id(), run=run), RunReply).run
         except DaemonError as error:
             if error.error is ErrorCode.NO_SUCH_RUN:  # pruned
                 return
@@ -137,16 +140,16 @@ class Exporter:
         yield self._spans.of_run(info)
 
     def _calls(self, client: Client, run: RunInfo) -> Iterator[ReadableSpan]:
-        request = m.ListCalls(id=client.next_id(), run=run.id)
+        request = ListCalls(id=client.next_id(), run=run.id)
         while True:
-            page = client.call(request, m.CallPage)
+            page = client.call(request, CallPage)
             for call in page.calls:
                 if call.state not in {"waiting", "under_way"}:
                     yield self._spans.of_call(run, call)
             if not page.more:
                 return
             last = page.calls[-1]
-            request = m.ListCalls(id=client.next_id(), run=run.id, after=last.time, after_number=last.number)
+            request = ListCalls(id=client.next_id(), run=run.id, after=last.time, after_number=last.number)
 
     def _send(self, batch: list[ReadableSpan]) -> None:
         if not batch:
@@ -174,11 +177,11 @@ class Exporter:
     def _wait(self) -> None:
         """Return once a run has ended after the position. Raise what `connect` raises."""
         with connect(self._flag) as client:
-            client.send(m.Events(id=client.next_id(), after=self._position.after, rows=1, types=ENDS, follow=True))
+            client.send(Events(id=client.next_id(), after=self._position.after, rows=1, types=ENDS, follow=True))
             while True:
                 for answer in client.arrived():
                     check(answer.reply)
-                    if isinstance(answer.reply, m.EventPush) or (isinstance(answer.reply, m.EventPage) and answer.reply.events):
+                    if isinstance(answer.reply, EventPush) or (isinstance(answer.reply, EventPage) and answer.reply.events):
                         return
 
 

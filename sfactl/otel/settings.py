@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from sfad.protocol.messages import Setting
+from sfad.protocol.requests.daemon import Setting
 
 from ..exits import UsageError
 

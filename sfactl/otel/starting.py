@@ -2,7 +2,7 @@
 
 import os
 
-from sfad.protocol.messages import Config, ConfigReply
+from sfad.protocol.requests.daemon import Config, ConfigReply
 
 from ..connection import connect
 from ..exits import UsageError

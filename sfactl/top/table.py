@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import NamedTuple
 
-from msgspec import structs
-
+from sfad.protocol.structs import replace
 from sfad.protocol.types import RunId, RunInfo, Status
 
 from ..trouble import NEAR
@@ -234,10 +233,10 @@ def _best(runs: list[RunInfo], key: Key) -> dict[RunId, float | str]:
 def _completed(run: RunInfo, before: RunInfo) -> RunInfo:
     """Return a run with figures of the last push, which the end of a run and other replies leave out."""
     if run.total_cost_usd is None:
-        run = structs.replace(run, total_cost_usd=before.total_cost_usd, total_tokens=before.total_tokens)
+        run = replace(run, total_cost_usd=before.total_cost_usd, total_tokens=before.total_tokens)
     if run.processes is None and not run.status.terminal and run.attempts == before.attempts:
         load = {"processes": before.processes, "memory_bytes": before.memory_bytes, "cpu_cores": before.cpu_cores}
-        run = structs.replace(run, **load)
+        run = replace(run, **load)
     return run
 
 

@@ -16,7 +16,7 @@ from .asked import Asked
 from .money import to_core, to_wire
 from .policy import Invalid, Policy
 
-PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile._fields)
+PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile.__struct_fields__)
 """Kinds that a profile sets, and `limits.adaptive` adapts."""
 
 _OF_ONE_RUN = tuple(kind for kind, spec in KINDS.items() if spec.scope == "run" and kind is not LimitKind.TIME)

@@ -3,6 +3,7 @@
 `types`       the nouns: a run as it is shown, limits, refusals, reasons, error codes
 `kinds`       the table of the kinds of limit: unit, range, default, who counts it
 `limits`      limits as people write them, and as they are shown
+`limits_object` limits as programs write them: one JSON object
 `units`       durations, sizes, counts and money as people write them, and as they are shown
 `known`       agent programs, meters and profiles that are built in
 `messages`    all requests and replies: a struct each, tagged by `type`
@@ -17,6 +18,7 @@
 `redaction`   what looks like a secret, hidden in texts
 `statistics`  the answers to `recommend` and `summary`
 `paths`       where the socket and the state are
+`places`      the same as text, and how a client looks for the socket
 
 The same in words, with byte-exact examples: docs/protocol.md.
 """

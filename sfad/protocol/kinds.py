@@ -4,14 +4,15 @@ The rest of the daemon and `sfactl` derive their lists from this table. `LimitKi
 a word there, a row here, and the code that counts it (docs/architecture.md has the steps).
 """
 
-from typing import Literal, NamedTuple
+from __future__ import annotations
 
+from .structs import Literal, Struct
 from .types import LimitKind
 
 Scope = Literal["run", "tree"]
 
 
-class LimitSpec(NamedTuple):
+class LimitSpec(Struct, frozen=True):
     unit: Literal["s", "USD", "bytes", "cores", ""]
     """Of thresholds and amounts on the wire; empty for a plain number."""
     counts: str

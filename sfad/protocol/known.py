@@ -1,11 +1,12 @@
 """Agent programs, meters and profiles of limits that are built in."""
 
-from typing import NamedTuple
+from __future__ import annotations
 
+from .structs import Struct
 from .types import Action
 
 
-class KnownProgram(NamedTuple):
+class KnownProgram(Struct, frozen=True):
     """What the core, the config and clients know of an agent program."""
 
     packages: tuple[str, ...] = ()
@@ -65,7 +66,7 @@ CODING_AGENT = "coding-agent"
 """The profile of a run of a known agent program that names no profile."""
 
 
-class Profile(NamedTuple):
+class Profile(Struct, frozen=True):
     """The limits of a `--type`, in the units of their kinds, and the action of each."""
 
     turns: int

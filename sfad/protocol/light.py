@@ -7,7 +7,6 @@ struct does not check the types of what it receives, only which fields there are
 from __future__ import annotations
 
 from .framing import BadMessage
-from .light_json import to_json
 from .light_msgpack import pack, unpack
 
 TYPE_CHECKING = False
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 __all__ = [
-    "UNSET", "Any", "ClassVar", "Literal", "StrEnum", "Struct", "UnsetType", "asdict", "datetime", "pack", "reader", "replace",
-    "tag", "to_json",
+    "UNSET", "Any", "ClassVar", "Literal", "Protocol", "StrEnum", "Struct", "TypedDict", "UnsetType", "asdict", "datetime", "pack",
+    "reader", "replace", "tag", "to_json",
 ]  # fmt: skip
 
 
@@ -29,6 +28,14 @@ class _Annotation:
 
 
 Any = ClassVar = Literal = datetime = _Annotation()  # type: ignore[assignment, misc]
+
+
+class TypedDict:
+    def __init_subclass__(cls, **_settings: bool) -> None:
+        """Accept `total=False`."""
+
+
+Protocol = TypedDict
 
 
 # ---- words
@@ -57,6 +64,8 @@ class StrEnum(str, metaclass=_Words):
         for name, value in list(vars(cls).items()):
             if isinstance(value, str) and name[0] != "_":
                 cls._members[value] = member = str.__new__(cls, value)
+                if "__init__" in vars(cls):
+                    member.__init__(value)  # type: ignore[misc]
                 setattr(cls, name, member)
         _CONVERSIONS[cls.__name__] = cls
 
@@ -154,13 +163,13 @@ def _conversions(kind: type[Struct]) -> dict[str, Callable[[Any], Any]]:
     for each in reversed(kind.__mro__[:-2]):
         for name, annotation in each.__annotations__.items():
             words = "".join(c if c.isalnum() or c == "_" else " " for c in annotation).split()
-            if "int" not in words and (make := _conversion(words)):
+            if make := _conversion(words):
                 found[name] = make
     return found
 
 
 def _conversion(words: Sequence[str]) -> Callable[[Any], Any] | None:
-    kinds = [_CONVERSIONS.get(word) for word in words]
+    kinds = [_CONVERSIONS.get(word) for word in words if word != "float" or "int" not in words]
     one = next(filter(None, kinds), None)
     if one is None or words[0] not in ("list", "dict"):
         return one
@@ -178,6 +187,12 @@ def replace(struct: Any, /, **changes: Any) -> Any:
 
 def asdict(struct: Struct) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def to_json(value: Any) -> bytes:
+    from .light_json import to_json  # many a verb prints no JSON
+
+    return to_json(value)
 
 
 def tag(kind: type[Struct]) -> str:

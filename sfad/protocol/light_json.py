@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -44,8 +42,7 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b
 
 
 def _rare(value: Any) -> str:
-    times = sys.modules.get("datetime")
-    if times is not None and isinstance(value, times.datetime):
+    if hasattr(value, "isoformat"):
         return f'"{value.isoformat().removesuffix("+00:00")}Z"'
     import msgspec
 

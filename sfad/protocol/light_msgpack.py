@@ -8,8 +8,12 @@ from struct import unpack_from
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from datetime import datetime
+    from datetime import datetime, timezone
     from typing import Any
+else:
+    from _datetime import datetime, timezone  # the same classes; `datetime` defines them in Python first
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def pack(value: Any) -> bytes:
@@ -53,10 +57,8 @@ def _pack_map(items: list[tuple[str, Any]], to: bytearray) -> None:
 
 
 def _timestamp(moment: datetime) -> bytes:
-    from datetime import UTC, datetime, timedelta
-
-    seconds, rest = divmod(moment - datetime(1970, 1, 1, tzinfo=UTC), timedelta(seconds=1))
-    return packed(">Iq", rest.microseconds * 1000, seconds)
+    since = moment - _EPOCH
+    return packed(">Iq", since.microseconds * 1000, since.days * 86_400 + since.seconds)
 
 
 def _head(size: int, to: bytearray, small: int, most: int, heads: Sequence[int | None]) -> None:
@@ -174,9 +176,7 @@ def _extension(data: bytes, at: int, size: int) -> tuple[Any, int]:
         nanoseconds, seconds = seconds >> 34, seconds & (1 << 34) - 1
     elif size == 12:
         nanoseconds = int.from_bytes(found[:4], "big")
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1000), end
+    return datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=nanoseconds // 1000), end
 
 
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}

@@ -8,6 +8,7 @@ client can read a newer daemon.
 `descriptors` in a message says how many file descriptors travel with its first byte as SCM_RIGHTS.
 """
 
+from .requests.advice import *
 from .requests.base import *
 from .requests.base import Reply, Request
 from .requests.daemon import *

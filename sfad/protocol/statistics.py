@@ -25,6 +25,7 @@ class Advice(Struct, frozen=True, kw_only=True):
 
 
 By = Literal["name", "label", "user", "model", "type"]
+GROUPED_BY: tuple[By, ...] = ("name", "label", "user", "model", "type")
 
 
 class Group(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ if TYPE_CHECKING or not LIGHT:
     from typing import Any as Any
     from typing import ClassVar as ClassVar
     from typing import Literal as Literal
+    from typing import Protocol as Protocol
+    from typing import TypedDict as TypedDict
 
     from msgspec import UNSET as UNSET
     from msgspec import Struct as Struct

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import errno
 import os
 import select
@@ -128,7 +129,7 @@ def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, monkeypatch
             receive()
         connection.sendall(m.pack_message(NO_ROOM))
 
-    def reached(client: Client, seconds: float) -> socket.socket:
+    def reached(client: Client, seconds: float) -> _socket.socket:
         sock = reach(client, seconds)
         if closed:  # the hello finds nobody: EPIPE
             _wait_for_end(sock)
@@ -141,7 +142,7 @@ def test_a_daemon_that_refuses_a_connection_says_why(tmp_path: Path, monkeypatch
     assert (error.value.message, error.value.code) == (NO_ROOM.message, ExitCode.UNAVAILABLE)
 
 
-def _wait_for_end(sock: socket.socket) -> None:
+def _wait_for_end(sock: _socket.socket) -> None:
     poll = select.poll()
     poll.register(sock, 0)  # POLLHUP comes unasked
     poll.poll()
@@ -244,10 +245,10 @@ def test_missing_and_refused_are_told_apart(tmp_path: Path) -> None:
 def test_a_sandbox_is_told_from_file_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "sock"
     path.touch(mode=0o600)
-    assert explain(path, OSError(errno.EPERM, "")).kind == "sandbox"
-    assert explain(path, OSError(errno.EACCES, "")).kind == "sandbox", "the mode allows it, so something else does not"
+    assert explain(str(path), OSError(errno.EPERM, "")).kind == "sandbox"
+    assert explain(str(path), OSError(errno.EACCES, "")).kind == "sandbox", "the mode allows it, so something else does not"
     monkeypatch.setattr(os, "access", lambda *_: False)
-    denied = explain(path, OSError(errno.EACCES, ""))
+    denied = explain(str(path), OSError(errno.EACCES, ""))
     assert denied.kind == "denied"
     assert f"uid {os.getuid()} with mode 0600" in denied.message
 
@@ -257,16 +258,16 @@ def test_the_place_of_roots_daemon_keeps_no_user_from_one_of_their_own(monkeypat
     def failure() -> str:
         with pytest.raises(Unreachable) as raised:
             connection.connect(None)
-        return f"{raised.value.kind} {raised.value.path.parent.name}"
+        return f"{raised.value.kind} {Path(raised.value.path).parent.name}"
 
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o711)
         closed = Path(directory) / "roots"
         closed.mkdir(mode=0o700)
         places = [Path(directory) / "own" / "sock", closed / "sock"]
-        monkeypatch.setattr(connection, "client_sockets", lambda *_: places)
+        monkeypatch.setattr(connection, "client_sockets", lambda *_: [*map(str, places)])
         assert as_nobody(failure) == "denied roots"
-        monkeypatch.setattr(connection, "SYSTEM_SOCKET", places[1])
+        monkeypatch.setattr(connection, "SYSTEM_SOCKET", str(places[1]))
         assert as_nobody(failure) == "missing own"
         places.pop(0)
         assert as_nobody(failure) == "denied roots", "a place that was chosen"

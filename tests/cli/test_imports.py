@@ -5,43 +5,129 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
 import pytest
 
+from sfactl import shim_files
+
+from .conftest import PATIENCE, World
+
 SLOW = {"trio", "typer", "rich", "argparse", "subprocess", "asyncio", "json", "sfad.core", "sfad.server"}
+SCRIPT = Path(__file__).parents[2] / "bin" / "sfactl"
+
+CLIENT = """
+_datetime _socket _struct errno select struct __future__
+sfad sfad.protocol sfad.protocol.framing sfad.protocol.light sfad.protocol.light_msgpack sfad.protocol.places sfad.protocol.requests
+sfad.protocol.requests.base sfad.protocol.structs sfad.protocol.types sfad.protocol.units sfad.protocol.wire
+sfactl sfactl.connection sfactl.entry sfactl.exits sfactl.inside sfactl.options sfactl.output sfactl.trust
+"""
+"""What each verb needs that speaks to the daemon."""
+VERB = f"{CLIENT} sfactl.__main__ sfactl.commands sfactl.verbs"
+USE = f"{VERB} sfad.protocol.requests.use sfactl.usage_options"
+SPAWN = "sfad.protocol.known sfad.protocol.requests.starting sfactl.environment sfactl.spawn_options"
+COPYING = "_ctypes ctypes ctypes._endian types sfactl.follower"
+FOREGROUND = """
+sfad.protocol.requests.following sfad.protocol.requests.listing sfad.protocol.requests.steering
+sfactl.activity sfactl.foreground sfactl.in_flight sfactl.progress sfactl.signals
+"""
+RUN = f"{VERB} {SPAWN} sfactl.autostart sfactl.commands.spawn sfactl.commands.run {FOREGROUND} {COPYING}"
+JSON = "sfad.protocol.light_json"
+
+MODULES = {
+    "spawn -- true": f"{VERB} {SPAWN} sfactl.autostart sfactl.commands.spawn",
+    "spawn --json -- true": f"{VERB} {SPAWN} sfactl.autostart sfactl.commands.spawn {JSON}",
+    "run -q -- true": RUN,
+    # and its limits, for people, while it starts
+    "run -- true": f"{RUN} sfad.protocol.kinds sfad.protocol.limits sfactl.limits itertools math",
+    "report RUN --turns 1": f"{USE} sfactl.commands.report",
+    "report RUN --turns 1 --json": f"{USE} sfactl.commands.report {JSON}",
+    "reserve --model m --input-tokens 1 --max-output-tokens 1 RUN": f"{USE} sfactl.commands.reserve",
+    "list": f"{VERB} sfad.protocol.requests.listing sfad.protocol.requests.steering sfad.protocol.known sfactl.history "
+    "sfactl.selection sfactl.table sfactl.commands.list",
+    "list --json": f"{VERB} sfad.protocol.requests.listing sfad.protocol.requests.steering sfactl.history sfactl.selection "
+    f"sfactl.table sfactl.commands.list {JSON}",
+}
+"""All modules that a verb imports, beyond those of a bare interpreter. One more costs 2 to 100 percent of Python's own start."""
+
+SHIM_OUTSIDE = """
+_datetime _struct errno struct __future__
+sfad sfad.protocol sfad.protocol.framing sfad.protocol.light sfad.protocol.light_msgpack
+sfactl sfactl.entry sfactl.exits sfactl.inside sfactl.real_program sfactl.shim sfactl.shim_files resource
+"""
+SHIM_INSIDE = f"{CLIENT} {SPAWN} {FOREGROUND} {SHIM_OUTSIDE} sfactl.shimmed_run"
+
+
+def modules(stderr: str) -> set[str]:
+    """Return the modules that `-X importtime` has printed."""
+    return {line.rpartition("|")[2].strip() for line in stderr.splitlines() if line.startswith("import time:")} - {
+        "imported package"
+    }
+
+
+@cache
+def of_a_bare_interpreter(*flags: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, *flags, "-X", "importtime", "-c", "import os"], capture_output=True, text=True, check=True
+    )
+    return modules(done.stderr)
+
+
+@pytest.fixture(scope="module")
+def live(shared: World) -> str:
+    """A live run of the daemon that the tests of this module share."""
+    return shared.spawn("--", "sleep", "1000")
+
+
+@pytest.mark.parametrize("line", MODULES)
+def test_a_hot_verb_imports_these_modules_and_no_other(shared: World, live: str, line: str) -> None:
+    words = [live if word == "RUN" else word for word in line.split()]
+    command = [sys.executable, "-X", "importtime", str(SCRIPT), *words]
+    done = subprocess.run(command, env=shared.env, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert modules(done.stderr) - of_a_bare_interpreter() == set(MODULES[line].split())
+
+
+def test_a_shim_imports_these_modules_and_no_other(shared: World, tmp_path: Path) -> None:
+    shim, real = tmp_path / "shims" / "claude", tmp_path / "bin" / "claude"
+    for file, text in ((shim, shim_files.text("claude")), (real, b"#!/bin/sh\n")):
+        file.parent.mkdir()
+        file.write_bytes(text)
+        file.chmod(0o755)
+    path = f"{shim.parent}:{real.parent}:{os.environ['PATH']}"
+    command = [sys.executable, "-IS", "-X", "importtime", str(shim), "x"]
+    bare = of_a_bare_interpreter("-IS")
+    outside = subprocess.run(command, env=shared.env | {"PATH": path}, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert modules(outside.stderr) - bare == set(SHIM_OUTSIDE.split())
+    inside = shared.sfactl("run", "-q", "--env", f"PATH={path}", "--", *command).stderr
+    assert modules(inside) - bare == set(SHIM_INSIDE.split())
 
 
 def imported(*arguments: str) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "sfactl", *arguments],
-        env={**os.environ, "SFAD_AUTOSTART": "0"},
+        [sys.executable, "-X", "importtime", str(SCRIPT), *arguments],
+        env={**os.environ, "SFAD_AUTOSTART": "0", "PYTHONPATH": str(SCRIPT.parents[1])},
         capture_output=True,
         text=True,
         check=False,
     )
-    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    return modules(done.stderr)
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        ["spawn", "--socket", "/nonexistent", "--name", "a", "--", "true"],
-        ["run", "--socket", "/nonexistent", "--", "true"],
-        ["list", "--socket", "/nonexistent", "--json"],
         ["wait", "a1", "--socket", "/nonexistent"],
         ["stop", "a1", "--socket", "/nonexistent"],
-        ["report", "--turns", "1", "--model", "m", "--input-tokens", "2k", "--socket", "/nonexistent"],
-        ["reserve", "--model", "m", "--input-tokens", "2", "--max-output-tokens", "3", "--socket", "/nonexistent"],
+        ["info", "a1", "--socket", "/nonexistent"],
+        ["logs", "a1", "--socket", "/nonexistent"],
         ["settle", "a1-1", "--input-tokens", "2", "--output-tokens", "3", "--socket", "/nonexistent"],
     ],
 )
-def test_hot_verbs_import_nothing_slow(line: list[str]) -> None:
+def test_other_verbs_import_nothing_slow(line: list[str]) -> None:
     found = imported(*line)
     assert "sfactl.connection" in found, "the line must have been carried out as far as the connection"
-    others = {name for name in found if name.startswith("sfactl.commands.")} - {"sfactl.commands.spawn"}
-    assert others <= {f"sfactl.commands.{line[0]}"}
-    assert not found & SLOW
-    assert not found & {"sfactl.limits", "sfad.protocol.limits", "sfactl.client"}, "only for who needs it"
+    assert not found & {*SLOW, "msgspec", "sfactl.client", "sfad.protocol.messages"}
 
 
 def test_the_public_client_is_light() -> None:

@@ -98,7 +98,7 @@ def _all_of(master: int) -> bytes:
 
 def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
     columns = [column for column in list_.COLUMNS if column.shown(live=False, labels=False, wide=False)]
-    found = list_.Found[list[str]]()
+    found = list_.Found()
     for info in runs:
         found.add(info, [column.cell(info) for column in columns])
     return list_.drawn(columns, found, **options).splitlines()

@@ -90,7 +90,11 @@ def test_every_parameter_is_one_of_main(verb: str) -> None:
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in accepted.values())
     names = {
         *accepted,
-        *((*SpawnOptions._fields, *OPTIONS, *SelectionOptions.__annotations__, *OrderOptions.__annotations__) if takes_any else ()),
+        *(
+            (*SpawnOptions.__struct_fields__, *OPTIONS, *SelectionOptions.__annotations__, *OrderOptions.__annotations__)
+            if takes_any
+            else ()
+        ),
     }
     assert {p.target for p in module.PARAMETERS} <= names
 

@@ -9,7 +9,7 @@ import msgspec
 from sfad.core.access import TABLE
 from sfad.core.run import mermaid
 from sfad.observe.metrics import METRICS
-from sfad.protocol.limits import schema
+from sfad.protocol.limits_object import schema
 from sfad.protocol.messages import Reply, Request, pack_message
 
 from . import notation

@@ -31,6 +31,8 @@ for line in sys.stdin:
     base, body = line.split()
     message = reader(getattr(m, base))(b64decode(body))
     assert message == replace(message, id=message.id) and message != replace(message, id=-1)
+    if base == "Reply" and type(message) is m.Summarised:
+        assert [status.terminal for status in message.summary.by_status] == [True] * len(message.summary.by_status)
     built = type(message)(**asdict(message))
     for data in (pack(message), pack(built), to_json(message)):
         print(b64encode(data).decode())
@@ -77,8 +79,8 @@ BROKEN = """
 import sys
 import sfad.protocol.light
 from sfad.protocol.framing import BadMessage
-from sfad.protocol.requests.base import Reply, Welcome
-from sfad.protocol.requests.starting import RunReply
+from sfad.protocol.requests.base import Reply, RunReply, Welcome
+
 from sfad.protocol.structs import reader
 read = reader(Reply)
 for line in sys.stdin:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfad.protocol import limits as written
-from sfad.protocol.limits import LimitsObject, format_amount, format_limit, parse_limit, parse_limits
+from sfad.protocol.limits import format_amount, format_limit, parse_limit
+from sfad.protocol.limits_object import LimitsObject, parse_limits, schema
 from sfad.protocol.types import Action, Limit, LimitKind, LimitState
 
 TICK = settings(max_examples=40, deadline=None, database=None)
@@ -153,12 +154,12 @@ def test_an_invalid_object(text: str, says: str) -> None:
 
 
 def test_the_schema_has_every_field_with_a_description_and_no_other() -> None:
-    schema = msgspec.json.decode(written.schema())
-    found = schema["$defs"]["LimitsObject"]
+    described = msgspec.json.decode(schema())
+    found = described["$defs"]["LimitsObject"]
     assert set(found["properties"]) == set(LimitsObject.__struct_fields__)
     assert all(field["description"] for field in found["properties"].values())
     assert found["additionalProperties"] is False
-    assert set(schema["$defs"]["Action"]["enum"]) == set(Action)
+    assert set(described["$defs"]["Action"]["enum"]) == set(Action)
 
 
 # ---- as they are shown

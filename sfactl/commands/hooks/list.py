@@ -1,6 +1,6 @@
 """List the hooks of the config, how often each was started and failed, and commands of --on-end that are not done."""
 
-from sfad.protocol.messages import DaemonInfo, DaemonStatus
+from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from ... import output, table
 from ...connection import call

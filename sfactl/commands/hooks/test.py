@@ -3,7 +3,7 @@
 Exit codes: 0 it exited with 0; 1 it failed.
 """
 
-from sfad.protocol.messages import HookTested, TryHook
+from sfad.protocol.requests.daemon import HookTested, TryHook
 
 from ... import output
 from ...connection import call

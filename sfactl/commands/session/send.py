@@ -6,13 +6,15 @@ what was sent before.
 
 from collections.abc import Sequence
 
+from sfad.protocol.structs import replace
+
 from ... import output, sessions
 from ...exits import ExitCode
 from ...options import COMMON, RUN, Argument, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUN._replace(complete="live"),
+    replace(RUN, complete="live"),
     Argument("words", "MESSAGE", "The line to send", many=True),
 )
 

@@ -7,6 +7,8 @@ Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such 
 
 from collections.abc import Sequence
 
+from sfad.protocol.structs import replace
+
 from ... import exits, output, sessions
 from ...connection import connect
 from ...options import COMMON, RUNS, Option, Parameter, seconds
@@ -14,7 +16,7 @@ from ...selection import RunSelection
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    RUNS._replace(complete="live"),
+    replace(RUNS, complete="live"),
     Option(("--grace",), "grace", "Time between SIGTERM and SIGKILL, at most 60s (default: the run's own)", "TIME"),
 )
 

@@ -1,10 +1,11 @@
 """The messages by subject: requests, and the replies to them. `sfactl` imports those of one verb.
 
-`base`        what every message has; the handshake, and the replies that any request may have
+`base`        what every message has; the handshake, and the replies that many requests have
 `starting`    starting a run
 `sessions`    sessions
 `steering`    stopping runs, pausing them, changing their limits, writing to them
-`use`         what runs use: reports, reservations, advice and sums
+`use`         what runs use: reports and reservations
+`advice`      what is learned from runs: advice about limits, and sums
 `listing`     runs as they are shown
 `following`   a run's end, events and output as they come
 `records`     what is kept of runs: results, events, calls of models

@@ -1,4 +1,4 @@
-"""What every request and every reply has; the handshake, and the replies that any request may have."""
+"""What every request and every reply has; the handshake, and the replies that many requests have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from ..framing import frame
 from ..structs import ClassVar, Struct, pack
-from ..types import ErrorCode, RunId
+from ..types import ErrorCode, Lowered, RunId, RunInfo
 
 ALWAYS = sys.maxsize
 """`Request.repeats` of requests that wait for runs: the daemon may be restarted several times meanwhile."""
@@ -55,6 +55,12 @@ class Error(Reply, tag="error"):
 
     code: ErrorCode
     message: str
+
+
+class RunReply(Reply, tag="run"):
+    run: RunInfo
+    lowered: list[Lowered] = []
+    """Limits of a session that has just been started that are lower than what was asked for."""
 
 
 def pack_message(message: Request | Reply) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import Literal
-from ..types import Action, Bound, Claim, Isolation, Kind, Limit, Lowered, Refusal, RunId, RunInfo
+from ..types import Action, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId
 from .base import Reply, Request
 
 
@@ -69,12 +69,6 @@ class Spawn(Request, tag="spawn"):
     descriptors: int = 0
     isolation: Isolation | None = None
     """Start the command in a sandbox. `None`: as the config says, and its parent is."""
-
-
-class RunReply(Reply, tag="run"):
-    run: RunInfo
-    lowered: list[Lowered] = []
-    """Limits of a session that has just been started that are lower than what was asked for."""
 
 
 class Refused(Reply, tag="refused"):

@@ -1,9 +1,8 @@
-"""What runs use: reports, reservations, advice and sums."""
+"""What runs use: reports and reservations."""
 
 from __future__ import annotations
 
-from ..statistics import Advice, By, Summary
-from ..types import Limit, LimitRefusal, Role, RunId
+from ..types import LimitRefusal, Role, RunId
 from .base import Reply, Request
 
 
@@ -53,36 +52,3 @@ class Settle(Request, tag="settle"):
     turns: int | None = None
     messages: int | None = None
     cost_usd: float | None = None
-
-
-class Recommend(Request, tag="recommend"):
-    """Suggest limits from past successful runs. Answered by `Recommended`."""
-
-    repeats = 1
-
-    run_type: str | None = None
-    name: str | None = None
-
-
-class Recommended(Reply, tag="recommended"):
-    """Advice for each kind of limit, and the limits in force for a run of this type that sets none itself."""
-
-    runs: int
-    advice: list[Advice]
-    in_force: list[Limit]
-
-
-class Summarise(Request, tag="summary"):
-    """Report how the runs created since a time ended, and what they used; live runs as they are now. Answered by `Summarised`."""
-
-    repeats = 1
-
-    since: float
-    by: By = "name"
-    name: str | list[str] | None = None
-    user: str | None = None
-    labels: dict[str, str | list[str]] = {}
-
-
-class Summarised(Reply, tag="summarised"):
-    summary: Summary
