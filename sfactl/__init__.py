@@ -14,6 +14,7 @@ The command line:
 `usage_options`     the options of `report`, `reserve` and `settle`
 `selection`         the runs that a command line names or filters
 `typer_app`         the options as a typer application
+`completing`        completion of plain command lines
 `shell_completion`  the words that a shell completes
 `default_limits`    the limits of a run without options, for the help
 `deadline`          a bound on the time that completion and help wait for the daemon
@@ -64,6 +65,7 @@ Output:
 `line_follower`     copies output files line by line
 
 Typer takes 60 ms to import, so `options.read` reads the plain command lines that agents write in loops, and typer reads all others.
-A test checks that both give the same values. No module here imports trio (`mcp.server` runs on it by anyio), and of sfad only
-`sfad.protocol` (`doctor` also `sfad.host.probe`).
+A test checks that both give the same values. For the same reason most verbs use light structs instead of msgspec's, and import
+neither `typing` nor `re`: see "Starting fast" in docs/architecture.md. No module here imports trio (`mcp.server` runs on it by
+anyio), and of sfad only `sfad.protocol` (`doctor` also `sfad.host.probe`).
 """

@@ -32,6 +32,11 @@ def _guarded(arguments: list[str]) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if "_SFACTL_COMPLETE" in os.environ:
+        from .completing import answered
+
+        instruction, _, shell = os.environ["_SFACTL_COMPLETE"].partition("_")
+        if instruction == "complete" and (code := answered(shell, split)) is not None:
+            return code
         # bash passes the command line in COMP_WORDS, the other shells in the other variable (typer/_completion_classes.py)
         typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         return _by_typer(arguments, split(typed.split()[1:])[1], completing=True)

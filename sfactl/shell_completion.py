@@ -3,7 +3,7 @@
 The user waits after pressing Tab, so completion gives up after `PATIENCE` seconds. It prints nothing if no daemon is running.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from __future__ import annotations
 
 from sfad.protocol.known import AGENTS, METERS, PROFILES, PROGRAMS
 from sfad.protocol.requests.daemon import AgentList, Agents
@@ -14,6 +14,11 @@ from . import verbs
 from .connection import connect
 from .deadline import Late, within
 from .exits import Quit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
 
 PATIENCE = 0.5
 """Seconds to wait for the daemon."""

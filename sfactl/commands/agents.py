@@ -7,10 +7,11 @@ program is on your PATH. With NAME, show everything about that agent, and the co
 Exit codes: 0; 2 unknown agent.
 """
 
+from __future__ import annotations
+
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
 
 from sfad.protocol.requests.daemon import AgentInfo, AgentList, Agents
 from sfad.protocol.structs import asdict
@@ -19,6 +20,11 @@ from .. import output, table
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Argument, Parameter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

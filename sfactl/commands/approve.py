@@ -7,7 +7,7 @@ outside any run: no agent approves its own increase.
 Exit codes: 0 it runs; 1 it does not wait for approval; 2 a limit outside its range; 66 no such run; 77 not permitted.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Approve
@@ -16,6 +16,11 @@ from .. import limits, output
 from ..connection import connect
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS, limits.OPTION)
 

@@ -13,8 +13,6 @@ With --json, one object for each call, a line each (docs/protocol.md, CallInfo).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
 
 from sfad.protocol.requests.base import Reply
 from sfad.protocol.requests.following import Wait, Watch
@@ -32,8 +30,13 @@ from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
 from ..selection import RunSelection, SelectionOptions
 from .list import collect, listed
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Unpack
+
     from ..in_flight import RequestsInFlight
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -7,9 +7,10 @@ not there yet, is waited for; nothing is missed and nothing comes twice. To resu
 With --json, one object for each event.
 """
 
+from __future__ import annotations
+
 import math
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sfad.protocol.event_types import EVENT_TYPES, unknown_pattern
@@ -24,6 +25,11 @@ from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unr
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter, whole
 from .list import moment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -1,10 +1,15 @@
 """Show the verbs, or explain one."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 from .. import verbs
 from ..exits import ExitCode, UsageError
 from ..options import Argument, Parameter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (Argument("words", "VERB", "Verb to explain", many=True, required=False, complete="verb"),)
 

@@ -1,6 +1,6 @@
 """Show everything that is known of runs, with live processes and memory."""
 
-from collections.abc import Iterator, Sequence
+from __future__ import annotations
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
@@ -13,6 +13,11 @@ from ..history import connect
 from ..options import COMMON, RUNS, Option, Parameter
 from ..selection import RunSelection
 from ..timeline import moments, timeline_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -8,8 +8,7 @@ Exit codes: 0 changed; 1 a run has ended or is being stopped; 2 a limit outside 
 77 a run may only lower limits, its own and those of runs below it.
 """
 
-from collections.abc import Sequence
-from typing import Unpack
+from __future__ import annotations
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import ChangeLimits
@@ -21,6 +20,12 @@ from ..connection import connect
 from ..exits import UsageError
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection, SelectionOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Unpack
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

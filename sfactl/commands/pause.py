@@ -6,7 +6,7 @@ A pause of more than about 4 minutes in the middle of a model's reply breaks the
 Between calls a pause may take any time.
 """
 
-from typing import Unpack
+from __future__ import annotations
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Pause
@@ -14,6 +14,11 @@ from sfad.protocol.requests.steering import Pause
 from .. import output, selection
 from ..connection import connect
 from ..selection import RunSelection, SelectionOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Unpack
+
 
 PARAMETERS = selection.PARAMETERS
 

@@ -8,7 +8,7 @@ applies the suggestions.
 Exit codes: 0, also if there are too few runs for a suggestion.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
 
 from sfad.protocol.limits import format_amount, format_limit
 from sfad.protocol.requests.advice import Recommend, Recommended
@@ -20,6 +20,11 @@ from .. import output, table
 from ..connection import call
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -4,7 +4,7 @@ The text has no terminal escapes or control characters, its markup is escaped, i
 another agent. If no meter knows the agent's events, or with --raw, it is the whole stdout. `sfactl logs` prints output unchanged.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 from sfad.protocol.requests.records import Result, ResultText
 
@@ -13,6 +13,11 @@ from ..connection import Client
 from ..history import connect
 from ..options import COMMON, RUNS, Option, Parameter, count
 from ..selection import RunSelection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

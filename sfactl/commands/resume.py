@@ -6,8 +6,7 @@ without --limit, the old limit only warns from now on. Inside a run, --limit is 
 Exit codes: 0 it runs; 1 it is not paused, or has ended; 2 a limit outside its range; 66 no such run; 77 not permitted.
 """
 
-from collections.abc import Sequence
-from typing import Unpack
+from __future__ import annotations
 
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.steering import Resume
@@ -16,6 +15,12 @@ from .. import limits, output, selection
 from ..connection import connect
 from ..options import Parameter
 from ..selection import RunSelection, SelectionOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Unpack
+
 
 PARAMETERS: tuple[Parameter, ...] = (*selection.PARAMETERS, limits.OPTION)
 

@@ -3,9 +3,10 @@
 A newline is added to MESSAGE. Without MESSAGE, or with -, stdin is copied unchanged.
 """
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Iterator, Sequence
 
 from sfad.protocol.requests.base import Done
 from sfad.protocol.requests.steering import Send
@@ -15,6 +16,11 @@ from .. import output
 from ..connection import connect
 from ..exits import ExitCode
 from ..options import COMMON, RUN, Argument, Option, Parameter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 
 CHUNK = 64 * 1024
 """Bytes of one request: what a pipe holds (pipe(7)). More would wait in the daemon."""

@@ -1,6 +1,7 @@
 """Show the daemon: where it is, how it contains runs, and how many there are."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
 from datetime import datetime
 
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
@@ -10,6 +11,11 @@ from .. import output
 from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, Parameter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
 

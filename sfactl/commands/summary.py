@@ -3,8 +3,9 @@
 Live runs count with their current state, children count as runs of their own, and each run's own use counts once.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 
 from sfad.protocol.requests.advice import Summarise, Summarised
 from sfad.protocol.statistics import GROUPED_BY, By, Failed, Summary
@@ -17,6 +18,11 @@ from ..limits import share
 from ..options import COMMON, LABEL, NAME, USER, Option, Parameter
 from ..selection import labels
 from .list import moment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

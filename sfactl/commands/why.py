@@ -4,7 +4,8 @@ Prints a sentence for each run: which rule refused it, which limit or signal end
 which limits it has while it runs.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
 from datetime import UTC, datetime
 
 from sfad.protocol.kinds import KINDS
@@ -22,6 +23,11 @@ from ..limits import share
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
 from ..trouble import troubles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
 

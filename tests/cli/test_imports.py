@@ -103,6 +103,25 @@ def test_a_shim_imports_these_modules_and_no_other(shared: World, tmp_path: Path
     assert modules(inside) - bare == set(SHIM_INSIDE.split())
 
 
+COMPLETION = f"{CLIENT} sfactl.__main__ sfactl.commands sfactl.verbs sfactl.completing itertools"
+COMPLETED = {
+    "sfactl st": "__future__ _datetime _struct errno itertools struct sfactl sfactl.__main__ sfactl.completing sfactl.entry "
+    "sfactl.exits sfactl.options sfactl.verbs sfad sfad.protocol sfad.protocol.framing sfad.protocol.light "
+    "sfad.protocol.light_msgpack sfad.protocol.structs sfad.protocol.units",
+    "sfactl stop a": f"{COMPLETION} sfad.protocol.known sfad.protocol.requests.daemon sfad.protocol.requests.listing "
+    "sfad.protocol.requests.steering sfactl.commands.stop sfactl.deadline sfactl.selection sfactl.shell_completion",
+}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_completion_imports_these_modules_and_no_other(shared: World, live: str, line: str) -> None:
+    typed = {"_SFACTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    command = [sys.executable, "-X", "importtime", str(SCRIPT)]
+    done = subprocess.run(command, env=shared.env | typed, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert live in done.stdout or "stop" in done.stdout
+    assert modules(done.stderr) - of_a_bare_interpreter() == set(COMPLETED[line].split())
+
+
 def imported(*arguments: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-X", "importtime", str(SCRIPT), *arguments],

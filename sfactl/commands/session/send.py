@@ -4,13 +4,18 @@ The agent must keep its stdin open: `stdin = true` in its entry of the config. F
 what was sent before.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 from sfad.protocol.structs import replace
 
 from ... import output, sessions
 from ...exits import ExitCode
 from ...options import COMMON, RUN, Argument, Parameter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

@@ -5,7 +5,7 @@ Only for sessions: `sfactl stop` stops any run. If a session does not exist or i
 Exit codes: 0 stopped; 5 processes survived SIGKILL, and are listed; 66 no such run; 77 not permitted.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 from sfad.protocol.structs import replace
 
@@ -13,6 +13,11 @@ from ... import exits, output, sessions
 from ...connection import connect
 from ...options import COMMON, RUNS, Option, Parameter, seconds
 from ...selection import RunSelection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
