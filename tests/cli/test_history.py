@@ -15,15 +15,16 @@ from .conftest import World
 
 @pytest.mark.alone
 def test_the_history_of_a_daemon_that_was_killed(daemon: World) -> None:
-    done = daemon.json("run", "--name", "done", "--", "echo", "hello")["id"]
     left = daemon.spawn("--name", "left", "--", "sleep", "60")
+    # The end of a run is told when the ledger has it, and what came before.
+    done = daemon.json("run", "--name", "done", "--", "echo", "hello")["id"]
     daemon.kill()
     try:
         listed = daemon.sfactl("list")
         assert "no daemon is running" in listed.stderr
         assert str(daemon.state) in listed.stderr
         assert "running (last known)" in listed.stdout
-        assert [line.split()[0] for line in listed.stdout.splitlines()] == ["ID", done, left]
+        assert [line.split()[0] for line in listed.stdout.splitlines()] == ["ID", left, done]
         assert "was running: no daemon is running, so this is its last known state" in daemon.sfactl("why", "left").stdout
         assert daemon.sfactl("logs", done).stdout == "hello\n"
         assert "the gateway was not used" in daemon.sfactl("calls", "-f", done).stderr
