@@ -149,7 +149,7 @@ def _list(data: bytes, at: int, size: int) -> tuple[list[Any], int]:
 
 
 def _map(data: bytes, at: int, size: int) -> tuple[dict[str, Any], int]:
-    found = {}
+    found: dict[str, Any] = {}
     for _ in range(size):
         # what most keys and values are is read here, without a call: that is twice as fast
         head = data[at]
