@@ -148,6 +148,11 @@ class Reader:
         row = self._row(f"SELECT {_COLUMNS} FROM runs WHERE number = ?", number_of(run))  # noqa: S608
         return None if row is None else (run_info(row), run_extra(row))
 
+    def owner(self, run: RunId) -> tuple[int | None] | None:
+        """Return the uid of the run's user, alone in a tuple; `None` for an unknown run."""
+        found: tuple[int | None] | None = self._row("SELECT uid FROM runs WHERE number = ?", number_of(run))
+        return found
+
     def parent(self, run: RunId) -> RunId | None:
         """Return the parent's id; `None` for a root and for an unknown run."""
         row = self._row("SELECT parent_id FROM runs WHERE number = ?", number_of(run))

@@ -98,8 +98,13 @@ class Records:
 
     def uid(self, run_id: RunId) -> int | None:
         """Return the uid of the run's user; `None` if that, or the run, is unknown."""
-        extra = self.details(run_id)
-        return None if extra is None else extra.uid
+        owner = self.owner(run_id)
+        return None if owner is None else owner[0]
+
+    def owner(self, run_id: RunId) -> tuple[int | None] | None:
+        """Return that uid, alone in a tuple; `None` for an unknown run."""
+        queued = self._unwritten.get(run_id)
+        return (queued.extra.uid,) if queued is not None else self._reader.owner(run_id)
 
     def lineage(self, run_id: RunId) -> list[RunId]:
         """Return the run's ancestors and itself, root first; only itself if it is unknown."""

@@ -156,8 +156,8 @@ class RunCatalogue:
         known = self.live.get(run) or self._recent.get(run)
         if known is not None:
             return scope.knows(known.uid, known.lineage_ids)
-        details = self._records.details(run)
-        return details is not None and scope.knows(details.uid, () if scope.run is None else self._records.lineage(run))
+        owner = self._records.owner(run)
+        return owner is not None and scope.knows(owner[0], () if scope.run is None else self._records.lineage(run))
 
     def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
         """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""

@@ -32,7 +32,7 @@ UNCOUNTED = 1024
 """Bytes of requests of one client that the daemon keeps without counting them: 2 MiB where each client has so many. Nearly all
 requests are shorter, and most are answered in the turn in which they come."""
 
-LONG = 128 * 1024
+LONG = 192 * 1024
 """Bytes of a reply that may not fit in what the kernel keeps for a socket by default, 208 KiB. It takes a longer one in one go if
 it may keep that much meanwhile, as for a list of 1 000 runs."""
 

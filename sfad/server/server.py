@@ -52,7 +52,8 @@ class Server:
     async def serve(self) -> None:
         turns = self._receiver.turns
         while True:
-            await self._awake.wait()
+            if not self._awake.is_set():  # else it would let trio look around once more for each request
+                await self._awake.wait()
             if turns:
                 await trio.lowlevel.checkpoint()
             else:

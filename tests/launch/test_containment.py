@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -348,3 +349,13 @@ async def test_the_limit_of_message_queues_is_the_daemons_own_again(rig: Rig) ->
     assert resource.getrlimit(resource.RLIMIT_MSGQUEUE) == before
     await rig.wait(MainExited, "a1")
     rig.launcher.release("a1")
+
+
+@pytest.mark.parametrize("names", [[], ["self"], ["self", "self/mine"], ["self", "b2", "b2/self"], ["b2"], ["b2", "b2/self"]])
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="a file system whose links count directories")
+def test_each_cgroup_is_found_whichever_is_usual(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as top:
+        for name in names:
+            os.mkdir(f"{top}/{name}")
+        assert sorted(cgroupfs.nested(top, "self")) == sorted([top, *(f"{top}/{name}" for name in names)])
+        assert sorted(cgroupfs.nested(top)) == sorted(cgroupfs.nested(top, "self"))

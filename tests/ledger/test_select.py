@@ -66,6 +66,17 @@ async def test_the_default_page_is_what_lives_and_the_newest_that_ended(tmp_path
         assert ids(runs_of(ledger.records, Page(List(id=1, status=[LIVE]), EVERYTHING))) == [run_id(3), run_id(99)]
 
 
+async def test_a_page_is_held_until_something_is_committed(tmp_path: Path) -> None:
+    with started(tmp_path) as ledger:
+        page = Page(List(id=1), EVERYTHING)
+        for number in (1, 2, 3):
+            ledger.admit(run(number, status=DONE), PLAIN)
+            await ledger.flush()
+            assert ids(runs_of(ledger.records, page)) == [run_id(each) for each in range(1, number + 1)]
+            assert ledger.records.select(page) is ledger.records.select(page)
+        assert ids(runs_of(ledger.records, Page(List(id=1), Scope(uid=1, run=None)))) == []
+
+
 async def test_prefixes(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
         for number in (1, 2, *range(32, 50)):

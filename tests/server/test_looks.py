@@ -20,6 +20,7 @@ from sfad.protocol.framing import MAX_REPLY, FrameDecoder
 from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo
 from sfad.server import receiving
 from sfad.server import server as package
+from sfad.server.connection import Connection
 from sfad.server.receiving import Receiver
 from sfad.server.server import Server
 from tests.harness import PATIENCE
@@ -161,3 +162,15 @@ async def calls(client: Client, *requests: m.Request) -> int:
     await client.replies(len(requests))
     sys.setprofile(None)
     return count
+
+
+async def test_a_long_list_is_sent_in_one_go(tmp_path: Path) -> None:
+    async with served(tmp_path, [ANN]) as (runtime, (owner,)):
+        spawn = m.Spawn(id=1, argv=[b"sh", b"-c", b"x" * 100_000], cwd=b"/", env=[])
+        for _ in range(70):
+            await spawned(runtime, spawn)
+        with patch.object(Connection, "_send_some", autospec=True, side_effect=Connection._send_some) as send:
+            owner.send(m.List(id=1))
+            (page,) = await owner.replies(1)
+        assert len(m.pack(page)) > 300_000
+        assert send.call_count == 1

@@ -131,22 +131,25 @@ def regain_after(error: Exception, base: str) -> None:
         regain(os.fsdecode(error.filename), base)
 
 
-def nested(directory: str) -> Iterator[str]:
-    """Yield a cgroup and all cgroups in it, each before those in it, without those whose path is too long to be used. Raises
-    `OSError`, but not for cgroups that are gone."""
+def nested(directory: str, usual: str = "") -> Iterator[str]:
+    """Yield a cgroup and all cgroups in it, each before those in it, without those whose path is too long to be used. `usual`: the
+    name of the one that is nearly always the only one in `directory`. Raises `OSError`, but not for cgroups that are gone."""
     pending = [directory]
     while pending:
         path = pending.pop()
         if len(os.fsencode(path)) <= _MAX_PATH:
             yield path
-            pending += inner(path)
+            pending += inner(path, usual if path is directory else "")
 
 
-def inner(directory: str) -> list[str]:
-    """Return the cgroups directly in a cgroup. Raises like `nested`."""
+def inner(directory: str, usual: str = "") -> list[str]:
+    """Return the cgroups directly in a cgroup. `usual`: as for `nested`, which it raises like."""
     try:
-        if os.stat(directory).st_nlink == _CHILDLESS:
+        links = os.stat(directory).st_nlink
+        if links == _CHILDLESS:
             return []
+        if usual and links == _CHILDLESS + 1 and os.path.isdir(path := f"{directory}/{usual}"):
+            return [path]
         with os.scandir(directory) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:

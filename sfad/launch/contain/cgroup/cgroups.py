@@ -115,7 +115,7 @@ class RunCgroups:
         """Yield every process in the cgroups of these runs, with the run it is in. Raises `OSError`."""
         for run in tops:
             group = self.of(run)
-            for directory in cgroupfs.nested(group.directory) if group else ():
+            for directory in cgroupfs.nested(group.directory, LEAF) if group else ():
                 for pid in cgroupfs.pids(directory):
                     yield pid, self.nearest(directory) or run.id
 
