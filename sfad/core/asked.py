@@ -20,8 +20,9 @@ class SessionAsked(Struct, frozen=True):
     """When. A refusal tells when a start will be possible."""
 
 
-class Asked(Struct, frozen=True):
-    """What a spawn asked for. Environment and descriptors stay with the shell."""
+class Asked(Struct, frozen=True, omit_defaults=True):
+    """What a spawn asked for. Environment and descriptors stay with the shell. A run is saved with it, so a default of a field
+    stays what it is."""
 
     argv: tuple[str, ...]
     cwd: str = "/"

@@ -80,7 +80,7 @@ class ProcessExit(Struct):
         return self.code == 0
 
 
-class Attempt(Struct):
+class Attempt(Struct, omit_defaults=True):
     """One execution of the run's command, and what its agent says of it."""
 
     number: int
