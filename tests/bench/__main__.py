@@ -137,8 +137,9 @@ def starting(peer: type[Peer]) -> Start:
     @contextmanager
     def start(*runs: tuple[Argv, int]) -> Iterator[Peer]:
         with directory() as place:
-            one = peer(place, runs)
+            one = peer(place)
             try:
+                one.start(runs)
                 yield one
             finally:
                 one.close()

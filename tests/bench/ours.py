@@ -96,14 +96,13 @@ class Sfad(Peer):
 
     def start(self, runs: Runs) -> None:
         del runs
-        self._closing = ExitStack()
-        self.daemon = self._closing.enter_context(running(self.place, config=CONFIG, executed=self.executed))
-        self.client = self._closing.enter_context(self.daemon.client())
+        self.daemon = self.opened.enter_context(running(self.place, config=CONFIG, executed=self.executed))
+        self.client = self.opened.enter_context(self.daemon.client())
+        self.opened.callback(lambda: stopped(self.client, everything=True, grace=0.0))
         self.env = self.daemon.env
 
     def close(self) -> None:
-        stopped(self.client, everything=True, grace=0.0)
-        self._closing.close()
+        self.opened.close()
 
     def remember(self, runs: int) -> None:
         """Start again with so many runs in the ledger: copies of one."""

@@ -32,6 +32,7 @@ class Circus(Peer):
         )
         self.serve("circusd", str(self.place / "conf"))
         self.context = self.zmq.Context()
+        self.opened.callback(self.context.destroy, 0)
         self.events = self.context.socket(self.zmq.SUB)
         self.events.setsockopt(self.zmq.SUBSCRIBE, b"watcher.")
         self.events.connect(f"ipc://{self.place}/events")
@@ -44,10 +45,6 @@ class Circus(Peer):
         dealer = self.context.socket(self.zmq.DEALER)
         dealer.connect(f"ipc://{self.place}/s")
         return dealer
-
-    def close(self) -> None:
-        super().close()
-        self.context.destroy(0)
 
     def ask(self, command: str, **properties: object) -> Any:
         self.asked += 1

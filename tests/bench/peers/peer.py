@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -35,8 +35,7 @@ Load = Requests | Argv | Callable[[int, float], list[float]]
 
 
 class Peer:
-    """A supervisor with its files in a directory of its own. `runs` are those that it will be asked for: some peers run only what
-    they knew before they started."""
+    """A supervisor with its files in a directory of its own."""
 
     name: ClassVar[str]
     program: ClassVar[str]
@@ -45,19 +44,20 @@ class Peer:
     without: ClassVar[frozenset[str]] = frozenset()
     """Rows that it cannot take part in."""
 
-    def __init__(self, place: Path, runs: Runs) -> None:
+    def __init__(self, place: Path) -> None:
         self.place = place
+        self.opened = ExitStack()
+        """What `close` closes when the processes have ended."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SFA", "PYTHON"))}
         self.env = kept | {"BENCH_PLACE": str(place)}
-        self.process: subprocess.Popen[bytes] | None = None
-        self.start(runs)
 
     @classmethod
     def installed(cls) -> bool:
         return shutil.which(cls.program) is not None
 
     def start(self, runs: Runs) -> None:
-        """Start the daemon; return when it serves."""
+        """Start the daemon; return when it serves. `runs` are those that it will be asked for: some peers run only what they knew
+        before they started."""
 
     def close(self) -> None:
         """Kill it and its runs."""
@@ -70,8 +70,7 @@ class Peer:
             return not left
 
         wait_until(gone, f"the end of {self.name}")
-        if self.process is not None:
-            self.process.wait()
+        self.opened.close()
 
     def ours(self) -> list[psutil.Process]:
         """Return its live processes and runs, which have inherited a variable."""
@@ -134,4 +133,5 @@ class Peer:
     def serve(self, *words: str) -> None:
         """Start the daemon as a child."""
         null = subprocess.DEVNULL
-        self.process = subprocess.Popen(words, env=self.env, cwd=self.place, stdin=null, stdout=null, stderr=null)
+        process = subprocess.Popen(words, env=self.env, cwd=self.place, stdin=null, stdout=null, stderr=null)
+        self.opened.callback(process.wait)

@@ -6,7 +6,7 @@ import json
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tests.bench.peers.peer import GRACE, Argv, Peer, Runs
 
@@ -22,18 +22,16 @@ class Pm2(Peer):
         self.call("pm2", "ping")
         self.env = {key: self.env[key] for key in ("PATH", "HOME", "PM2_HOME", "BENCH_PLACE") if key in self.env}
         self.pid = int((self.place / "pm2.pid").read_text())
-        self.requests, self.events = (socket.socket(socket.AF_UNIX) for _ in range(2))
-        for connection, name in ((self.requests, "rpc.sock"), (self.events, "pub.sock")):
-            connection.connect(str(self.place / name))
-            connection.settimeout(60)
-        self.replies, self.pushes = self.requests.makefile("rb"), self.events.makefile("rb")
+        self.requests, self.replies = self.connect("rpc.sock")
+        _, self.pushes = self.connect("pub.sock")
         self.ended: set[int] = set()
         self.asked = 0
 
-    def close(self) -> None:
-        super().close()
-        for each in (self.requests, self.events, self.replies, self.pushes):
-            each.close()
+    def connect(self, name: str) -> tuple[socket.socket, BinaryIO]:
+        connection = self.opened.enter_context(socket.socket(socket.AF_UNIX))
+        connection.connect(str(self.place / name))
+        connection.settimeout(60)
+        return connection, self.opened.enter_context(connection.makefile("rb"))
 
     def pids(self) -> list[int]:
         return [self.pid]
@@ -93,7 +91,7 @@ class Pm2(Peer):
         return {"list": ["pm2", "ls"]}
 
 
-def _parts(stream: Any) -> list[bytes]:
+def _parts(stream: BinaryIO) -> list[bytes]:
     """Read a message of the AMP protocol."""
     count = stream.read(1)[0] & 15
     return [stream.read(int.from_bytes(stream.read(4), "big")) for _ in range(count)]

@@ -41,13 +41,10 @@ class Supervisord(Peer):
         (self.place / "conf").write_text("\n".join(parts))
         self.serve("supervisord", "-c", str(self.place / "conf"))
         wait_until(self.socket.exists, "supervisord serves")
-        self.transport = _OverUnix(self.socket)
-        self.rpc: Any = xmlrpc.client.ServerProxy("http://localhost", self.transport).supervisor
+        transport = _OverUnix(self.socket)
+        self.opened.callback(transport.close)
+        self.rpc: Any = xmlrpc.client.ServerProxy("http://localhost", transport).supervisor
         self.rpc.getState()
-
-    def close(self) -> None:
-        super().close()
-        self.transport.close()
 
     def submit(self, argv: Argv) -> str:
         run = next(self.groups[tuple(argv)])
