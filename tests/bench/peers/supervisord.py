@@ -40,10 +40,9 @@ class Supervisord(Peer):
                 )
         (self.place / "conf").write_text("\n".join(parts))
         self.serve("supervisord", "-c", str(self.place / "conf"))
-        wait_until(self.socket.exists, "supervisord serves")
-        transport = _OverUnix(self.socket)
-        self.opened.callback(transport.close)
-        self.rpc: Any = xmlrpc.client.ServerProxy("http://localhost", transport).supervisor
+        connection = self.opened.enter_context(socket.socket(socket.AF_UNIX))
+        wait_until(lambda: not connection.connect_ex(str(self.socket)), "supervisord serves")
+        self.rpc: Any = xmlrpc.client.ServerProxy("http://localhost", _Over(connection)).supervisor
         self.rpc.getState()
 
     def submit(self, argv: Argv) -> str:
@@ -88,18 +87,14 @@ class Supervisord(Peer):
         return {"list": ["supervisorctl", "-c", str(self.place / "conf"), "status"]}
 
 
-class _OverUnix(xmlrpc.client.Transport):
-    """XML-RPC over one connection to a unix socket."""
+class _Over(xmlrpc.client.Transport):
+    """XML-RPC over one connection, which stays open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         super().__init__()
         self._kept = http.client.HTTPConnection("localhost")
-        self._kept.sock = socket.socket(socket.AF_UNIX)
-        self._kept.sock.connect(str(path))
+        self._kept.sock = connection
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
         del host
         return self._kept
-
-    def close(self) -> None:
-        self._kept.close()
