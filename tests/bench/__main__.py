@@ -67,8 +67,9 @@ def _options() -> argparse.Namespace:
 
 
 def machine() -> str:
-    """Say when and where this is."""
-    return f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
+    """Say when and where this is, and how busy it is."""
+    where = f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{time.strftime('%Y-%m-%d')}, {where}, load {os.getloadavg()[0]:.1f}"
 
 
 def report(options: argparse.Namespace, section: str, head: str, lines: Iterable[str]) -> None:
