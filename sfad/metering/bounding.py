@@ -58,16 +58,19 @@ class OutputBounds:
         self._scarce = False
         self._tell_again = 0.0
 
-    def check(self, tailed: TailedRun) -> None:
-        """Have those files of a run freed that have grown above what they may keep."""
+    def check(self, tailed: TailedRun) -> int:
+        """Have those files of a run freed that have grown above what they may keep. Return the size of both."""
+        size = 0
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
+            size += status.st_size if status is not None else 0
             if status is None or self._unable or not holes.excess(status, KEPT_AT_LEAST):
                 continue
             keep = self._keep(tailed.limit)
             if keep is not None and holes.excess(status, keep):
                 self._wanted[tailed.run, suffix] = _Grown(status.st_blocks, tailed)
                 self._some.set()
+        return size
 
     def _keep(self, limit: int | None) -> int | None:
         """Return how many bytes a file with this limit may keep now."""

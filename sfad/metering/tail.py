@@ -26,6 +26,13 @@ from .tailed_run import NewMeter, TailedRun
 LOOK_EVERY = 0.03
 """Seconds between two looks at which runs have written: a turn is seen within 50 ms, and a run that writes without pause wakes the
 daemon 33 times a second."""
+LOOK_AGAIN = 0.005
+"""Seconds from the look at a run that begins to write to the next one: a burst shows by then."""
+BURST = 1 << 20
+"""Bytes that a run writes between two looks in a burst. While there is one, all runs are looked at by time: for the kernel to tell
+of a write takes 0.8 us (6.18), a third of what it takes to write 4 KiB."""
+LOOKED_AT = 100
+"""Runs in whose number `LOOK_EVERY` grows then: a look at as many takes 1.5 ms."""
 BLIND_EVERY = 0.2
 """Seconds between two looks at all files if the user has no inotify instance left, and at a file that was moved: the kernel tells
 only what is written in this directory."""
@@ -90,6 +97,8 @@ class Tail:
     """Metered runs whose stdout was moved: the kernel does not tell when they write."""
     _waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
     _watched: Inotify | None = None
+    _burst: bool = False
+    """Whether a run has written that much since the last look."""
     _drains: Drains = field(default_factory=Drains)
     _blind: bool = False
 
@@ -216,13 +225,21 @@ class Tail:
 
     async def _told(self, growth: Inotify) -> None:
         while not growth.gone:
-            if not self._behind:
+            pause = LOOK_EVERY
+            if self._burst:
+                pause *= 1 + len(self._runs) / LOOKED_AT
+            elif not self._behind and growth.tells_writes:
+                began = trio.current_time()
                 with trio.move_on_after(BLIND_EVERY if self._away else math.inf) as self._waiting:
                     await trio.lowlevel.wait_readable(growth)
-            rested = trio.current_time() + LOOK_EVERY
+                pause = LOOK_AGAIN if trio.current_time() >= began + LOOK_EVERY else LOOK_EVERY
+            rested = trio.current_time() + pause
             written = growth.take()
+            if growth.tell_writes(not self._burst) or self._burst:
+                written = None
             self._behind |= self._runs if written is None else {run: self._runs[run] for run in written if run in self._runs}
             self._behind |= self._away
+            self._burst = False
             await self._work(rested)
             await trio.sleep_until(rested)
 
@@ -235,15 +252,20 @@ class Tail:
                 self._next(end)
             await trio.lowlevel.checkpoint()
         for tailed in list(self._behind.values()):
-            self._bounds.check(tailed)
+            self._check(tailed)
 
     def _next(self, until: float) -> None:
         run = next(iter(self._behind))
         tailed = self._behind.pop(run)
         if tailed.read(until):
-            self._bounds.check(tailed)
+            self._check(tailed)
         elif run in self._runs:
             self._behind[run] = tailed  # at the end: the others first
+
+    def _check(self, tailed: TailedRun) -> None:
+        size = self._bounds.check(tailed)
+        self._burst |= size > tailed.size + BURST
+        tailed.size = size
 
     def _look_at_moved(self, run: RunId) -> None:
         if run in self._runs and run not in self._away:

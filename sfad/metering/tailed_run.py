@@ -50,6 +50,8 @@ class TailedRun:
     moved: Callable[[], None]
     milestones: StderrMilestones | None = None
     stdout: StdoutMeter | None = None
+    size: int = 0
+    """Of its files at the last look."""
     _inodes: dict[Suffix, int] = field(default_factory=dict)
     _taken: set[Suffix] = field(default_factory=set)
     """Files that have been told to be no longer where they were."""

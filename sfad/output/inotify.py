@@ -9,7 +9,7 @@ from ..host import inotify
 from ..host.private_files import identity
 from ..protocol.types import RunId
 
-_MASK = inotify.MODIFY | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE | inotify.DELETE_SELF | inotify.MOVE_SELF
+_NAMES_CHANGE = inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE | inotify.DELETE_SELF | inotify.MOVE_SELF
 # of the event that says that there were more than fs.inotify.max_queued_events: wd -1, mask IN_Q_OVERFLOW
 _OVERFLOW = b"\xff\xff\xff\xff\x00\x40\x00\x00"
 # An event is a header of 16 bytes and a name padded with NULs. Two runs that write in turns make up to 16 384 events before the
@@ -35,8 +35,9 @@ class Inotify:
         self._descriptor = inotify.new_instance()
         with ExitStack() as undo:
             undo.callback(self.close)
-            inotify.add_watch(self._descriptor, directory, _MASK)
+            inotify.add_watch(self._descriptor, directory, _NAMES_CHANGE | inotify.MODIFY)
             undo.pop_all()
+        self.tells_writes = True
         self._identity = identity(directory)
 
     def fileno(self) -> int:
@@ -45,6 +46,17 @@ class Inotify:
     def replaced(self) -> bool:
         """Return whether another directory, or none, has the name now."""
         return identity(self._directory) != self._identity
+
+    def tell_writes(self, wanted: bool) -> bool:
+        """Tell of writes from now on, or of names only. Return whether that is a change: what was written before is not told."""
+        if wanted == self.tells_writes:
+            return False
+        try:
+            inotify.add_watch(self._descriptor, self._directory, _NAMES_CHANGE | (inotify.MODIFY if wanted else 0))
+            self.tells_writes = wanted
+        except OSError:
+            self.gone = True
+        return True
 
     def take(self) -> set[RunId] | None:
         """Return the runs whose files changed since the last call; `None` if the kernel dropped events, so that it may be any."""

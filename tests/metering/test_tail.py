@@ -707,6 +707,33 @@ async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypa
     assert looks[-1] - looks[0] >= 0.9 * (len(looks) - 1) * module.LOOK_EVERY
 
 
+async def test_while_a_run_writes_much_the_kernel_tells_no_writes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write waited for that, a third longer if it was of 4 KiB. All that is written meanwhile is read all the same."""
+    told: list[bool] = []
+    tell_writes = inotify.Inotify.tell_writes
+
+    def noted(self: inotify.Inotify, wanted: bool) -> bool:
+        changed = tell_writes(self, wanted)
+        told.extend([wanted] * changed)
+        return changed
+
+    monkeypatch.setattr(inotify.Inotify, "tell_writes", noted)
+    rig.begin("a1", limit=256 * MIB, meter=None)
+    rig.begin("a2")
+    async with serving(rig):
+        rig.write(b"quiet\n", "a2")
+        await until(lambda: rig.turns("a2") == 1)
+        assert told == []
+        for _ in range(3):
+            rig.write(bytes(4 * MIB), "a1")
+            rig.write(b"meanwhile\n", "a2")
+            await trio.sleep(0.02)
+        await until(lambda: told[-1:] == [True] and rig.turns("a2") == 4)
+        assert told[0] is False
+        rig.write(b"after\n", "a2")
+        await until(lambda: rig.turns("a2") == 5)
+
+
 async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """All files are looked at after an overflow."""
     take = inotify.Inotify.take

@@ -95,6 +95,23 @@ def test_dropped_events_mean_any_run(store: OutputFiles) -> None:
     assert None in told_once
 
 
+def test_names_are_told_without_writes(store: OutputFiles) -> None:
+    put(store, "a1", b"")
+    with closing(Inotify(store.directory)) as growth:
+        assert not growth.tell_writes(True)
+        assert growth.tell_writes(False)
+        put(store, "a1", b"written")
+        assert growth.take() == set()
+        os.rename(store.directory / "a1.out", store.directory / "away")
+        assert growth.take() == {"a1"}
+        assert growth.tell_writes(True)
+        put(store, "a2", b"written")
+        assert growth.take() == {"a2"}
+        shutil.rmtree(store.directory)
+        growth.tell_writes(False)
+        assert growth.gone
+
+
 def test_no_inotify_instance_is_left(store: OutputFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inotify, "_libc", Refusing(errno.EMFILE))
     with pytest.raises(OSError, match="Too many") as caught:
