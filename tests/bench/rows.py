@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import select
 import socket
 import statistics
@@ -362,17 +363,22 @@ def commands_floor(rounds: int) -> Figures:
     """Start the interpreter."""
     kinds = ("list", "status", "spawn", "run", "report", "shim")
     bare = _called({"python": [sys.executable, "-c", "pass"]}, dict(os.environ), rounds)
-    return {f"call of {kind}, ms": bare["call of python, ms"] for kind in kinds}
+    return {what.replace("python", kind): figure for kind in kinds for what, figure in bare.items()}
 
 
 def _called(words: dict[str, Argv], env: dict[str, str], rounds: int) -> Figures:
-    taken: dict[str, list[float]] = {kind: [] for kind in words}
+    taken: dict[str, list[tuple[float, float]]] = {kind: [] for kind in words}
     for _ in range(rounds + 1):
         for kind, argv in words.items():
-            began = time.perf_counter()
+            used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
             subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-            taken[kind].append(1000 * (time.perf_counter() - began))
-    return {f"call of {kind}, ms": statistics.median(each[1:]) for kind, each in taken.items()}
+            took, now = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+            taken[kind].append((took, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime))
+    found: Figures = {}
+    for kind, each in taken.items():
+        both = (1000 * statistics.median(column) for column in zip(*each[1:], strict=True))
+        found |= dict(zip((f"call of {kind}, ms", f"call of {kind}, CPU, ms"), both, strict=True))
+    return found
 
 
 # ---- recovery, the core, counts
