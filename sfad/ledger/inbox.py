@@ -42,13 +42,12 @@ class Inbox(Generic[_Item]):
     def wake(self) -> None:
         self._calls.put(True)
 
-    def take(self, timeout: float | None) -> list[_Item]:
-        """Return everything queued once it is worth a transaction; nothing if nothing came for `timeout` seconds."""
+    def wait(self, timeout: float | None) -> None:
+        """Return once what is queued is worth a transaction, or if nothing came for `timeout` seconds."""
         # waiting right after a transaction, and not from the next item on, spares that item a wake-up
         self._called(LINGER)
         if not self._items and not self._sleep(timeout) and self._items:
             self._called(LINGER)
-        return self.drain()
 
     def _sleep(self, timeout: float | None) -> bool:
         self._asleep = True
@@ -64,7 +63,12 @@ class Inbox(Generic[_Item]):
         except queue.Empty:
             return False
 
+    def put_back(self, items: list[_Item]) -> None:
+        """Queue these again before all others."""
+        self._items.extendleft(reversed(items))
+
     def drain(self) -> list[_Item]:
+        """Return everything queued."""
         # the calls first: a later call may be for an item that is put after this
         while not self._calls.empty():
             self._calls.get_nowait()

@@ -1,5 +1,6 @@
 """The ledger as the trio thread sees it: writes are queued, and a listener is told what became of them."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -15,6 +16,7 @@ from ..core.ids import run_number
 from ..host.loop_turns import LoopTurns
 from ..protocol.types import CallInfo, Event, RunId, RunInfo
 from .backup import PutBack
+from .inbox import LINGER
 from .opened import OpenedLedger
 from .reader import Reader
 from .rows import Op, RunExtra, call_op, charge_op, event_op, insert_op, state_op
@@ -75,6 +77,12 @@ class Ledger:
         self._told_of_events: Callable[[int], None] | None = None
         self._untold: list[Report] = []
         self._waking = False
+        self._urgent: trio.Event | None = None
+        """Set when `serve` is to write at once."""
+        self._lingering = trio.CancelScope()
+        """Its deadline is when `serve` is to write the rest."""
+        self._heard = 0
+        """How many reports of the thread were heard."""
         self._turns = turns
         self._token = trio.lowlevel.current_trio_token()
         self._transactions = Transactions(opened.connection, opened.file.directory, state_dir_lost)
@@ -134,12 +142,18 @@ class Ledger:
         return numbered
 
     def _put(self, op: Op) -> None:
-        self._writer.put(op)
+        served = self._urgent is not None
+        self._writer.put(op, urgent=op.urgent or served)
         if op.urgent and not self._waking:
             # once for everything that the trio thread does in one go: the requests of a burst share a transaction, and the two
             # threads do not take the interpreter lock from each other between them
             self._waking = True
-            self._turns.at_end(self._wake)
+            if self._urgent is not None:
+                self._urgent.set()
+            else:
+                self._turns.at_end(self._wake)
+        elif served and self._lingering.deadline == math.inf:
+            self._lingering.deadline = trio.current_time() + LINGER
 
     def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
         self._put(op)
@@ -148,6 +162,24 @@ class Ledger:
     def _wake(self) -> None:
         self._waking = False
         self._writer.wake()
+
+    async def serve(self) -> None:
+        """Until cancelled, write in this thread where that waits for nothing: what is urgent, once for everything that the thread
+        does in one go, and the rest after `LINGER`. A thread that is woken, and wakes this one, doubles the time of a commit."""
+        self._urgent = trio.Event()
+        try:
+            while True:
+                with trio.CancelScope() as self._lingering:
+                    await self._urgent.wait()
+                self._urgent, self._waking = trio.Event(), False
+                result = self._writer.write_here(self._heard)
+                if result is None:
+                    self._writer.wake()
+                else:
+                    self._told(result)
+        finally:
+            self._urgent = None
+            self._wake()
 
     async def flush(self) -> bool:
         """Return once everything queued before has been tried: true if all of it is in the file."""
@@ -189,7 +221,11 @@ class Ledger:
     def _report(self, report: Report) -> None:
         # when trio is over, no task waits for a report; `close` returns how many operations stayed unwritten
         with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._told, report)
+            self._token.run_sync_soon(self._hear, report)
+
+    def _hear(self, report: Report) -> None:
+        self._heard += 1
+        self._told(report)
 
     def _told(self, report: Report) -> None:
         if self._listener is None:

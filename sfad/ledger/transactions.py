@@ -34,11 +34,15 @@ class Transactions:
         # `CHECKPOINT_ROWS`, as in a crash loop, would let it grow until the disk is full
         self.unmoved = size(log_of(directory / FILE)) // _BYTES_A_ROW
         """How many rows are in the log since the last checkpoint, about."""
+        (self._patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
+        self._waits = self._patience
 
-    def write(self, batch: Sequence[Op]) -> None:
-        """Write the batch in one transaction. Raises `sqlite3.Error`, and what a row of the batch may raise."""
+    def write(self, batch: Sequence[Op], *, wait: bool = True) -> None:
+        """Write the batch in one transaction. Raises `sqlite3.Error`, and what a row of the batch may raise. `wait`: for another
+        program's lock."""
         connection = self.connection
         try:
+            self._wait(self._patience if wait else 0)
             connection.execute("BEGIN IMMEDIATE")
             for sql, parameters in statements(batch):
                 connection.execute(sql, parameters)
@@ -48,6 +52,11 @@ class Transactions:
         finally:
             undo(connection)
         self.unmoved += len(batch)
+
+    def _wait(self, milliseconds: int) -> None:
+        if milliseconds != self._waits:
+            self.connection.execute(f"PRAGMA busy_timeout = {milliseconds}").fetchone()
+            self._waits = milliseconds
 
     def checkpoint(self) -> bool:
         """Move the log into the database. Return whether all of it is there."""
@@ -71,7 +80,7 @@ class Transactions:
         for connection in (self.connection, self._guard):  # in this order: see `_guard`
             with contextlib.suppress(sqlite3.Error):  # its file is gone, and all of it is in the copy
                 connection.close()
-        self.connection, self._guard = found.writer, found.guard
+        self.connection, self._guard, self._waits = found.writer, found.guard, self._patience
         self._identity = identities(self._directory)
         return found
 

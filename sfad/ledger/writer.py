@@ -1,4 +1,4 @@
-"""The thread that writes.
+"""The thread that writes, and `write_here`, which spares it what no disk has to be waited for.
 
 Operations come through an inbox. All operations that were queued during one commit go into the next, so under load one
 transaction has many runs. Admissions and ends are written at once; everything else waits for `LINGER`. When a transaction
@@ -9,6 +9,8 @@ Work that can wait, such as deleting old rows, comes as errands: one at a time, 
 it would compete for SQLite's one write lock, and a connection that finds the lock taken sleeps for a millisecond or more.
 """
 
+import contextlib
+import math
 import sqlite3
 import threading
 import time
@@ -39,6 +41,12 @@ _CHECKPOINT_OVERDUE = 16 * CHECKPOINT_ROWS
 _QUIET = 0.05
 """Seconds without a write before a checkpoint that is due. Its fsync takes 10 ms and more, and an admission that comes meanwhile
 has to wait for it."""
+
+MOST_HERE = 256
+"""Operations that `write_here` writes: 5 ms."""
+
+SLOW, SLOW_FOR = 0.05, 10.0
+"""Seconds of a transaction from which on the disk counts as slow, and for how long."""
 
 _ERRAND_OVERDUE = 1.0
 """Seconds that an errand waits for an empty queue. Under constant load it runs after that time all the same."""
@@ -134,11 +142,13 @@ _Item = Op | _Flush | _Errand[Any] | None
 class Writer:
     """Starts the thread, and puts work into its inbox.
 
-    `report` is called in the thread, after each transaction."""
+    `report` is called in the thread, after each transaction of its own."""
 
     def __init__(self, transactions: Transactions, report: Callable[[Report], None]) -> None:
         self._transactions = transactions
-        self._report = report
+        self._tell = report
+        self._reports = 0
+        """How many were told."""
         self._inbox: Inbox[_Item] = Inbox()
         self._backlog = Backlog()
         self._delay = 0.0
@@ -147,15 +157,52 @@ class Writer:
         self._ended = threading.Lock()
         """Held while the thread looks for errands for the last time: none is put after that."""
         self._over = False
+        self._writing = threading.Lock()
+        """Held by whoever takes items from the inbox, until they are written."""
+        self._wrote_at = self._slow_until = -math.inf
         # a daemon thread: a file system that hangs must not keep the process from exiting
         self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)
         self._thread.start()
 
-    def put(self, op: Op) -> None:
-        self._inbox.put(op, urgent=op.urgent)
+    def put(self, op: Op, *, urgent: bool) -> None:
+        """Queue an operation. See `Inbox.put`."""
+        self._inbox.put(op, urgent=urgent)
 
     def wake(self) -> None:
         self._inbox.wake()
+
+    def write_here(self, heard: int) -> WriteResult | None:
+        """Write what is queued in the caller's thread: so the two threads need not wake each other. `heard`: how many reports of
+        the thread were heard. Return `None` if the thread must do it, which the caller wakes then: it is at work, it has something
+        to tell, something waits besides operations, or a write may wait: the disk was slow a moment ago, or another program has
+        the file's lock."""
+        if len(self._inbox) > MOST_HERE or time.monotonic() < self._slow_until or not self._writing.acquire(blocking=False):
+            return None
+        try:
+            idle = heard == self._reports and not self._backlog and not self._transactions.displaced
+            return self._write_queued() if idle else None
+        finally:
+            self._writing.release()
+
+    def _write_queued(self) -> WriteResult | None:
+        items, unmoved, began = self._inbox.drain(), self._transactions.unmoved, time.monotonic()
+        ops = [item for item in items if isinstance(item, Op)]
+        if ops and len(ops) == len(items):
+            # whatever goes wrong, the thread meets it again, and reports it
+            with contextlib.suppress(Exception):
+                self._transactions.write(ops, wait=False)
+                if unmoved < CHECKPOINT_ROWS <= self._transactions.unmoved:
+                    self._inbox.wake()  # from now on the thread waits for a quiet moment
+                return self._wrote(ops, began)
+        self._inbox.put_back(items)
+        return None
+
+    def _wrote(self, batch: Sequence[Op], began: float) -> WriteResult:
+        self._wrote_at = time.monotonic()
+        seconds = self._wrote_at - began
+        if seconds > SLOW:
+            self._slow_until = self._wrote_at + SLOW_FOR
+        return WriteResult(committed=batch, seconds=seconds)
 
     def flush(self, done: Callable[[bool], None]) -> None:
         """Call `done` in the thread once everything queued before has been tried, and say whether all of it is written."""
@@ -184,14 +231,20 @@ class Writer:
         self._thread.join(timeout)
         return len(self._backlog) + len(self._inbox)
 
+    def _report(self, report: Report) -> None:
+        self._reports += 1
+        self._tell(report)
+
     def _run(self) -> None:
         if self._transactions.unmoved >= CHECKPOINT_ROWS:
             self._checkpoint()  # before the first write, which then begins the log again: this daemon may be killed soon, too
         more = True
         while more:
-            items = self._inbox.take(self._time_to_wait())
-            more = None not in items
-            self._handle(items)
+            self._inbox.wait(self._time_to_wait())
+            with self._writing:
+                items = self._inbox.drain()
+                more = None not in items
+                self._handle(items)
         self._drop_errands()
         self._transactions.close()
 
@@ -226,7 +279,8 @@ class Writer:
         # right after a transaction is a good moment: the clients that were answered have work of their own before the next
         if self._errands and (not len(self._inbox) or time.monotonic() > self._errands[0].since + _ERRAND_OVERDUE):
             self._errands.popleft().run(self._transactions.connection)
-        if self._transactions.unmoved >= (_CHECKPOINT_OVERDUE if items else CHECKPOINT_ROWS):
+        quiet = not items and time.monotonic() > self._wrote_at + _QUIET
+        if self._transactions.unmoved >= (CHECKPOINT_ROWS if quiet else _CHECKPOINT_OVERDUE):
             self._checkpoint()
 
     def _write(self, ops: list[Op]) -> None:
@@ -255,7 +309,7 @@ class Writer:
             return self._write_singly(batch) if len(batch) > 1 else self._reject(batch[0], error)
         except Exception as error:  # noqa: BLE001 — a full disk, or a bug here: an admission must get its answer all the same
             return 0, error
-        self._report(WriteResult(committed=batch, seconds=time.monotonic() - began))
+        self._report(self._wrote(batch, began))
         return len(batch), None
 
     def _write_singly(self, batch: list[Op]) -> tuple[int, Exception | None]:

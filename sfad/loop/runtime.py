@@ -166,7 +166,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
-                self.run_feed.serve, self.metrics.serve,
+                self.run_feed.serve, self.metrics.serve, self.ledger.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():

@@ -109,11 +109,16 @@ async def test_closing_does_not_linger(tmp_path: Path) -> None:
     assert monotonic() - begun < LONG / 2
 
 
+def taken_from(box: Inbox[int], timeout: float | None) -> list[int]:
+    box.wait(timeout)
+    return box.drain()
+
+
 def test_an_idle_taker_sleeps_and_a_late_item_wakes_it() -> None:
     box: Inbox[int] = Inbox()
-    assert box.take(0.0) == []
+    assert taken_from(box, 0.0) == []
     taken: list[list[int]] = []
-    taker = threading.Thread(target=lambda: taken.append(box.take(None)))
+    taker = threading.Thread(target=lambda: taken.append(taken_from(box, None)))
     taker.start()
     while not box._asleep:
         pass
@@ -134,7 +139,7 @@ def test_many_items_from_another_thread_arrive_once_and_in_order() -> None:
     putter.start()
     taken: list[int] = []
     while len(taken) < 20_000:
-        taken += box.take(5.0)
+        taken += taken_from(box, 5.0)
     putter.join()
     assert taken == list(range(20_000))
-    assert box.take(0.0) == []
+    assert taken_from(box, 0.0) == []
