@@ -35,11 +35,12 @@ _BUFFER = 1 << 20
 _READ_AT_ONCE = 1000
 
 
-def _passing(kind: int, condition: _Code = ()) -> _Code:
-    """Return the code that passes answers, and the events of a kind if the condition does not drop them."""
+def _passing(kind: int, condition: _Code, *, answers: bool) -> _Code:
+    """Return the code that passes the events of a kind if the condition does not drop them, and perhaps answers."""
     yield (*_LOAD_WORD, _HEADERS.size)  # `what`, in network order
-    yield (_EQUAL, 0, 1, socket.htonl(_ANSWER))
-    yield _PASS
+    if answers:
+        yield (_EQUAL, 0, 1, socket.htonl(_ANSWER))
+        yield _PASS
     yield (_EQUAL, 1, 0, socket.htonl(kind))
     yield _DROP
     yield from condition
@@ -62,20 +63,30 @@ def _child_from(first: int, count: int) -> _Code:
 
 
 class _ProcessEvents:
-    """A socket that becomes readable when the kernel tells an event that `code` passes. Raises `OSError` if it tells none."""
+    """A socket that becomes readable when the kernel tells an event of a kind that `condition` does not drop. Raises `OSError` if
+    it tells none."""
 
-    def __init__(self, code: _Code) -> None:
-        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        self._socket = socket.socket(socket.AF_NETLINK, kind, _NETLINK_CONNECTOR)
+    def __init__(self, kind: int, condition: Iterable[tuple[int, int, int, int]] = ()) -> None:
+        self._socket = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _NETLINK_CONNECTOR
+        )
+        condition = list(condition)
         try:
-            self._subscribe(list(code))
+            self._filter(_passing(kind, condition, answers=True))
+            self._subscribe()
+            # every listener of the machine hears the answer to each new one
+            self._filter(_passing(kind, condition, answers=False))
         except BaseException:
             self._socket.close()
             raise
 
-    def _subscribe(self, code: list[tuple[int, int, int, int]]) -> None:
-        packed = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*each) for each in code))
-        self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(code), ctypes.addressof(packed)))
+    def _filter(self, code: _Code) -> None:
+        instructions = [_INSTRUCTION.pack(*each) for each in code]
+        packed = ctypes.create_string_buffer(b"".join(instructions))
+        program = struct.pack("HP", len(instructions), ctypes.addressof(packed))
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+    def _subscribe(self) -> None:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         self._socket.bind((0, _CN_IDX_PROC))
         listen = struct.pack("=I", _PROC_CN_MCAST_LISTEN)
@@ -116,7 +127,7 @@ class ExecEvents(_ProcessEvents):
     """Readable when a process has executed a program."""
 
     def __init__(self) -> None:
-        super().__init__(_passing(_EXEC))
+        super().__init__(_EXEC)
 
     def pids(self) -> set[int] | None:
         """Return the processes that have executed a program since the last call. `None`: some events were lost."""
@@ -138,4 +149,4 @@ class ForkAlarm(_ProcessEvents):
     since this was made."""
 
     def __init__(self, last: int, count: int) -> None:
-        super().__init__(_passing(_FORK, _child_from(last, count)))
+        super().__init__(_FORK, _child_from(last, count))
