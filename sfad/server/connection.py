@@ -196,8 +196,8 @@ class Connection:
             sent = self._send_long(data, kept)
         else:
             sent = self._send_some(data, kept)
-        if sent:
-            _close(kept)  # descriptors went with the first byte
+        if sent and kept:
+            _close(kept)  # they went with the first byte
         if sent < len(data):
             del data[:sent]
             self._keep(data, kept)

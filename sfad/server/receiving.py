@@ -100,7 +100,8 @@ class Receiver:
             self._clients.give_time(connection)
         if len(connection.received) > received and (refusal := self._bounds.refusal(connection.groups)) is not None:
             self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, refusal)
-        self._clients.relieve_input(connection)
+        if connection.counted.input:
+            self._clients.relieve_input(connection)
         if connection.ended and not connection.bodies:
             self._clients.drop(connection)
 
