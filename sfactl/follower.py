@@ -3,11 +3,11 @@ instance left."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
 import stat
+import time
 
 from sfad.protocol.requests.following import TextPart
 
@@ -22,6 +22,8 @@ PIPE_CHUNK = 4096
 would delay the first Ctrl-C while the reader is slow."""
 FILE_CHUNK = 1024 * 1024
 """Bytes read at a time if the target is a regular file, where a write cannot block for long."""
+SOON = 0.02
+"""Seconds after which the files of a run are watched. Many a command has ended before, and its end tells to read them."""
 RETRY = 0.2
 """Seconds between looks at the files without inotify (fs.inotify.max_user_instances is 128 for each user)."""
 
@@ -30,6 +32,8 @@ class FileWatch:
     """A descriptor that is readable when a watched file has changed. Without inotify, `timeout` is the seconds between looks."""
 
     def __init__(self) -> None:
+        import ctypes  # takes a quarter of Python's start
+
         self._libc = ctypes.CDLL(None, use_errno=True)
         self.descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self.timeout: float | None = None if self.descriptor >= 0 else RETRY
@@ -170,20 +174,28 @@ class Copying:
 
     def __init__(self, followers: Sequence[Follower]) -> None:
         self._followers = followers
-        self._growth = FileWatch()
-        for follower in followers:
-            self._growth.watch(follower.source)
+        self._growth: FileWatch | None = None
+        self._began = time.monotonic()
 
     @property
     def timeout(self) -> float | None:
-        return self._growth.timeout
+        return SOON if self._growth is None else self._growth.timeout
+
+    def _watched(self) -> FileWatch | None:
+        if self._growth is None and time.monotonic() - self._began >= SOON:
+            self._growth = FileWatch()
+            for follower in self._followers:
+                self._growth.watch(follower.source)
+        return self._growth
 
     def interests(self) -> dict[int, int]:
         """Return what to poll for. Read ahead, so that a target is polled only when there is something to write."""
-        self._growth.drain()
+        growth = self._watched()
+        if growth is not None:
+            growth.drain()
         wanted = {f.target: select.POLLOUT for f in self._followers if f.fill()}
-        if self._growth.descriptor >= 0:
-            wanted[self._growth.descriptor] = select.POLLIN
+        if growth is not None and growth.descriptor >= 0:
+            wanted[growth.descriptor] = select.POLLIN
         return wanted
 
     def advance(self, ready: dict[int, int]) -> None:
@@ -197,6 +209,7 @@ class Copying:
         return not any(follower.fill() for follower in self._followers)
 
     def close(self) -> None:
-        self._growth.close()
+        if self._growth is not None:
+            self._growth.close()
         for follower in self._followers:
             os.close(follower.source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sfactl.commands.logs import _start_of, last_lines
-from sfactl.follower import Copying, Follower
+from sfactl.follower import SOON, Copying, Follower
 from sfactl.line_follower import LineFollower, LineForm, Source
 from sfad.output import OutputFiles
 
@@ -166,6 +167,9 @@ def test_the_kernel_tells_of_growth(tmp_path: Path, notes: list[str], pipe: tupl
     path = tmp_path / "out"
     path.touch()
     copying = Copying([Follower(os.open(path, os.O_RDONLY), pipe[1], notes.append)])
+    assert copying.interests() == {}, "a command that ends at once is not watched"
+    assert copying.timeout == SOON
+    time.sleep(SOON)  # the condition is the time itself
     wanted = copying.interests()
     assert copying.timeout is None
     assert copying.drained()
