@@ -94,7 +94,10 @@ def unpack(body: bytes) -> Any:
     if len(body) > LONG:
         import msgspec
 
-        return msgspec.msgpack.decode(body)
+        try:
+            return msgspec.msgpack.decode(body)
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from None
     value, end = _unpack(body, 0)
     if end != len(body):
         raise ValueError("bytes follow the message")
@@ -173,7 +176,7 @@ def _map(data: bytes, at: int, size: int) -> tuple[dict[str, Any], int]:
 
 def _float(data: bytes, at: int, head: int) -> tuple[float, int]:
     form, width = (">f", 4) if head == 0xCA else (">d", 8)
-    return unpack_from(form, data, at)[0], at + width
+    return unpack_from(form, data, _within(data, at + width) - width)[0], at + width
 
 
 def _fixed_extension(data: bytes, at: int, head: int) -> tuple[Any, int]:

@@ -168,7 +168,8 @@ def test_the_kernel_tells_of_growth(tmp_path: Path, notes: list[str], pipe: tupl
     path.touch()
     copying = Copying([Follower(os.open(path, os.O_RDONLY), pipe[1], notes.append)])
     assert copying.interests() == {}, "a command that ends at once is not watched"
-    assert copying.timeout == SOON
+    before = copying.timeout
+    assert before == SOON
     time.sleep(SOON)  # the condition is the time itself
     wanted = copying.interests()
     assert copying.timeout is None

@@ -93,7 +93,20 @@ for line in sys.stdin:
 
 def test_what_is_no_reply_is_a_bad_message() -> None:
     welcome = m.pack(m.Welcome(id=1, version=1, daemon="0", pid=1, state_dir="/"))
-    bodies = [b"", b"\xc1", b"\x93", b"\xa3ab", welcome[:-1], welcome + b"\0", b"\xff", b"\x91" * 40_000, b"\x81\x80\x01"]
+    bodies = [
+        b"",
+        b"\xc1",
+        b"\x93",
+        b"\xa3ab",
+        welcome[:-1],
+        welcome + b"\0",
+        b"\xff",
+        b"\x91" * 40_000,
+        b"\x81\x80\x01",
+        b"\xcb\0",
+        b"\xd7\xff\0",
+        b"\xc1" * 300_000,
+    ]
     wrong: list[Any] = [{}, {"type": []}, {"type": "welcome", "id": 1}, [1], {"type": "done"}]
     bodies += map(msgspec.msgpack.encode, wrong)
     strange = msgspec.msgpack.encode({"type": "surprise", "id": 1})
