@@ -429,7 +429,7 @@ DOUBLING = (125, 250, 500, 1000)
 ROWS = (
     Row("W1", "live runs beside it", latency, (0,), DOUBLING, latency_floor),
     Row("W2", "runs", throughput, (1000,), (250, 500, 1000, 2000), throughput_floor, quick=(300,)),
-    Row("W3", "runs", lists, (1000,), (500, 1000, 2000, 4000), lists_floor, quick=(300,)),
+    Row("W3", "runs", lists, (1000,), (500, 1000, 2000, 4000), lists_floor, repeats=1, quick=(300,)),
     Row("W3", "runs", lists, (5000,), (), lists_floor, peers=False, repeats=1, quick=()),
     Row("W3", "rows", page, (100_000,), (12_500, 25_000, 50_000, 100_000), peers=False, repeats=1),
     Row("W4", "processes", stop, (201,), (100, 200, 400, 800), stop_floor),
