@@ -176,17 +176,24 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 }
 """Of columns whose value is not the field as it is; NULL is `None` in each."""
 
-_IN_INFO = [name for name in RunInfo.__struct_fields__ if name in RUN_COLUMNS and name != "usage"]
+_Places = list[tuple[str, int, Callable[[Any], Any] | None]]
+"""Fields, where each is in a row of `RUN_COLUMNS`, and how it is decoded."""
 
 
-def _fields(row: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
-    column = dict(zip(RUN_COLUMNS, row, strict=True))
-    wanted = ((name, column[name]) for name in names)
-    return {name: _DECODE[name](value) if name in _DECODE and value is not None else value for name, value in wanted}
+def _places(names: Iterable[str]) -> _Places:
+    return [(name, RUN_COLUMNS.index(name), _DECODE.get(name)) for name in names]
 
 
-def run_info(row: Iterable[Any]) -> RunInfo:
-    fields = _fields(row, [*_IN_INFO, "usage", "mode"])
+_INFO = _places([*(name for name in RunInfo.__struct_fields__ if name in RUN_COLUMNS), "mode"])
+_EXTRA = _places(RunExtra.__struct_fields__)
+
+
+def _fields(row: Sequence[Any], places: _Places) -> dict[str, Any]:
+    return {name: row[at] if decode is None or row[at] is None else decode(row[at]) for name, at, decode in places}
+
+
+def run_info(row: Sequence[Any]) -> RunInfo:
+    fields = _fields(row, _INFO)
     session = fields.pop("mode") == SESSION
     by_source: dict[Source, Usage] = fields["usage"]
     fields["usage"] = next(iter(by_source.values()), Usage())
@@ -194,8 +201,8 @@ def run_info(row: Iterable[Any]) -> RunInfo:
     return RunInfo(processes=None, memory_bytes=None, session=session, **fields)
 
 
-def run_extra(row: Iterable[Any]) -> RunExtra:
-    return RunExtra(**_fields(row, RunExtra.__struct_fields__))
+def run_extra(row: Sequence[Any]) -> RunExtra:
+    return RunExtra(**_fields(row, _EXTRA))
 
 
 def event_of(row: Sequence[Any]) -> Event:
