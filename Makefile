@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help demo test agents vm matrix crash soak lint bench docs wheel clean
+.PHONY: help demo test agents vm matrix crash soak flat lint bench docs wheel clean
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ crash: $(READY) ## kill the daemon at each of its effects in turn (half an hour;
 
 soak: $(READY) ## ten minutes of everything at random
 	$(BIN)/python -m tests.soak --minutes 10
+
+flat: $(READY) ## an hour's load in ten minutes: memory, descriptors and cgroups stay flat
+	$(BIN)/python -m tests.soak.flat --minutes 10
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .
