@@ -14,6 +14,7 @@ from . import daemon, exits, kept_config
 from .durable.handover import taken
 from .host import systemd
 from .host.clock import MonotonicClock
+from .host.headroom import keep_one_heap
 from .host.secrecy import hide_memory
 from .host.socket_file import PathError
 from .launch.launcher import CgroupImpossible
@@ -25,6 +26,7 @@ from .startup import DaemonHome
 
 def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
     hide_memory()
+    keep_one_heap()
     where = place(socket, state_dir, config)
     try:
         loaded = kept_config.load(where.config_files, where.state_dir)

@@ -1,4 +1,4 @@
-"""The daemon is scheduled before its runs."""
+"""The daemon is scheduled before its runs, and its threads share a heap."""
 
 from __future__ import annotations
 
@@ -68,3 +68,29 @@ def test_a_priority_that_the_operator_chose_stays() -> None:
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
 def test_without_permission_the_priority_stays() -> None:
     assert chosen("setpriv", "--inh-caps=-all", "--bounding-set=-all") == "0"
+
+
+HEAPS = """
+import ctypes, sys, threading
+if sys.argv[2:]:
+    from sfad.host.headroom import keep_one_heap
+    keep_one_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+threads = [threading.Thread(target=libc.malloc, args=[5000]) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+def test_threads_share_a_heap(tmp_path: Path) -> None:
+    counts = []
+    for words in ([], ["one"]):
+        subprocess.run([sys.executable, "-c", HEAPS, str(tmp_path / "heaps"), *words], check=True, timeout=60)
+        counts.append((tmp_path / "heaps").read_text().count("<heap nr="))
+    assert counts[0] > counts[1] == 1
