@@ -69,6 +69,8 @@ class Adopting:
         if run.status is not Status.STOPPING:
             self._attempts.await_exit(run, at)
         match run.status:
+            case Status.ACCEPTED if one.begun:  # its first snapshot after this one has its process
+                self._unknown(one, why, at)
             case Status.ACCEPTED | Status.QUEUED if not (run.committed and one.startable):
                 self._never_launched(run, why, at)
             case Status.STARTING if not one.starting:
@@ -101,11 +103,14 @@ class Adopting:
             what = "nothing of it has run" if run.attempt == 1 else f"nothing of attempt {run.attempt} has run"
             self._fail(run, f"{why} while it was being started; {what}", at, empty=one.empty)
         elif run.pid is None:
-            message = f"{why} while it was being started; whether it ran cannot be known"
-            self._attempts.conclude_unseen(run, at, message, empty=one.empty)
+            self._unknown(one, why, at)
         else:
             self._attempts.launched(run, at)
             self._thaw(run)
+
+    def _unknown(self, one: Remembered, why: str, at: float) -> None:
+        message = f"{why} while it was being started; whether it ran cannot be known"
+        self._attempts.conclude_unseen(one.run, at, message, empty=one.empty)
 
     def _thaw(self, run: Run) -> None:
         """A resume, or a stop's freeze, may have been half done."""

@@ -49,7 +49,7 @@ class Remembered:
     startable: bool = False
     """What it takes to start it is there: command, environment, descriptors."""
     begun: bool = True
-    """The main process of its latest attempt was saved. If it was not, that has executed nothing."""
+    """The main process of its latest attempt was saved, or may have been, and that is lost. Otherwise that has executed nothing."""
 
 
 @dataclass(slots=True)

@@ -50,6 +50,8 @@ class AgentWatch:
         self._at_once = float(_AT_ONCE)
         self._counted_at = -math.inf
         self._scope = trio.CancelScope()
+        self._waiting = trio.CancelScope()
+        runs.emptied = self._stop_soon
 
     def watch(self, programs: frozenset[str]) -> None:
         if programs != self._programs:
@@ -79,7 +81,7 @@ class AgentWatch:
         look_at = trio.current_time() + _LOOK_EVERY  # runs may have been adopted
         await trio.sleep(self._pause(_BEGIN))
         while self._runs:
-            with trio.move_on_at(look_at):
+            with trio.CancelScope(deadline=look_at) as self._waiting:
                 await trio.lowlevel.wait_readable(events)
             pids = events.pids()
             if pids is None or trio.current_time() >= look_at:
@@ -89,6 +91,10 @@ class AgentWatch:
                 pause = self._pause(0)
             if pause:
                 await trio.sleep(pause)
+
+    def _stop_soon(self) -> None:
+        """Look soon whether a run is live: runs may follow each other."""
+        self._waiting.deadline = min(self._waiting.deadline, trio.current_time() + _LOOK_EVERY)
 
     def _pause(self, least: float) -> float:
         """Count a wake-up. Return for how long events gather: `least` while wake-ups are rare."""

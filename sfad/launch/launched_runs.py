@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -159,6 +159,8 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
         self.tags: dict[int, RunId] = {}
         """Runs by the number in their processes' soft RLIMIT_MSGQUEUE."""
         self._first = trio.lowlevel.ParkingLot()
+        self.emptied: Callable[[], object] = lambda: None
+        """Called when the last run was dropped."""
 
     async def some(self) -> None:
         """Wait until there is a run."""
@@ -184,6 +186,8 @@ class LaunchedRuns(dict[RunId, LaunchedRun]):
             run.parent.children.discard(run)
         if run.tag is not None:
             del self.tags[run.tag]
+        if not self:
+            self.emptied()
 
     def tag_of(self, run: LaunchedRun) -> int | None:
         """Return the run's tag, or `None` if another run or every process has that number: then only descent and cookie tell."""

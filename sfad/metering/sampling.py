@@ -174,6 +174,7 @@ class Sampler:
             self._small.discard(run)
             if threshold <= _SMALL:
                 self._small.add(run)
+        self._waiting.deadline = math.inf
         if not self._looking or self._pace() < self._pause or (self._resting and sooner):
             self._waiting.cancel()
 
@@ -181,6 +182,8 @@ class Sampler:
         self._pids.pop(run, None)
         self._memory.pop(run, None)
         self._small.discard(run)
+        if self._resting and not (self._pids or self._memory):
+            self._waiting.deadline = trio.current_time() + IDLE  # runs may follow each other
 
     async def serve(self) -> None:
         took = 0.0
@@ -202,7 +205,9 @@ class Sampler:
     async def _rest(self) -> None:
         """Sleep while no run can have come near its limit. A run that is near it is looked at: the kernel tells no failed forks."""
         room = self._earliest - self._forks
-        if self._memory or self._blind is not False or room <= 0 or any(one.used >= one.near for one in self._pids.values()):
+        if self._memory or not self._pids or self._blind is not False or room <= 0:
+            return
+        if any(one.used >= one.near for one in self._pids.values()):
             return
         self._resting = True
         try:

@@ -449,7 +449,8 @@ class World:
     def _remembered(self, run: Run, *, startable: bool, starting: bool = False) -> Remembered:
         box = self.boxes.get(run.id)
         # the process may be a trampoline whose gate was not opened
-        begun = starting or run.status is not Status.STARTING or run.pid is not None or bool(run.birth.number % 2)
+        unknown = run.status is not Status.STARTING or bool(run.birth.number % 2)
+        begun = starting or run.pid is not None or (run.status is not Status.ACCEPTED and unknown)
         return Remembered(run, empty=box is None or not box.alive, starting=starting, startable=startable, begun=begun)
 
     def _restart(self) -> None:

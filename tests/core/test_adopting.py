@@ -62,7 +62,7 @@ class Life(Transcript):
                     empty=run.id not in there,
                     starting=run.id in starting,
                     startable=run.id in set(startable),
-                    begun=run.id not in set(unbegun),
+                    begun=run.id not in set(unbegun) and run.status is not Status.ACCEPTED,
                 )
             )
         tickets = self.machine.tickets() if continued else ()
