@@ -134,8 +134,6 @@ class Daemon:
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
                 self.files.keep()
-                for _ in range(2):  # the first runs all of them, perhaps after this one
-                    await trio.lowlevel.checkpoint()
                 self._announce(adoption)
                 await self.drained.wait()
                 self._notify("STOPPING=1")
