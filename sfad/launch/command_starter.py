@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 
 from ..faults import crash_point
+from . import procfs
 from .contain.cpu_binding import RunCpus
 from .contain.interface import RunContainment
 from .isolation.sandbox import in_sandbox
@@ -50,12 +51,14 @@ class CommandStarter:
             raise _shortage(error, name) from error
         try:
             try:
+                before = procfs.ticks_since_boot()
                 child, report = self._spawn(run, executed, files if spec.sandbox is None else executed.argv[:1], far_gate)
+                started = before if before == procfs.ticks_since_boot() else None  # else /proc tells it
             finally:
                 os.close(far_gate)
             crash_point("spawned")
             # a pidfd needs no descriptor more than there are: that of `far_gate` at least is free again
-            self._let_through(run, self._own(run, child, report, spec), gate, spec, remember)
+            self._let_through(run, self._own(run, child, report, spec, started), gate, spec, remember)
         finally:
             os.close(gate)
 
@@ -92,10 +95,11 @@ class CommandStarter:
             for fd in opened:
                 os.close(fd)
 
-    def _own(self, run: LaunchedRun, child: Spawned, report: int, spec: LaunchSpec) -> MainProcess:
+    def _own(self, run: LaunchedRun, child: Spawned, report: int, spec: LaunchSpec, started: int | None) -> MainProcess:
         name = spec.argv[0] if spec.argv else b""
         pid, pidfd, memory = child
-        main = MainProcess(pid, report, name, spec.cwd, pidfd, isolated=spec.sandbox is not None, memory=memory)
+        isolated = spec.sandbox is not None
+        main = MainProcess(pid, report, name, spec.cwd, pidfd, started=started, isolated=isolated, memory=memory)
         try:
             self._mains.own(run, main)
         except OSError as error:

@@ -32,7 +32,7 @@ class MainProcess:
     pidfd: int = -1
     failure: LaunchError | None = None
     started: int | None = None
-    """Clock ticks since boot; known from the start of an adopted process, else when `LaunchedRun.remains` asks."""
+    """Clock ticks since boot; `None` until `LaunchedRun.remains` asks where the process began as one tick became the next."""
     ours: bool = True
     """Whether it is a child of this process, which then reaps it."""
     exit_seen: float | None = None

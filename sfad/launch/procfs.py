@@ -10,6 +10,7 @@ import errno
 import os
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -99,6 +100,12 @@ def is_alive(pid: int, started: int | None = None) -> bool:
 def stat(pid: int) -> Stat | None:
     """Return one process, or `None`. Raises `OSError`."""
     return _stat(pid, f"/proc/{pid}/stat")
+
+
+def ticks_since_boot() -> int:
+    """Return the start time, as `Stat.started` counts it, of a process that begins now: the kernel takes it from this clock, and
+    shows it rounded down (`start_boottime`, fs/proc/array.c)."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * _TICKS // 1_000_000_000
 
 
 def _stat(pid: int, path: str) -> Stat | None:

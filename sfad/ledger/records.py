@@ -4,8 +4,8 @@ Because of these, a run that has ended never shows as running while the disk is 
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from ..core.access import Scope
 from ..protocol.types import CallInfo, RunId, RunInfo
@@ -17,8 +17,7 @@ MAX_FOUND = 10
 """Ids that `find` returns at most: enough to show that a prefix is ambiguous."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Unwritten:
+class _Unwritten(NamedTuple):
     op: Op
     info: RunInfo
     extra: RunExtra

@@ -4,7 +4,6 @@ Environment variables have no column: they may contain secrets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from operator import attrgetter
@@ -43,8 +42,7 @@ class RunExtra(Struct, frozen=True, kw_only=True):
 Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "charge"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Op:
+class Op(Struct, frozen=True, eq=False):
     """One queued write. Nothing in it changes when the run does."""
 
     kind: Kind
@@ -84,6 +82,12 @@ _fixed_extra, _fixed_extra_json = attrgetter(*_FIXED_EXTRA), attrgetter(*_FIXED_
 _state_info, _state_times, _state_extra = attrgetter(*_STATE_INFO), attrgetter(*_STATE_TIMES), attrgetter(*_STATE_EXTRA)
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
+_event_body = attrgetter(*_IN_EVENT_BODY)
+_EVENT_DEFAULTS = dict(zip(Event.__struct_fields__[::-1], Event.__struct_defaults__[::-1], strict=False))
+_EventBody = msgspec.defstruct(
+    "_EventBody", [(name, Any, _EVENT_DEFAULTS[name]) for name in _IN_EVENT_BODY], frozen=True, omit_defaults=True
+)
+"""What an event tells beside its columns. Most of it is not told of most events."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -113,8 +117,8 @@ def event_op(event: Event) -> Op:
     """Return the write of an event. Raises `ValueError` for one without time or number."""
     if not isinstance(event.time, datetime) or not isinstance(event.seq, int):
         raise ValueError(f"event {event.type!r} has no time or no number")
-    body = {name: value for name in _IN_EVENT_BODY if (value := getattr(event, name)) not in (None, "")}
-    row = (event.seq, event.time.timestamp(), event.type, event.severity, event.run_id, event.root_id, _json(body))
+    body = _json(_EventBody(*_event_body(event)))
+    row = (event.seq, event.time.timestamp(), event.type, event.severity, event.run_id, event.root_id, body)
     return Op("event", event.run_id, row)
 
 

@@ -16,7 +16,7 @@ from ..faults import crash_point
 from ..host.clock import wall_clock
 from ..ledger.ledger import CallKey
 from ..metering.metering import Metering
-from ..protocol.types import CallInfo, RunId
+from ..protocol.types import CallInfo, RunId, RunInfo
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.showing import info_of
@@ -27,8 +27,9 @@ from .resources import Resources
 from .run_feed import RunFeed
 from .storage import StorageWatch
 
-SAVE_USE = 1.0
-"""Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is a row of each run."""
+RECORD_WITHIN = 1.0
+"""Seconds until the ledger has what changed of a live run, and the journal its use: a daemon that is killed forgets this much use,
+and each save is a row of each run."""
 
 
 _SAVED_WITH = frozenset({c.Launch, c.Charge, c.Admit, c.SaveAlerts, c.RecordCall})
@@ -48,8 +49,8 @@ class Saver:
     alerts: Callable[[], SavedAlerts]
     """Returns the alerts to be saved that are about no single run."""
     hooking: Hooking
-    _used: set[RunId] = field(default_factory=set)
-    """Runs whose use the ledger does not know yet."""
+    _changed: set[RunId] = field(default_factory=set)
+    """Runs whose rows are behind."""
 
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
         """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
@@ -77,7 +78,7 @@ class Saver:
             for live in changed:
                 live.look_at_the_clock(now)
         if outcome.used:
-            self._note_use(outcome.used)
+            self._note_change(outcome.used)
         if self.run_feed.followed:
             self.run_feed.changed({*outcome.changed, *outcome.used})
         if admits:
@@ -104,11 +105,19 @@ class Saver:
         self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
 
     def record(self, run: Run) -> None:
-        live = self.catalogue.live[run.id]
+        """Record the end of a run at once, and any other change within a second: the journal has it already, and what is live is
+        shown from memory. So a short run has two rows to write and not three."""
+        if run.status.terminal:
+            live = self.catalogue.live[run.id]
+            live.ends_as(self._record(live))
+        else:
+            self._note_change([run.id])
+
+    def _record(self, live: Live) -> RunInfo:
         info = info_of(live, trio.current_time())
-        live.row_is(info)
-        self._used.discard(run.id)
+        self._changed.discard(info.id)
         self.resources.ledger.record(info, live.extra)
+        return info
 
     def _keep(self, call: CallInfo) -> None:
         """Save the call with its run, whose account has it now, until its row is in the file."""
@@ -137,18 +146,18 @@ class Saver:
 
     def end(self, live: Live) -> None:
         """A run has ended. Clients are told when that is on record, or at once while the ledger cannot be written."""
-        saved = live.saved if live.saved is not None and live.saved.status.terminal else None
-        info = saved or info_of(live, trio.current_time())
-        self.catalogue.end(live, info, admitted=saved is not None)
+        recorded = live.end
+        info = recorded or info_of(live, trio.current_time())
+        self.catalogue.end(live, info, admitted=recorded is not None)
         self.run_feed.changed([info.id])
-        if saved is None:  # it was never admitted: a request with the same key is to get another run
+        if recorded is None:  # it was never admitted: a request with the same key is to get another run
             self.catalogue.forget_requests([info.id])
             self.resources.spool.ended.forget([info.id])
             self.hooking.never_admitted(info.id)
             self._tell_ends([info.id])
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
-        if saved is not None:
+        if recorded is not None:
             self.resources.counts.run_ended(info)
         live.close()
 
@@ -159,18 +168,18 @@ class Saver:
     def save_alerts_soon(self) -> None:
         """Save what alerts count within a second, like the use that they count."""
         if "save alerts" not in self.resources.timers:
-            self.resources.timers.arm("save alerts", trio.current_time() + SAVE_USE, self.save_alerts)
+            self.resources.timers.arm("save alerts", trio.current_time() + RECORD_WITHIN, self.save_alerts)
 
-    def _note_use(self, runs: Iterable[RunId]) -> None:
-        if not self._used:
-            self.resources.timers.arm("save use", trio.current_time() + SAVE_USE, self._save_use)
-        self._used.update(runs)
+    def _note_change(self, runs: Iterable[RunId]) -> None:
+        if "record" not in self.resources.timers:
+            self.resources.timers.arm("record", trio.current_time() + RECORD_WITHIN, self._record_changed)
+        self._changed.update(runs)
 
-    def _save_use(self) -> None:
-        used, self._used = self._used, set()
-        lives = [live for run in used if (live := self.catalogue.live.get(run)) is not None]
+    def _record_changed(self) -> None:
+        changed, self._changed = self._changed, set()
+        lives = [live for run in changed if (live := self.catalogue.live.get(run)) is not None]
         for live in lives:
-            self.record(live.run)
+            self._record(live)
         self.resources.spool.journal.save(lives, self.metering.position)
 
     def _tell_ends(self, runs: Iterable[RunId]) -> None:

@@ -144,11 +144,6 @@ class RunCatalogue:
         ended = self._recent.get(run)
         return ended.info if ended is not None else self._records.get(run)
 
-    def started(self, run: RunId) -> RunInfo | None:
-        """Return a run whose request is to be answered now: as it was recorded for the same event, if it was."""
-        live = self.live.get(run)
-        return live.saved if live is not None and live.saved is not None else self.info(run)
-
     def uid(self, run: RunId) -> int | None:
         """Return the uid of the run's user; `None` if that, or the run, is unknown."""
         known = self.live.get(run) or self._recent.get(run)

@@ -63,8 +63,8 @@ class Live:
     """`None` until there is one."""
     milestone: str | None = None
     """The newest."""
-    saved: RunInfo | None = None
-    """Its row, as the ledger was given it last."""
+    end: RunInfo | None = None
+    """As the ledger was given its end."""
     user: Credentials | None = None
     """Who executes its command (`LaunchSpec.user`)."""
     unused: list[LimitState] | None = None
@@ -107,8 +107,8 @@ class Live:
             self.calls = UnrecordedCalls()
         return self.calls
 
-    def row_is(self, info: RunInfo) -> None:
-        self.saved = info
+    def ends_as(self, info: RunInfo) -> None:
+        self.end = info
 
     def unused_are(self, limits: list[LimitState]) -> None:
         """Note how the limits are shown of which nothing is known to be used."""

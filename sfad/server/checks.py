@@ -35,7 +35,11 @@ unavailable = partial(RequestError, ErrorCode.UNAVAILABLE)
 
 def check_most(what: str, value: int, most: int) -> None:
     if value > most:
-        raise bad_request(f"{value} {what}; at most {most}")
+        raise too_many(what, value, most)
+
+
+def too_many(what: str, value: int, most: int) -> RequestError:
+    return bad_request(f"{value} {what}; at most {most}")
 
 
 def check_limits(limits: Sequence[Limit]) -> tuple[Limit, ...]:

@@ -40,7 +40,7 @@ async def stage() -> AsyncIterator[Stage]:
         nursery.cancel_scope.cancel()
 
 
-async def test_exits_by_itself(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
+async def test_exits_by_itself(stage: Stage, autojump_clock: MockClock) -> None:
     stage.scripts["a1"] = Script(after=60, code=7)
     stage.launcher.launch("a1", None, SPEC, remembered)
     assert stage.events == []
@@ -50,14 +50,14 @@ async def test_exits_by_itself(stage: Stage, autojump_clock: MockClock) -> None:
     assert (stage.events[1].code, stage.events[1].empty) == (7, True)
 
 
-async def test_fails_to_launch(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
+async def test_fails_to_launch(stage: Stage, autojump_clock: MockClock) -> None:
     stage.scripts["a1"] = Script(errno=2)
     stage.launcher.launch("a1", None, SPEC, remembered)
     await trio.sleep(1)
     assert stage.told() == [LaunchFailed]
 
 
-async def test_stubborn_with_a_child(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
+async def test_stubborn_with_a_child(stage: Stage, autojump_clock: MockClock) -> None:
     stage.scripts["a2"] = Script(after=None, obeys=False)
     stage.launcher.launch("a1", None, SPEC, remembered)
     stage.launcher.launch("a2", "a1", SPEC, remembered)
@@ -71,7 +71,7 @@ async def test_stubborn_with_a_child(stage: Stage, autojump_clock: MockClock) ->
     assert stage.told()[4:] == [MainExited, Emptied]
 
 
-async def test_leaves_something(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
+async def test_leaves_something(stage: Stage, autojump_clock: MockClock) -> None:
     stage.scripts["a1"] = Script(after=1, leaves=True)
     stage.launcher.launch("a1", None, SPEC, remembered)
     await trio.sleep(2)
@@ -82,7 +82,7 @@ async def test_leaves_something(stage: Stage, autojump_clock: MockClock) -> None
     assert stage.told()[2:] == [Emptied]
 
 
-async def test_frozen_does_not_end(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
+async def test_frozen_does_not_end(stage: Stage, autojump_clock: MockClock) -> None:
     stage.scripts["a1"] = Script(after=10)
     stage.launcher.launch("a1", None, SPEC, remembered)
     stage.launcher.freeze("a1")
@@ -93,7 +93,7 @@ async def test_frozen_does_not_end(stage: Stage, autojump_clock: MockClock) -> N
     assert stage.told()[2:] == [MainExited]
 
 
-async def test_adopted(stage: Stage, autojump_clock: MockClock) -> None:  # noqa: ARG001 - pytest-trio looks for it here
+async def test_adopted(stage: Stage, autojump_clock: MockClock) -> None:
     stage.launcher.survived = {"a1": Script(after=60, code=None), "a2": Script(headless=True, after=None), "a4": Script(after=None)}
     adopt = stage.launcher.adopt
     assert adopt("a1", None, Remains("00", pid=77)) == Adopted(77, empty=False)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import pytest
 import trio
+import trio.testing
 
 from sfad.launch import procfs
-from sfad.launch.watch.reaper import Orphans
+from sfad.launch.watch.reaper import ChildSignals, Orphans
 
 
-@pytest.mark.usefixtures("autojump_clock")
 async def test_orphans_are_looked_at_when_a_signal_tells_and_not_by_time(
-    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     orphans = Orphans()
     looks = 0
@@ -30,3 +32,28 @@ async def test_orphans_are_looked_at_when_a_signal_tells_and_not_by_time(
     orphans.notice()
     await trio.sleep(60)
     assert looks == 2
+
+
+async def test_a_signal_that_another_thread_has_taken_ends_nothing(nursery: trio.Nursery) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    both = [ChildSignals() for _ in range(2)]  # one signal makes both readable, and the first reads it
+    told = [0, 0]
+    heard = trio.Event()
+
+    def notice(which: int) -> None:
+        told[which] += 1
+        if all(told):
+            heard.set()
+
+    try:
+        for which, signals in enumerate(both):
+            nursery.start_soon(signals.serve, lambda which=which: notice(which))
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGCHLD)
+        with trio.fail_after(60):
+            await heard.wait()
+        nursery.cancel_scope.cancel()
+    finally:
+        for signals in both:
+            signals.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

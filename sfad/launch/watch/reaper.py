@@ -48,7 +48,8 @@ class ChildSignals:
         """Call `notice` when children have ended, until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._descriptor)
-            os.read(self._descriptor, _SIGINFO)  # several signals that came meanwhile are one
+            with suppress(BlockingIOError):  # a thread that does not block the signal may have taken it meanwhile
+                os.read(self._descriptor, _SIGINFO)  # several signals that came meanwhile are one
             notice()
 
     def close(self) -> None:
