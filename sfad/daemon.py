@@ -21,7 +21,7 @@ from .host.headroom import raise_priority
 from .host.socket_file import bind_socket
 from .host.state_dir import StateLock
 from .host.tasks import keep_serving
-from .launch.watch.reaper import ChildSignals
+from .launch.child_signals import ChildSignals
 from .loop.runtime import Runtime
 from .observe.log import Log
 from .protocol.types import RunId
@@ -128,7 +128,7 @@ class Daemon:
                     server.handover.continue_waiting(handed.clients)  # the core knows the runs and what those may do
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
-                nursery.start_soon(children.serve, runtime.launcher.child_signalled)
+                runtime.launcher.watch_children(children)
                 nursery.start_soon(keep_serving, runtime.gateway.serve, log.internal_error)
                 nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)

@@ -58,7 +58,7 @@ def _tell_systemd(text: str) -> None:
 
 def _check_descriptor(ready_fd: int) -> None:
     try:
-        os.fstat(ready_fd)
+        os.set_inheritable(ready_fd, False)  # what the daemon starts before it is ready must not keep the descriptor open
     except (OSError, OverflowError) as error:
         die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", exits.USAGE)
 

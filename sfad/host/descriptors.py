@@ -7,8 +7,7 @@ the hard one, and the launcher lifts it while it signals, kills and looks. So no
 
 import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import IntEnum
 
 from .loop_turns import LoopTurns
@@ -76,14 +75,15 @@ def keep_back() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
 
 
-@contextmanager
-def lifted() -> Iterator[None]:
-    """Allow the descriptors that are kept back. The limit is the whole process's, so nothing in the block may wait."""
-    if _limits is None:
-        yield
-        return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_limits[1], _limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
+class lifted:  # noqa: N801 - as `contextlib.suppress` is named: it reads like a word in `with lifted():`
+    """Allow the descriptors that are kept back. The limit is the whole process's, so nothing in the block may wait.
+
+    A class, because it is entered at each turn, and a generator would take four calls more."""
+
+    def __enter__(self) -> None:
+        if _limits is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_limits[1], _limits[1]))
+
+    def __exit__(self, *_: object) -> None:
+        if _limits is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, _limits)

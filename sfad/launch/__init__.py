@@ -22,6 +22,7 @@
 `pidfd`            signals to exactly one process, and what is known of it when it has ended
 `procfs`           what /proc tells of processes
 `launcher`         what the loop needs of a launcher: it names runs, not pids
+`child_signals`    SIGCHLD as a descriptor
 
 Each imports only what is below it.
 """

@@ -10,6 +10,7 @@ import trio
 
 from ..core.events import Event
 from ..protocol.types import RunId
+from .child_signals import ChildSignals
 from .credentials import Credentials
 
 Emit = Callable[[Event], None]
@@ -200,8 +201,8 @@ class Launcher(Protocol):
     def take_back(self) -> None:
         """Undo `hand_over`, because the execve(2) has failed: descriptors are close-on-exec again."""
 
-    def child_signalled(self) -> None:
-        """Note a SIGCHLD: orphans that were reparented to this process may be waiting to be reaped."""
+    def watch_children(self, signals: ChildSignals) -> None:
+        """From now on, reap the orphans that were reparented to this process when SIGCHLD tells that they have ended."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reap, watch and report until cancelled."""

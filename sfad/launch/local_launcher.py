@@ -13,6 +13,7 @@ from ..protocol.types import RunId, Survivor
 from . import procfs
 from .adopter import Adopter
 from .agent_watch import AgentWatch
+from .child_signals import ChildSignals
 from .command_starter import CommandStarter
 from .complaints import Complaints
 from .contain.cpu_binding import RunCpus
@@ -213,7 +214,16 @@ class LocalLauncher(Launcher):
 
     # Serving.
 
+    def watch_children(self, signals: ChildSignals) -> None:
+        # in the reactor, and not in a task of its own: it is readable whenever a main process has ended
+        self._reactor.add(signals.fileno(), lambda: self._child_signalled(signals))
+
+    def _child_signalled(self, signals: ChildSignals) -> None:
+        signals.take()
+        self.child_signalled()
+
     def child_signalled(self) -> None:
+        """Note a SIGCHLD."""
         self._orphans.notice()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -81,6 +81,8 @@ class Ledger:
         """Set when `serve` is to write at once."""
         self._lingering = trio.CancelScope()
         """Its deadline is when `serve` is to write the rest."""
+        self._lingers = False
+        """Whether it has one."""
         self._heard = 0
         """How many reports of the thread were heard."""
         self._turns = turns
@@ -152,7 +154,8 @@ class Ledger:
                 self._urgent.set()
             else:
                 self._turns.at_end(self._wake)
-        elif served and self._lingering.deadline == math.inf:
+        elif served and not self._lingers:
+            self._lingers = True
             self._lingering.deadline = trio.current_time() + LINGER
 
     def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
@@ -169,17 +172,24 @@ class Ledger:
         self._urgent = trio.Event()
         try:
             while True:
-                with trio.CancelScope() as self._lingering:
-                    await self._urgent.wait()
-                self._urgent, self._waking = trio.Event(), False
-                result = self._writer.write_here(self._heard)
-                if result is None:
-                    self._writer.wake()
-                else:
-                    self._told(result)
+                with trio.CancelScope() as self._lingering:  # one for many waits: it costs more than a wait
+                    while True:
+                        await self._urgent.wait()
+                        self._write_now()
+                self._write_now()
         finally:
             self._urgent = None
             self._wake()
+
+    def _write_now(self) -> None:
+        self._urgent, self._waking = trio.Event(), False
+        if self._lingers:
+            self._lingers, self._lingering.deadline = False, math.inf
+        result = self._writer.write_here(self._heard)
+        if result is None:
+            self._writer.wake()
+        else:
+            self._told(result)
 
     async def flush(self) -> bool:
         """Return once everything queued before has been tried: true if all of it is in the file."""

@@ -103,7 +103,7 @@ def insert_op(kind: Literal["admit", "refuse", "upsert"], info: RunInfo, extra: 
         *_fixed_info(info),
         *map(_json, _fixed_info_json(info)),
         *_fixed_extra(extra),
-        *map(_json, _fixed_extra_json(extra)),
+        *[_json(value) if value else "[]" for value in _fixed_extra_json(extra)],
     )
     return Op(kind, info.id, (*fixed, *_state(info, extra, boot_id)), labels, urgent=urgent)
 

@@ -174,7 +174,8 @@ class Sampler:
             self._small.discard(run)
             if threshold <= _SMALL:
                 self._small.add(run)
-        self._waiting.deadline = math.inf
+        if self._waiting.deadline != math.inf:
+            self._waiting.deadline = math.inf
         if not self._looking or self._pace() < self._pause or (self._resting and sooner):
             self._waiting.cancel()
 

@@ -143,11 +143,13 @@ class Tail:
         """Read what the attempt before has written (as `drain` does), then begin a new meter. Call this before each attempt is
         launched, when its files exist and no process of the attempt before is alive. From now on these files are the run's, even if
         they are moved."""
-        if run in self._runs:
+        tailed = self._runs.get(run)
+        if tailed is not None:
             self._away.pop(run, None)
-            self._runs[run].files_may_be_new()
-            self.drain((run,))
-            self._runs[run].begin_attempt()
+            tailed.files_may_be_new()
+            if tailed.stdout is not None:
+                self.drain((run,))
+            tailed.begin_attempt()
 
     def drain(self, runs: Iterable[RunId], *, seconds: float = DRAIN_SECONDS) -> None:
         """Read what the runs have written until now. The first one, or its main process, has ended: its last line may lack a

@@ -1,6 +1,6 @@
 """A live run as the daemon's shell knows it."""
 
-import secrets
+import os
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -43,7 +43,7 @@ class Live:
     created_at: datetime
     program: AgentProgram | None = None
     """The agent program whose events its stdout holds."""
-    nonce: str = field(default_factory=lambda: secrets.token_hex(8))
+    nonce: str = field(default_factory=lambda: os.urandom(8).hex())
     """The random part of its cookie (`LaunchSpec.nonce`)."""
     caller: RunId | None = None
     """The run that asked for it."""

@@ -113,21 +113,22 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     # a short run is shown three times before more than its time is known to be used; making all states each time would be a
     # tenth of the daemon's work in a burst of runs
     run, account = live.run, live.run.account
-    if live.unused is None or account.known:
-        states = [_limit(live, active, now) for active in run.limits.values()]
+    known = account.known
+    if live.unused is None or known:
+        states = [_limit(live, active, now, known=known) for active in run.limits.values()]
         live.unused_are([state for state in states if state.kind is not LimitKind.TIME])
         return states
     time = run.limits.get(LimitKind.TIME)
-    return [_limit(live, time, now), *live.unused] if time is not None else list(live.unused)
+    return [_limit(live, time, now, known=False), *live.unused] if time is not None else list(live.unused)
 
 
-def _limit(live: Live, active: ActiveLimit, now: float) -> LimitState:
+def _limit(live: Live, active: ActiveLimit, now: float, *, known: bool) -> LimitState:
     limit, kind = active.limit, active.limit.kind
     above = _tighter(live, active) if live.run.parent is not None else None
     if kind is LimitKind.TIME:
         used: float | None = live.run.clock.elapsed(now)
     else:
-        used = live.run.account.used(kind) if live.run.account.known else None
+        used = live.run.account.used(kind) if known else None
     if used is not None and kind in COSTS:
         used = to_usd(int(used))
     return LimitState(

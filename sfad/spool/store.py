@@ -156,12 +156,12 @@ class Store:
     def _apply(self, changes: Mapping[str, bytes | None]) -> None:
         items = self.items
         for key, value in changes.items():
-            old = items.pop(key, None)
+            old, beside = items.pop(key, None), _RECORD.size + len(key)  # near enough: keys are ASCII
             if old is not None:
-                self._current -= _record_size(key, old)
+                self._current -= beside + len(old)
             if value is not None:
                 items[key] = value
-                self._current += _record_size(key, value)
+                self._current += beside + len(value)
 
     def _make_room(self, end: int) -> None:
         """Allocate a step beyond `end`. Raises `OSError` only if the frame that ends there has no room."""
@@ -335,11 +335,6 @@ def _unpacked(batch: memoryview) -> dict[str, bytes | None] | None:
     except (struct.error, UnicodeDecodeError):
         return None
     return changes if at == len(batch) else None
-
-
-def _record_size(key: str, value: bytes) -> int:
-    # near enough: keys are ASCII
-    return _RECORD.size + len(key) + len(value)
 
 
 def _filled(data: memoryview) -> int:

@@ -13,6 +13,7 @@ from typing import Literal
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
+from sfad.launch.child_signals import ChildSignals
 from sfad.launch.launcher import UNBOUND, Adopted, Bounds, Emit, Enforcement, Footprint, LaunchSpec, Remains, Remember
 from sfad.protocol.types import RunId, Survivor
 
@@ -220,7 +221,7 @@ class FakeLauncher:
         """Record the call."""
         self.calls.append(("take_back",))
 
-    def child_signalled(self) -> None:
+    def watch_children(self, signals: ChildSignals) -> None:
         """Do nothing: there are no children."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

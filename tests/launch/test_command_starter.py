@@ -440,6 +440,26 @@ async def test_nothing_is_reported_from_within_a_verb(rig: Rig) -> None:
         await rig.wait(LaunchFailed, "a1")
 
 
+async def test_the_clock_tells_when_a_process_has_started(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, stat = [run_id(number) for number in range(1, 41)], procfs.stat
+    looked: list[int] = []
+
+    def watched(pid: int) -> procfs.Stat | None:
+        looked.append(pid)
+        return stat(pid)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(procfs, "stat", watched)
+        for run in runs:
+            rig.launch(run, "sleep", "1000")
+    for run in runs:
+        main, process = rig.main(run), procfs.stat(rig.main(run).pid)
+        assert process is not None
+        assert main.started == process.started
+    assert len(looked) < len(runs)  # only of those that began as one tick became the next
+    await rig.stop(*runs)
+
+
 async def test_a_command_begins_in_its_cgroup(rig: Rig) -> None:
     if not rig.cgroups:
         pytest.skip("for cgroups")

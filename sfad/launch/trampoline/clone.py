@@ -103,7 +103,7 @@ class Cloner:
         for target, source in enumerate(sources):
             calls += _DUP2, source, target, 0, 0
         calls += _SIGPROCMASK, signal.SIG_SETMASK, place[_ZERO], 0, 8
-        *strings, path_at, _end = accumulate((len(word) + 1 for word in words), initial=place[text_at])
+        *strings, path_at, _end = accumulate([len(word) + 1 for word in words], initial=place[text_at])
         calls += _EXECVE, path_at, place[argv_at], place[env_at], 0
         flags = _FLAGS if cgroup is None else _FLAGS | _CLONE_INTO_CGROUP
         arguments = (
@@ -122,8 +122,8 @@ class Cloner:
         data = array("Q", bytes(8 * _CALLS))
         data[: len(arguments)] = array("Q", arguments)
         data[_WAITING] = 1
-        for index, limit in enumerate(limits.values()):
-            data[_LIMITS + 2 * index : _LIMITS + 2 * index + 2] = array("Q", (value % 2**64 for value in limit))
+        for index, (soft, hard) in enumerate(limits.values()):
+            data[_LIMITS + 2 * index], data[_LIMITS + 2 * index + 1] = soft % 2**64, hard % 2**64
         for cpu in cpus or ():
             if cpu < _MAX_CPU:
                 data[_CPUS + cpu // 64] |= 1 << cpu % 64

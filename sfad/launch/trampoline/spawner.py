@@ -103,7 +103,8 @@ class Spawner:
         limits = dict(filter(None, (_limit(resource.RLIMIT_NOFILE, nofile), _limit(resource.RLIMIT_MSGQUEUE, door.msgqueue))))
         opened: list[int] = []
         try:
-            sources = [self._above(fd, opened) for fd in (*stdio, self._null, report, gate, trampoline.image) if fd is not None]
+            given = (*stdio, self._null, report, gate, trampoline.image)
+            sources = [fd if fd >= FD_FREE else _above(fd, opened) for fd in given if fd is not None]
             if self._cloner is not None and trampoline.image is not None and not door.attach:
                 try:
                     return Spawned(
@@ -119,13 +120,6 @@ class Spawner:
         finally:
             for fd in opened:
                 os.close(fd)
-
-    def _above(self, fd: int, opened: list[int]) -> int:
-        """Return a descriptor for a file that is none of those that the trampoline gets: they are set one after the other."""
-        if fd >= FD_FREE:
-            return fd
-        opened.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE))
-        return opened[-1]
 
     def _posix_spawn(
         self,
@@ -162,6 +156,12 @@ class Spawner:
         _libc.posix_spawnattr_destroy(self._attributes)
         self._trampoline.close()
         os.close(self._null)
+
+
+def _above(fd: int, opened: list[int]) -> int:
+    """Return another descriptor of a file, none of those that the trampoline gets: they are set one after the other."""
+    opened.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE))
+    return opened[-1]
 
 
 def _limit(kind: int, soft: int | None) -> tuple[int, tuple[int, int]] | None:

@@ -7,7 +7,6 @@ A call that fails is made again after a pause until it works. It may lack descri
 a bug, which must not touch anything else that is waited for. So a call may be made twice.
 """
 
-import math
 import os
 import select
 from collections import deque
@@ -97,7 +96,10 @@ class Reactor:
                 try:
                     while self._tasks:
                         nursery.start_soon(self.retry, self._tasks.popleft())
-                    with trio.move_on_at(self._later[0][0] if self._later else math.inf):
+                    if self._later:
+                        with trio.move_on_at(self._later[0][0]):
+                            await trio.lowlevel.wait_readable(self._epoll.fileno())
+                    else:  # without a scope, which costs more than the wait
                         await trio.lowlevel.wait_readable(self._epoll.fileno())
                     with lifted():
                         self.dispatch()

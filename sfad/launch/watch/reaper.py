@@ -6,11 +6,7 @@ up to 15 were then reported as 0 (measured). So a program that serves a launcher
 a thread that outlives them.
 """
 
-import ctypes
 import os
-import signal
-import sys
-from collections.abc import Callable
 from contextlib import suppress
 
 import trio
@@ -22,39 +18,9 @@ NO_RUN: RunId = "-"
 """The run of a child that is in none: the daemon's own."""
 _LOOKS_APART = 0.05
 """Seconds between two looks: a killed tree may have thousands of orphans, and SIGCHLD comes for each of them."""
-_SIGSET_T, _SIGINFO = 128, 128
-"""Bytes of glibc's sigset_t and of a signalfd_siginfo."""
 _MANY_ORPHANS = 200
 """Orphans in one look after which the next follows at once: processes that fork without pause leave zombies faster than a look
 every 50 ms reaps them, until the machine has no pid left."""
-
-
-class ChildSignals:
-    """SIGCHLD as a descriptor to wait for (signalfd(2)). A handler would run for each child, and one child in a thousand is an
-    orphan: that was 8 % of what a short run costs (measured).
-
-    Make it in the main thread before any other thread is started: threads inherit that the signal is blocked. Processes that the
-    launcher starts do not; other children would have to unblock it."""
-
-    def __init__(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        mask = (1 << (signal.SIGCHLD - 1)).to_bytes(_SIGSET_T, sys.byteorder)
-        self._descriptor = ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK)
-        if self._descriptor < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-
-    async def serve(self, notice: Callable[[], object]) -> None:
-        """Call `notice` when children have ended, until cancelled."""
-        while True:
-            await trio.lowlevel.wait_readable(self._descriptor)
-            with suppress(BlockingIOError):  # a thread that does not block the signal may have taken it meanwhile
-                os.read(self._descriptor, _SIGINFO)  # several signals that came meanwhile are one
-            notice()
-
-    def close(self) -> None:
-        """Close the descriptor. The signal stays blocked, because other threads may be there."""
-        os.close(self._descriptor)
 
 
 class Orphans:
