@@ -119,6 +119,8 @@ class History:
         root = None if request.root is None else self._resolve(request.root).id
         found = self._reader.select(Page(msgspec.structs.replace(request, root=None), EVERYTHING, within=root))
         runs = self._runs.shown(self._reader.runs(found.numbers))
+        if not request.limits:
+            runs = [msgspec.structs.replace(run, limits=[]) if run.status.terminal else run for run in runs]
         return m.RunList(id=request.id, runs=runs, next=run_id(found.reached) if found.reached else None)
 
     def _summarise(self, request: m.Summarise) -> m.Reply:

@@ -87,7 +87,7 @@ def _with_trees(client: Client, first: Sequence[CallPage], *, tree: bool) -> lis
     """Return the runs, with those below them if `tree`, each once."""
     if not tree:
         return list(dict.fromkeys(page.run for page in first))
-    below = [sorted(collect(client, List(id=0, root=page.run), None, lambda _run: None).runs) for page in first]
+    below = [sorted(collect(client, List(id=0, root=page.run, limits=False), None, lambda _run: None).runs) for page in first]
     return list(dict.fromkeys(run for found in below for run in found))
 
 

@@ -78,6 +78,7 @@ def main(
         since=None if since is None else moment(since),
         labels=wanted_labels(label),
         live=live,
+        limits=json or wide,
     )
     most = count("--limit-rows", limit_rows)
     columns = [column for column in COLUMNS if column.shown(live=live, labels=labels, wide=wide)]
@@ -154,7 +155,7 @@ def collect(client: Client, wanted: List, most: int | None, shape: Callable[[Run
     """Request page after page, and return at most `most` ended runs (default: all that match a filter, else the last `LAST`).
     `shape` makes what is kept of a run, because a hundred thousand whole runs would take half a gigabyte."""
     found = Found()
-    filtered = wanted != List(id=0, live=wanted.live)
+    filtered = wanted != List(id=0, live=wanted.live, limits=wanted.limits)
     stop = most if most is not None else None if filtered else LAST
     while True:
         # one run more than needed shows whether there are more
@@ -172,7 +173,7 @@ def collect(client: Client, wanted: List, most: int | None, shape: Callable[[Run
 
 def listed(client: Client, selection: RunSelection) -> RunSelection:
     """Return a selection that names the runs that this verb would show for it, but no refused starts."""
-    wanted = List(id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label))
+    wanted = List(id=0, name=list(selection.name) or None, labels=wanted_labels(selection.label), limits=False)
     found = collect(client, wanted, None, lambda run: run.status.rejected).runs
     return replace(
         selection, runs=[*selection.runs, *(run for run in sorted(found) if not found[run])], everything=False, name=(), label=()

@@ -76,7 +76,8 @@ class FrameDecoder:
                 end = start + HEADER + size
                 if len(buffer) < end:
                     break
-                body = bytes(buffer[start + HEADER : end])
+                with memoryview(buffer) as view:  # a slice of the buffer itself would be one copy more
+                    body = bytes(view[start + HEADER : end])
                 start = end
                 yield body
         finally:

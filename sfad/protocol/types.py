@@ -272,31 +272,31 @@ class RunInfo(Struct, frozen=True, kw_only=True):
     id: RunId
     name: str
     kind: str
-    type: str | None
+    type: str | None = None
     status: Status
-    parent_id: RunId | None
+    parent_id: RunId | None = None
     root_id: RunId
     depth: int
     chain: list[str]
-    pid: int | None
+    pid: int | None = None
     argv: list[str]
     cwd: str
     user: str
     channel: str
-    exit_code: int | None
-    signal: int | None
-    reason: Reason | None
+    exit_code: int | None = None
+    signal: int | None = None
+    reason: Reason | None = None
     attempts: int
-    limits: list[LimitState]
+    limits: list[LimitState] = []
     usage: Usage
-    processes: int | None
-    memory_bytes: int | None
+    processes: int | None = None
+    memory_bytes: int | None = None
     descendants: int
-    deadline: datetime | None
-    milestone: str | None
+    deadline: datetime | None = None
+    milestone: str | None = None
     created_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
     labels: dict[str, str] = {}
     usage_by_source: dict[Source, Usage] = {}
     meter: str | None = None

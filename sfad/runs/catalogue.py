@@ -16,9 +16,9 @@ from ..ledger.reader import Page, Selection
 from ..ledger.records import Records
 from ..ledger.summary import Unwritten
 from ..ledger.totals import used_by, with_totals
-from ..protocol.messages import List, pack
+from ..protocol.messages import List
 from ..protocol.types import RunId, RunInfo
-from .encoded_runs import EncodedRuns
+from .encoded_runs import EncodedRuns, row_of
 from .live import Live, SpawnKey
 from .showing import info_of, info_with_totals, usage_of
 
@@ -58,7 +58,7 @@ class Listed(NamedTuple):
 
     def rows(self, live: Iterable[RunInfo]) -> list[Raw]:
         """Return the ended runs and these live ones as they are sent, oldest first."""
-        rows = self.ended | {run_number(info.id): Raw(pack(info)) for info in live}
+        rows = self.ended | {run_number(info.id): row_of(info) for info in live}
         return [rows[number] for number in sorted(rows)]
 
 
@@ -75,7 +75,8 @@ class RunCatalogue:
         """Ended runs whose end the ledger has not confirmed yet."""
         self._never_recorded: dict[RunId, RecentRun] = {}
         """Recent runs that the ledger could not admit."""
-        self._encoded = EncodedRuns()
+        self._encoded = {limits: EncodedRuns() for limits in (True, False)}
+        """Rows with limits, and rows without."""
         self._keys = keys
         self._records = records
         self._forgotten = forgotten
@@ -110,7 +111,8 @@ class RunCatalogue:
     def forget(self, runs: Iterable[RunId]) -> None:
         """These ended runs were deleted from the ledger."""
         for run in runs:
-            self._encoded.forget(number_or_zero(run))
+            for rows in self._encoded.values():
+                rows.forget(number_or_zero(run))
             ended = self._recent.pop(run, None)
             if ended is not None:
                 self._drop(run, ended)
@@ -213,11 +215,13 @@ class RunCatalogue:
         page = Page(List(id=0, name=name, rows=1), scope)
         return next((run_id(number) for number, _ in self._select(page).ended), None)
 
-    def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None) -> Listed:
-        """Return the runs of a page. `footprints`: of live runs, where they are to be shown."""
+    def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None, *, limits: bool = True) -> Listed:
+        """Return the runs of a page. `footprints`: of live runs, where they are to be shown; `limits`: whether ended runs have
+        theirs."""
         found = self._select(page)
         live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
-        return Listed(self._rows([number for number, _ in found.ended]), live, run_id(found.reached) if found.reached else None)
+        ended = self._rows([number for number, _ in found.ended], limits=limits)
+        return Listed(ended, live, run_id(found.reached) if found.reached else None)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now, with their models."""
@@ -255,19 +259,20 @@ class RunCatalogue:
         ended = [*found.ended, *((run_number(each.info.id), 0) for each in more)]
         return Selection.of(found.live, ended, page.query.rows, found.reached)
 
-    def _rows(self, numbers: Sequence[int]) -> dict[int, Raw]:
+    def _rows(self, numbers: Sequence[int], *, limits: bool) -> dict[int, Raw]:
         """Return ended runs as they are sent."""
-        rows = self._encoded.of(numbers)
+        held = self._encoded[limits]
+        rows = held.of(numbers)
         missing = [number for number in numbers if number not in rows] if len(rows) < len(numbers) else []
         for at in range(0, len(missing), ENCODED_AT_ONCE):
-            rows |= self._encode(missing[at : at + ENCODED_AT_ONCE])
+            for info in self._ended(missing[at : at + ENCODED_AT_ONCE]):
+                number = run_number(info.id)
+                rows[number] = row = row_of(info, limits=limits)
+                held.add(number, row)
         return rows
 
-    def _encode(self, numbers: Sequence[int]) -> dict[int, Raw]:
+    def _ended(self, numbers: Sequence[int]) -> list[RunInfo]:
         known = {number: ended.info for number in numbers if (ended := self._recent.get(run_id(number))) is not None}
         infos = [*known.values(), *self._records.runs([number for number in numbers if number not in known])]
         # no run ends before its descendants, so the totals of an ended run do not change either
-        rows = {run_number(info.id): Raw(pack(info)) for info in self.with_totals(infos)}
-        for number, row in rows.items():
-            self._encoded.add(number, row)
-        return rows
+        return self.with_totals(infos)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import sqlite3
 import sys
@@ -16,6 +17,7 @@ from sfactl.connection import Client
 from sfad.core.ids import run_id
 from sfad.protocol import messages as m
 from sfad.protocol.framing import SUPPORTED
+from sfad.protocol.types import RunInfo
 from tests.bench.peers import GRACE, Argv, Peer, Requests, Runs
 from tests.harness import Daemon, running, stopped
 
@@ -29,6 +31,8 @@ max_time = "2h"
 [defaults]
 timeout = "1h"
 """
+PAGE = 1000
+"""Ended runs in a page of a full list: as many as the daemon gives."""
 TRUE = ["/bin/true"]
 SLEEP = ["/bin/sleep", "1000"]
 
@@ -133,8 +137,16 @@ class Sfad(Peer):
     def wait_all(self, runs: Sequence[str]) -> None:
         awaited(self.client, runs)
 
-    def list(self) -> m.RunList:
-        return self.client.call(m.List(id=0, rows=20_000), m.RunList)
+    def list(self, *, limits: bool = False) -> builtins.list[RunInfo]:
+        """Return all runs, page by page, in the form that `sfactl list` asks for, or that of `sfactl list --json`."""
+        found: builtins.list[RunInfo] = []
+        before: str | None = None
+        while True:
+            page = self.client.call(m.List(id=0, rows=PAGE, before=before, limits=limits), m.RunList)
+            found += page.runs
+            before = page.next
+            if before is None:
+                return found
 
     def page(self) -> m.RunList:
         """Return the live runs and the newest fifty of the others."""

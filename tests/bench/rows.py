@@ -138,7 +138,11 @@ def filled(start: Start, total: int) -> Iterator[tuple[Peer, object]]:
 def lists(start: Start, total: int) -> Figures:
     """Time a full list, and the status of one run."""
     with filled(start, total) as (peer, run):
-        return {"full list of N, ms": timed(peer.list, 50), "status among N, ms": timed(lambda: peer.status(run), 300)}
+        figures = {"full list of N, ms": timed(peer.list, 50), "status among N, ms": timed(lambda: peer.status(run), 300)}
+        if isinstance(peer, Sfad):
+            assert len(peer.list()) == total
+            figures["full list of N with limits, ms"] = timed(lambda: peer.list(limits=True), 50)
+        return figures
 
 
 def lists_floor(total: int) -> Figures:

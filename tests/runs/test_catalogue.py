@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 from msgspec import Raw
+from msgspec.structs import replace
 
 from sfad.core import events as e
 from sfad.core.access import EVERYTHING, Peer, Scope
@@ -24,7 +25,7 @@ from sfad.protocol.types import RunId, RunInfo, Status
 from sfad.runs import catalogue as module
 from sfad.runs import encoded_runs
 from sfad.runs.catalogue import RunCatalogue
-from sfad.runs.encoded_runs import EncodedRuns
+from sfad.runs.encoded_runs import EncodedRuns, row_of
 from sfad.server.encoded import RunRows
 from tests.launch.fake import FakeLauncher
 from tests.loop.shell import refused, shell, spawned, stopped, until
@@ -44,7 +45,7 @@ def listed(catalogue: RunCatalogue, scope: Scope = EVERYTHING, **query: Any) -> 
 
 def page_of(catalogue: RunCatalogue, scope: Scope = EVERYTHING, **query: Any) -> list[RunInfo]:
     """A page as a client reads it."""
-    found = catalogue.select(Page(List(id=0, **query), scope))
+    found = catalogue.select(Page(List(id=0, **query), scope), limits=query.get("limits", True))
     reply = unpack_reply(pack(RunRows(id=0, runs=found.rows(found.live), next=found.next)))
     assert isinstance(reply, RunList)
     return reply.runs
@@ -134,9 +135,25 @@ async def test_a_run_that_was_deleted_leaves_memory(tmp_path: Path) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         run = await ended(runtime)
         assert listed(runtime.catalogue) == [run]
-        assert runtime.catalogue._encoded.size > 0
+        assert listed(runtime.catalogue, limits=False) == [run]
+        assert all(rows.size > 0 for rows in runtime.catalogue._encoded.values())
         runtime.catalogue.forget([run])
-        assert runtime.catalogue._encoded.size == 0
+        assert all(rows.size == 0 for rows in runtime.catalogue._encoded.values())
+
+
+async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_runs_if_asked(tmp_path: Path) -> None:
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        over, live = await ended(runtime), await spawned(runtime)
+        await until(lambda: runtime.catalogue.over(over))
+        info = runtime.catalogue.info(over)
+        assert info is not None
+        for _ in range(2):  # encoded now, and as it was encoded before
+            whole, lean = page_of(runtime.catalogue), page_of(runtime.catalogue, limits=False)
+            assert [each.id for each in whole] == [over, live]
+            assert whole[0] == info
+            assert lean[0] == replace(info, limits=[])
+            assert [state.kind for state in lean[1].limits] == [state.kind for state in whole[1].limits] != []
+        assert len(pack(info)) > 1.3 * memoryview(row_of(info)).nbytes
 
 
 def test_rows_that_were_not_asked_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ class List(Request, tag="list"):
     before: RunId | None = None
     sessions: bool = False
     """Only sessions; in a session, those below it."""
+    limits: bool = True
+    """Whether ended runs have their limits, which are half of a row and bind nothing any more."""
 
 
 class RunList(Reply, tag="runs"):
