@@ -243,6 +243,8 @@ class Tail:
             self._behind |= self._away
             self._burst = False
             await self._work(rested)
+            if self._burst:
+                growth.tell_writes(False)  # before the pause: a third of a burst may be over after it
             await trio.sleep_until(rested)
 
     async def _work(self, until: float) -> None:
