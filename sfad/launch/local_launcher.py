@@ -54,7 +54,7 @@ class LocalLauncher(Launcher):
         self._reactor = Reactor(complaints.failed)
         self._orphans = Orphans()
         self._spawner = Spawner(trampoline or best())
-        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run: self._containment.populated(run))
+        self._owed = OwedEvents(emitter, complaints, self._reactor, lambda run, poll: self._containment.populated(run, poll))
         was_subreaper = ctypes.c_int()
         _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(was_subreaper), 0, 0, 0)
         self._was_subreaper = was_subreaper.value

@@ -102,8 +102,9 @@ class RunContainment(Protocol):
     def leave(self, run: LaunchedRun) -> None:
         """Remove what `enter` made."""
 
-    def populated(self, run: LaunchedRun) -> bool:
-        """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. Raises `OSError`.
+    def populated(self, run: LaunchedRun, poll: int | None = None) -> bool:
+        """Return whether anything is alive in the run, besides zombies and unreaped main processes of child runs. `poll`: that of
+        the reactor which told that its main process has ended, if one did. Raises `OSError`.
 
         While the run is being emptied, the containment calls `OwedEvents.report_if_empty` when this may have become false."""
 

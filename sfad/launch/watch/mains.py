@@ -101,7 +101,8 @@ class Mains:
         if result is not None:
             crash_point("reaped")
             exited = result.si_code == os.CLD_EXITED
-            self._ended(run, main, *((result.si_status, None) if exited else (None, result.si_status)))
+            status = (result.si_status, None) if exited else (None, result.si_status)
+            self._ended(run, main, *status, poll=self._reactor.polls)
         elif ended(main.pidfd):
             # a process that traces it keeps the zombie, perhaps for ever; the orphans' reaper takes it when the tracer lets go
             self._ended(run, main, *_code_and_signal(procfs.exit_status(main.pid)))
@@ -127,13 +128,13 @@ class Mains:
         if run.main is main:
             self._reactor.later(self._look_again, run, main)
 
-    def _ended(self, run: LaunchedRun, main: MainProcess, code: int | None, number: int | None) -> None:
+    def _ended(self, run: LaunchedRun, main: MainProcess, code: int | None, number: int | None, *, poll: int | None = None) -> None:
         self.disown(run)
         _free(main)
         if main.failure:
             self._fail(run, main.failure)
             return
-        self._emitter.emit(MainExited, run.id, code, number, self._owed.known_empty(run))
+        self._emitter.emit(MainExited, run.id, code, number, self._owed.known_empty(run, poll))
         self._owed.report_if_empty(run)
 
 

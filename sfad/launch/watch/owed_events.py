@@ -17,7 +17,7 @@ class OwedEvents:
     """Reports that a run is empty or stands still. `populated` asks the containment whether anything lives in a run."""
 
     def __init__(
-        self, emitter: Emitter, complaints: Complaints, reactor: Reactor, populated: Callable[[LaunchedRun], bool]
+        self, emitter: Emitter, complaints: Complaints, reactor: Reactor, populated: Callable[[LaunchedRun, int | None], bool]
     ) -> None:
         self._emitter = emitter
         self._complaints = complaints
@@ -40,16 +40,17 @@ class OwedEvents:
             self._complaints.failed(error)
             self._reactor.later(self.report_if_empty, run)
 
-    def known_empty(self, run: LaunchedRun) -> bool:
-        """Return whether the run is known to be empty. If that cannot be told it is stopped, and the stop waits until it is."""
+    def known_empty(self, run: LaunchedRun, poll: int | None) -> bool:
+        """Return whether the run is known to be empty. If that cannot be told it is stopped, and the stop waits until it is.
+        `poll`: see `RunContainment.populated`."""
         try:
-            return self._empty(run)
+            return self._empty(run, poll)
         except Exception as error:  # noqa: BLE001 - any failure means that it cannot be told
             self._complaints.failed(error)
             return False
 
-    def _empty(self, run: LaunchedRun) -> bool:
-        return not run.mains and not self._populated(run)
+    def _empty(self, run: LaunchedRun, poll: int | None = None) -> bool:
+        return not run.mains and not self._populated(run, poll)
 
     def report_frozen(self, run: LaunchedRun) -> None:
         """Report `Frozen`, if it is owed."""

@@ -30,6 +30,8 @@ class Reactor:
 
     def __init__(self, failed: Callable[[Exception], object] = lambda _error: None) -> None:
         self._failed = failed
+        self.polls = 0
+        """How often it has asked the kernel what is ready."""
         self._epoll = select.epoll()
         self._calls: dict[int, tuple[Call, int]] = {}
         self._resting: set[int] = set()
@@ -109,6 +111,7 @@ class Reactor:
 
     def dispatch(self) -> None:
         """Make one batch of the calls that are due, without waiting."""
+        self.polls += 1
         for fd, _ in self._epoll.poll(0, _CALLS_AT_ONCE):
             if fd in self._calls and fd not in self._resting:
                 self._ready(fd, *self._calls[fd])

@@ -32,6 +32,8 @@ class Orphans:
         self.homes: dict[int, RunId] = {}
         """Live orphans, and the run that each was found to be of. Until an orphan is reaped, its pid is not used again."""
         self._noticed = trio.Event()
+        self._none_since = 0
+        """The last poll of the reactor after which a look has found none alive."""
 
     def notice(self) -> None:
         self._noticed.set()
@@ -59,6 +61,17 @@ class Orphans:
         """Return the orphans that remain when those that have ended are reaped, with zombies that another process traces: only the
         tracer can let these go. Raises `OSError`."""
         return self._look()[1]
+
+    def living_since(self, poll: int) -> list[int]:
+        """Return what `living` does. `poll`: that of the reactor which told that a main process has ended. What is left of its run
+        was ours by then, or descends from an orphan that was; so if there was none, of many runs that have ended together only one
+        asks the kernel. Raises `OSError`."""
+        if self._none_since == poll:
+            return []
+        living = self.living()
+        if not living:
+            self._none_since = poll
+        return living
 
     def _look(self) -> tuple[int, list[int]]:
         orphans = sorted(procfs.children().difference(self.owned))

@@ -107,12 +107,12 @@ class CgroupContainment(RunContainment):
             self._escapes.stop_soon(run)
             self._owed.report_if_empty(run)
 
-    def populated(self, run: LaunchedRun) -> bool:
+    def populated(self, run: LaunchedRun, poll: int | None = None) -> bool:
         if self._cgroups.populated(run):
             return True
         runs = run_ids([run])
         gathered = self.adopted.gather_all(runs)
-        return (gathered and self._cgroups.populated(run)) or any(self._escapes.orphaned(runs))
+        return (gathered and self._cgroups.populated(run)) or any(self._escapes.orphaned(runs, poll))
 
     def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
         return self._cgroups.members(*tops)

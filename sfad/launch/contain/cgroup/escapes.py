@@ -46,9 +46,9 @@ class Escapes:
                 yield main.pid, below.id
         yield from self.orphaned(runs)
 
-    def orphaned(self, runs: Container[RunId]) -> Iterator[tuple[int, RunId]]:
-        """Yield those that have no parent in their run any more. Raises `OSError`."""
-        for pid in self._orphans.living():
+    def orphaned(self, runs: Container[RunId], poll: int | None = None) -> Iterator[tuple[int, RunId]]:
+        """Yield those that have no parent in their run any more. `poll`: see `Orphans.living_since`. Raises `OSError`."""
+        for pid in self._orphans.living() if poll is None else self._orphans.living_since(poll):
             home = self._orphans.homes.get(pid)
             if home is not None and home not in runs:
                 continue  # found before to be of another run; it is looked at again when that run ends

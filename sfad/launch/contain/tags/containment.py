@@ -51,7 +51,7 @@ class TagsContainment(RunContainment):
         self.adopted.forget(run)
         self.pauses.forget(run)
 
-    def populated(self, run: LaunchedRun) -> bool:
+    def populated(self, run: LaunchedRun, poll: int | None = None) -> bool:  # noqa: ARG002 - it looks at all processes anyway
         return self._census.populated(run_ids([run]))
 
     def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:
