@@ -6,7 +6,7 @@ client cancels is never answered.
 
 from __future__ import annotations
 
-from _thread import _count as threads
+import sys
 from _thread import allocate_lock, start_new_thread
 
 from . import json_text
@@ -25,7 +25,7 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 CONNECTION_CLOSED = -32000
-MOST_REQUESTS = 1000
+MOST_REQUESTS = 250
 """Requests that may be under way at once. Each has a thread."""
 
 
@@ -100,6 +100,14 @@ class _Question:
         self._answered.acquire()
 
 
+def note(words: str) -> None:
+    """Print a line on stderr, which the client may have closed."""
+    try:
+        print(f"sfactl mcp: {words}", file=sys.stderr, flush=True)
+    except OSError:
+        return
+
+
 def is_id(value: object) -> TypeGuard[str | int]:
     """Whether this may be the id of a request or the token of its progress."""
     return isinstance(value, str | int) and not isinstance(value, bool)
@@ -115,6 +123,8 @@ class JsonRpc:
         self._lock = allocate_lock()
         self._open: dict[str | int, ClientRequest] = {}
         """Requests that are not settled, by id."""
+        self._working = 0
+        """Threads that answer requests, also settled ones."""
         self._questions: dict[int, _Question] = {}
         self._asked = 0
 
@@ -130,10 +140,12 @@ class JsonRpc:
 
     def work(self, request: ClientRequest, answer: Callable[[], Json]) -> None:
         """Answer a request in a thread of its own. Raise `RpcError` if there are too many."""
+        self._count(1)
         try:
             start_new_thread(self._work, (request, answer))
         except RuntimeError as error:
-            raise RpcError(INTERNAL_ERROR, f"{error}; {threads()} are at work") from None
+            self._count(-1)
+            raise RpcError(INTERNAL_ERROR, f"{error}; {self._working} are at work") from None
 
     def finish(self, request: ClientRequest, outcome: Json | RpcError) -> None:
         """Answer a request, unless the client has cancelled it."""
@@ -182,14 +194,19 @@ class JsonRpc:
         except RpcError as error:
             outcome = error
         except Cancelled:
-            return
+            outcome = {}  # the client has stopped waiting, so it is not told
         except Exception:  # noqa: BLE001 - a bug in one request must not leave the client waiting
-            from traceback import print_exc
+            from traceback import format_exc
 
-            print_exc()
+            note(format_exc())
             outcome = RpcError(INTERNAL_ERROR, "Internal server error")
         self._channel.wait_for_room()
         self.finish(request, outcome)
+        self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._working += more
 
     def _received(self, line: bytes | TooLong) -> None:
         if isinstance(line, TooLong):
@@ -248,7 +265,7 @@ class JsonRpc:
 
     def _requested(self, request: ClientRequest) -> None:
         with self._lock:
-            busy = max(len(self._open), threads()) >= MOST_REQUESTS
+            busy = max(len(self._open), self._working) >= MOST_REQUESTS
             self._open[request.number] = request
         try:
             if busy:

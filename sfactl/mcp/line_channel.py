@@ -69,7 +69,7 @@ class LineChannel:
             pass
 
     def lines(self) -> Iterator[bytes | TooLong]:
-        """Yield each line of the client, without its newline, until it closes its end or stops to exist. Write meanwhile."""
+        """Yield each line of the client, without its newline, until it closes its end or exits. Write meanwhile."""
         while data := self._read():
             yield from self._split(data)
         if self._line:

@@ -7,12 +7,11 @@ import os
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.sessions import SessionRights, SessionRules
 
-from .. import output
 from ..connection import connect
 from ..exits import ExitCode, Quit
 from . import tools
 from .eras import SUBSCRIPTION, EnvelopeEra, HandshakeEra, opened_by
-from .json_rpc import ClientRequest, JsonRpc
+from .json_rpc import ClientRequest, JsonRpc, note
 from .line_channel import LineChannel
 
 TYPE_CHECKING = False
@@ -85,17 +84,17 @@ class SessionServer:
         """Return the function that asks the daemon for the result of a request."""
         if request.method == "tools/list":
             return lambda: _offer(self._socket)
-        found = self._session_tools()
-        if request.method == "tools/call":
-            return lambda: found.call(request, era)
-        return lambda: (found.resources if request.method == "resources/list" else found.resource)(request)
+        found = self._session_tools(era)
+        by_method = {"tools/call": found.call, "resources/list": found.resources, "resources/read": found.resource}
+        return lambda: by_method[request.method](request)
 
-    def _session_tools(self) -> SessionTools:
+    def _session_tools(self, era: HandshakeEra | EnvelopeEra) -> SessionTools:
         if self._sessions is None:
             # Most servers are asked for nothing but their list of tools.
             from .session_tools import SessionTools
 
-            self._sessions = SessionTools(self._socket, self._answer_within, self._ask, self._announce, self._channel.wake)
+            announce, revoked = self._announce, self._channel.wake
+            self._sessions = SessionTools(self._socket, self._answer_within, self._ask, era, announce, revoked)
         return self._sessions
 
     def _introduce(self, request: ClientRequest) -> Json:
@@ -109,9 +108,12 @@ class SessionServer:
     def _listen(self, request: ClientRequest) -> None:
         """Acknowledge a subscription. It lasts until the client cancels the request."""
         wanted = request.params["notifications"]
-        flags = {key: True for key in ("toolsListChanged", "promptsListChanged", "resourcesListChanged") if wanted.get(key) is True}
         resources = wanted.get("resourceSubscriptions") or []
-        honoured = flags | ({"resourceSubscriptions": resources} if resources else {})
+        accepted: Json = {
+            key: True for key in ("toolsListChanged", "promptsListChanged", "resourcesListChanged") if wanted.get(key) is True
+        }
+        if resources:
+            accepted["resourceSubscriptions"] = resources
         self._listening[request] = frozenset(resources)
 
         def forget() -> None:
@@ -119,7 +121,7 @@ class SessionServer:
 
         request.when_cancelled(forget)
         meta = {SUBSCRIPTION: request.number}
-        self._rpc.notify_now("notifications/subscriptions/acknowledged", {"notifications": honoured, "_meta": meta})
+        self._rpc.notify_now("notifications/subscriptions/acknowledged", {"notifications": accepted, "_meta": meta})
 
     def _announce(self, run: str, words: str) -> None:
         """Tell the client that a session has ended."""
@@ -167,5 +169,5 @@ def _offer(socket: str | None) -> Json:
             main_agent = client.call(SessionRights(id=0), SessionRules).refused is None
             agents = {agent.name: agent.description for agent in client.call(Agents(id=0), AgentList).agents}
     except Quit as error:
-        output.note(f"sfactl mcp: {error.message}")
+        note(error.message)
     return {"tools": list(tools.offered(main_agent=main_agent, agents=agents))}

@@ -16,7 +16,7 @@ from ..exits import Quit
 from ..sessions import Order, SessionView
 from . import answers, tools
 from .eras import can_ask
-from .json_rpc import INTERNAL_ERROR, Cancelled, ClientRequest, RpcError
+from .json_rpc import INTERNAL_ERROR, Cancelled, ClientRequest, RpcError, note
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,14 +60,17 @@ class SessionTools:
         socket: str | None,
         answer_within: float,
         ask: bool,
+        era: HandshakeEra | EnvelopeEra,
         announce: Callable[[str, str], None],
         revoked: Callable[[], None],
     ) -> None:
-        """`answer_within`: seconds that a call may take. `ask`: let the client ask the person before a stop. `announce` is told the
-        run and a sentence when a session has ended whose end the model does not know. `revoked` is called when `revoking` falls."""
+        """`answer_within`: seconds that a call may take. `ask`: let the client ask the person before a stop. `announce` is called
+        with the run and a sentence when a session has ended whose end the model does not know, and `revoked` when a cancelled one
+        has been stopped."""
         self._socket = socket
         self._answer_within = answer_within
         self._ask = ask
+        self._era = era
         self._announce = announce
         self._revoked = revoked
         self._delegating: set[Delegation] = set()
@@ -93,13 +96,12 @@ class SessionTools:
         """Whether a subagent whose call was cancelled has not been stopped yet."""
         return bool(self._revoking)
 
-    def call(self, request: ClientRequest, era: HandshakeEra | EnvelopeEra) -> Json:
+    def call(self, request: ClientRequest) -> Json:
         """Return the result of a call. What goes wrong is a result, too, because a model reads only those."""
         name = request.params["name"]
         try:
             values = tools.read(name, request.params.get("arguments"))
-            more = {"era": era} if name == "sessions_stop" else {}
-            result = self._carry_out[name](request, **values, **more)
+            result = self._carry_out[name](request, **values)
         except Quit as error:
             result = answers.text(answers.in_words_of_tools(error), failed=True)
         if "content" in result and not request.cancelled:
@@ -172,12 +174,12 @@ class SessionTools:
         sessions.send(run_id, message, socket=self._socket)
         return answers.text(f"written to the stdin of {run_id}")
 
-    def _stop(self, request: ClientRequest, *, run_id: str, confirm: bool, era: HandshakeEra | EnvelopeEra) -> Json:
+    def _stop(self, request: ClientRequest, *, run_id: str, confirm: bool) -> Json:
         view = sessions.info(run_id, socket=self._socket)
         run = view.run_id
         if view.ended:
             return answers.text(f"there was nothing to stop: {sessions.headline(view)}")
-        answer = self._persons_answer(request, era, view)
+        answer = self._persons_answer(request, view)
         if isinstance(answer, dict):
             return answer
         if answer is None and not confirm:
@@ -192,17 +194,17 @@ class SessionTools:
             return answers.text(output.survivors(done.survivors), failed=True)
         return answers.text(f"stopped: {', '.join(done.stopped) or f'{run} had already ended'}")
 
-    def _persons_answer(self, request: ClientRequest, era: HandshakeEra | EnvelopeEra, view: SessionView) -> str | Json | None:
+    def _persons_answer(self, request: ClientRequest, view: SessionView) -> str | Json | None:
         """Return what the person says to a stop (`accept`, `decline` or another word), `None` if the client cannot ask, or the
         result that makes the client ask and call again."""
-        if not (self._ask and can_ask(era.capabilities(request))):
+        if not (self._ask and can_ask(self._era.capabilities(request))):
             return None
         question = {
             "mode": "form",
             "message": f"Stop this subagent and everything below it? {answers.line(view)}",
             "requestedSchema": {"type": "object", "properties": {}},
         }
-        if era.asks:
+        if self._era.asks:
             return _action(request.ask_client("elicitation/create", question))
         if not request.params.get("inputResponses"):
             asked = {"stop": {"method": "elicitation/create", "params": question}}
@@ -255,7 +257,7 @@ class SessionTools:
             while not (view := self._seen(run, 3600.0)).ended:
                 pass
         except Quit as error:
-            output.note(f"sfactl mcp: the end of run {run} will not be announced: {error.message}")
+            note(f"the end of run {run} will not be announced: {error.message}")
             return
         words = f"Session {answers.line(view)}. sessions_info with run_id '{run}' has its answer."
         # In this order: a delegation notes its run among those told before it is removed.
@@ -289,7 +291,7 @@ def _in_background(work: Callable[..., None], *arguments: object) -> None:
     try:
         start_new_thread(work, arguments)
     except RuntimeError as error:
-        output.note(f"sfactl mcp: {error}, so the end of a session may not be announced, or a cancelled one may go on")
+        note(f"{error}, so the end of a session may not be announced, or a cancelled one may go on")
 
 
 def _action(answer: object) -> str:
