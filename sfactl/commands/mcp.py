@@ -4,13 +4,14 @@ Register it once with your program (--print-config shows how), or give it to one
 can then start subagents, wait for their answers, and stop them. See docs/mcp.md.
 """
 
+from __future__ import annotations
+
 from ..exits import ExitCode
-from ..mcp import registration
 from ..options import SOCKET, Option, Parameter, duration
 
 PARAMETERS: tuple[Parameter, ...] = (
     SOCKET,
-    Option(("--print-config",), "print_config", f"Show how to register it with {', '.join(registration.PROGRAMS)}", "PROGRAM"),
+    Option(("--print-config",), "print_config", "Show how to register it with claude, codex, gemini, opencode", "PROGRAM"),
     Option(
         ("--answer-within",),
         "answer_within",
@@ -27,12 +28,11 @@ def main(
     *, print_config: str | None = None, answer_within: str = ANSWER_WITHIN, no_ask: bool = False, socket: str | None = None
 ) -> int:
     if print_config is not None:
-        print(registration.explained(print_config, socket), end="")
+        from ..mcp.registration import explained
+
+        print(explained(print_config, socket), end="")
         return ExitCode.DONE
     bound = duration("--answer-within", answer_within)
-    registration.check_installed()
-    registration.restore_environment()
-    # Imported here because the SDK takes half a second, and is an extra.
     from ..mcp.server import serve
 
     serve(socket, bound, not no_ask)

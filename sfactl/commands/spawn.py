@@ -35,10 +35,6 @@ TAKES_COMMAND = True
 def main(**given: Any) -> int:
     wanted = spawn_options.SpawnOptions(**given)
     spawn_options.check(wanted)
-    if wanted.mcp:
-        from ..mcp.registration import check_installed
-
-        check_installed()
     if wanted.wait:
         return _foreground(wanted)
     _only_for_foreground(wanted)

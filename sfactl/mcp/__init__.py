@@ -1,9 +1,19 @@
 """The MCP server `sfactl mcp`, which offers sessions to a language model (docs/mcp.md).
 
-`server`        answers the client of an agent program: tools, progress, questions, announcements
-`tools`         the tools with their parameters, as the model sees them
-`registration`  how each agent program is told of the server, for good or for one run
+    client ─ lines ─▶ line_channel ─▶ json_rpc ─▶ server ─┬─▶ eras
+                                                          └─▶ session_tools ─▶ sfactl.sessions ─▶ sfad
 
-Only `server` imports the SDK (the extra `mcp`), which takes half a second. Tool calls run in threads, because `sfactl.sessions` is
-synchronous; a session belongs to the daemon, so neither the end of a thread nor of this process ends one.
+`server`         answers the client of an agent program, and announces the ends of sessions to it
+`line_channel`   the client's lines, and its end
+`json_rpc`       requests and answers, in both directions
+`json_text`      JSON
+`eras`           what requests and results are like in the two eras of the protocol
+`tools`          the tools with their parameters, as the model sees them
+`session_tools`  carries out the calls of tools
+`answers`        what the model is told
+`registration`   how each agent program is told of the server, for good or for one run
+
+Each agent program starts a server whether or not its model will use a tool, so it starts fast: it imports `session_tools` when a
+tool is called, and `registration` not at all. One thread reads and writes. Each request for the daemon has a thread of its own,
+because `sfactl.sessions` is synchronous.
 """

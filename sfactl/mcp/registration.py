@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +30,6 @@ PATIENCE = 150
 """Seconds that the program is told to wait for it."""
 
 
-def restore_environment() -> None:
-    """Give this process the variables of its parent that it lacks. Codex starts a server with hardly more than HOME and PATH, and
-    the server needs to find its daemon, and its subagents their keys, as if the program had started them itself."""
-    try:
-        data = Path(f"/proc/{os.getppid()}/environ").read_bytes()
-    except OSError:
-        return  # the parent is of another user
-    for entry in data.split(b"\0"):
-        name, equals, value = entry.partition(b"=")
-        if equals and name:
-            os.environb.setdefault(name, value)
-
-
-def check_installed() -> None:
-    """Raise `UsageError` if the server could not start. The SDK is not imported: that takes half a second."""
-    if find_spec("mcp") is None:
-        raise UsageError(
-            "the MCP server needs a package that is not installed; install sfad with its extra mcp, as in: pip install '.[mcp]' "
-            "in the checkout"
-        )
-
-
 def server_command(socket: str | None, *options: str) -> list[str]:
     """Return the command of the server, the same from any directory."""
     own = sys.argv[0]
@@ -63,7 +40,6 @@ def server_command(socket: str | None, *options: str) -> list[str]:
 
 def explained(program: str, socket: str | None) -> str:
     """Return what to run or to write to register the server with a program. Raise `UsageError`."""
-    check_installed()
     command = server_command(socket)
     match program:
         case "claude":

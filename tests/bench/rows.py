@@ -351,6 +351,12 @@ def answered(size: int, count: int) -> tuple[float, float, float]:
 
 # ---- W8: the command line
 
+HANDSHAKE = (
+    b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},'
+    b'"clientInfo":{"name":"bench","version":"1"}}}\n'
+)
+"""What a client of `sfactl mcp` says before it leaves."""
+
 
 def commands(start: Start, rounds: int) -> Figures:
     """Time command lines in turn."""
@@ -360,12 +366,13 @@ def commands(start: Start, rounds: int) -> Figures:
             peer.daemon.sfactl("shim", "install", "true")
             shim = str(peer.daemon.state_dir / "shims/true")
             words["shim"] = ["/usr/bin/env", f"SFA_RUN_ID={run}", f"SFA_SOCKET={peer.daemon.socket}", shim]
+            words["mcp"] = [*words["list"][:-1], "mcp"]
         return _called(words, peer.env, rounds)
 
 
 def commands_floor(rounds: int) -> Figures:
     """Start the interpreter."""
-    kinds = ("list", "status", "spawn", "run", "report", "shim")
+    kinds = ("list", "status", "spawn", "run", "report", "shim", "mcp")
     bare = _called({"python": [sys.executable, "-c", "pass"]}, dict(os.environ), rounds)
     return {what.replace("python", kind): figure for kind in kinds for what, figure in bare.items()}
 
@@ -375,7 +382,8 @@ def _called(words: dict[str, Argv], env: dict[str, str], rounds: int) -> Figures
     for _ in range(rounds + 1):
         for kind, argv in words.items():
             used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-            subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            said = HANDSHAKE if kind == "mcp" else None
+            subprocess.run(argv, env=env, input=said, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
             took, now = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
             taken[kind].append((took, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime))
     found: Figures = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -51,6 +52,12 @@ MODULES = {
     f"sfactl.table sfactl.commands.list {JSON}",
 }
 """All modules that a verb imports, beyond those of a bare interpreter. One more costs 2 to 100 percent of Python's own start."""
+
+SERVER = f"""
+{VERB} _json sfad.protocol.kinds sfad.protocol.requests.daemon sfad.protocol.requests.sessions sfactl.commands.mcp
+sfactl.mcp sfactl.mcp.eras sfactl.mcp.json_rpc sfactl.mcp.json_text sfactl.mcp.line_channel sfactl.mcp.server sfactl.mcp.tools
+"""
+"""What the MCP server imports until it has told its client the tools."""
 
 SHIM_OUTSIDE = """
 _datetime _struct errno struct __future__
@@ -103,6 +110,23 @@ def test_a_shim_imports_these_modules_and_no_other(shared: World, tmp_path: Path
     assert modules(outside.stderr) - bare == set(SHIM_OUTSIDE.split())
     inside = shared.sfactl("run", "-q", "--env", f"PATH={path}", "--", *command).stderr
     assert modules(inside) - bare == set(SHIM_INSIDE.split())
+
+
+def test_the_mcp_server_imports_these_modules_and_no_other(shared: World) -> None:
+    """Each agent program starts one, and asks for the tools at once."""
+    command = [sys.executable, "-X", "importtime", str(SCRIPT), "mcp"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=shared.env, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for method, params in (
+            ("initialize", {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}),
+            ("tools/list", {}),
+        ):
+            print(json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}), file=server.stdin)
+            assert "result" in json.loads(server.stdout.readline())
+        _, stderr = server.communicate(timeout=PATIENCE)
+    assert modules(stderr) - of_a_bare_interpreter() == set(SERVER.split()) - {"sfactl.output"}
 
 
 COMPLETION = f"{CLIENT} sfactl.__main__ sfactl.commands sfactl.verbs sfactl.completing itertools"

@@ -11,10 +11,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sfactl.exits import UsageError
-from sfactl.mcp import registration, tools
+from sfactl.mcp import json_text, registration, tools
 from sfad.protocol import messages as m
+from sfad.protocol.limits_object import LimitsObject
 from tests.harness import PATIENCE, Daemon
 
 COMMAND = [sys.executable, "-P", "-m", "sfactl", "mcp", "--answer-within", "120s"]
@@ -85,7 +88,7 @@ def test_variables_keep_what_they_said(common: Daemon, tmp_path: Path, monkeypat
 
 def test_variables_that_a_program_held_back_are_restored() -> None:
     words = (
-        "import os; from sfactl.mcp.registration import restore_environment; "
+        "import os; from sfactl.mcp.server import restore_environment; "
         "restore_environment(); print(os.environ['FROM_ABOVE'], os.environ['OWN'])"
     )
     env = os.environ | {"FROM_ABOVE": "1", "OWN": "2"}
@@ -98,24 +101,93 @@ def test_variables_that_a_program_held_back_are_restored() -> None:
 
 
 def test_a_call_is_read_as_models_write_it() -> None:
-    assert tools.read("sessions_info", {"run_id": "a1", "wait_seconds": "30"}) == tools.SessionsInfo(run_id="a1", wait_seconds=30.0)
-    assert tools.read("sessions_list", None) == tools.SessionsList()
-    for wrong, why in (
-        ({}, "missing required field `run_id`"),
-        ({"run_id": "a1", "tail": 0}, ">= 1"),
-        ({"run_id": "a1", "tail": {}}, "tail: expected `int`, got `object`"),
-        ({"run_id": "a1", "colour": "red"}, "unknown field `colour`; choose from: run_id, tail$"),
-    ):
-        with pytest.raises(UsageError, match=f"sessions_log: .*{why}"):
-            tools.read("sessions_log", wrong)
+    assert tools.read("sessions_info", {"run_id": "a1", "wait_seconds": "30"}) == {"run_id": "a1", "wait_seconds": 30.0}
+    assert tools.read("sessions_log", {"run_id": "a1", "tail": "1e2"}) == {"run_id": "a1", "tail": 100}
+    assert tools.read("sessions_stop", {"run_id": "a1", "confirm": "True"}) == {"run_id": "a1", "confirm": True}
+    assert tools.read("sessions_spawn", {"task": "x", "timeout_minutes": "null"})["timeout_minutes"] is None
+    assert tools.read("sessions_list", None) == {}
+
+
+@pytest.mark.parametrize(
+    ("tool", "wrong", "why"),
+    [
+        ("sessions_log", {}, "missing required field `run_id`"),
+        ("sessions_log", {"run_id": "a1", "tail": 0}, "tail: expected `int` >= 1"),
+        ("sessions_log", {"run_id": "a1", "tail": "1001"}, "tail: expected `int` <= 1000"),
+        ("sessions_log", {"run_id": "a1", "tail": {}}, "tail: expected `int`, got `object`"),
+        ("sessions_log", {"run_id": "a1", "tail": 1.5}, "tail: expected `int`, got `float`"),
+        ("sessions_log", {"run_id": "a1", "tail": "030"}, "tail: expected `int`, got `str`"),
+        ("sessions_log", {"run_id": "a1", "tail": float("inf")}, "tail: expected `int`, got `float`"),
+        ("sessions_log", {"run_id": None}, "run_id: expected `str`, got `null`"),
+        ("sessions_log", {"run_id": "a1", "colour": "red"}, "unknown field `colour`; choose from: run_id, tail"),
+        ("sessions_list", {"a": 1}, "unknown field `a`; choose from: none, it takes no parameter"),
+        ("sessions_info", {"run_id": "a1", "wait_seconds": True}, "wait_seconds: expected `float`, got `bool`"),
+        ("sessions_info", {"run_id": "a1", "wait_seconds": 10**400}, "wait_seconds: expected `float`, got `int`"),
+        ("sessions_stop", {"run_id": "a1", "confirm": "yes"}, "confirm: expected `bool`, got `str`"),
+        ("sessions_spawn", {"task": ""}, "task: expected `str` of length >= 1"),
+        ("sessions_spawn", {"task": "x", "model": 5}, "model: expected `str | null`, got `int`"),
+        ("sessions_spawn", {"task": "x", "timeout_minutes": 0}, "timeout_minutes: expected `float` > 0"),
+        ("sessions_spawn", {"task": "x", "limits": "{}"}, "limits: expected `object | null`, got `str`"),
+        ("sessions_spawn", {"task": "x", "allowed_tools": ["a", 5]}, "allowed_tools[1]: expected `str`, got `int`"),
+    ],
+)
+def test_a_wrong_call_is_told_its_parameter(tool: str, wrong: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        tools.read(tool, wrong)
+    assert caught.value.message == f"{tool}: {why}"
 
 
 def test_a_subagent_is_offered_no_start_and_no_stop() -> None:
-    whole, part = ({offer.name: offer for offer in tools.offered(main_agent=main, agents={"a": "b"})} for main in (True, False))
+    whole, part = ({tool["name"]: tool for tool in tools.offered(main_agent=main, agents={"a": "b"})} for main in (True, False))
     assert set(whole) - set(part) == {"delegate_to_subagent", "sessions_spawn", "sessions_stop"}
-    for offer in whole.values():
-        assert "tool" not in offer.schema["properties"]
-        assert "anyOf" not in json.dumps(offer.schema)
-        assert len(offer.description) > 20
-    assert whole["delegate_to_subagent"].schema["required"] == ["task", "tools_needed"]
-    assert "a: b" in whole["sessions_spawn"].schema["properties"]["agent"]["description"]
+    for tool in whole.values():
+        assert "anyOf" not in json.dumps(tool["inputSchema"])
+        assert len(tool["description"]) > 20
+    assert whole["delegate_to_subagent"]["inputSchema"]["required"] == ["task", "tools_needed"]
+    assert "a: b" in whole["sessions_spawn"]["inputSchema"]["properties"]["agent"]["description"]
+
+
+def test_a_schema_says_what_a_call_may_hold() -> None:
+    properties = {tool["name"]: tool["inputSchema"]["properties"] for tool in tools.offered(main_agent=True, agents={})}
+    tail, wait = properties["sessions_log"]["tail"], properties["sessions_info"]["wait_seconds"]
+    assert tail == {"type": "integer", "description": "How many lines", "default": 100, "minimum": 1, "maximum": 1000}
+    assert wait == {"type": "number", "description": "How long to wait for its end", "default": 0, "minimum": 0}
+    assert properties["sessions_spawn"]["blocked_tools"]["items"] == {"type": "string"}
+    assert properties["sessions_spawn"]["timeout_minutes"]["exclusiveMinimum"] == 0
+    assert properties["delegate_to_subagent"]["task"]["minLength"] == 1
+    assert "default" not in properties["delegate_to_subagent"]["agent"]
+
+
+def test_the_fields_of_limits_are_those_that_are_read() -> None:
+    assert LimitsObject.__struct_fields__ == tools.LIMIT_FIELDS
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**300), 10**300) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(VALUES)
+def test_json_is_read_and_written_as_the_standard_library_does(value: object) -> None:
+    assert json_text.parse(json.dumps(value)) == value
+    assert json_text.parse(f" \t{json.dumps(value, indent=1)}\r\n") == value
+    assert json_text.compact(value) == json.dumps(value, separators=(",", ":"))
+    assert json_text.readable(value) == json.dumps(value, ensure_ascii=False)
+
+
+@given(st.text(alphabet='{}[]",:\\/ 01-.eEtrufalsn\0\n\x0b\u2028'))
+def test_what_is_no_json_is_an_error(text: str) -> None:
+    try:
+        expected: object = json.loads(text)
+    except ValueError:
+        with pytest.raises(ValueError):  # noqa: PT011 - the message is that of the scanner
+            json_text.parse(text)
+    else:
+        assert json_text.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "[" * 100_000, "1" * 5000, "\ufeff1", "1 1", '"\\ud8"'])
+def test_more_than_json_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the message is that of the scanner
+        json_text.parse(text)

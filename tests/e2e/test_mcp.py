@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -344,11 +343,3 @@ def _seen(client: Connection, run: RunInfo) -> dict[str, Any]:
     assert run.status is Status.COMPLETED, (run, text)
     (line,) = (line for line in text.replace("&lt;", "<").replace("&gt;", ">").splitlines() if line.startswith("{"))
     return json.loads(line)  # type: ignore[no-any-return]
-
-
-def test_without_the_package_it_says_how_to_install_it() -> None:
-    for words in (["mcp"], ["mcp", "--print-config", "claude"], ["run", "--mcp", "claude", "hi"]):
-        code = f"import sys; sys.modules['mcp'] = None; sys.argv = {['sfactl', *words]}; from sfactl.__main__ import main; main()"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "pip install '.[mcp]'" in done.stderr

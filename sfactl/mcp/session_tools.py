@@ -1,0 +1,307 @@
+"""Carries out the calls of tools, in threads of the server: waiting, progress, questions to the person, ends of sessions.
+
+A session belongs to the daemon, so neither the end of a thread nor of this process ends one.
+"""
+
+from __future__ import annotations
+
+import time
+from _thread import allocate_lock, start_new_thread
+
+from sfad.protocol.structs import replace
+
+from .. import output, sessions
+from ..connection import ABSENT, AGAIN, RECONNECT, Unreachable
+from ..exits import Quit
+from ..sessions import Order, SessionView
+from . import answers, tools
+from .eras import can_ask
+from .json_rpc import INTERNAL_ERROR, Cancelled, ClientRequest, RpcError, note
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from .eras import EnvelopeEra, HandshakeEra
+
+    Json = dict[str, Any]
+
+PROGRESS = 4.0
+"""Seconds between reports of progress. opencode gives up after 5 s without one (1.18)."""
+URI = "sfad://sessions/"
+CHANNEL = "mcp"
+
+
+class Delegation:
+    """The subagent whose answer a call of `delegate_to_subagent` waits for."""
+
+    def __init__(self) -> None:
+        self.run: str | None = None
+        """`None` until it has started, or if it could not start."""
+        self._started = allocate_lock()
+        self._started.acquire()
+
+    def started(self, run: str | None) -> None:
+        self.run = run
+        self._started.release()
+
+    def wait(self) -> str | None:
+        """Return the run once it has started, `None` if it could not start."""
+        with self._started:
+            return self.run
+
+
+class SessionTools:
+    """The tools and the resources of one client. Each public function is for any thread, and may wait."""
+
+    def __init__(
+        self,
+        socket: str | None,
+        answer_within: float,
+        ask: bool,
+        era: HandshakeEra | EnvelopeEra,
+        announce: Callable[[str, str], None],
+        revoked: Callable[[], None],
+    ) -> None:
+        """`answer_within`: seconds that a call may take. `ask`: let the client ask the person before a stop. `announce` is called
+        with the run and a sentence when a session has ended whose end the model does not know, and `revoked` when a cancelled one
+        has been stopped."""
+        self._socket = socket
+        self._answer_within = answer_within
+        self._ask = ask
+        self._era = era
+        self._announce = announce
+        self._revoked = revoked
+        self._delegating: set[Delegation] = set()
+        self._news: dict[str, str] = {}
+        """Sentences about sessions that have ended, by run, until the model is told with the answer to its next call."""
+        self._told: set[str] = set()
+        """Runs of whose end the model knows from an answer."""
+        self._lock = allocate_lock()
+        """Held to compare and change `_news` and `_told`."""
+        self._revoking: set[Delegation] = set()
+        self._carry_out: dict[str, Callable[..., Json]] = {
+            "delegate_to_subagent": self._delegate,
+            "sessions_spawn": self._spawn,
+            "sessions_list": self._list,
+            "sessions_stop": self._stop,
+            "sessions_log": self._log,
+            "sessions_info": self._info,
+            "sessions_send": self._send,
+        }
+
+    @property
+    def revoking(self) -> bool:
+        """Whether a subagent whose call was cancelled has not been stopped yet."""
+        return bool(self._revoking)
+
+    def call(self, request: ClientRequest) -> Json:
+        """Return the result of a call. What goes wrong is a result, too, because a model reads only those."""
+        name = request.params["name"]
+        try:
+            values = tools.read(name, request.params.get("arguments"))
+            result = self._carry_out[name](request, **values)
+        except Quit as error:
+            result = answers.text(answers.in_words_of_tools(error), failed=True)
+        if "content" in result and not request.cancelled:
+            news = [self._news.pop(run, None) for run in list(self._news)]
+            result["content"] += [answers.part(words) for words in news if words]
+        return result
+
+    def resources(self, _request: ClientRequest) -> Json:
+        """List sessions. A client that listens to one is told when it has ended."""
+        views = _for_resources(lambda: sessions.list_sessions(socket=self._socket))
+        return {"resources": [{"uri": URI + view.run_id, "name": f"{view.run_id} {view.name}"} for view in views]}
+
+    def resource(self, request: ClientRequest) -> Json:
+        """Return a session in words."""
+        uri = request.params["uri"]
+        view = _for_resources(lambda: sessions.info(uri.removeprefix(URI), socket=self._socket))
+        return {"contents": [{"uri": uri, "text": answers.whole(view)}]}
+
+    # ---- the tools
+
+    def _delegate(
+        self,
+        request: ClientRequest,
+        *,
+        task: str,
+        tools_needed: list[str],
+        agent: str | None,
+        worker_name: str | None,
+        worker_instructions: str | None,
+        limits: Json | None,
+    ) -> Json:
+        order = Order(
+            task=task, agent=agent, name=worker_name, instructions=worker_instructions, limits=limits, allowed_tools=tools_needed
+        )
+        begun = time.monotonic()
+        rules = sessions.rules(self._socket)
+        if request.cancelled:
+            raise Cancelled
+        delegation = Delegation()
+        self._delegating.add(delegation)
+        request.when_cancelled(lambda: self._revoke(delegation))
+        try:
+            started = self._started(order, delegation)
+            request.progress(0, answers.line(started))
+            left = min(self._answer_within, rules.sync_timeout_s) - (time.monotonic() - begun)
+            view = self._waited(request, started.run_id, left)
+        except Quit as error:
+            if delegation.run is None:
+                raise
+            how = f"its run is {delegation.run}, which may go on: ask with sessions_info later"
+            return answers.text(f"no answer of the subagent: {error.message}; {how}", failed=True)
+        finally:
+            self._delegating.discard(delegation)
+        return answers.told(replace(view, lowered=started.lowered))
+
+    def _spawn(self, _request: ClientRequest, *, timeout_minutes: float | None, worker_name: str | None, **order: Any) -> Json:
+        timeout = None if timeout_minutes is None else timeout_minutes * 60
+        return answers.accepted(self._started(Order(timeout=timeout, name=worker_name, **order)))
+
+    def _list(self, _request: ClientRequest) -> Json:
+        return answers.listed(sessions.list_sessions(socket=self._socket))
+
+    def _log(self, _request: ClientRequest, *, run_id: str, tail: int) -> Json:
+        return answers.text(sessions.log(run_id, socket=self._socket, tail=tail).text)
+
+    def _info(self, request: ClientRequest, *, run_id: str, wait_seconds: float) -> Json:
+        return answers.told(self._waited(request, run_id, min(wait_seconds, self._answer_within)))
+
+    def _send(self, _request: ClientRequest, *, run_id: str, message: str) -> Json:
+        sessions.send(run_id, message, socket=self._socket)
+        return answers.text(f"written to the stdin of {run_id}")
+
+    def _stop(self, request: ClientRequest, *, run_id: str, confirm: bool) -> Json:
+        view = sessions.info(run_id, socket=self._socket)
+        run = view.run_id
+        if view.ended:
+            return answers.text(f"there was nothing to stop: {sessions.headline(view)}")
+        answer = self._persons_answer(request, view)
+        if isinstance(answer, dict):
+            return answer
+        if answer is None and not confirm:
+            return answers.text(f"no person can be asked here whether to stop {run}: to stop it, give confirm = true", failed=True)
+        if answer not in (None, "accept"):
+            did = "declined to stop" if answer == "decline" else "did not answer whether to stop"
+            how = "ask the person whether to stop it; they can do so themselves"
+            return answers.text(f"the person {did} {run}, so it goes on; {how}: sfactl stop {run}", failed=True)
+        self._told.add(run)
+        done = sessions.stop(run, socket=self._socket)
+        if done.survivors:
+            return answers.text(output.survivors(done.survivors), failed=True)
+        return answers.text(f"stopped: {', '.join(done.stopped) or f'{run} had already ended'}")
+
+    def _persons_answer(self, request: ClientRequest, view: SessionView) -> str | Json | None:
+        """Return what the person says to a stop (`accept`, `decline` or another word), `None` if the client cannot ask, or the
+        result that makes the client ask and call again."""
+        if not (self._ask and can_ask(self._era.capabilities(request))):
+            return None
+        question = {
+            "mode": "form",
+            "message": f"Stop this subagent and everything below it? {answers.line(view)}",
+            "requestedSchema": {"type": "object", "properties": {}},
+        }
+        if self._era.asks:
+            return _action(request.ask_client("elicitation/create", question))
+        if not request.params.get("inputResponses"):
+            asked = {"stop": {"method": "elicitation/create", "params": question}}
+            return {"resultType": "input_required", "inputRequests": asked}
+        return _action(request.params["inputResponses"].get("stop"))
+
+    # ---- starting, waiting, and the ends of sessions
+
+    def _started(self, order: Order, delegation: Delegation | None = None) -> SessionView:
+        """Start a session, and watch for its end."""
+        run = None
+        try:
+            view = sessions.spawn(order, socket=self._socket, channel=CHANNEL)
+            run = view.run_id
+        finally:
+            if delegation is not None:
+                delegation.started(run)
+        if not view.ended:
+            _in_background(self._watch, view.run_id)
+        return view
+
+    def _waited(self, request: ClientRequest, run: str, seconds: float) -> SessionView:
+        """Wait for the end of a session, and report its progress meanwhile."""
+        end = time.monotonic() + max(0.0, seconds)
+        while True:
+            left = end - time.monotonic()
+            view = self._seen(run, max(0.0, min(PROGRESS, left)))
+            if view.ended and not request.cancelled:
+                with self._lock:
+                    self._told.add(view.run_id)
+                    self._news.pop(view.run_id, None)
+            if view.ended or left <= PROGRESS or request.cancelled:
+                return view
+            request.progress(seconds - left + PROGRESS, answers.line(view))
+
+    def _seen(self, run: str, wait: float) -> SessionView:
+        """Return the session when it has ended, or after `wait` seconds. The daemon may be restarted meanwhile."""
+        give_up = time.monotonic() + wait + RECONNECT
+        while True:
+            try:
+                return sessions.info(run, socket=self._socket, wait=wait)
+            except Unreachable as error:
+                if error.kind not in ABSENT or time.monotonic() >= give_up:
+                    raise
+            time.sleep(AGAIN)
+
+    def _watch(self, run: str) -> None:
+        """Announce the end of a session, and tell the model with the answer to its next call."""
+        try:
+            while not (view := self._seen(run, 3600.0)).ended:
+                pass
+        except Quit as error:
+            note(f"the end of run {run} will not be announced: {error.message}")
+            return
+        words = f"Session {answers.line(view)}. sessions_info with run_id '{run}' has its answer."
+        # In this order: a delegation notes its run among those told before it is removed.
+        if run in [delegation.run for delegation in list(self._delegating)]:
+            return
+        with self._lock:
+            if run in self._told:
+                return
+            self._news[run] = words
+        self._announce(run, words)
+
+    def _revoke(self, delegation: Delegation) -> None:
+        """Stop the subagent of a cancelled delegate: nobody waits for its answer, and it costs money. What it has written stays."""
+        self._revoking.add(delegation)
+        _in_background(self._stop_revoked, delegation)
+
+    def _stop_revoked(self, delegation: Delegation) -> None:
+        run = delegation.wait()
+        if run is not None:
+            self._told.add(run)
+            self._news[run] = f"Session {run} was stopped because your call was cancelled. sessions_log shows what it had done."
+            try:
+                sessions.stop(run, socket=self._socket)
+            except Quit as error:
+                self._news[run] = f"Session {run}, whose call was cancelled, could not be stopped: {error.message}"
+        self._revoking.discard(delegation)
+        self._revoked()
+
+
+def _in_background(work: Callable[..., None], *arguments: object) -> None:
+    try:
+        start_new_thread(work, arguments)
+    except RuntimeError as error:
+        note(f"{error}, so the end of a session may not be announced, or a cancelled one may go on")
+
+
+def _action(answer: object) -> str:
+    """Return what a person did with a question, as a client tells it: `accept`, `decline` or another word."""
+    action = answer.get("action") if isinstance(answer, dict) else None
+    return action if isinstance(action, str) else "cancel"
+
+
+def _for_resources(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Quit as error:
+        raise RpcError(INTERNAL_ERROR, error.message) from None
