@@ -262,15 +262,30 @@ class Ledger:
         self.trouble = result.error
         if changed or result.lost:
             listener.trouble(result.error, len(result.lost))
+        admitted, ended, calls, newest = _sorted_out(result)
         if self._told_of_events is not None:
-            events = (op.row[0] for op in reversed(result.committed) if op.kind == "event")
-            self._told_of_events(self.last_event if result.error is not None else next(events, 0))
-        if committed := [op.run_id for op in result.committed if op.kind == "admit" and op.run_id]:
-            listener.committed(committed)
-        ends = (op for op in (*result.committed, *result.lost) if op.urgent and op.kind in ("state", "upsert"))
-        if recorded := [op.run_id for op in ends if op.run_id]:
-            listener.recorded(recorded)
-        if calls := [(op.run_id, *op.row[1:3]) for op in (*result.committed, *result.lost) if op.kind == "call" and op.run_id]:
+            self._told_of_events(self.last_event if result.error is not None else newest)
+        if admitted:
+            listener.committed(admitted)
+        if ended:
+            listener.recorded(ended)
+        if calls:
             listener.calls_recorded(calls)
         if failed := [op.run_id for op in result.failed if op.run_id]:
             listener.commit_failed(failed, result.error or "the ledger cannot be written")
+
+
+def _sorted_out(result: WriteResult) -> tuple[list[RunId], list[RunId], list[CallKey], int]:
+    """Return whose admissions and whose ends are in the file, or were given up, which calls, and the newest event there."""
+    admitted, ended, calls, newest = list[RunId](), list[RunId](), list[CallKey](), 0
+    for op in result.committed:
+        if op.kind == "event":
+            newest = op.row[0]
+        elif op.kind == "admit" and op.run_id:
+            admitted.append(op.run_id)
+    for op in (*result.committed, *result.lost):
+        if op.run_id and op.urgent and op.kind in ("state", "upsert"):
+            ended.append(op.run_id)
+        elif op.run_id and op.kind == "call":
+            calls.append((op.run_id, *op.row[1:3]))
+    return admitted, ended, calls, newest

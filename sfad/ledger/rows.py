@@ -261,20 +261,26 @@ parameters, of 32 766 allowed. The three events of a short run go in one stateme
 
 
 def statements(batch: Sequence[Op]) -> Iterator[Statement]:
-    inserts = [op for op in batch if op.kind in ("admit", "refuse")]
-    yield from _many(partial(_insert, "runs"), [op.row for op in inserts])
-    yield from _many(partial(_insert, "labels"), [label for op in inserts for label in op.labels])
-    yield from upserts([op for op in batch if op.kind == "upsert"])
-    newest = {op.run_id: op.row for op in batch if op.kind == "state"}
-    yield from _updates([(run_number(info.id), *_state(info, extra, boot)) for info, extra, boot in newest.values()])
-    yield from _many(partial(_insert, "events"), [op.row for op in batch if op.kind == "event"])
-    if calls := [op.row for op in batch if op.kind == "call"]:
-        yield from _many(_insert_calls, calls)
+    by_kind: dict[Kind, list[Op]] = {}
     for op in batch:
-        if op.kind == "count":
-            yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
-        elif op.kind == "charge":
-            yield f"{_CHARGE} charged_usd + excluded.charged_usd", op.row
+        by_kind.setdefault(op.kind, []).append(op)
+    if inserts := [*by_kind.get("admit", ()), *by_kind.get("refuse", ())]:
+        yield from _many(partial(_insert, "runs"), [op.row for op in inserts])
+        if labels := [label for op in inserts for label in op.labels]:
+            yield from _many(partial(_insert, "labels"), labels)
+    if updated := by_kind.get("upsert"):
+        yield from upserts(updated)
+    if states := by_kind.get("state"):
+        newest = {op.run_id: op.row for op in states}
+        yield from _updates([(run_number(info.id), *_state(info, extra, boot)) for info, extra, boot in newest.values()])
+    if events := by_kind.get("event"):
+        yield from _many(partial(_insert, "events"), [op.row for op in events])
+    if calls := by_kind.get("call"):
+        yield from _many(_insert_calls, [op.row for op in calls])
+    for op in by_kind.get("count", ()):
+        yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
+    for op in by_kind.get("charge", ()):
+        yield f"{_CHARGE} charged_usd + excluded.charged_usd", op.row
 
 
 def upserts(ops: Sequence[Op], calls: Iterable[CallInfo] = ()) -> Iterator[Statement]:

@@ -1,4 +1,4 @@
-"""The thread that writes, and `write_here`, which spares it what no disk has to be waited for.
+"""The thread that writes, and `write_here`, with which the caller writes itself while nothing makes it wait.
 
 Operations come through an inbox. All operations that were queued during one commit go into the next, so under load one
 transaction has many runs. Admissions and ends are written at once; everything else waits for `LINGER`. When a transaction
@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
 
 from .backup import PutBack
 from .database import LedgerError, explained, is_full
@@ -62,8 +64,7 @@ _OPS_OWN_FAULT = (
 """Errors that the same row would cause again on a healthy disk, so that keeping it would block all others."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(Struct, frozen=True):
     committed: Sequence[Op] = ()
     failed: Sequence[Op] = ()
     lost: Sequence[Op] = ()
@@ -158,7 +159,7 @@ class Writer:
         """Held while the thread looks for errands for the last time: none is put after that."""
         self._over = False
         self._writing = threading.Lock()
-        """Held by whoever takes items from the inbox, until they are written."""
+        """Held from when items are taken from the inbox until they are written, by the thread that does it."""
         self._wrote_at = self._slow_until = -math.inf
         # a daemon thread: a file system that hangs must not keep the process from exiting
         self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)
