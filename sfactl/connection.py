@@ -116,6 +116,8 @@ class Client:
         self._answers: list[Answer] = []
         self._last_id = 0
         self._patience: float | None = None
+        self._chunk = memoryview(bytearray(CHUNK))
+        """What is read, each time: to allocate as much takes longer than to read a short reply."""
         self._open(HANDSHAKE_TIMEOUT)
 
     def _open(self, handshake: float) -> None:
@@ -305,7 +307,7 @@ class Client:
 
     def _read(self) -> None:
         try:
-            data, rights, _, _ = self._socket.recvmsg(CHUNK, socket.CMSG_LEN(MAX_DESCRIPTORS * _DESCRIPTOR))
+            size, rights, _, _ = self._socket.recvmsg_into([self._chunk], socket.CMSG_LEN(MAX_DESCRIPTORS * _DESCRIPTOR))
         except TimeoutError:
             raise Unreachable(self.path, "silent", f"no answer within {self._socket.gettimeout():g} s") from None
         except ConnectionResetError:
@@ -313,10 +315,10 @@ class Client:
         for descriptor in _descriptors(rights):
             os.set_inheritable(descriptor, False)
             self._received.append(descriptor)
-        if not data:
+        if not size:
             raise self._lost()
         try:
-            for body in self._decoder.feed(data):
+            for body in self._decoder.feed(self._chunk[:size]):
                 self._answers.append(self._complete(unpack_reply(body)))
         except ProtocolError as error:
             raise Unreachable(self.path, "gone", f"the process there does not speak this protocol: {error}") from error

@@ -174,7 +174,7 @@ def unknown_run(handle: str) -> str:
     return f"no run has the id or the name '{handle[:80]}'; 'sfactl list' shows them"
 
 
-class Permissions(Struct, frozen=True):
+class Permissions(Struct, frozen=True, gc=False):
     """What peers inside a run may do. Children inherit these permissions and can only narrow them."""
 
     verbs: frozenset[str] = VERBS

@@ -38,7 +38,7 @@ def bare(kind: LimitKind, value: float, *, unit: bool = True) -> str:
     return format_amount(kind, to_wire(kind, value), unit=unit)
 
 
-class ActiveLimit(Struct, omit_defaults=True):
+class ActiveLimit(Struct, omit_defaults=True, gc=False):
     """A limit in force on a run, and which events about it have been published."""
 
     limit: Limit

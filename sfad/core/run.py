@@ -41,7 +41,7 @@ class IllegalTransition(Exception):
         super().__init__(f"run {run} cannot go from {old} to {new}")
 
 
-class Clock(Struct, rename={"counted": "spent"}):
+class Clock(Struct, rename={"counted": "spent"}, gc=False):
     """The seconds that a run has been running, pauses excluded. `spent` in snapshots."""
 
     counted: float = 0.0
@@ -64,7 +64,7 @@ class Clock(Struct, rename={"counted": "spent"}):
         self.since = None
 
 
-class ProcessExit(Struct):
+class ProcessExit(Struct, gc=False):
     """How the main process of an attempt ended: by its exit code or by a signal. Neither is known if it was not this daemon's
     child."""
 
@@ -80,7 +80,7 @@ class ProcessExit(Struct):
         return self.code == 0
 
 
-class Attempt(Struct, omit_defaults=True):
+class Attempt(Struct, omit_defaults=True, gc=False):
     """One execution of the run's command, and what its agent says of it."""
 
     number: int

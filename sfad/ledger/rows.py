@@ -22,7 +22,7 @@ SESSION = "session"
 """`RunExtra.mode` of a session."""
 
 
-class RunExtra(Struct, frozen=True, kw_only=True):
+class RunExtra(Struct, frozen=True, kw_only=True, gc=False):
     """What a run's row has beside `RunInfo`."""
 
     uid: int | None = None
@@ -42,7 +42,7 @@ class RunExtra(Struct, frozen=True, kw_only=True):
 Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "charge"]
 
 
-class Op(Struct, frozen=True, eq=False):
+class Op(Struct, frozen=True, eq=False, gc=False):
     """One queued write. Nothing in it changes when the run does."""
 
     kind: Kind

@@ -60,11 +60,11 @@ class FrameDecoder:
     def rest(self) -> bytes:
         return bytes(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Yields every body that is complete once `data` has arrived. Raises `FrameTooLarge`."""
         buffer = self._buffer
         if not buffer and HEADER < len(data) <= self._limit and int.from_bytes(data[:HEADER], "big") == len(data) - HEADER:
-            yield data[HEADER:]  # one whole frame, as nearly always
+            yield bytes(data[HEADER:])  # one whole frame, as nearly always
             return
         buffer += data
         start = 0

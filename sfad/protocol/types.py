@@ -75,7 +75,7 @@ class Rule(Word):
         return Status(f"rejected_{self.value}")
 
 
-class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A number with where it was set, for refusals: `--max-depth`, `SFA_MAX_DEPTH`, `config guard.max_depth`, `default`."""
 
     value: int
@@ -116,7 +116,7 @@ class LimitKind(Word):
     CPU = "cpu"
 
 
-class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A bound on what a started run may use (docs/limits.md)."""
 
     kind: LimitKind
@@ -127,7 +127,7 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str = "default"
 
 
-class LimitState(Struct, frozen=True, kw_only=True):
+class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     kind: LimitKind
     threshold: float
     action: Action
@@ -140,7 +140,7 @@ class LimitState(Struct, frozen=True, kw_only=True):
     bound: float | None = None
 
 
-class Tokens(Struct, frozen=True, kw_only=True):
+class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     """Tokens of one model. Cached ones are part of `input`, as Codex and Gemini report them."""
 
     input: int = 0
@@ -156,7 +156,7 @@ Source = Literal["gateway", "report", "stream", "session", "none"]
 """Where figures of usage come from, the best first (docs/metering.md). Two sources are never added."""
 
 
-class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
 
     kind: str
@@ -183,7 +183,7 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return replace(self, message=f"{self.message}; {words}")
 
 
-class Usage(Struct, frozen=True, kw_only=True):
+class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """What a run itself used, without its descendants. Only `elapsed_s` is known without a source."""
 
     turns: int | None = None
@@ -208,7 +208,7 @@ _SMALL = ("three", "four", "five", "six", "seven", "eight", "nine")
 _TIMES = ("no times", "once", "twice", *(f"{number} times" for number in _SMALL))
 
 
-class ApiTrouble(Struct, frozen=True, kw_only=True):
+class ApiTrouble(Struct, frozen=True, kw_only=True, gc=False):
     """Failed calls of the model since its last answer, as the agent tells them."""
 
     count: int
@@ -223,7 +223,7 @@ class ApiTrouble(Struct, frozen=True, kw_only=True):
         return f"the API {what} {times}" + (f": {self.error}" if self.error else "")
 
 
-class ApiSilence(Struct, frozen=True, kw_only=True):
+class ApiSilence(Struct, frozen=True, kw_only=True, gc=False):
     """Calls of the model under way that have had no byte of a reply for `SILENT_AFTER` seconds or more, as the gateway tells."""
 
     host: str
@@ -240,7 +240,7 @@ SILENT_AFTER = 15.0
 """Seconds without a byte after which a call is shown as one that waits: models that think send their headers before."""
 
 
-class Repetition(Struct, frozen=True, kw_only=True):
+class Repetition(Struct, frozen=True, kw_only=True, gc=False):
     """A tool call with the same arguments, so many times in a row, as the gateway saw it in the model's replies."""
 
     tool: str
@@ -251,7 +251,7 @@ class Repetition(Struct, frozen=True, kw_only=True):
         return f"its model asked for the tool '{self.tool}' with the same arguments {self.count} times in a row"
 
 
-class AlertState(Struct, frozen=True, kw_only=True):
+class AlertState(Struct, frozen=True, kw_only=True, gc=False):
     """An alert that is raised."""
 
     type: str
@@ -268,7 +268,7 @@ class AlertState(Struct, frozen=True, kw_only=True):
     """For the scope `user`."""
 
 
-class RunInfo(Struct, frozen=True, kw_only=True):
+class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     id: RunId
     name: str
     kind: str
@@ -349,7 +349,7 @@ class Isolation(Struct, frozen=True, kw_only=True):
     """Variables of that run which say where agent programs keep their files, as `KEY=VALUE`."""
 
 
-class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A call that the gateway has seen. Tokens and cost are what its run was charged; of a call that was not made, `None`."""
 
     time: datetime
@@ -458,7 +458,7 @@ SEVERITIES: tuple[Severity, ...] = ("low", "medium", "high")
 """The lowest first."""
 
 
-class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     type: str
     severity: Severity = "low"
     time: datetime | UnsetType = UNSET

@@ -11,8 +11,8 @@ from msgspec import Raw, Struct
 from ..protocol.messages import pack
 from ..protocol.types import RunInfo, Usage
 
-MAX_BYTES = 4 * 1024 * 1024
-"""Bytes of rows of one kind that are held: 3 000 with limits, or 6 000 without."""
+MAX_BYTES = 6 * 1024 * 1024
+"""Bytes of rows of one kind that are held: 6 000 with limits, or 20 000 without."""
 
 
 def _lean(kind: type[Struct]) -> Callable[[Any], Struct]:
