@@ -207,6 +207,7 @@ class LocalLauncher(Launcher):
         return self._adopter.adopt(run_id, parent, remains)
 
     def hand_over(self) -> dict[RunId, Remains]:
+        self._reactor.finish_idle()
         return self._handover.hand_over()
 
     def take_back(self) -> None:

@@ -23,9 +23,11 @@ _CALLS_AT_ONCE = 64
 """Calls before the daemon's other tasks get their turn."""
 _RETRY_AFTER = 0.25
 """Seconds until a failed call is made again."""
+_IDLE_CALLS, _MOST_IDLE = 4, 256
+"""Calls before an idle loop looks again whether something is ready, and calls that may wait for that."""
 
 
-class Reactor:
+class Reactor(trio.abc.Instrument):
     """Calls back when a descriptor is ready. A call may be spurious: it looks again, and does nothing if nothing is there."""
 
     def __init__(self, failed: Callable[[Exception], object] = lambda _error: None) -> None:
@@ -39,6 +41,7 @@ class Reactor:
         self._soon: deque[Call] = deque()
         self._later: deque[tuple[float, Call]] = deque()
         self._tasks: deque[Callable[[], Awaitable[object]]] = deque()
+        self._idle: deque[Call] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.add(self._wake, self._run_soon)
 
@@ -62,6 +65,25 @@ class Reactor:
         """Call `call` from the serving task after a pause."""
         self._later.append((trio.current_time() + _RETRY_AFTER, partial(call, *arguments)))
         os.eventfd_write(self._wake, 1)  # the serving task may be waiting for longer
+
+    def when_idle(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call `call` when no task of the daemon has anything to do, for what no client waits for; at once if many calls wait."""
+        self._idle.append(partial(call, *arguments))
+        if len(self._idle) > _MOST_IDLE:
+            self._try(self._idle.popleft())
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Called by trio. With a timeout of 0, a task is ready to run."""
+        if timeout > 0 and self._idle:
+            for _ in range(min(_IDLE_CALLS, len(self._idle))):
+                self._try(self._idle.popleft())
+            if self._idle:
+                os.eventfd_write(self._wake, 1)
+
+    def finish_idle(self) -> None:
+        """Make the calls of `when_idle` now."""
+        while self._idle:
+            self._try(self._idle.popleft())
 
     def task(self, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Await `call` in a task of its own, again and again until it works."""
@@ -93,6 +115,13 @@ class Reactor:
                 return
 
     async def run(self) -> None:
+        trio.lowlevel.add_instrument(self)
+        try:
+            await self._run()
+        finally:
+            trio.lowlevel.remove_instrument(self)
+
+    async def _run(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
                 try:

@@ -74,11 +74,13 @@ class CgroupMaker:
             self._controllers.forget(group.directory)
 
     def remove(self, run: LaunchedRun) -> None:
-        """Forget the run's cgroup and remove it, now or in a task."""
+        """Forget the run's cgroup, and remove it soon: that takes the kernel 0.05 ms, while clients wait for the end of the run."""
         group = self._cgroups.forget(run)
-        if group is None:
-            return
-        self._controllers.forget(group.directory)
+        if group is not None:
+            self._controllers.forget(group.directory)
+            self._reactor.when_idle(self._remove, group)
+
+    def _remove(self, group: RunCgroup) -> None:
         try:
             # its child runs were released before it, and few agents make cgroups of their own
             os.rmdir(group.leaf)
@@ -88,6 +90,7 @@ class CgroupMaker:
 
     def close(self) -> None:
         """Close everything and remove the base, unless something is alive in it: a sweep ends that."""
+        self._reactor.finish_idle()
         self._cgroups.unwatch_all()
         with suppress(OSError):
             cgroupfs.remove_tree(self._base)
