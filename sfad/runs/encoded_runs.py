@@ -52,8 +52,10 @@ class EncodedRuns:
 
     def of(self, numbers: Sequence[int]) -> dict[int, Raw]:
         """Return the rows that are held of these runs."""
-        found = {number: row for number, row in zip(numbers, map(self._rows.get, numbers), strict=True) if row is not None}
-        deque(map(self._rows.move_to_end, found), maxlen=0)
+        held = self._rows.get
+        found = {number: row for number in numbers if (row := held(number)) is not None}
+        if self.size > MAX_BYTES // 2:  # until then no row has to make room soon, whenever it was asked for
+            deque(map(self._rows.move_to_end, found), maxlen=0)
         return found
 
     def add(self, number: int, row: Raw) -> None:
