@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.ids import number_or_zero, run_id, run_number
+from ..protocol.encoding import lean
 from ..protocol.types import CallInfo, Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
 from .totals import at_least
 
@@ -82,11 +83,7 @@ _fixed_extra, _fixed_extra_json = attrgetter(*_FIXED_EXTRA), attrgetter(*_FIXED_
 _state_info, _state_times, _state_extra = attrgetter(*_STATE_INFO), attrgetter(*_STATE_TIMES), attrgetter(*_STATE_EXTRA)
 
 _IN_EVENT_BODY = tuple(name for name in Event.__struct_fields__ if name not in EVENT_COLUMNS)
-_event_body = attrgetter(*_IN_EVENT_BODY)
-_EVENT_DEFAULTS = dict(zip(Event.__struct_fields__[::-1], Event.__struct_defaults__[::-1], strict=False))
-_EventBody = msgspec.defstruct(
-    "_EventBody", [(name, Any, _EVENT_DEFAULTS[name]) for name in _IN_EVENT_BODY], frozen=True, omit_defaults=True
-)
+_event_body = lean(Event, _IN_EVENT_BODY)
 """What an event tells beside its columns. Most of it is not told of most events."""
 
 _encode = msgspec.json.Encoder().encode
@@ -117,7 +114,7 @@ def event_op(event: Event) -> Op:
     """Return the write of an event. Raises `ValueError` for one without time or number."""
     if not isinstance(event.time, datetime) or not isinstance(event.seq, int):
         raise ValueError(f"event {event.type!r} has no time or no number")
-    body = _json(_EventBody(*_event_body(event)))
+    body = _json(_event_body(event))
     row = (event.seq, event.time.timestamp(), event.type, event.severity, event.run_id, event.root_id, body)
     return Op("event", event.run_id, row)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
-from operator import or_
-from typing import Any, TypeVar
+from operator import attrgetter, or_
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -39,6 +39,23 @@ def tag(kind: type[msgspec.Struct]) -> str:
 
 def to_json(value: Any) -> bytes:
     return msgspec.json.encode(value)
+
+
+def lean(kind: type[msgspec.Struct], names: Sequence[str] = ()) -> Callable[[Any], msgspec.Struct]:
+    """Return a function that makes of a struct one with these fields, or with all, that is encoded without those which have their
+    defaults."""
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    chosen = sorted((fields[name] for name in names or fields), key=lambda field: not field.required)
+    declared = [(field.name, Any) if field.required else (field.name, Any, _default(field)) for field in chosen]
+    made = msgspec.defstruct(f"Lean{kind.__name__}", declared, omit_defaults=True, frozen=True, gc=False)
+    values = attrgetter(*made.__struct_fields__)
+    return lambda whole: made(*values(whole))
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return field.default
+    return msgspec.field(default_factory=cast("Callable[[], object]", field.default_factory))
 
 
 class _OnlyId(msgspec.Struct):

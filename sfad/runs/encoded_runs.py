@@ -1,13 +1,12 @@
 """Runs as rows of a list. An ended run does not change, so its row is read and encoded once for many lists."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Any, cast
+from collections.abc import Sequence
 
-import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
+from msgspec.structs import replace
 
+from ..protocol.encoding import lean
 from ..protocol.messages import pack
 from ..protocol.types import RunInfo, Usage
 
@@ -15,31 +14,13 @@ MAX_BYTES = 6 * 1024 * 1024
 """Bytes of rows of one kind that are held: 6 000 with limits, or 20 000 without."""
 
 
-def _lean(kind: type[Struct]) -> Callable[[Any], Struct]:
-    """Return a function that makes the same struct without the fields that have their defaults: a client that reads a long list
-    spends half of its time on what is nil."""
-    fields = msgspec.structs.fields(kind)
-    defaults = {f.name: _default(f) for f in fields if not f.required}
-    required = [(f.name, Any) for f in fields if f.required]
-    optional = [(name, Any, default) for name, default in defaults.items()]
-    row = msgspec.defstruct(f"{kind.__name__}Row", [*required, *optional], omit_defaults=True, frozen=True)
-    values = attrgetter(*row.__struct_fields__)
-    return lambda whole: row(*values(whole))
-
-
-def _default(field: msgspec.structs.FieldInfo) -> Any:
-    if field.default is not msgspec.NODEFAULT:
-        return field.default
-    return msgspec.field(default_factory=cast("Callable[[], object]", field.default_factory))
-
-
-_lean_run, _lean_usage = _lean(RunInfo), _lean(Usage)
+_lean_run, _lean_usage = lean(RunInfo), lean(Usage)
 
 
 def row_of(info: RunInfo, *, limits: bool = True) -> Raw:
-    """Return a run as a row: what is nil or as its default is left out. `limits`: whether it has its limits."""
-    lean = info if limits else msgspec.structs.replace(info, limits=[])
-    return Raw(pack(_lean_run(msgspec.structs.replace(lean, usage=_lean_usage(lean.usage)))))
+    """Return a run as a row. `limits`: whether it has its limits. What is nil or as its default is left out: a client that reads a
+    long list spends half of its time on that."""
+    return Raw(pack(_lean_run(replace(info, usage=_lean_usage(info.usage), limits=info.limits if limits else []))))
 
 
 class EncodedRuns:
