@@ -6,7 +6,8 @@ client cancels is never answered.
 
 from __future__ import annotations
 
-import sys
+import os
+import select
 from _thread import allocate_lock, start_new_thread
 
 from . import json_text
@@ -25,6 +26,10 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 CONNECTION_CLOSED = -32000
+STDERR = 2
+LONGEST_NOTE = 2000
+"""Characters of a line on stderr."""
+_noting = allocate_lock()
 MOST_REQUESTS = 250
 """Requests that may be under way at once. Each has a thread."""
 
@@ -101,9 +106,14 @@ class _Question:
 
 
 def note(words: str) -> None:
-    """Print a line on stderr, which the client may have closed."""
+    """Print a line on stderr, or its end if it is long. Drop it if the client has closed stderr, or leaves it full."""
+    line = f"sfactl mcp: {words[-LONGEST_NOTE:]}\n".encode("utf-8", "backslashreplace")[-select.PIPE_BUF :]
+    poll = select.poll()
+    poll.register(STDERR, select.POLLOUT)
     try:
-        print(f"sfactl mcp: {words}", file=sys.stderr, flush=True)
+        with _noting:
+            if poll.poll(0):  # a pipe has room for PIPE_BUF bytes then
+                os.write(STDERR, line)
     except OSError:
         return
 
@@ -198,7 +208,7 @@ class JsonRpc:
         except Exception:  # noqa: BLE001 - a bug in one request must not leave the client waiting
             from traceback import format_exc
 
-            note(format_exc())
+            note(format_exc())  # it never waits
             outcome = RpcError(INTERNAL_ERROR, "Internal server error")
         self._channel.wait_for_room()
         self.finish(request, outcome)
@@ -265,8 +275,14 @@ class JsonRpc:
 
     def _requested(self, request: ClientRequest) -> None:
         with self._lock:
-            busy = max(len(self._open), self._working) >= MOST_REQUESTS
-            self._open[request.number] = request
+            busy, known = max(len(self._open), self._working) >= MOST_REQUESTS, request.number in self._open
+            if not known:
+                self._open[request.number] = request
+        if known:
+            self._reply(
+                request.number, RpcError(INVALID_REQUEST, f"Invalid Request: request {request.number!r} is not answered yet")
+            )
+            return
         try:
             if busy:
                 raise RpcError(INTERNAL_ERROR, f"too many requests at once; at most {MOST_REQUESTS} are carried out")

@@ -75,11 +75,15 @@ class LineChannel:
         if self._line:
             yield bytes(self._line)
 
-    def linger(self, done: Callable[[], bool], seconds: float) -> None:
-        """Write what is left, until everything is written and `done`, for at most `seconds`."""
+    def linger(self, farewell: float, done: Callable[[], bool], patience: float) -> None:
+        """Write what is left, for at most `farewell` seconds, and wait until `done`, for at most `patience` seconds."""
         self._poll.unregister(self._source)
-        end = time.monotonic() + seconds
-        while ((self._unsent and not self._deaf) or not done()) and (left := end - time.monotonic()) > 0:
+        begun = time.monotonic()
+        while True:
+            speaking = farewell if self._unsent and not self._deaf else 0.0
+            left = begun + (speaking if done() else patience) - time.monotonic()
+            if left <= 0:
+                return
             self._write(self._wait(left))
 
     def _read(self) -> bytes:

@@ -27,7 +27,9 @@ else:
     import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
 
 FAREWELL = 1.0
-"""Seconds that last words to the client, and last requests to the daemon, may delay the end of the server."""
+"""Seconds that last words to the client may delay the end of the server."""
+REVOKED_WITHIN = 10.0
+"""Seconds that a daemon which is slow, or starts again, has to stop the subagents of cancelled calls before the server ends."""
 
 
 def serve(socket: str | None, answer_within: float, ask: bool) -> None:
@@ -66,7 +68,7 @@ class SessionServer:
     def run(self) -> None:
         """Serve until stdin ends."""
         self._rpc.serve()
-        self._channel.linger(lambda: not (self._sessions and self._sessions.revoking), FAREWELL)
+        self._channel.linger(FAREWELL, lambda: not (self._sessions and self._sessions.revoking), REVOKED_WITHIN)
 
     def _handle(self, request: ClientRequest) -> Json | None:
         """Return the result of a request, or let a thread find it."""

@@ -16,7 +16,7 @@ from ..exits import Quit
 from ..sessions import Order, SessionView
 from . import answers, tools
 from .eras import can_ask
-from .json_rpc import INTERNAL_ERROR, Cancelled, ClientRequest, RpcError, note
+from .json_rpc import INTERNAL_ERROR, INVALID_PARAMS, Cancelled, ClientRequest, RpcError, note
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class SessionTools:
             result = self._carry_out[name](request, **values)
         except Quit as error:
             result = answers.text(answers.in_words_of_tools(error), failed=True)
+        except (UnicodeEncodeError, RecursionError) as error:
+            result = answers.text(f"{name}: {_wrong(error)}", failed=True)
         if "content" in result and not request.cancelled:
             news = [self._news.pop(run, None) for run in list(self._news)]
             result["content"] += [answers.part(words) for words in news if words]
@@ -305,3 +307,12 @@ def _for_resources(ask: Callable[[], Any]) -> Any:
         return ask()
     except Quit as error:
         raise RpcError(INTERNAL_ERROR, error.message) from None
+    except UnicodeEncodeError as error:
+        raise RpcError(INVALID_PARAMS, f"Invalid params: {_wrong(error)}") from None
+
+
+def _wrong(error: UnicodeEncodeError | RecursionError) -> str:
+    """Return what is wrong with parameters that cannot be sent to the daemon."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"a text has half a character: {error.object[error.start : error.end]!a}"
+    return "a parameter is nested too deeply"

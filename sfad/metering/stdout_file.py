@@ -23,7 +23,7 @@ TRUNCATED = "were truncated away before its meter read them"
 MARK_SIZE = 32
 """Bytes before a position by which the file is recognised: inodes are used again, and a truncated file grows again."""
 
-_buffer = memoryview(bytearray(READ_AT_ONCE))
+_buffer = memoryview(bytearray(MARK_SIZE + READ_AT_ONCE))
 
 
 class MeterPosition(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -144,13 +144,24 @@ class StdoutFile:
 
     def _piece(self, most: int) -> tuple[int, memoryview]:
         """Return the next bytes and where they are: an earlier daemon may have freed what was there, and a run may skip a terabyte.
+        What comes before them is read again, because a file that was truncated may have grown as long as it was.
 
         Holes are looked for only if the bytes begin like one: SEEK_DATA waits for a lock that a run which writes without pause
         seldom releases (it took 0.4 s)."""
-        count = os.preadv(self._descriptor, [_buffer[:most]], self.at.offset)
-        if count and _buffer[0] == 0:
+        mark = self.at.mark
+        marked = len(mark)
+        count = os.preadv(self._descriptor, [_buffer[: marked + most]], self.at.offset - marked) - marked
+        if count <= 0:
+            return self.at.offset, _buffer[:0]
+        if _buffer[:marked] != mark:
+            if self._known():
+                self.at.mark = b""  # it was freed
+            else:
+                self._restart()
+            return self._piece(most)
+        if _buffer[marked] == 0:
             return holes.read_into(self._descriptor, _buffer[:most], self.at.offset)
-        return self.at.offset, _buffer[:count]
+        return self.at.offset, _buffer[marked : marked + count]
 
     def _restart(self) -> None:
         if self.at.size > self.at.offset:

@@ -123,6 +123,34 @@ def unmarked_orphan() -> None:
     strip("here")
 
 
+def shed_marks(when: str) -> None:
+    """Leave an orphan outside its cgroup that sheds its marks when there is a file `when`."""
+
+    def go() -> None:
+        leave_cgroup()
+        ready(os.getpid())
+        wait_for(lambda: os.path.exists(when))
+        change_tag()
+        again("here")
+
+    orphan(go)
+    nap()
+
+
+def chain(generations: str) -> None:
+    """Leave an orphan outside its cgroup, with its marks, that forks and exits without pause so many times."""
+
+    def go() -> None:
+        leave_cgroup()
+        ready(os.getpid())
+        for _ in range(int(generations)):
+            if os.fork():
+                os._exit(0)
+        nap()
+
+    orphan(go)
+
+
 def here() -> None:
     """Print the pid."""
     ready(os.getpid())

@@ -18,11 +18,12 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
+from sfad.launch import procfs
 from sfad.launch.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
 from tests import unprivileged
-from tests.harness import PATIENCE, Daemon, alive, ended, running, spawn, started, stopped, unkillable, wait_until, with_fuse
+from tests.harness import PATIENCE, Daemon, alive, argv, ended, running, spawn, started, stopped, unkillable, wait_until, with_fuse
 from tests.leaks import cgroups
 
 from .agents import limit
@@ -174,6 +175,28 @@ def test_a_process_of_an_unknown_run_ends_with_the_daemon(tmp_path: Path, user: 
             assert alive(escaped), "it may be of the other tree"
         assert attacked.daemon.stop() == 0
         assert not alive(escaped)
+
+
+def test_an_orphan_that_sheds_its_marks_after_it_was_seen_is_stopped_with_its_run(by_cgroup: Target) -> None:
+    attacked, when = by_cgroup, by_cgroup.daemon.state_dir.parent / "when"
+    with attacked.daemon.client() as client:
+        other = sleeper(client)
+        run = attacked.agent(client, "shed_marks", when)
+        escaped = attacked.pid_said(run)
+        ended(client, started(client, ["true"], cwd=b"/").id)  # its end makes the daemon look at orphans
+        when.touch()
+        wait_until(lambda: "here" in argv(escaped), "it has shed them")
+        assert stopped(client, run.id).survivors == []
+        assert not alive(escaped)
+        stopped(client, other.id)
+
+
+def test_an_orphan_that_forks_and_exits_without_pause_ends_with_its_run(by_cgroup: Target) -> None:
+    with by_cgroup.daemon.client() as client:
+        for _ in range(20):
+            assert ended(client, by_cgroup.agent(client, "chain", 200).id).status is Status.COMPLETED
+            left = [pid for pid in procfs.children(by_cgroup.daemon.pid) if argv(pid)[-2:] == ["chain", "200"] and alive(pid)]
+            assert not left
 
 
 @pytest.mark.parametrize("how", ["main_leaves", "main_leaves_and_removes"])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -480,3 +480,67 @@ def test_the_server_starts_without_a_daemon_and_says_so_when_a_tool_needs_it() -
         assert said["isError"] is True
         assert said["content"][0]["text"].startswith("the daemon cannot be reached at /nonexistent/s: the socket does not exist")
         assert error(line.ask("resources/list"))[0] == -32603
+
+
+HALF = "\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("sessions_info", {"run_id": HALF}),
+        ("sessions_spawn", {"task": HALF, "agent": "shell"}),
+        ("delegate_to_subagent", {"task": "true", "tools_needed": [HALF], "agent": "shell"}),
+        ("sessions_send", {"run_id": "a1", "message": HALF}),
+        ("sessions_spawn", {"task": "true", "agent": "shell", "limits": {HALF: 1}}),
+    ],
+)
+def test_half_a_character_is_a_result_that_a_model_can_read(line: Line, tool: str, arguments: Json) -> None:
+    line.shake_hands()
+    line.call(tool, **arguments)
+    said = line.read()["result"]
+    assert said["isError"] is True
+    assert "\\ud83d" in said["content"][0]["text"]
+    assert error(line.ask("resources/read", uri=f"sfad://sessions/{HALF}"))[0] in (-32602, -32603)
+
+
+@pytest.mark.parametrize("depth", [100, 480, 700, 900])
+def test_a_deep_parameter_is_a_result_too(line: Line, depth: int) -> None:
+    line.shake_hands()
+    limits = "[" * depth + "]" * depth
+    line.write(
+        b'{"jsonrpc":"2.0","id":9,"method":"tools/call","params":{"name":"sessions_spawn","arguments":'
+        b'{"task":"true","agent":"shell","limits":{"max_turns":%b}}}}' % limits.encode()
+    )
+    answer = line.read()
+    assert answer["id"] == 9
+    assert answer["result"]["isError"] is True
+
+
+def test_a_client_that_leaves_stderr_full_is_answered() -> None:
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(4096))
+        os.set_blocking(writing, True)
+        with connected("/nonexistent/s", stderr=writing) as line:
+            line.shake_hands()
+            for _ in range(3):  # each would print that there is no daemon
+                assert len(line.ask("tools/list")["result"]["tools"]) == 7
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_an_id_that_is_not_answered_yet_is_refused(share: Start) -> None:
+    daemon = share(config=CONFIG)
+    with connected(daemon.socket) as line:
+        line.shake_hands()
+        run = spawned(line, "sleep 1000")
+        line.call("sessions_info", number="x", run_id=run, wait_seconds=30)
+        line.call("sessions_info", number="x", run_id=run, wait_seconds=30)
+        assert error(line.read()) == (-32600, "Invalid Request: request 'x' is not answered yet")
+        line.notify("notifications/cancelled", requestId="x")
+        assert line.ask("ping")["result"] == {}

@@ -323,6 +323,19 @@ async def test_a_run_that_truncates_its_output_is_read_from_the_start(served: Ri
     assert "truncated" in served.lost["a1"][0]
 
 
+@pytest.mark.parametrize("more", [b"", b"three\nfour\n"])
+def test_a_truncated_file_that_has_grown_again_between_two_looks_is_read_from_the_start(rig: Rig, more: bytes) -> None:
+    rig.begin()
+    rig.write(b"one\n" + b"-" * 100 + b"\n")
+    rig.tail.drain(["a1"])
+    os.truncate(rig.store.directory / "a1.out", 0)
+    rig.write(b"two\n" + b"+" * 101 + b"\n" + more)
+    rig.tail.drain(["a1"])
+    assert "two" in rig.last().tools
+    assert len(rig.lost["a1"]) == 1
+    assert "truncated" in rig.lost["a1"][0]
+
+
 def test_output_unread_before_a_truncation_is_reported_as_lost(rig: Rig) -> None:
     rig.begin()
     rig.write(numbered(MIB // 64))

@@ -18,6 +18,8 @@ NO_RUN: RunId = "-"
 """The run of a child that is in none: the daemon's own."""
 _LOOKS_APART = 0.05
 """Seconds between two looks: a killed tree may have thousands of orphans, and SIGCHLD comes for each of them."""
+_LOOKS = 4
+"""Looks in a row. A process that forks and exits without pause, as fast as it can, escapes one of them in ten times."""
 _MANY_ORPHANS = 200
 """Orphans in one look after which the next follows at once: processes that fork without pause leave zombies faster than a look
 every 50 ms reaps them, until the machine has no pid left."""
@@ -60,7 +62,17 @@ class Orphans:
     def living(self) -> list[int]:
         """Return the orphans that remain when those that have ended are reaped, with zombies that another process traces: only the
         tracer can let these go. Raises `OSError`."""
-        return self._look()[1]
+        return self._look_again()[1]
+
+    def _look_again(self) -> tuple[bool, list[int]]:
+        """Look until a look has reaped none: one that was reaped may have left a child since the look began. Return whether that
+        came in time, and those that are alive."""
+        living: list[int] = []
+        for _ in range(_LOOKS):
+            found, living = self._look()
+            if found == len(living):
+                return True, living
+        return False, living
 
     def living_since(self, poll: int) -> list[int]:
         """Return what `living` does. `poll`: that of the reactor which told that a main process has ended. What is left of its run
@@ -68,8 +80,8 @@ class Orphans:
         asks the kernel. Raises `OSError`."""
         if self._none_since == poll:
             return []
-        living = self.living()
-        if not living:
+        settled, living = self._look_again()
+        if settled and not living:
             self._none_since = poll
         return living
 

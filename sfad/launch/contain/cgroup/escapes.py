@@ -50,12 +50,15 @@ class Escapes:
         """Yield those that have no parent in their run any more. `poll`: see `Orphans.living_since`. Raises `OSError`."""
         for pid in self._orphans.living() if poll is None else self._orphans.living_since(poll):
             home = self._orphans.homes.get(pid)
+            if home is not None and home not in self._runs:
+                home = None  # that run was released, and could not find it
             if home is not None and home not in runs:
-                continue  # found before to be of another run; it is looked at again when that run ends
+                continue  # it is looked at again when that run ends
             process, inside = procfs.stat(pid), self._cgroups.run_of(pid)
             if process is None or not process.alive:
                 continue
-            home = self._runs.by_cookie(pid) or self._runs.by_tag(pid) or inside or self._runs.sole_tree(process.started)
+            # what was found before still holds for a process that has shed its marks since
+            home = home or self._runs.by_cookie(pid) or self._runs.by_tag(pid) or inside or self._runs.sole_tree(process.started)
             if home is None:
                 continue
             self._orphans.homes[pid] = home
