@@ -48,20 +48,3 @@ def test_a_signal_that_another_thread_has_taken_ends_nothing() -> None:
     finally:
         signals.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def test_one_look_tells_of_all_that_have_ended_together_but_not_if_an_orphan_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    orphans, found, looks = Orphans(), set[int](), list[set[int]]()
-
-    def children() -> set[int]:
-        looks.append(set(found))
-        return set(found)
-
-    monkeypatch.setattr(procfs, "children", children)
-    assert (orphans.living_since(7), orphans.living_since(7)) == ([], [])
-    assert len(looks) == 1
-    found.add(1)  # alive, and no child of this process
-    assert orphans.living_since(7) == []
-    assert (orphans.living_since(8), orphans.living_since(8)) == ([1], [1])
-    assert len(looks) == 3
-    assert orphans.living() == [1]

@@ -18,8 +18,6 @@ NO_RUN: RunId = "-"
 """The run of a child that is in none: the daemon's own."""
 _LOOKS_APART = 0.05
 """Seconds between two looks: a killed tree may have thousands of orphans, and SIGCHLD comes for each of them."""
-_LOOKS = 4
-"""Looks in a row. A process that forks and exits without pause, as fast as it can, escapes one of them in ten times."""
 _MANY_ORPHANS = 200
 """Orphans in one look after which the next follows at once: processes that fork without pause leave zombies faster than a look
 every 50 ms reaps them, until the machine has no pid left."""
@@ -34,8 +32,9 @@ class Orphans:
         self.homes: dict[int, RunId] = {}
         """Live orphans, and the run that each was found to be of. Until an orphan is reaped, its pid is not used again."""
         self._noticed = trio.Event()
-        self._none_since = 0
-        """The last poll of the reactor after which a look has found none alive."""
+        self.none_since = 0
+        """The last poll of the reactor after which a look has found none alive. What is left of a run whose main process had ended
+        by then was ours already, or descends from an orphan that was."""
 
     def notice(self) -> None:
         self._noticed.set()
@@ -59,34 +58,19 @@ class Orphans:
         found, living = self._look()
         return found - len(living)
 
-    def living(self) -> list[int]:
-        """Return the orphans that remain when those that have ended are reaped, with zombies that another process traces: only the
-        tracer can let these go. Raises `OSError`."""
-        return self._look_again()[1]
+    def unreaped(self) -> list[int]:
+        """Return the orphans, zombies included. Raises `OSError`."""
+        return sorted(procfs.children().difference(self.owned))
 
-    def _look_again(self) -> tuple[bool, list[int]]:
-        """Look until a look has reaped none: one that was reaped may have left a child since the look began. Return whether that
-        came in time, and those that are alive."""
-        living: list[int] = []
-        for _ in range(_LOOKS):
-            found, living = self._look()
-            if found == len(living):
-                return True, living
-        return False, living
-
-    def living_since(self, poll: int) -> list[int]:
-        """Return what `living` does. `poll`: that of the reactor which told that a main process has ended. What is left of its run
-        was ours by then, or descends from an orphan that was; so if there was none, of many runs that have ended together only one
-        asks the kernel. Raises `OSError`."""
-        if self._none_since == poll:
-            return []
-        settled, living = self._look_again()
-        if settled and not living:
-            self._none_since = poll
-        return living
+    def reap_one(self, pid: int) -> bool:
+        """Reap an orphan if it has ended; return whether it had. A tracer may keep the zombie."""
+        reaped = reap_orphan(pid)
+        if reaped:
+            self.homes.pop(pid, None)
+        return reaped
 
     def _look(self) -> tuple[int, list[int]]:
-        orphans = sorted(procfs.children().difference(self.owned))
+        orphans = self.unreaped()
         living = [pid for pid in orphans if not reap_orphan(pid)]
         if self.homes:
             self.homes = {pid: self.homes[pid] for pid in living if pid in self.homes}

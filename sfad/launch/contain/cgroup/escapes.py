@@ -21,6 +21,8 @@ KILL_EVERY = 1.0
 """Seconds between two kills of what does not go: something may have been moved into the cgroup after the first."""
 _SIGNAL_SLICE = 0.01
 """Seconds of signalling before the daemon's other tasks get their turn."""
+_LOOKS = 20
+"""Looks at orphans in a row. A process that forks and exits without pause may have gone at each, but hardly at all of them."""
 _PIDFDS_AT_ONCE = 32
 """Pidfds of escaped processes waited on at a time."""
 
@@ -47,23 +49,43 @@ class Escapes:
         yield from self.orphaned(runs)
 
     def orphaned(self, runs: Container[RunId], poll: int | None = None) -> Iterator[tuple[int, RunId]]:
-        """Yield those that have no parent in their run any more. `poll`: see `Orphans.living_since`. Raises `OSError`."""
-        for pid in self._orphans.living() if poll is None else self._orphans.living_since(poll):
-            home = self._orphans.homes.get(pid)
-            if home is not None and home not in self._runs:
-                home = None  # that run was released, and could not find it
-            if home is not None and home not in runs:
-                continue  # it is looked at again when that run ends
-            process, inside = procfs.stat(pid), self._cgroups.run_of(pid)
-            if process is None or not process.alive:
-                continue
-            # what was found before still holds for a process that has shed its marks since
-            home = home or self._runs.by_cookie(pid) or self._runs.by_tag(pid) or inside or self._runs.sole_tree(process.started)
-            if home is None:
-                continue
-            self._orphans.homes[pid] = home
-            if home in runs and inside not in runs:
-                yield pid, home
+        """Yield those that have no parent in their run any more. `poll`: that of the reactor which told that a main process has
+        ended: of many that have ended together, one look tells. Raises `OSError`."""
+        if poll is not None and self._orphans.none_since == poll:
+            return
+        found: set[int] = set()
+        for _ in range(_LOOKS):
+            alive = vanished = False
+            for pid in self._orphans.unreaped():
+                known = self._orphans.homes.get(pid)
+                if known is not None and known in self._runs and known not in runs:
+                    alive = True
+                    continue  # it is looked at again when that run ends
+                process, inside = procfs.stat(pid), self._cgroups.run_of(pid)
+                if process is None or not process.alive:
+                    # it may have left a child since the look began; within a cgroup, that keeps the cgroup populated
+                    vanished |= self._orphans.reap_one(pid) and inside is None
+                    continue
+                alive = True
+                home = self._home(process, inside)
+                if home is not None and home in runs and inside not in runs and pid not in found:
+                    found.add(pid)
+                    yield pid, home
+            if not vanished:
+                if poll is not None and not alive:
+                    self._orphans.none_since = poll
+                return
+
+    def _home(self, process: procfs.Stat, inside: RunId | None) -> RunId | None:
+        """Return the run of a live orphan, as it was found the first time: it may shed its marks. A run that was released has not
+        found it."""
+        home = self._orphans.homes.get(process.pid)
+        if home is None or home not in self._runs:
+            home = self._runs.by_cookie(process.pid) or self._runs.by_tag(process.pid) or inside
+            home = home or self._runs.sole_tree(process.started)
+            if home is not None:
+                self._orphans.homes[process.pid] = home
+        return home
 
     def signal(self, run: LaunchedRun, *numbers: int) -> None:
         self._signal(run, [pid for pid, _ in self.of(run)], *numbers)
