@@ -85,13 +85,17 @@ def default(
 
 @app.command()
 def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile = None, ready_fd: ReadyFd = None) -> None:
-    """Serve until SIGTERM or SIGINT, then stop all trees and exit 0 (5: a process survived). A second signal skips the grace."""
+    """Serve until SIGTERM or SIGINT.
+
+    Then stop all trees and exit 0 (5: a process survived). A second signal skips the grace."""
     serving.serve(socket, state_dir, config, ready_fd)
 
 
 @app.command("check-config")
 def check_config(config: ConfigFile = None) -> None:
-    """Read the config, print its settings, and exit 0; 2 with a message if something is wrong."""
+    """Check the config, and print its settings.
+
+    Exit 0; 2 with a message if something is wrong."""
     loaded = load(configuration.config_files(os.environ, config))
     for setting in loaded.settings:
         print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
@@ -115,7 +119,9 @@ def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
 
 @app.command()
 def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: StopPost = False) -> None:
-    """Kill processes that a dead daemon of this state directory left behind. Refuses while a daemon is alive."""
+    """Kill processes that a dead daemon left behind.
+
+    The daemon is that of this state directory. Refuses while one is alive."""
     where = place(None, state_dir, config)
     try:
         # held until this process ends: no daemon may start meanwhile. A live daemon's directory may have been removed
@@ -138,7 +144,9 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: Stop
 
 @app.command()
 def backup(file: BackupFile, state_dir: StateDir = None) -> None:
-    """Copy the ledger to FILE, whether a daemon is running or not. FILE must not exist."""
+    """Copy the ledger to FILE, with or without a daemon.
+
+    FILE must not exist."""
     where = place(None, state_dir, None)
     if not (where.state_dir / LEDGER_FILE).exists():
         die(f"there is no ledger in {where.state_dir}", exits.UNAVAILABLE)
@@ -161,7 +169,9 @@ def install(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and the units; change nothing.")] = False,
 ) -> None:
-    """Install the daemon as a service of systemd: write its units, enable and start them."""
+    """Install the daemon as a service of systemd.
+
+    Write its units, enable and start them."""
     if user == system and not (remove and not user):
         die("give either --user or --system", exits.USAGE)
     if linger and not user:

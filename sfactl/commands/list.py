@@ -92,7 +92,7 @@ def main(
         output.write(_object(found, sum_=sum_))
     else:
         print(drawn(columns, found, sum_=sum_, room=None if wide else table.terminal_width()))
-    if found.truncated:
+    if found.truncated and most is not None:
         output.note(f"sfactl: only the newest {most} of the ended runs are shown; there are more (--limit-rows)")
     return ExitCode.DONE
 
@@ -163,7 +163,7 @@ def collect(client: Client, wanted: List, most: int | None, shape: Callable[[Run
         page = client.call(wanted, RunList)
         for run in sorted(page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True):
             if run.status.terminal and found.ended == stop:
-                found.truncated = most is not None
+                found.truncated = True
                 return found
             found.add(run, shape(run))
         if page.next is None:

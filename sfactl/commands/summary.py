@@ -110,7 +110,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0)
 def _breaches(found: Summary) -> Iterator[str]:
     for one in found.breaches[-SHOWN:]:
         numbers = share(one.limit_kind, one.used, one.threshold)
-        yield f"  {one.run_id}  {output.plain(one.limit_kind)}{f' {numbers}' if numbers else ''}"
+        what = f"budget of its {one.scope}," if one.scope in ("user", "team") else ""
+        yield "  ".join(["", one.run_id, " ".join(filter(None, (what, output.plain(one.limit_kind), numbers)))])
     if len(found.breaches) > SHOWN:
         yield f"  and {len(found.breaches) - SHOWN} before these: see --json"
 

@@ -2,7 +2,7 @@
 
 A tree of live runs and those that ended recently. The cursor begins at a run in trouble, and the lines below the tree say what it
 has. Keys stop, pause and resume runs, change limits, approve and deny, show output and reasons; ? lists them. With RUN, only its
-tree. Needs the extra top: pip install 'sfad[top]'.
+tree. Needs the extra top, as in: pip install '.[top]' in the checkout.
 
 --web prints an address on loopback instead. It can be opened once, in a browser of the same user, and works until Ctrl-C.
 
@@ -47,7 +47,9 @@ def main(
     socket: str | None = None,
 ) -> int:
     if find_spec("textual") is None or find_spec("textual_serve") is None:
-        raise UsageError("top needs a package that is not installed; install sfad with its extra top: pip install 'sfad[top]'")
+        raise UsageError(
+            "top needs a package that is not installed; install sfad with its extra top, as in the checkout: pip install '.[top]'"
+        )
     wanted = WatchRuns(id=0, root=root, name=list(name) or None, labels=labels(label))
     if in_browser:
         connect(socket).close()  # an error belongs here, not into the browser

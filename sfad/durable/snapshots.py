@@ -2,7 +2,7 @@
 
 run/ID    fixed at admission: the core's `Birth` and the shell's part
 now/ID    what changes: the core's `State` and the shell's part
-meter/ID  where the run's meter was, at most `RECORD_WITHIN` old
+meter/ID  where the run's meter was, at most `SAVE_USE_WITHIN` old
 key/ID    the key of its request, also after its end, for a client that has lost the answer
 """
 

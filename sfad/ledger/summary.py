@@ -218,4 +218,10 @@ def _costly(runs: Iterable[RunInfo]) -> Iterator[Costly]:
 
 
 def _breach(event: Event) -> Breach:
-    return Breach(run_id=event.run_id or "", limit_kind=event.limit_kind or "", used=event.used, threshold=event.threshold)
+    return Breach(
+        run_id=event.run_id or "",
+        limit_kind=event.limit_kind or "",
+        used=event.used,
+        threshold=event.threshold,
+        scope=event.scope or "run",
+    )

@@ -27,9 +27,11 @@ from .resources import Resources
 from .run_feed import RunFeed
 from .storage import StorageWatch
 
-RECORD_WITHIN = 1.0
-"""Seconds until the ledger has what changed of a live run, and the journal its use: a daemon that is killed forgets this much use,
-and each save is a row of each run."""
+RECORD_STATE_WITHIN = 0.1
+"""Seconds until the ledger has another state of a live run, which the journal has at once. So a run that is shorter has two rows to
+write and not three, and what reads the ledger without a daemon is not far behind."""
+SAVE_USE_WITHIN = 1.0
+"""Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is a row of each run."""
 
 
 _SAVED_WITH = frozenset({c.Launch, c.Charge, c.Admit, c.SaveAlerts, c.RecordCall})
@@ -50,7 +52,9 @@ class Saver:
     """Returns the alerts to be saved that are about no single run."""
     hooking: Hooking
     _changed: set[RunId] = field(default_factory=set)
-    """Runs whose rows are behind."""
+    """Runs that have another state than their rows."""
+    _used: set[RunId] = field(default_factory=set)
+    """Runs that have used more than their rows tell."""
 
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
         """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
@@ -78,7 +82,7 @@ class Saver:
             for live in changed:
                 live.look_at_the_clock(now)
         if outcome.used:
-            self._note_change(outcome.used)
+            self._note_use(outcome.used)
         if self.run_feed.followed:
             self.run_feed.changed({*outcome.changed, *outcome.used})
         if admits:
@@ -105,19 +109,30 @@ class Saver:
         self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
 
     def record(self, run: Run) -> None:
-        """Record the end of a run at once, and any other change within a second: the journal has it already, and what is live is
-        shown from memory. So a short run has two rows to write and not three."""
+        """Record the end of a run at once, and another state soon."""
         if run.status.terminal:
             live = self.catalogue.live[run.id]
             live.ends_as(self._record(live))
-        else:
-            self._note_change([run.id])
+            return
+        if not self._changed:
+            self.resources.timers.arm("record", trio.current_time() + RECORD_STATE_WITHIN, self._record_changed)
+        self._changed.add(run.id)
 
     def _record(self, live: Live) -> RunInfo:
         info = info_of(live, trio.current_time())
-        self._changed.discard(info.id)
         self.resources.ledger.record(info, live.extra)
         return info
+
+    def _record_changed(self) -> None:
+        self._record_all(self._changed)
+
+    def _record_all(self, runs: set[RunId]) -> list[Live]:
+        """Record those of the runs that are live, and forget all."""
+        lives = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
+        runs.clear()
+        for live in lives:
+            self._record(live)
+        return lives
 
     def _keep(self, call: CallInfo) -> None:
         """Save the call with its run, whose account has it now, until its row is in the file."""
@@ -168,18 +183,15 @@ class Saver:
     def save_alerts_soon(self) -> None:
         """Save what alerts count within a second, like the use that they count."""
         if "save alerts" not in self.resources.timers:
-            self.resources.timers.arm("save alerts", trio.current_time() + RECORD_WITHIN, self.save_alerts)
+            self.resources.timers.arm("save alerts", trio.current_time() + SAVE_USE_WITHIN, self.save_alerts)
 
-    def _note_change(self, runs: Iterable[RunId]) -> None:
-        if "record" not in self.resources.timers:
-            self.resources.timers.arm("record", trio.current_time() + RECORD_WITHIN, self._record_changed)
-        self._changed.update(runs)
+    def _note_use(self, runs: Iterable[RunId]) -> None:
+        if not self._used:
+            self.resources.timers.arm("save use", trio.current_time() + SAVE_USE_WITHIN, self._save_use)
+        self._used.update(runs)
 
-    def _record_changed(self) -> None:
-        changed, self._changed = self._changed, set()
-        lives = [live for run in changed if (live := self.catalogue.live.get(run)) is not None]
-        for live in lives:
-            self._record(live)
+    def _save_use(self) -> None:
+        lives = self._record_all(self._used)
         self.resources.spool.journal.save(lives, self.metering.position)
 
     def _tell_ends(self, runs: Iterable[RunId]) -> None:

@@ -42,6 +42,8 @@ class Breach(Struct, frozen=True, kw_only=True):
     limit_kind: str
     used: float | None
     threshold: float | None
+    scope: str = "run"
+    """Whose limit it is. `user` and `team`: a budget, of which the run has used the last part."""
 
 
 class Failed(Struct, frozen=True, kw_only=True):

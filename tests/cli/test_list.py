@@ -27,6 +27,8 @@ def listed(world: World, *words: str) -> list[str]:
 
 def test_a_filter_lists_every_match_and_no_filter_the_last_50(night: World) -> None:
     assert listed(night) == [run_id(number) for number in range(ROWS - 49, ROWS + 1)]
+    assert night.json("list")["truncated"] is True
+    assert "truncated" not in night.json("list", "--since", "2d")
     assert listed(night, "--since", "2d") == [run_id(number) for number in range(1, ROWS + 1)]
     assert listed(night, "--since", "90m", "--status", "failed") == [run_id(700)]
     assert listed(night, "--status", "failed") == [run_id(100 * n) for n in range(1, 8)]

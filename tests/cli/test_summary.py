@@ -9,7 +9,7 @@ import pytest
 
 from sfactl.commands import summary
 from sfad.core.ids import run_id
-from sfad.protocol.statistics import Failed, Summary
+from sfad.protocol.statistics import Breach, Failed, Summary
 
 from .conftest import World
 
@@ -25,7 +25,7 @@ def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
         {"key": "clerk", "runs": 600, "cost_usd": 150.0, "tokens": 60_000, "failed": 6, "partial": True},
         {"key": "boss", "runs": 100, "cost_usd": 25.0, "tokens": 10_000, "failed": 1, "partial": False},
     ]
-    turns = {"limit_kind": "turns", "used": 26.0, "threshold": 25.0}
+    turns = {"limit_kind": "turns", "used": 26.0, "threshold": 25.0, "scope": "run"}
     assert found["breaches"] == [{"run_id": run_id(number), **turns} for number in (200, 699)]
     assert [one["reason"] for one in found["failed"]] == ["exited with 3"] * 7
 
@@ -86,3 +86,9 @@ def test_a_night_without_runs() -> None:
     empty = {"since": when, "until": when, "runs": 0, "by_status": {}, "cost_usd": None, "tokens": None, "partial": False}
     found = msgspec.convert(empty | nothing, Summary)
     assert [line for part in summary.parts(found, "name") for line in part][1:] == ["0 runs"]
+    budget = Breach(run_id="a7", limit_kind="cost", used=3.14, threshold=3.0, scope="user")
+    exceeded = msgspec.structs.replace(found, breaches=[budget, msgspec.structs.replace(budget, scope="tree")])
+    assert [line for part in summary.parts(exceeded, "name") for line in part][-2:] == [
+        "  a7  budget of its user, cost 3.14 of 3.00 USD",
+        "  a7  cost 3.14 of 3.00 USD",
+    ]

@@ -201,4 +201,4 @@ def test_without_its_extra_it_says_how_to_install_it() -> None:
     script = "import sys\nsys.modules['textual'] = None\nfrom sfactl.__main__ import main\nsys.argv = ['sfactl', 'top']\nmain()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "pip install 'sfad[top]'" in done.stderr
+    assert "pip install '.[top]'" in done.stderr
