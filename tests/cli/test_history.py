@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.harness import as_nobody, as_root
+from sfad.ledger.database import open_reader
+from tests.harness import as_nobody, as_root, wait_until
 
 from .conftest import World
+
+
+def recorded(daemon: World, run: str) -> str:
+    """Return the status of a run in the ledger's file."""
+    with closing(open_reader(daemon.state)) as reader:
+        found: str = reader.execute("SELECT status FROM runs WHERE id = ?", [run]).fetchone()[0]
+    return found
 
 
 @pytest.mark.alone
@@ -18,6 +27,7 @@ def test_the_history_of_a_daemon_that_was_killed(daemon: World) -> None:
     left = daemon.spawn("--name", "left", "--", "sleep", "60")
     # The end of a run is told when the ledger has it, and what came before.
     done = daemon.json("run", "--name", "done", "--", "echo", "hello")["id"]
+    wait_until(lambda: recorded(daemon, left) == "running", "the ledger has the change, a second later")
     daemon.kill()
     try:
         listed = daemon.sfactl("list")

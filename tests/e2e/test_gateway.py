@@ -454,10 +454,16 @@ def test_a_caller_that_hangs_up_is_forgotten(gated: Daemon, provider: Provider, 
         run = calling(client, limit("cost", 0.05, "pause"), hang_up=0.5, then=str(done))
         held(client, run.id)
         wait_until(lambda: results(gated, run.id), "it has hung up")
+        wait_until(lambda: states(client, run.id) == ["withdrawn"], "the gateway has withdrawn its call")
         client.call(m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply)
         done.touch()
         assert not ended(client, run.id).total_cost_usd
     assert provider.bills == []
+
+
+def states(client: Client, run: str) -> list[str]:
+    """Return the states of a run's calls."""
+    return [call.state for call in client.call(m.ListCalls(id=client.next_id(), run=run), m.CallPage).calls]
 
 
 def frozen(pid: int | None) -> bool:
