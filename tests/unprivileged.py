@@ -24,13 +24,22 @@ GONE = 65534
 
 MOUNTS = {"python": sys.base_prefix, "site": sysconfig.get_path("purelib"), "code": str(Path(__file__).parents[1])}
 
-_ENTER = """
-cd "$1"; shift
+FIND_LIBPYTHON = """
+printf '%s\\n' "$directory/python/lib" 'include /etc/ld.so.conf' >"$directory/ld.so.conf"
+PATH=$PATH:/sbin:/usr/sbin ldconfig -i -X -f "$directory/ld.so.conf" -C "$directory/ld.so.cache" || exit 99
+mount --bind "$directory/ld.so.cache" /etc/ld.so.cache || exit 99
+"""
+"""The loader finds the library of the interpreter that is mounted in `$directory`, and not only where the environment says so: what
+starts a command in a sandbox gets nothing of its environment."""
+
+_ENTER = f"""
+directory=$1; cd "$directory"; shift
 for pair in "$@"; do
     shift
     [ "$pair" = -- ] && break
-    mount --bind "${pair#*=}" "${pair%%=*}" || exit 99
+    mount --bind "${{pair#*=}}" "${{pair%%=*}}" || exit 99
 done
+{FIND_LIBPYTHON}
 exec setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$@"
 """
 
@@ -48,7 +57,6 @@ class Place:
         """For that interpreter."""
         return {
             "PYTHONPATH": f"{self.directory}/code:{self.directory}/site",
-            "LD_LIBRARY_PATH": f"{self.directory}/python/lib",
             "HOME": str(self.directory),
             "SFAD_SERVICE_USER": str(GONE),
         }

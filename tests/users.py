@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.unprivileged import MOUNTS
+from tests.unprivileged import FIND_LIBPYTHON, MOUNTS
 
 FIRST, SECOND, THIRD = 61001, 61002, 61003
 """Users without an entry in /etc/passwd."""
@@ -86,14 +86,15 @@ def readable_by_all(place: Path) -> list[str]:
     return [*unshare, str(place), *mounts, "--"]
 
 
-_ENTER = """
+_ENTER = f"""
 directory=$1; shift
 for pair in "$@"; do
     shift
     [ "$pair" = -- ] && break
-    mkdir "$directory/${pair%%=*}"
-    mount --bind "${pair#*=}" "$directory/${pair%%=*}" || exit 99
+    mkdir "$directory/${{pair%%=*}}"
+    mount --bind "${{pair#*=}}" "$directory/${{pair%%=*}}" || exit 99
 done
+{FIND_LIBPYTHON}
 shift
-exec env "PYTHONPATH=$directory/code:$directory/site" "LD_LIBRARY_PATH=$directory/python/lib" "$directory/python/bin/$PYTHON" "$@"
+exec env "PYTHONPATH=$directory/code:$directory/site" "$directory/python/bin/$PYTHON" "$@"
 """

@@ -370,7 +370,6 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
                 "PATH": "/usr/bin:/bin",
                 "HOME": home,
                 "PYTHONPATH": f"{place}/code:{place}/site",
-                "LD_LIBRARY_PATH": f"{place}/python/lib",
             }
             env = [os.fsencode(f"{key}={value}") for key, value in variables.items()]
 

@@ -58,7 +58,6 @@ class Shared:
             "PATH": "/usr/bin:/bin",
             "HOME": str(self.homes[uid]),
             "PYTHONPATH": f"{self.place}/code:{self.place}/site",
-            "LD_LIBRARY_PATH": f"{self.place}/python/lib",
             "SFA": f"{self.python} -m sfactl",
         }
         return [os.fsencode(f"{key}={value}") for key, value in variables.items()]

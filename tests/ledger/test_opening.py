@@ -212,6 +212,7 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 from sfad.ledger import LedgerError, OpenedLedger
+Path("/").as_uri()  # from Python 3.13 on it imports a module, which another user may not be able to read
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 try:
