@@ -75,7 +75,7 @@ def test_the_remains_of_a_main_process_are_not_mistaken_for_it(share: Start, tmp
     left = "( trap '' TERM; setsid sh -c \"trap '' TERM; while :; do sleep 1; done\" & )"
     daemon = share(mode=containment)
     with daemon.client() as client:
-        run = started(client, agents.argv("left", f"{left}; sleep 0.2; end 4"), grace=5)
+        run = started(client, agents.argv("left", f"{left}; sleep 0.2; end 4"), grace=2)
         wait_until(lambda: info(daemon, run.id).status is Status.STOPPING, "its remains are being stopped")
         kill(daemon)
     with daemon.client() as client:

@@ -113,7 +113,7 @@ def test_a_descendant_that_cannot_be_placed_is_refused(attacked: Target) -> None
         assert client.call(m.Info(id=client.next_id(), run=victim.id), m.RunReply).run.status is Status.RUNNING
         escaped = attacked.pid_said(run)
         assert alive(escaped)
-        stopped(client, victim.id, run.id)
+        stopped(client, victim.id, run.id, grace=0.5)
         assert not alive(escaped), "the last tree that it can be of has ended"
 
 

@@ -168,7 +168,8 @@ for _ in range(2):
     assert state(run, "cost")[0] == 0.25
 
 
-def test_what_a_child_uses_counts_for_every_ancestor_and_the_outermost_breach_is_told(tmp_path: Path, daemon: Daemon) -> None:
+def test_what_a_child_uses_counts_for_every_ancestor_and_the_outermost_breach_is_told(tmp_path: Path, start: Start) -> None:
+    daemon = start(config="[stop]\ngrace = 0.5")
     grandchild = 'print(\'{"type": "usage", "input_tokens": 900, "output_tokens": 200}\', flush=True); import time; time.sleep(60)'
     child = ["run", "--name", "low", "--meter", "jsonl", "--limit", "tokens=800", "--", sys.executable, "-c", grandchild]
     middle = agent(tmp_path, "middle", f"sfactl(*{child!r})\ntime.sleep(60)")

@@ -165,11 +165,12 @@ def test_changes_that_are_not_read_are_told_as_they_are_then(daemon: Daemon) -> 
 def test_a_client_that_does_not_read_is_told_why_it_hears_no_more(start: Start) -> None:
     daemon = start(program=IMPATIENT)
     with daemon.client() as client, watching(daemon) as seen:
-        # each push has the command, so two or three of them fill the socket
-        run = started(client, ["sh", "-c", "sleep 120 # " + "x" * 100_000]).id
+        # each push has the first kilobytes of each command, so few of them fill the socket
+        runs = [started(client, ["sh", "-c", "sleep 120 # " + "x" * 100_000]).id for _ in range(20)]
 
         def dropped() -> bool:
-            client.call(m.Report(id=0, run=run, input_tokens=1), m.RunReply)
+            for run in runs:
+                client.call(m.Report(id=0, run=run, input_tokens=1), m.RunReply)
             return "a slow client: it left" in daemon.log.read_text()
 
         wait_until(dropped, "the daemon gives it up")
@@ -177,9 +178,9 @@ def test_a_client_that_does_not_read_is_told_why_it_hears_no_more(start: Start) 
             seen.until(lambda _: False)
         assert error.value.error is ErrorCode.UNAVAILABLE
         again = Watching(seen.client)
-        assert run in again.runs
-        stopped(client, run)
-        again.until(lambda runs: runs[run].status.terminal)
+        assert set(runs) <= set(again.runs)
+        stopped(client, *runs)
+        again.until(lambda told: all(told[run].status.terminal for run in runs))
 
 
 def test_no_more_watches_than_a_bound(daemon: Daemon) -> None:

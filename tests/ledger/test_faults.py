@@ -99,6 +99,7 @@ async def test_a_failed_admission_is_never_written_later(tmp_path: Path) -> None
 
 async def test_many_events_on_a_failing_disk_are_bounded_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "MAX_BACKLOG", 10)
+    monkeypatch.setattr(writer, "_RETRY_LAST", 0.1)
     answers = Answers()
     with started(tmp_path, answers, busy_timeout=0.0) as ledger:
         ledger.admit(run(1), PLAIN)

@@ -527,7 +527,7 @@ async def test_a_slow_meter_reports_the_bytes_that_it_loses(served: Rig, monkeyp
 
     class Slower(Lines):
         def feed(self, data: bytes | memoryview) -> None:
-            time.sleep(0.05)
+            time.sleep(0.02)
             super().feed(data)
 
     served.begin(limit=MIB, meter=Slower)
