@@ -107,6 +107,13 @@ class World:
         found: str = self.json("info", run)["status"]
         return found
 
+    def owns(self, pid: str | int) -> bool:
+        """Return whether a process is a client or in a run of this daemon. Other daemons' are on this machine too."""
+        try:
+            return os.fsencode(self.socket) + b"\0" in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+
     def popen(self, *words: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start `sfactl` with pipes, for tests that talk to it while it runs."""
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

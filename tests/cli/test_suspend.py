@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness import argv
+
 from .conftest import PATIENCE, World
 from .test_terminal import Screen
 
@@ -52,19 +54,20 @@ def why(daemon: World, run: str) -> str | None:
     return None if reason is None else str(reason["kind"])
 
 
-def job(pattern: str) -> int:
-    """Return the pid of the only client whose command line ends with `pattern`."""
-    ends = (pattern + "\0").encode()
-    found = [int(p) for p in os.listdir("/proc") if p.isdecimal() and _cmdline(p).endswith(ends) and b"sfactl" in _cmdline(p)]
-    assert len(found) == 1, found
-    return found[0]
+def job(daemon: World, *words: str) -> int:
+    """Return the pid of the only client whose command line ends with these words."""
+    pids = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal()]
+    clients = [pid for pid in pids if "sfactl" in argv(pid) and tuple(argv(pid)[-len(words) :]) == words and daemon.owns(pid)]
+    assert len(clients) == 1, clients
+    return clients[0]
 
 
-def _cmdline(pid: str) -> bytes:
-    try:
-        return Path("/proc", pid, "cmdline").read_bytes()
-    except OSError:
-        return b""
+def until_stopped(shell: Screen) -> None:
+    """Ask bash for its prompt until it tells that the job has stopped: the client stops a moment after the daemon has paused the
+    run, or after it was continued in the background."""
+    shell.type("\r")
+    while "Stopped" not in shell.expect(r"\n(.|\n)*> $"):
+        shell.type("\r")
 
 
 def wait_for(daemon: World, run: str, *status: str) -> None:
@@ -112,15 +115,14 @@ def test_a_program_that_handles_the_key_itself(shell: Screen, tmp_path: Path, st
 def test_a_suspended_client_does_not_fight_for_the_terminal_and_takes_its_run_along(daemon: World, shell: Screen) -> None:
     shell.type("$SFACTL run --stdio inherit -- sleep 61\r")
     shell.expect("starting")  # the client knows its run, so it can pause it
-    run, client = last(daemon), job("sleep\x0061")
+    run, client = last(daemon), job(daemon, "sleep", "61")
     os.kill(client, signal.SIGTSTP)
     wait_for(daemon, run, "paused")
     shell.type("\r")
     shell.expect(STOPPED)
     shell.type("bg\r")
     shell.expect(r"\]\+ (.|\n)*> $")
-    shell.type("\r")
-    shell.expect(STOPPED)
+    until_stopped(shell)
     assert daemon.status(run) == "paused"
     os.kill(client, signal.SIGKILL)
     wait_for(daemon, run, "cancelled", "failed")  # its terminal hangs up, too (SIGHUP): one of the two comes first
@@ -135,7 +137,8 @@ def test_a_stopped_job_can_be_ended_by_kill(daemon: World, shell: Screen) -> Non
     shell.expect(STOPPED)
     shell.type("kill %1\r")
     wait_for(daemon, runs[-1]["id"], "cancelled")
-    while "Exit 143" not in shell.expect(r"[^\n]*\n> $"):
+    # the client may copy the echo of Ctrl-Z only now, after a prompt
+    while "Exit 143" not in shell.expect(r"(.|\n)*?\n> "):
         shell.type("\r")
 
 
@@ -156,6 +159,7 @@ def test_a_program_that_begins_in_the_background(daemon: World, shell: Screen, t
     shell.expect("code-7")
     shell.expect("ready")
     wait_for(daemon, last(daemon), "paused")
+    until_stopped(shell)
     shell.type("fg\r")
     wait_for(daemon, last(daemon), "running")
     shell.type("q")

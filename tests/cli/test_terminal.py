@@ -22,6 +22,7 @@ class Screen:
     """A user at a terminal in which `sfactl` runs, or another program, as the leader of its session."""
 
     def __init__(self, world: World, *words: str, program: tuple[str, ...] = SFACTL) -> None:
+        self.world = world
         self.pid, self._master = os.forkpty()
         if self.pid == 0:
             os.execve(program[0], [*program, *words], world.env | {"TERM": "dumb", "PS1": "> ", "ENV": ""})
@@ -109,7 +110,7 @@ def test_ctrl_c_reaches_the_program_and_not_the_client(bash: Screen) -> None:
 
 
 def wait_for_foreground(screen: Screen) -> None:
-    """Wait until the shell has given its terminal to a job: a process group below the daemon, and not that of bash."""
+    """Wait until the shell has given its terminal to its `sleep`."""
     give_up = time.monotonic() + PATIENCE
     while time.monotonic() < give_up:
         for pid in filter(str.isdecimal, os.listdir("/proc")):
@@ -119,7 +120,7 @@ def wait_for_foreground(screen: Screen) -> None:
             except OSError:
                 continue
             _, _, group, _, terminal, holder = rest.split()[:6]
-            if name == "sleep" and terminal != "0" and group == holder:
+            if name == "sleep" and terminal != "0" and group == holder and screen.world.owns(pid):
                 return
     pytest.fail(f"no job in the foreground: {screen.text!r}")
 
