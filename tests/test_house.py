@@ -82,3 +82,8 @@ def test_sources_that_are_named_can_be_read() -> None:
         absent = re.search(r"\b(SPEC|EVIDENCE)( section|\.md|:)", text) if path != Path(__file__) else None
         assert absent is None, f"{path} names {absent}"
         assert [page for page in SOURCE.findall(text) if not (ROOT / "docs" / page).exists()] == [], path
+
+
+def test_the_clock_of_a_test_is_an_argument() -> None:
+    """pytest-trio does not honour `usefixtures` for a clock: such a test sleeps in real time."""
+    assert [path for path in modules("tests") if re.search(r"usefixtures\([^)]*_clock", path.read_text())] == []
