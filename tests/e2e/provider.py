@@ -52,6 +52,11 @@ class Provider:
     """Stalled replies go on."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def forget(self) -> None:
+        """Be as new."""
+        self.bytes_a_token, self.overloaded, self.stalled, self.bills = 4.0, 0, 0, []
+        self.released = threading.Event()
+
     @property
     def usd(self) -> float:
         """The whole bill."""

@@ -39,17 +39,31 @@ grace = 0.2
 """
 
 
-@pytest.fixture
-def provider() -> Iterator[Provider]:
-    """A provider."""
+@pytest.fixture(scope="module")
+def _provider() -> Iterator[Provider]:
     with providing() as made:
         yield made
+
+
+@pytest.fixture
+def provider(_provider: Provider) -> Iterator[Provider]:
+    """A provider that has billed nothing. It has one address for all tests, so that they can share a daemon."""
+    _provider.forget()
+    yield _provider
+    _provider.released.set()
+    wait_until(lambda: _provider.under_way == 0, "no call is under way")
 
 
 @pytest.fixture
 def gated(start: Start, provider: Provider) -> Daemon:
     """Start a daemon whose gateway leads to the provider."""
     return start(config=config(provider))
+
+
+@pytest.fixture
+def serving(share: Start, provider: Provider) -> Daemon:
+    """A daemon whose gateway leads to the provider, which may have served other tests."""
+    return share(config=config(provider))
 
 
 def config(provider: Provider, *, enabled: bool = True) -> str:
@@ -137,10 +151,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_the_bill_never_exceeds_a_limit_and_most_of_it_can_be_used(
-    start: Start, provider: Provider, action: str, shape: str
+    share: Start, provider: Provider, action: str, shape: str
 ) -> None:
     provider.overloaded = 4 if shape == "retries" else 0
-    daemon = start(config=config(provider), mode="tags" if shape == "threads" else "auto")
+    daemon = share(config=config(provider), mode="tags" if shape == "threads" else "auto")
     with daemon.client() as client:
         run = calling(client, limit("cost", 0.5, action), **SHAPES[shape])
         if action in {"terminate", "refuse"}:
@@ -211,16 +225,16 @@ def test_a_model_that_repeats_a_tool_call_is_told_of(gated: Daemon, tmp_path: Pa
     assert gated.log.read_text().count("run_repeating") == 1
 
 
-def test_a_run_and_its_children_call_no_other_model(gated: Daemon, provider: Provider) -> None:
-    with gated.client() as client:
+def test_a_run_and_its_children_call_no_other_model(serving: Daemon, provider: Provider) -> None:
+    with serving.client() as client:
         run = calling(client, output=10, children=1, models=["claude-haiku-*"])
         assert ended(client, run.id).status is Status.FAILED
         found = client.call(m.List(id=client.next_id(), root=run.id), m.RunList).runs
         child = next(each for each in found if each.parent_id == run.id)
     words = f"is not one of claude-haiku-* (--model-allow of run {run.id})"
-    assert [words in each["said"] for each in results(gated, child.id)] == [True]
+    assert [words in each["said"] for each in results(serving, child.id)] == [True]
     assert provider.bills == []
-    done = gated.sfactl("run", "--model-allow", "claude-*", "--", sys.executable, "-m", "sfactl", "run", "--no-gateway", "true")
+    done = serving.sfactl("run", "--model-allow", "claude-*", "--", sys.executable, "-m", "sfactl", "run", "--no-gateway", "true")
     assert (done.returncode, "leave out --no-gateway" in done.stderr) == (2, True), done.stderr
 
 
@@ -276,53 +290,53 @@ def test_daemon_and_gateway_are_killed_together(gated: Daemon, provider: Provide
 
 
 @pytest.mark.parametrize("how", ["killed", "re-executed"])
-def test_streams_outlive_their_daemon_and_are_charged_once(gated: Daemon, provider: Provider, tmp_path: Path, how: str) -> None:
+def test_streams_outlive_their_daemon_and_are_charged_once(serving: Daemon, provider: Provider, tmp_path: Path, how: str) -> None:
     done = tmp_path / "done"
-    with gated.client() as client:
+    with serving.client() as client:
         run = calling(client, *AMPLE, then=str(done), **MANY)
         wait_until(lambda: provider.stalled == 50, "fifty replies are in their middle")
-    before = gateway(gated)
+    before = gateway(serving)
     if how == "killed":
-        gated.kill()
+        serving.kill()
         provider.released.set()
-        wait_until(lambda: len(results(gated, run.id)) == 50, "all calls have ended")
-        gated.restart()
+        wait_until(lambda: len(results(serving, run.id)) == 50, "all calls have ended")
+        serving.restart()
     else:
-        gated.reexecute()
+        serving.reexecute()
         provider.released.set()
-        wait_until(lambda: len(results(gated, run.id)) == 50, "all calls have ended")
-    assert all(each["whole"] for each in results(gated, run.id))
-    with gated.client() as client:
+        wait_until(lambda: len(results(serving, run.id)) == 50, "all calls have ended")
+    assert all(each["whole"] for each in results(serving, run.id))
+    with serving.client() as client:
         wait_until(lambda: info(client, run.id).total_cost_usd == pytest.approx(provider.usd), "all calls are settled")
-        assert gateway(gated) == before
+        assert gateway(serving) == before
         assert info(client, run.id).usage.messages == 50
         done.touch()
         over = ended(client, run.id)
     assert over.total_cost_usd == pytest.approx(provider.usd)
     assert not over.usage.partial
-    killed_gateway(gated)
+    killed_gateway(serving)
 
 
-def test_a_held_call_outlives_its_daemon(gated: Daemon, provider: Provider) -> None:
-    with gated.client() as client:
+def test_a_held_call_outlives_its_daemon(serving: Daemon, provider: Provider) -> None:
+    with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"))
         held(client, run.id)
-    gated.kill()
-    gated.restart()
-    with gated.client() as client:
-        gated.reexecute()
+    serving.kill()
+    serving.restart()
+    with serving.client() as client:
+        serving.reexecute()
         held(client, run.id)
         client.call(m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply)
         assert ended(client, run.id).status is Status.COMPLETED
         assert ended(client, run.id).total_cost_usd == pytest.approx(provider.usd)
 
 
-def test_a_held_call_of_a_killed_gateway_reserves_nothing(gated: Daemon, provider: Provider, tmp_path: Path) -> None:
-    with gated.client() as client:
+def test_a_held_call_of_a_killed_gateway_reserves_nothing(serving: Daemon, provider: Provider, tmp_path: Path) -> None:
+    with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"), then=str(tmp_path / "done"))
         held(client, run.id)
-        killed_gateway(gated)
-        wait_until(lambda: results(gated, run.id), "the call has failed")
+        killed_gateway(serving)
+        wait_until(lambda: results(serving, run.id), "the call has failed")
         client.call(m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply)
         (tmp_path / "done").touch()
         assert not ended(client, run.id).total_cost_usd
@@ -356,8 +370,8 @@ def test_callers_of_a_gateway_that_cannot_start_are_refused_until_it_can(start: 
 # ---- whom it serves
 
 
-def test_a_caller_outside_any_run_is_refused(start: Start, provider: Provider, containment: str) -> None:
-    daemon = start(config=config(provider), mode=containment)
+def test_a_caller_outside_any_run_is_refused(share: Start, provider: Provider, containment: str) -> None:
+    daemon = share(config=config(provider), mode=containment)
     _, port = gateway(daemon)
     assert status(port) == 403
     assert status(port, "/run/a1.0000/anthropic/v1/messages") == 403
@@ -365,8 +379,8 @@ def test_a_caller_outside_any_run_is_refused(start: Start, provider: Provider, c
 
 
 @as_root
-def test_another_user_is_refused_in_a_run_and_outside(start: Start, provider: Provider, containment: str) -> None:
-    daemon = start(config=config(provider), mode=containment)
+def test_another_user_is_refused_in_a_run_and_outside(share: Start, provider: Provider, containment: str) -> None:
+    daemon = share(config=config(provider), mode=containment)
     with daemon.client() as client:
         run = calling(client, uid=GONE)
         ended(client, run.id)
@@ -386,8 +400,8 @@ def test_a_process_that_leaves_its_cgroup_is_refused(start: Start, provider: Pro
     assert provider.bills == []
 
 
-def test_what_a_child_uses_counts_for_its_ancestors(start: Start, provider: Provider, containment: str) -> None:
-    daemon = start(config=config(provider), mode=containment)
+def test_what_a_child_uses_counts_for_its_ancestors(share: Start, provider: Provider, containment: str) -> None:
+    daemon = share(config=config(provider), mode=containment)
     with daemon.client() as client:
         run = calling(client, children=2, output=100)
         over = ended(client, run.id)
@@ -399,61 +413,61 @@ def test_what_a_child_uses_counts_for_its_ancestors(start: Start, provider: Prov
 # ---- held calls
 
 
-def test_resuming_a_run_lets_its_held_call_go_on(gated: Daemon, provider: Provider) -> None:
-    with gated.client() as client:
+def test_resuming_a_run_lets_its_held_call_go_on(serving: Daemon, provider: Provider) -> None:
+    with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"))
         reason = held(client, run.id).reason
         assert reason is not None
         assert (reason.kind, reason.limit_kind) == ("limit", "cost")
         assert info(client, run.id).pid is not None
         assert not frozen(info(client, run.id).pid)
-        done = gated.sfactl("resume", run.id, "--limit", "cost=1")
+        done = serving.sfactl("resume", run.id, "--limit", "cost=1")
         assert done.returncode == 0, done.stderr
         over = ended(client, run.id)
     assert (over.status, len(provider.bills)) == (Status.COMPLETED, 1)
-    assert results(gated, run.id)[0]["whole"]
+    assert results(serving, run.id)[0]["whole"]
 
 
 @pytest.mark.parametrize("answer", ["approve", "deny"])
-def test_a_call_that_asks_for_an_increase_is_held_until_the_answer(gated: Daemon, provider: Provider, answer: str) -> None:
-    with gated.client() as client:
+def test_a_call_that_asks_for_an_increase_is_held_until_the_answer(serving: Daemon, provider: Provider, answer: str) -> None:
+    with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "request_increase"))
         held(client, run.id)
         words = ("--limit", "cost=1") if answer == "approve" else ()
-        done = gated.sfactl(answer, run.id, *words)
+        done = serving.sfactl(answer, run.id, *words)
         assert done.returncode == 0, done.stderr
         over = ended(client, run.id)
     assert over.status is (Status.COMPLETED if answer == "approve" else Status.FAILED)
     assert len(provider.bills) == (answer == "approve")
 
 
-def test_a_run_with_a_held_call_can_be_stopped(gated: Daemon, provider: Provider) -> None:
-    with gated.client() as client:
+def test_a_run_with_a_held_call_can_be_stopped(serving: Daemon, provider: Provider) -> None:
+    with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"))
         held(client, run.id)
-        assert gated.sfactl("stop", run.id).returncode == 0
+        assert serving.sfactl("stop", run.id).returncode == 0
         assert ended(client, run.id).status is Status.CANCELLED
     assert provider.bills == []
 
 
-def test_nothing_is_frozen_while_a_call_is_held(gated: Daemon, provider: Provider) -> None:
+def test_nothing_is_frozen_while_a_call_is_held(serving: Daemon, provider: Provider) -> None:
     """Another reply is in its middle, and ends."""
-    with gated.client() as client:
+    with serving.client() as client:
         run = calling(client, limit("messages", 1, "pause"), threads=1, calls=2, output=100, stall=True)
         wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
         provider.released.set()
         held(client, run.id)
-        assert [each["whole"] for each in results(gated, run.id)] == [True]
+        assert [each["whole"] for each in results(serving, run.id)] == [True]
         assert not frozen(info(client, run.id).pid)
         stopped(client, run.id)
 
 
-def test_a_caller_that_hangs_up_is_forgotten(gated: Daemon, provider: Provider, tmp_path: Path) -> None:
+def test_a_caller_that_hangs_up_is_forgotten(serving: Daemon, provider: Provider, tmp_path: Path) -> None:
     done = tmp_path / "done"
-    with gated.client() as client:
+    with serving.client() as client:
         run = calling(client, limit("cost", 0.05, "pause"), hang_up=0.5, then=str(done))
         held(client, run.id)
-        wait_until(lambda: results(gated, run.id), "it has hung up")
+        wait_until(lambda: results(serving, run.id), "it has hung up")
         wait_until(lambda: states(client, run.id) == ["withdrawn"], "the gateway has withdrawn its call")
         client.call(m.Resume(id=client.next_id(), run=run.id, limits=[limit("cost", 1)]), m.RunReply)
         done.touch()
@@ -479,23 +493,23 @@ def frozen(pid: int | None) -> bool:
 # ---- where calls go
 
 
-def test_a_persons_own_address_is_the_upstream_of_the_run_and_of_its_children(gated: Daemon, provider: Provider) -> None:
-    with providing() as own, gated.client() as client:
+def test_a_persons_own_address_is_the_upstream_of_the_run_and_of_its_children(serving: Daemon, provider: Provider) -> None:
+    with providing() as own, serving.client() as client:
         ended(client, calling(client, url=f"{own.url}/", output=10).id)
         ended(client, calling(client, url=own.url, output=10, children=1).id)
         assert (len(own.bills), len(provider.bills)) == (2, 0)
 
 
-def test_a_run_cannot_choose_an_upstream(gated: Daemon, provider: Provider) -> None:
-    with providing() as other, gated.client() as client:
+def test_a_run_cannot_choose_an_upstream(serving: Daemon, provider: Provider) -> None:
+    with providing() as other, serving.client() as client:
         over = ended(client, calling(client, output=10, children=1, child_url=other.url).id)
         assert over.status is Status.COMPLETED
         assert (len(other.bills), len(provider.bills)) == (0, 1)
 
 
-def test_the_gateways_own_address_is_no_upstream(gated: Daemon, provider: Provider) -> None:
-    with gated.client() as client:
-        url = f"http://127.0.0.1:{gateway(gated)[1]}/anthropic"
+def test_the_gateways_own_address_is_no_upstream(serving: Daemon, provider: Provider) -> None:
+    with serving.client() as client:
+        url = f"http://127.0.0.1:{gateway(serving)[1]}/anthropic"
         assert ended(client, calling(client, url=url, output=10).id).status is Status.COMPLETED
     assert len(provider.bills) == 1
 
@@ -503,8 +517,8 @@ def test_the_gateways_own_address_is_no_upstream(gated: Daemon, provider: Provid
 # ---- ends
 
 
-def test_a_run_that_ends_in_the_middle_of_a_stream_is_charged_what_was_streamed(gated: Daemon, provider: Provider) -> None:
-    with gated.client() as client:
+def test_a_run_that_ends_in_the_middle_of_a_stream_is_charged_what_was_streamed(serving: Daemon, provider: Provider) -> None:
+    with serving.client() as client:
         run = calling(client, limit("cost", 5), stall=True)
         wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
         stopped(client, run.id)
@@ -582,8 +596,8 @@ def test_the_gateway_ignores_a_package_in_the_working_directory(start: Start, pr
         ({}, None),
     ],
 )
-def test_a_forbidden_tool_in_a_reply_ends_the_run(gated: Daemon, tools: dict[str, list[str]], why: str | None) -> None:
-    with gated.client() as client:
+def test_a_forbidden_tool_in_a_reply_ends_the_run(serving: Daemon, tools: dict[str, list[str]], why: str | None) -> None:
+    with serving.client() as client:
         words = [sys.executable, CALLER, json.dumps({"tool": "Bash", "output": 100, "then": "/nowhere" if why else None})]
         reply = spawn(client, [*words], **tools)
         assert isinstance(reply, m.RunReply), reply
