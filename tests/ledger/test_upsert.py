@@ -61,7 +61,7 @@ async def test_an_upsert_that_failed_is_done_later_and_reports_an_end(tmp_path: 
 
 
 def test_a_failed_upsert_changes_nothing(tmp_path: Path) -> None:
-    ledger = OpenedLedger(tmp_path, lock_wait=0.05)
+    ledger = OpenedLedger(tmp_path, lock_wait=0.05, busy_timeout=0.05)
     with pytest.raises(ValueError, match="surrogates"):
         ledger.upsert([(run(1), PLAIN), (run(2, cwd="\udc80"), PLAIN)])
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:

@@ -33,7 +33,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "", *, 
     """Serve a loop on the state directory `directory`. `everyone`: it serves each user."""
     turns = LoopTurns()
     trio.lowlevel.add_instrument(turns)
-    ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05), turns)
+    ledger = Ledger(OpenedLedger(directory / "state", lock_wait=0.05, busy_timeout=0.1), turns)
     (directory / "sfad.toml").write_text(config)
     loaded = configuration.load([directory / "sfad.toml"])
     log, early_events = Log("error", file=directory / "log"), EarlyEvents()
