@@ -25,9 +25,8 @@ def recorded(daemon: World, run: str) -> str:
 @pytest.mark.alone
 def test_the_history_of_a_daemon_that_was_killed(daemon: World) -> None:
     left = daemon.spawn("--name", "left", "--", "sleep", "60")
-    # The end of a run is told when the ledger has it, and what came before.
     done = daemon.json("run", "--name", "done", "--", "echo", "hello")["id"]
-    wait_until(lambda: recorded(daemon, left) == "running", "the ledger has the change, a second later")
+    wait_until(lambda: recorded(daemon, left) == "running", "the ledger has the change, a moment later")
     daemon.kill()
     try:
         listed = daemon.sfactl("list")
