@@ -54,13 +54,16 @@ class Escapes:
         if poll is not None and self._orphans.none_since == poll:
             return
         found: set[int] = set()
-        for _ in range(_LOOKS):
+        for look in range(_LOOKS):
             alive = vanished = False
             for pid in self._orphans.unreaped():
                 known = self._orphans.homes.get(pid)
                 if known is not None and known in self._runs and known not in runs:
                     alive = True
                     continue  # it is looked at again when that run ends
+                if look == 0 and self._orphans.reap_one(pid):
+                    vanished = True  # they may be thousands: where one was is asked only of those that the next look finds
+                    continue
                 process, inside = procfs.stat(pid), self._cgroups.run_of(pid)
                 if process is None or not process.alive:
                     # it may have left a child since the look began; within a cgroup, that keeps the cgroup populated
