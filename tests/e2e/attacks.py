@@ -137,6 +137,24 @@ def shed_marks(when: str) -> None:
     nap()
 
 
+def leave_when_told() -> None:
+    """Leave an orphan that gets out of its cgroup and sheds its marks when it gets SIGTERM."""
+
+    def go() -> None:
+        signal.signal(signal.SIGTERM, lambda *_: leave())
+        ready(os.getpid())
+        nap()
+
+    def leave() -> None:
+        leave_cgroup()
+        change_tag()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        again("here")
+
+    orphan(go)
+    nap()
+
+
 def chain(generations: str) -> None:
     """Leave an orphan outside its cgroup, with its marks, that forks and exits without pause so many times."""
 

@@ -194,6 +194,16 @@ def test_an_orphan_that_sheds_its_marks_after_it_was_seen_is_stopped_with_its_ru
         stopped(client, other.id)
 
 
+def test_orphans_that_leave_and_shed_their_marks_in_the_grace_are_killed(by_cgroup: Target) -> None:
+    with by_cgroup.daemon.client() as client:
+        other = sleeper(client)
+        runs = [by_cgroup.agent(client, "leave_when_told", grace=0.5) for _ in range(3)]
+        escaped = [by_cgroup.pid_said(run) for run in runs]
+        assert stopped(client, *(run.id for run in runs)).survivors == []
+        assert not [pid for pid in escaped if alive(pid)]
+        stopped(client, other.id)
+
+
 def test_an_orphan_that_forks_and_exits_without_pause_ends_with_its_run(by_cgroup: Target) -> None:
     with by_cgroup.daemon.client() as client:
         for _ in range(20):

@@ -79,6 +79,12 @@ class Escapes:
                     self._orphans.none_since = poll
                 return
 
+    def know(self, members: Iterable[tuple[int, RunId]]) -> None:
+        """Note of which runs the orphans among these frozen processes are: they may leave the cgroup, and shed their marks, when
+        they get the signal. Raises `OSError`."""
+        orphans = set(self._orphans.unreaped())
+        self._orphans.homes |= {pid: run for pid, run in members if pid in orphans}
+
     def _home(self, process: procfs.Stat, inside: RunId | None) -> RunId | None:
         """Return the run of a live orphan, as it was found the first time: it may shed its marks. A run that was released has not
         found it."""

@@ -52,7 +52,9 @@ class CgroupStops(RunStops):
         if not run.in_stop(stop):
             return
         with lifted():
-            members = [pid for pid, _ in self._cgroups.members(run)]
+            found = list(self._cgroups.members(run))
+            self._escapes.know(found)
+            members = [pid for pid, _ in found]
             sandboxes = run.sandboxes
             for pid in members:
                 if pid in sandboxes:
