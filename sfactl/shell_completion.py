@@ -40,7 +40,7 @@ def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candida
 
 def _listed(socket: str | None, status: Sequence[Status] = ()) -> list[RunInfo]:
     with connect(socket) as client:
-        return client.call(List(id=0, status=list(status), limits=False), RunList).runs[::-1]
+        return client.call(List(id=0, status=list(status)), RunList).runs[::-1]
 
 
 def _live(socket: str | None) -> list[RunInfo]:

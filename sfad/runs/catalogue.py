@@ -55,10 +55,12 @@ class Listed(NamedTuple):
     live: list[RunInfo]
     next: RunId | None
     """`RunList.next`"""
+    limits: bool
+    """Whether rows are whole; see `row_of`."""
 
     def rows(self, live: Iterable[RunInfo]) -> list[Raw]:
         """Return the ended runs and these live ones as they are sent, oldest first."""
-        rows = self.ended | {run_number(info.id): row_of(info) for info in live}
+        rows = self.ended | {run_number(info.id): row_of(info, limits=self.limits) for info in live}
         return [rows[number] for number in sorted(rows)]
 
 
@@ -216,12 +218,12 @@ class RunCatalogue:
         return next((run_id(number) for number, _ in self._select(page).ended), None)
 
     def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None, *, limits: bool = True) -> Listed:
-        """Return the runs of a page. `footprints`: of live runs, where they are to be shown; `limits`: whether ended runs have
-        theirs."""
+        """Return the runs of a page. `footprints`: of live runs, where they are to be shown; `limits`: see
+        `row_of`."""
         found = self._select(page)
         live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
         ended = self._rows([number for number, _ in found.ended], limits=limits)
-        return Listed(ended, live, run_id(found.reached) if found.reached else None)
+        return Listed(ended, live, run_id(found.reached) if found.reached else None, limits)
 
     def unwritten(self, page: Page) -> Unwritten:
         """Return the runs of a page that are not in the ledger's file as they are now, with their models."""

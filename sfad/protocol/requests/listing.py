@@ -31,7 +31,8 @@ class List(Request, tag="list"):
     sessions: bool = False
     """Only sessions; in a session, those below it."""
     limits: bool = True
-    """Whether ended runs have their limits, which are half of a row and bind nothing any more."""
+    """Whether rows are whole. Else ended runs have no limits, which are half of a row and bind nothing any more, and what is nil or
+    as its default is left out."""
 
 
 class RunList(Reply, tag="runs"):
