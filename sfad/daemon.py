@@ -153,6 +153,7 @@ class Daemon:
             containment=launcher.containment, detail=launcher.detail,
         )  # fmt: skip
         self.runtime.succession.tell_adopted(adoption)
+        self.runtime.status_text.tell()  # READY=1 lets "systemctl status" run: it counts the adopted runs
         self._notify("READY=1")
         if self.ready_fd is not None:
             with suppress(BrokenPipeError):  # the process that started this one may be gone

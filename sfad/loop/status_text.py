@@ -13,18 +13,22 @@ class StatusText:
         self._describe = describe
         self._send = send
         self._outdated = trio.Event()
+        self._sent: str | None = None
 
     def outdated(self) -> None:
         """Have the text written again soon."""
         self._outdated.set()
 
+    def tell(self) -> None:
+        """Send the text as it is now, if it is new."""
+        if (text := self._describe()) != self._sent:
+            self._send(text)
+            self._sent = text
+
     async def serve(self) -> None:
         """Send each new text, until cancelled. Nothing happens while nothing changes."""
-        sent = None
         while True:
-            if (text := self._describe()) != sent:
-                self._send(text)
-                sent = text
+            self.tell()
             await trio.sleep(INTERVAL)
             await self._outdated.wait()
             self._outdated = trio.Event()
