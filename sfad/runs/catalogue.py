@@ -218,8 +218,7 @@ class RunCatalogue:
         return next((run_id(number) for number, _ in self._select(page).ended), None)
 
     def select(self, page: Page, footprints: Mapping[RunId, Footprint] | None = None, *, limits: bool = True) -> Listed:
-        """Return the runs of a page. `footprints`: of live runs, where they are to be shown; `limits`: see
-        `row_of`."""
+        """Return the runs of a page. `footprints`: of live runs, where they are to be shown; `limits`: see `row_of`."""
         found = self._select(page)
         live = self.with_totals(info for info, _ in self._live(page, footprints or {}))
         ended = self._rows([number for number, _ in found.ended], limits=limits)
