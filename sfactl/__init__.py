@@ -52,7 +52,6 @@ Shims:
 `shim`              stands in for an agent program; outside any run, becomes it
 `shimmed_run`       inside a run, starts the program as a child run and ends as that ends
 `real_program`      the program that a shim stands in for
-`shim_files`        shims as files
 
 Output:
 

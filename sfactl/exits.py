@@ -6,7 +6,7 @@ import errno
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from typing import TypeVar
 
     from sfad.protocol.types import ErrorCode, Refusal, Rule, RunInfo
@@ -85,11 +85,12 @@ class StartRefused(Quit):
         self.rule = rule
 
 
-class OwnProgram(Quit):
-    """A shim was not asked for a child run: the command of the run that it is in has led to it."""
+class NoChildRun(Quit):
+    """A shim was not asked for a child run: the command of the run that it is in has led to it. `argv`: the program's command."""
 
-    def __init__(self) -> None:
+    def __init__(self, argv: Sequence[bytes]) -> None:
         super().__init__(ExitCode.DONE)
+        self.argv = argv
 
 
 def understood(source: str, read: Callable[..., T], *arguments: object) -> T:

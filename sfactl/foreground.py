@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-from sfad.protocol.requests.base import Done, Error, Reply, RunReply
+from sfad.protocol.requests.base import Error, Reply, RunReply
 from sfad.protocol.requests.following import LogFiles, Logs, Text, TextPart, Wait, Watch
 from sfad.protocol.requests.listing import Info
-from sfad.protocol.requests.starting import Refused, Spawn
+from sfad.protocol.requests.starting import OwnProgram, Refused, Spawn
 from sfad.protocol.requests.steering import Signal
 from sfad.protocol.structs import replace, to_json
 from sfad.protocol.types import Event, RunId, RunInfo
@@ -109,8 +109,8 @@ class Foreground:
         check(reply)
         if isinstance(reply, Refused):
             raise output.refusal(reply, as_json=self._json)
-        if isinstance(reply, Done):
-            raise exits.OwnProgram
+        if isinstance(reply, OwnProgram):
+            raise exits.NoChildRun(reply.argv)
         assert isinstance(reply, RunReply)  # after `check`, the protocol has no other reply
         self._run = run = reply.run
         if self._terminal:

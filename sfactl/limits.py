@@ -124,6 +124,7 @@ _SCOPES = {"run": "the run's own", "tree": "with its descendants'"}
 _WATCHERS = {
     "clock": "kept by the clock",
     "gateway": "kept by the gateway, before each call",
+    "ready": "kept by the gateway, through which no call has come yet",
     "meter": "kept by meters and reports",
     "kernel": "kept by the kernel",
     "watching": "kept by watching",

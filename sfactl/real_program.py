@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from . import shim_files
+from sfad.protocol import shim_files
+
 from .exits import ExitCode, Quit
 
 TYPE_CHECKING = False

@@ -19,18 +19,23 @@ if TYPE_CHECKING:
 
 
 INFORMATIONAL = frozenset({"--version", "-V", "--help", "-h"})
+_OWN_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
+"""What an argument holds that names a descriptor of this process, as `claude --mcp-config <(…)` does. A child run would not have
+the descriptor, so the program is then not a child run."""
 
 
-def main(program: str) -> None:
-    """Stand in for the program, with the arguments of this process."""
+def main(program: str, *, automatic: bool = False) -> None:
+    """Stand in for the program, with the arguments of this process. `automatic`: no person has installed this shim."""
     own_standard_descriptors()
-    sys.exit(guarded(lambda: _stand_in(program, sys.argv[1:])))
+    sys.exit(guarded(lambda: _stand_in(program, sys.argv[1:], automatic=automatic)))
 
 
-def _stand_in(program: str, arguments: Sequence[str]) -> int:
+def _stand_in(program: str, arguments: Sequence[str], *, automatic: bool) -> int:
     if inside_run() is None or (len(arguments) == 1 and arguments[0] in INFORMATIONAL):
         become(program, arguments, below=False)
+    if any(place in word for word in arguments for place in _OWN_DESCRIPTORS):
+        become(program, arguments, below=True)
     # imported here, because it takes 30 ms
     from .shimmed_run import carry_out
 
-    return carry_out(program, arguments)
+    return carry_out(program, arguments, automatic=automatic)

@@ -26,11 +26,11 @@ _BY_ITSELF = ("exit", "signal", "agent")
 """Kinds of reasons for an end that only the program caused."""
 
 
-def carry_out(program: str, arguments: Sequence[str]) -> int:
+def carry_out(program: str, arguments: Sequence[str], *, automatic: bool) -> int:
     """Start the program as a child run with the descriptors of this process, and return its exit code. If a signal ended the run,
     end this process by it. Raise `Quit`."""
     options = spawn_options.SpawnOptions([program, *arguments], name=os.environ.get(NAME) or None, stdio="inherit")
-    message = replace(spawn_options.message(options), shim=True, env=_environment())
+    message = replace(spawn_options.message(options), shim=True, automatic=automatic, env=_environment())
     try:
         client = connection.connect(None)
     except Unreachable as error:
@@ -46,8 +46,8 @@ def carry_out(program: str, arguments: Sequence[str]) -> int:
         if refused.rule is Rule.LOOP:
             refused.message += f"\n  Through the shim, a name is given as in: {NAME}=NAME {program} …"
         raise
-    except exits.OwnProgram:
-        real_program.become(program, arguments, below=True)
+    except exits.NoChildRun as own:
+        real_program.become(program, [os.fsdecode(word) for word in own.argv[1:]], below=True)
     return _end(final, foreground.stopped_by)
 
 

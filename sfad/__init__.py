@@ -44,6 +44,7 @@ Every package but `protocol` and `core` may use these:
 `config_values` the types of values in the config, and their errors
 `exits`     exit codes of `sfad`
 `agents`    known agent programs, and how they are started
+`setups`    where agent programs take the address of their model from, and how the gateway gets their calls
 `tool_scoping` which tools an agent program may use, in its own options
 `faults`    ends the process at a chosen effect, for the crash test
 """

@@ -32,12 +32,8 @@ KNOWN_PROGRAMS: dict[str, Agent] = {
             "--session-id", "{session}", "--model={model}", "--append-system-prompt={instructions}", _OPTIONS, "--", "{task}",
         ),
     ),
-    # Codex does not follow OPENAI_BASE_URL (0.169)
     "codex": Agent(
-        description="Codex",
-        command=(
-            "codex", "exec", "--json", "-c", 'openai_base_url="{gateway}/openai"', "--model={model}", _OPTIONS, "--", "{task}",
-        ),
+        description="Codex", command=("codex", "exec", "--json", "--model={model}", _OPTIONS, "--", "{task}")
     ),
     # yargs takes a text that begins with - for an option unless it is attached to one
     "gemini": Agent(
@@ -70,9 +66,6 @@ _OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
 
 _TOLD = ("task", "model", "provider", "instructions")
 """Placeholders that the agent also finds in its environment, as SFA_TASK and so on."""
-
-ANY_RUN = "ANY-RUN"
-"""Stands for the run in the gateway's address until it is launched, where runs have no cgroup."""
 
 
 class AgentError(Exception):
@@ -137,28 +130,14 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
     )
 
 
-def shimmed(request: Spawn, gateway: str | None) -> Spawn:
-    """Return the spawn of a shim, with the words that lead a known program to the gateway, if it has that address."""
-    program = os.path.basename(os.fsdecode(request.argv[0])) if request.argv else ""
-    known = KNOWN_PROGRAMS.get(program)
-    if known is None or gateway is None:
-        return request
-    pairs = zip(known.command, known.command[1:], strict=False)
-    words = [os.fsencode(word) for pair in pairs if "{gateway}" in pair[1] for word in pair]
-    added = [word.replace(b"{gateway}", gateway.encode()) for word in words]
-    return msgspec.structs.replace(request, argv=[*request.argv[:1], *added, *request.argv[1:]])
-
-
 def session_of(first: str, attempt: int) -> str:
     """Return the session id of an attempt: programs refuse an id that was used before. `first`: the id of the first attempt."""
     return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))
 
 
-def argv_of(spawn: Spawn, attempt: int, token: str | None = None) -> list[bytes]:
-    """Return the command of an attempt. `token`: what names the run in the gateway's address, if that has one."""
+def argv_of(spawn: Spawn, attempt: int) -> list[bytes]:
+    """Return the command of an attempt."""
     argv = spawn.argv
-    if token is not None:
-        argv = [word.replace(ANY_RUN.encode(), token.encode()) for word in argv]
     if spawn.session is None or attempt <= 1:
         return argv
     first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()

@@ -73,6 +73,8 @@ class GuardConfig(Struct, frozen=True, kw_only=True):
     allow_detach: bool = False
     unadmitted: Literal["warn", "terminate", "off"] = "warn"
     """What follows if an agent program is started within a run without asking the daemon."""
+    unnamed: Literal["child", "loop"] = "child"
+    """What a program is that an automatic shim starts below a run of the same program: no one gave it a name."""
     agent_programs: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$", extra=NAMES)], ...] = ()
     """Agent programs beside the built-in ones, by the names that they have for the guard."""
 
@@ -207,7 +209,9 @@ class CallsConfig(Struct, frozen=True, kw_only=True):
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True):
-    enabled: bool = False
+    enabled: bool | Literal["auto"] = "auto"
+    """`auto`: runs use it, and it starts with the first call or agent program. `True`: it runs always. `False`: only with
+    `--gateway`."""
     min_output: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
     """Tokens: a call is not lowered further to fit into a limit."""
     wait: Annotated[float, Meta(ge=0, le=3600, extra=DURATION)] = 60.0

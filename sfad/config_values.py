@@ -140,6 +140,9 @@ def allowed(kind: Any) -> str:
 def _allowed_unbounded(kind: Any) -> str:
     if kind is bool:
         return "true or false"
+    if bool in get_args(kind):
+        words = [f'"{word}"' for part in get_args(kind) for word in get_args(part)]
+        return f"true, false or {' or '.join(words)}"
     if get_origin(kind) is tuple:
         return "a list of names"
     return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.agents import AgentError, Registered, argv_of, filled_in, registered, shimmed
+from sfad.agents import AgentError, Registered, argv_of, filled_in, registered
 from sfad.config import BUILT_IN, Agent, load
 from sfad.meters import chosen
 from sfad.protocol import known
@@ -152,15 +152,6 @@ def test_what_the_request_says_takes_precedence_over_the_entry() -> None:
     assert [(limit.kind, limit.threshold) for limit in own.limits] == [("cost", 9.0), ("turns", 20)]
     assert filled_in(asked("reviewer", "look", log=False), AGENTS).meter is None, "there is nothing to read"
     assert filled_in(asked("lint"), AGENTS).kind == "skill"
-
-
-def test_a_shim_of_codex_leads_it_to_the_gateway() -> None:
-    called = Spawn(id=0, argv=[b"codex", b"exec", b"\xff"], cwd=b"/", env=[], shim=True)
-    told = b'openai_base_url="http://127.0.0.1:1/openai"'
-    assert shimmed(called, "http://127.0.0.1:1").argv == [b"codex", b"-c", told, b"exec", b"\xff"]
-    assert shimmed(called, None) is called
-    claude = Spawn(id=0, argv=[b"claude", b"-p"], cwd=b"/", env=[], shim=True)
-    assert shimmed(claude, "http://127.0.0.1:1").argv == claude.argv, "it follows its variable"
 
 
 def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
         yield Finding(
             "gateway",
             "ok",
-            "off; `sfactl run --gateway` starts it, gateway.enabled = true gives it to all runs"
+            "not running; the first call or agent program of a run starts it, unless gateway.enabled = false, and --gateway always"
             ". Its upstreams and keys are only checked while it runs",
         )
         return

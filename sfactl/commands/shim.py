@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from sfad.protocol import shim_files
 from sfad.protocol.known import PROGRAMS
 from sfad.protocol.paths import SYSTEM_SHIMS, shim_dir, state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 from sfad.protocol.structs import Struct
 
-from .. import output, shim_files, table
+from .. import output, table
 from ..connection import ABSENT, Unreachable, call
 from ..exits import ExitCode, Quit, UsageError, understood
 from ..inside import inside_run

@@ -55,8 +55,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     allowed_tools: tuple[str, ...] = ()
     blocked_tools: tuple[str, ...] = ()
     claim: Claim = NO_CLAIM
-    upstreams: tuple[tuple[str, str], ...] = ()
-    """Of a root: where its calls of models go through the gateway, instead of where the config says; name and URL."""
+    unnamed: bool = False
+    """An automatic shim has started a program, and no one gave it a name."""
     models: tuple[str, ...] = ()
     """Patterns of the models that it may call; those that its peer's run may, where there is none."""
     nested: bool = False

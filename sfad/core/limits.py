@@ -101,6 +101,9 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
     chosen |= _of_profile(asked, policy)
     if policy.advice:
         chosen |= _by_advice(asked, chosen, policy, uid)
+    if asked.unnamed:  # no person wants this run: what bounds those above it is enough
+        for kind in (LimitKind.TIME, LimitKind.COST):
+            chosen.pop(kind, None)
     if asked.on_limit is not None:
         answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
         chosen |= {kind: replace(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}

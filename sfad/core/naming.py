@@ -99,6 +99,15 @@ def executes(argv: Sequence[str], program: str) -> bool:
     return _BY_PACKAGE.get(name, name) == program
 
 
+def executed_word(argv: Sequence[str], program: str) -> int | None:
+    """Return where a command names the program that it executes; `None` if it executes another, or does not say so in a word of
+    its own, as `sh -c` and `env -S` do not."""
+    if program_name(argv) != program:
+        return None
+    names = (_clean(_base(_package(word))) for word in argv)
+    return next((at for at, name in enumerate(names) if _BY_PACKAGE.get(name, name) == program), None)
+
+
 _ONLY_TELLS = frozenset({"--version", "--help", "-v", "-V", "-h"})
 """Last arguments with which a program tells something and ends."""
 

@@ -226,6 +226,12 @@ class State:
     """By their types."""
     counted_cost: int = 0
     """The part of its own cost, in nano-dollars, that alerts have counted."""
+    called: bool = False
+    """A call of it, or of a run below it, has come through the gateway."""
+    bypassed: bool = False
+    """It, or a run below it, uses its model around the gateway."""
+    cut: Reason | None = None
+    """Its last word was cut by a limit: a reply ended at a maximum that the gateway had lowered. So it cannot be completed."""
 
     @property
     def attempt(self) -> int:

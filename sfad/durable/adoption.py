@@ -155,6 +155,7 @@ class EarlierRuns:
             nonce=origin.nonce,
             caller=origin.caller,
             user=origin.user,
+            setups=origin.setups,
             descriptors=list(handed.descriptors),
             stdin=StdinPipe(handed.stdin) if handed.stdin is not None else None,
             started_at=progress.started_at,

@@ -19,6 +19,7 @@ from ..meters import Reading
 from ..protocol.messages import Spawn
 from ..protocol.types import CallInfo, RunId
 from ..runs.live import Live, SavedMain
+from ..setups import NO_SETUPS, TreeSetups
 from .accounts import from_saved, to_saved
 from .legacy import FlatState
 
@@ -37,6 +38,7 @@ class Origin(Struct, frozen=True, array_like=True):
     program: str | None
     caller: RunId | None
     user: Credentials | None = None
+    setups: TreeSetups = NO_SETUPS
 
 
 class Progress(Struct, frozen=True, array_like=True):
@@ -77,7 +79,7 @@ def origin_of(live: Live) -> bytes:
     """Return what to save once."""
     bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={})
     program = live.program.name if live.program is not None else None
-    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.user))
+    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.user, live.setups))
 
 
 def progress_of(live: Live) -> bytes:

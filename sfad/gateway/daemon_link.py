@@ -2,7 +2,7 @@
 
 import socket
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -78,7 +78,7 @@ class DaemonLink:
         placed = await self._ask(
             m.CallerPlaced, lambda number: m.PlaceCaller(id=number, uid=caller.uid, cgroup=caller.cgroup, token=token)
         )
-        return Placed(placed.run, placed.upstreams)
+        return Placed(placed.run, _upstreams(placed.upstreams))
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         answer = await self._ask(
@@ -86,7 +86,7 @@ class DaemonLink:
             lambda number: m.AdmitCall(
                 id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, more_input=asked.more_input,
                 factor=asked.factor, long_cache=asked.long_cache, fees_usd=asked.fees_usd,
-                max_output=asked.max_output, fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
+                max_output=asked.max_output, named=asked.named, fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
                 upstream=asked.upstream, streamed=asked.streams,
             ),
         )  # fmt: skip
@@ -100,7 +100,7 @@ class DaemonLink:
             id=number, run=call.run, reservation=call.reservation, model=call.model, tokens=call.tokens, partial=call.partial,
             status=call.status, tools=[(tool.name, tool.digest) for tool in call.tools], first_byte_s=call.first_byte_s,
             factor=call.factor, long_cached=call.long_cached, fees_usd=call.fees_usd,
-            seconds=call.seconds, error=call.error, failed=call.failed,
+            seconds=call.seconds, error=call.error, cut=call.cut, failed=call.failed,
         )  # fmt: skip
         self._send(_Open(request))
 
@@ -198,9 +198,7 @@ class DaemonLink:
 
     def _take(self, reply: m.Reply) -> None:
         if isinstance(reply, m.GatewaySettings):
-            self.upstreams = {
-                name: Upstream(name, each.url, each.api, each.key_env, each.key_file) for name, each in reply.upstreams.items()
-            }
+            self.upstreams = _upstreams(reply.upstreams)
             self.ungated = reply.ungated
             self.ready.set()
         if isinstance(reply, m.CallAdmitted) and reply.reservation is not None:
@@ -218,6 +216,10 @@ class DaemonLink:
                 id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens(), error=_HUNG_UP
             )
             self._send(_Open(unused))
+
+
+def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:
+    return {name: Upstream(name, each.url, each.api, each.key_env, each.key_file) for name, each in told.items()}
 
 
 async def _send_with(stream: trio.SocketStream, data: bytes, descriptor: int) -> None:

@@ -121,16 +121,16 @@ class Exchange:
                 await self._check_up()
                 return
             route = route_of(self._request.target.decode("ascii", "replace"))
-            upstream = self._shared.upstreams().get(route.upstream) if route is not None else None
-            if route is None or upstream is None:
-                raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(self._shared.upstreams())}")
-            api = upstream.api_of(route.path)
             if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in self._request.headers):
                 raise _AnsweredError(426, "the gateway speaks HTTP only; use a POST")
-            placed = await self._place(route)
-            own = placed.upstreams.get(upstream.name)
-            if own is not None:
-                upstream = Upstream(upstream.name, own, upstream.api)
+            upstream = self._shared.upstreams().get(route.upstream) if route is not None else None
+            api = upstream.api_of(route.path) if route is not None and upstream is not None else None
+            placed = await self._place(route) if route is not None else None
+            upstreams = {**self._shared.upstreams(), **(placed.upstreams if placed is not None else {})}
+            if route is None or placed is None or route.upstream not in upstreams:
+                raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(upstreams)}")
+            upstream = upstreams[route.upstream]
+            api = upstream.api_of(route.path)
             await self._forward(placed, upstream, api, route)
         except _AnsweredError as answer:
             await self._say(answer.status, str(answer), api)
@@ -195,6 +195,7 @@ class Exchange:
             more_input=estimate.more,
             caches=call.caches,
             max_output=call.max_output or most_output(call.model),
+            named=call.max_output is not None,
             fixed=call.fixed,
             choices=call.choices,
             factor=api.factor(call.model, call.tiers, {}),

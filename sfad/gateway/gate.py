@@ -6,6 +6,7 @@ from typing import Protocol
 from ..protocol.types import Tokens
 from .apis import ToolUse
 from .callers import Caller
+from .upstreams import Upstream
 
 
 class CallRefusedError(Exception):
@@ -22,8 +23,8 @@ class Placed:
     """The run that a caller is in."""
 
     run: str
-    upstreams: dict[str, str] = field(default_factory=dict)
-    """URLs that replace those of upstreams, by name: what the environment of the run's root said."""
+    upstreams: dict[str, Upstream] = field(default_factory=dict)
+    """What the setups of the run's tree say, beside the gateway's upstreams, or instead of those of the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class AskedCall:
     """Tokens that the input may have beyond that."""
     caches: bool
     max_output: int
+    named: bool
+    """The caller has asked for that maximum."""
     fixed: bool
     """The maximum cannot be lowered."""
     choices: int
@@ -79,6 +82,8 @@ class CallEnded:
     first_byte_s: float | None
     seconds: float
     error: str | None
+    cut: bool
+    """The reply ended at a maximum that the gateway had set."""
     failed: bool
     """The upstream did not answer, or answered with an error, or its key cannot be read."""
 

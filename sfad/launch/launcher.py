@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -55,8 +55,8 @@ class LaunchSpec:
     terminal: bool = False
     """Make the terminal behind `stdin` the controlling terminal of the run's session."""
     bounds: Bounds = UNBOUND
-    shims: bytes | None = None
-    """A directory of PATH in which the command itself is not searched: it has stand-ins for what the command starts."""
+    shims: Sequence[bytes] = ()
+    """Directories of PATH in which the command itself is not searched: they have stand-ins for what the command starts."""
     sandbox: list[bytes] | None = None
     """The command that starts this one in a sandbox of its own, without the files to execute and `--`."""
     user: Credentials | None = None

@@ -25,9 +25,9 @@ metering ───────────────────────�
 `gateway_process`  starts and watches the gateway
 `helper_process`   how processes are started that are no runs
 `otel_process`     starts and watches the exporter of spans
-`gateway_keys`     what a run gets in place of the keys that the gateway has, and what one without the gateway gets
+`leading`          which runs use the gateway, and what their commands and environments say of it
 `run_environment`  the environment of a run
 `isolating`        whether a run is isolated, and what its sandbox is given
-`shims`            the directory of shims
+`shims`            directories of shims: the installed one, and the automatic ones
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then
 """

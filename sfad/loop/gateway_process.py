@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -14,14 +14,12 @@ from pathlib import Path
 import msgspec
 import trio
 
-from ..agents import ANY_RUN
-from ..config import GatewayConfig
+from ..config import GatewayConfig, UpstreamConfig
 from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
 from ..protocol.types import RunId, Severity
-from .gateway_keys import keyless
 from .helper_process import UNKNOWN, ended, start_helper
 
 LISTENER = 3
@@ -32,10 +30,15 @@ PAUSE, PAUSE_MAX = 0.1, 5.0
 FAILING = 0.8
 """The pause from which on callers are refused meanwhile. They must not wait for a gateway that cannot start."""
 BACKLOG = 512
-UNUSED_MAX = 1.0
-"""Seconds that a gateway which is not enabled goes on after the last run that uses it."""
+UNUSED_MAX = 10.0
+"""Seconds that a gateway which does not always run goes on after the last run that may use it: runs may follow each other, and a
+start takes 0.4 s of a CPU."""
 LAST_CALLS = 1.0
 """Seconds that the gateway has to end when the daemon does, after its last run has ended."""
+
+
+ANY_RUN = "ANY-RUN"
+"""Stands for the run in the gateway's address until it is launched, where runs have no cgroup."""
 
 
 class GatewayRecord(msgspec.Struct):
@@ -74,7 +77,7 @@ class GatewayProcess:
         self._listener: socket.socket | None = None
         self._changed = trio.Event()
         self._demanded = -math.inf
-        """When a run asked for it last."""
+        """When it was last needed."""
         self._serving = True
         """The process has begun its work; that of an earlier daemon has."""
         self._told_to_end = False
@@ -84,13 +87,20 @@ class GatewayProcess:
         self._record = self._read()
         if (pid := self.pid) is not None:
             self._launcher.own(pid)
-        elif config.enabled:
-            self._bind()
+        elif self._record is not None or self.enabled:
+            try:
+                self._bind()  # live runs have its address
+            except OSError as error:
+                self._log.warning(f"the gateway has no address yet: {error}; the next run that uses it asks again")
 
     @property
     def enabled(self) -> bool:
         """Whether new roots use it unless they ask otherwise."""
-        return self._config.enabled
+        return self._config.enabled is not False
+
+    @property
+    def always(self) -> bool:
+        return self._config.enabled is True
 
     @property
     def pid(self) -> int | None:
@@ -101,7 +111,7 @@ class GatewayProcess:
     def reconfigure(self, config: GatewayConfig) -> None:
         """Start the gateway, or end it once no run uses it, or have it ask for the config, because that was read again."""
         self._config = config
-        if config.enabled and self._record is None:
+        if self.enabled and self._record is None:
             self._bind()
         self._signal(signal.SIGHUP)
         self._changed.set()
@@ -115,6 +125,11 @@ class GatewayProcess:
         else:
             self._waiting.append(then)
             self._changed.set()
+
+    def demand_soon(self) -> None:
+        """Start the gateway, because a call is likely to come soon. If it cannot be started, the call meets that."""
+        self._demanded = trio.current_time()
+        self._changed.set()
 
     def serves(self) -> None:
         """Note that the process has begun its work."""
@@ -143,7 +158,8 @@ class GatewayProcess:
         self._listener = listener
         secret = found.secret if found is not None else secrets.token_hex(16)
         self._record = GatewayRecord(listener.getsockname()[1], secret)
-        self._write()
+        if found is None or found.port != self._record.port:
+            self._write()
 
     def keep(self, listener: int) -> None:
         """Keep the listener of a gateway that an earlier daemon has started: if it dies, connections wait for the next gateway."""
@@ -156,8 +172,8 @@ class GatewayProcess:
 
     @property
     def url(self) -> str | None:
-        """Where it listens; `None` while it is not wanted."""
-        return self._url() if self._wanted() or self.pid is not None else None
+        """Where it listens; `None` while it is not running and need not."""
+        return self._url() if self.always or self.pid is not None else None
 
     def address(self, token: str | None = None) -> str:
         """Return where a run finds its upstreams, each at a path of its name. `token`: the run's, unless the address is only shown.
@@ -174,6 +190,7 @@ class GatewayProcess:
         """Where it listens on loopback. Raises `OSError`."""
         if self._record is None:
             self._bind()
+            self._changed.set()  # connections are waited for
         assert self._record is not None
         return self._record.port
 
@@ -181,15 +198,20 @@ class GatewayProcess:
         """Return whether an address is the gateway's: a run has inherited it."""
         return self._record is not None and url.startswith(f"http://127.0.0.1:{self._record.port}/")
 
-    def keyless(self, env: Sequence[bytes], program: str, own: Collection[str]) -> list[bytes]:
-        """Return an environment for a run that uses the gateway, without the keys that the gateway has."""
-        return keyless(env, program, self._config.upstreams, own)
+    @property
+    def upstreams(self) -> Mapping[str, UpstreamConfig]:
+        return self._config.upstreams
 
     def run_of(self, token: str) -> RunId | None:
         """Return the run that a token names."""
         run = token.partition(".")[0]
         known = self.token(run)
         return run if known is not None and secrets.compare_digest(known.encode(), token.encode()) else None
+
+    def naming(self, run: RunId, words: list[bytes]) -> list[bytes]:
+        """Return words, each address of the gateway in them with the run's name where its cgroup does not tell it."""
+        token = self.token(run)
+        return words if token is None else [word.replace(ANY_RUN.encode(), token.encode()) for word in words]
 
     def token(self, run: RunId) -> str | None:
         """Return what names a run in an address; `None` where its cgroup tells."""
@@ -205,17 +227,18 @@ class GatewayProcess:
         while True:
             began = trio.current_time()
             try:
-                pid = self.pid or (self._start() if self._wanted() else None)
+                pid = self.pid or (self._start() if self._needed() else None)
                 if pid is None:
-                    await self._change()
+                    await self._need()
                     continue
                 how = await self._watched(pid)
             except OSError as error:
                 how = f"it cannot be started: {error}"
             if not self._serving:
                 self._answer(how)
-            if not self._wanted() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
+            if not self._used() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
                 continue  # a run may ask for it while it ends
+            self._demanded = trio.current_time()  # calls were under way
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
             self._failed(how, pause)
             await trio.sleep(pause)
@@ -229,15 +252,34 @@ class GatewayProcess:
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)  # its port stays bound
 
-    def _wanted(self) -> bool:
-        if self._stopped:
-            return False
+    def _needed(self) -> bool:
+        """Return whether to start it."""
         demanded = bool(self._waiting) or trio.current_time() < self._demanded + UNUSED_MAX
-        return self.enabled or demanded or self._in_use()
+        return not self._stopped and (self.always or demanded)
+
+    def _used(self) -> bool:
+        """Return whether it goes on once it was started."""
+        if not self._stopped and self._in_use():
+            self._demanded = trio.current_time()
+        return self._needed()
 
     async def _change(self) -> None:
         self._changed = trio.Event()
         await self._changed.wait()
+
+    async def _need(self) -> None:
+        """Wait until a run or a connection needs it."""
+        async with trio.open_nursery() as nursery:
+            if self._listener is not None:
+                self._listener.listen(BACKLOG)  # it was shut down if the gateway died again and again
+                nursery.start_soon(self._connection, self._listener)
+            await self._change()
+            nursery.cancel_scope.cancel()
+
+    async def _connection(self, listener: socket.socket) -> None:
+        """Wait for the first connection. The kernel keeps it until the gateway accepts it."""
+        await trio.lowlevel.wait_readable(listener)
+        self.demand_soon()
 
     async def _watched(self, pid: int) -> str:
         """Wait until the process has ended; tell it to end once it is not wanted. Return how it ended."""
@@ -248,8 +290,8 @@ class GatewayProcess:
         return how
 
     async def _end_unwanted(self) -> None:
-        while self._wanted():
-            with trio.move_on_after(math.inf if self.enabled else UNUSED_MAX):
+        while self._used():
+            with trio.move_on_after(math.inf if self.always else UNUSED_MAX):
                 await self._change()
         self._told_to_end = True
         self._signal(signal.SIGTERM)

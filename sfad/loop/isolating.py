@@ -1,6 +1,7 @@
 """Whether a run is isolated, and what its sandbox is given."""
 
 import os
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -70,7 +71,7 @@ class Isolating:
             variables=[item for item in request.env if item.startswith(_AGENT_PLACES)],
         )
 
-    def sandbox(self, spawn: Spawn, *, terminal: bool, shims: bytes | None) -> list[bytes] | None:
+    def sandbox(self, spawn: Spawn, *, terminal: bool, shims: Sequence[bytes]) -> list[bytes] | None:
         """Return `LaunchSpec.sandbox` of a run; `None` if it is not isolated. Raises `OSError`."""
         if spawn.isolation is None:
             return None
@@ -78,7 +79,7 @@ class Isolating:
         return self.sandbox_of(spawn.isolation, gateway=gateway, terminal=terminal, shims=shims)
 
     def sandbox_of(
-        self, isolation: Isolation, *, gateway: int | None = None, terminal: bool = False, shims: bytes | None = None
+        self, isolation: Isolation, *, gateway: int | None = None, terminal: bool = False, shims: Sequence[bytes] = ()
     ) -> list[bytes]:
         """Return `LaunchSpec.sandbox` of a command with this isolation. Raises `OSError`."""
         return Sandbox(

@@ -26,7 +26,7 @@ from .gateway_process import GatewayProcess
 from .isolating import Isolating
 from .resources import Resources
 from .run_environment import run_environment
-from .shims import ShimDirectory
+from .shims import AutomaticShims, ShimDirectory
 
 LAUNCH = 8
 """Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
@@ -56,6 +56,7 @@ class Launching:
     arm: Arm
     gateway: GatewayProcess
     shims: ShimDirectory
+    automatic_shims: AutomaticShims
     isolating: Isolating
 
     def launch(self, run: Run) -> None:
@@ -113,16 +114,14 @@ class Launching:
         stdin, stdout, stderr = self._stdio(live, opened)
         left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
         deadline = wall_clock().timestamp() + min(left)
-        token = self.gateway.token(run.id)
-        gateway = self.gateway.address(token) if spawn.gateway else None
-        shims = self.shims.in_path
-        if shims is not None and not self.shims.open_to(run.birth.uid):
-            shims = None
+        shims = self._shims(live)
         terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         return LaunchSpec(
-            argv=argv_of(spawn, run.attempt, token),
+            argv=self.gateway.naming(run.id, argv_of(spawn, run.attempt)),
             cwd=spawn.cwd,
-            env=run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, gateway=gateway, shims=shims),
+            env=self.gateway.naming(
+                run.id, run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
+            ),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,
@@ -134,6 +133,14 @@ class Launching:
             user=live.user,
             nonce=live.nonce,
         )
+
+    def _shims(self, live: Live) -> list[bytes]:
+        """Return the directories that come first in the run's PATH: the installed shims, then the automatic ones."""
+        run = live.run
+        found = [self.shims.in_path if self.shims.open_to(run.birth.uid) else None]
+        if live.spawn.gateway:
+            found.append(self.automatic_shims.in_path(self.catalogue.live[run.root.id].setups.programs, run.birth.uid))
+        return [each for each in found if each is not None]
 
     def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
         if live.spawn.stdio == "inherit":

@@ -3,14 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import trio
 
 from ..core import commands as c
 from ..core import events as e
 from ..core.access import Peer
-from ..core.asked import Asked, SessionAsked
-from ..core.naming import program_name
+from ..core.asked import SessionAsked
 from ..core.run import Run
 from ..host.clock import wall_clock
 from ..host.closing import close_soon
@@ -25,10 +23,9 @@ from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
-from .gateway_keys import direct
-from .gateway_process import GatewayProcess
+from ..setups import NO_SETUPS, TreeSetups
 from .launching import Feed, demand_descriptors
-from .translate import asked_of, upstreams_of
+from .translate import asked_of
 
 OnAnswer = Callable[[c.Answer], None]
 OnAdmit = Callable[[RunId], None]
@@ -39,6 +36,7 @@ class PendingSpawn:
     """A spawn that the core has not decided about. Its descriptors go to the run if it is admitted."""
 
     spawn: Spawn
+    setups: TreeSetups
     descriptors: list[int]
     on_admit: OnAdmit
     program: AgentProgram | None
@@ -60,6 +58,7 @@ class PendingSpawn:
             descriptors=self.descriptors,
             stdin=self.stdin,
             user=self.user,
+            setups=self.setups if run.parent is None else NO_SETUPS,
         )
 
     def close(self) -> None:
@@ -75,7 +74,6 @@ class PendingRequests:
     feed: Feed
     catalogue: RunCatalogue
     descriptors: Descriptors
-    gateway: GatewayProcess
     counts: Counts
     last_token: int = 0
     _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
@@ -96,6 +94,7 @@ class PendingRequests:
         on_admit: OnAdmit,
         session: SessionAsked | None = None,
         user: Credentials | None = None,
+        setups: TreeSetups = NO_SETUPS,
     ) -> None:
         """Ask for a run. It takes over `descriptors`, whatever the answer. `on_admit` is called before `answer` if it is yes. A
         request with the key of an earlier one gets the same answer. `user`: see `LaunchSpec`.
@@ -107,12 +106,17 @@ class PendingRequests:
             on_admit(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return
-        asked = asked_of(spawn, client, upstreams_of(spawn, peer, self.gateway.is_own), session)
-        if spawn.gateway is not None:
-            spawn = self._led(spawn, peer, asked)
+        asked = asked_of(spawn, client, session)
         kept = spawn.log and spawn.stdio == "files"
         pending = PendingSpawn(
-            spawn, descriptors, on_admit, program_of(spawn.meter, asked.argv, kept=kept), peer.run, user=user, sender=peer.who
+            spawn,
+            setups,
+            descriptors,
+            on_admit,
+            program_of(spawn.meter, asked.argv, kept=kept),
+            peer.run,
+            user=user,
+            sender=peer.who,
         )
         try:
             demand_descriptors(self.descriptors)
@@ -124,16 +128,6 @@ class PendingRequests:
         token = self._token(answer)
         self._spawns[token] = pending
         self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
-
-    def _led(self, spawn: Spawn, peer: Peer, asked: Asked) -> Spawn:
-        """Return the request with an environment that leads through the gateway, or around it."""
-        above = self.catalogue.live.get(peer.run) if peer.run is not None else None
-        own = dict((asked if above is None else above.run.root.asked).upstreams)
-        if spawn.gateway:
-            env = self.gateway.keyless(spawn.env, program_name(asked.argv), own)
-        else:
-            env = direct(spawn.env, self.gateway.is_own, own)
-        return msgspec.structs.replace(spawn, env=env)
 
     def take_admitted(self, token: int) -> PendingSpawn:
         """Return an admitted spawn, once. Its descriptors are the caller's now."""

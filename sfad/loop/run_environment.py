@@ -1,10 +1,11 @@
 """The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 
 from ..core.run import Run
-from ..protocol.known import BASE_URLS
 from ..protocol.messages import Spawn
+from .shims import BASH_ENV, SHIMS, THEIR_BASH_ENV
 
 _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=")
 """Variables by which systemd speaks to one service. A run that inherits them could answer in the service's name."""
@@ -12,44 +13,41 @@ _FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=
 _OWN = (
     b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=", b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=",
     b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=", b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=",
-    b"SFA_NO_LOG=", b"SFA_QUIET=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
+    b"SFA_NO_LOG=", b"SFA_QUIET=", b"SFA_SHIMS=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
 )  # fmt: skip
-
-_PROXIES = (b"http_proxy=", b"https_proxy=", b"all_proxy=")
-_NO_PROXY = (b"no_proxy", b"NO_PROXY")
-"""Most programs read the first one first."""
 
 
 def run_environment(
-    run: Run, spawn: Spawn, *, socket: str, deadline: float, gateway: str | None = None, shims: bytes | None = None
+    run: Run,
+    spawn: Spawn,
+    *,
+    socket: str,
+    deadline: float,
+    shims: Sequence[bytes] = (),
 ) -> list[bytes]:
-    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `gateway` is the address of the gateway; `shims` is the
-    directory that comes first in PATH. The daemon does not trust these variables itself."""
-    told = [*_told(run, spawn, socket, deadline), *_leading_to(gateway)]
-    own = _OWN + tuple(f"{key}=".encode() for key, _ in _leading_to(gateway))
-    kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(own)]
-    if gateway is not None:
-        kept = _exempt_from_proxies(kept)
-    if shims is not None:
-        kept = [_beginning_with(shims, item) if item.startswith(b"PATH=") else item for item in kept]
+    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `shims` are the directories
+    that come first in PATH. The daemon does not trust these variables itself."""
+    told = [*_told(run, spawn, socket, deadline)]
+    if shims:
+        told.append((SHIMS, os.fsdecode(b":".join(shims))))
+    kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(_OWN)]
+    if shims:
+        kept = _finding_shims(kept, shims)
     return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
 
 
-def _exempt_from_proxies(env: list[bytes]) -> list[bytes]:
-    """Return an environment in which no program looks for the gateway behind a proxy."""
-    if not any(item.lower().startswith(_PROXIES) and not item.endswith(b"=") for item in env):
-        return env
-    no_proxy = {name: value for name, _, value in (item.partition(b"=") for item in env) if name in _NO_PROXY}
-    hosts = next((value for name in _NO_PROXY if (value := no_proxy.get(name))), b"")
-    if hosts.strip() != b"*" and b"127.0.0.1" not in (host.strip() for host in hosts.split(b",")):
-        hosts += b",127.0.0.1" if hosts else b"127.0.0.1"
-    return [item for item in env if item.partition(b"=")[0] not in _NO_PROXY] + [name + b"=" + hosts for name in _NO_PROXY]
-
-
-def _beginning_with(shims: bytes, path: bytes) -> bytes:
-    """Return the variable PATH with a directory in front, once."""
-    others = [directory for directory in path.removeprefix(b"PATH=").split(b":") if directory != shims]
-    return b"PATH=" + b":".join([shims, *others])
+def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:
+    """Return an environment whose PATH begins with directories of shims, also after a login shell has set it."""
+    kept = []
+    for item in env:
+        if item.startswith(b"PATH="):
+            others = [directory for directory in item[5:].split(b":") if directory not in shims]
+            kept.append(b"PATH=" + b":".join([*shims, *others]))
+        elif not item.startswith(b"BASH_ENV="):
+            kept.append(item)
+        elif not item.endswith(b"/" + BASH_ENV):  # else it is that of a run above, and SFA_BASH_ENV holds the person's
+            kept.append(f"{THEIR_BASH_ENV}=".encode() + item[9:])
+    return [*kept, b"BASH_ENV=" + shims[-1] + b"/" + BASH_ENV]
 
 
 def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:
@@ -76,10 +74,3 @@ def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tupl
     ]
     agent = [(f"SFA_{name.upper()}", text) for name, text in spawn.placeholders.items()]
     return told + [(key, value) for key, value in optional if value] + agent
-
-
-def _leading_to(gateway: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the variables in which programs find where their model is."""
-    if gateway is not None:
-        for variable, upstream in BASE_URLS.items():
-            yield variable, f"{gateway}/{upstream}"

@@ -28,6 +28,7 @@ from ..protocol.units import counted
 from ..runs.call_list import CallList
 from ..runs.catalogue import RunCatalogue
 from ..runs.subscribers import Subscribers
+from ..setups.reader import SetupReader
 from .advising import Adviser
 from .announcing import Announcer
 from .arrivals import Arrivals
@@ -43,7 +44,7 @@ from .pending_requests import PendingRequests
 from .resources import Resources
 from .run_feed import RunFeed
 from .saving import Saver
-from .shims import ShimDirectory
+from .shims import AutomaticShims, ShimDirectory
 from .status_text import StatusText
 from .storage import StorageWatch
 from .succession import Succession
@@ -106,7 +107,7 @@ class Runtime:
             lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
-        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.gateway, self.counts)
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
         self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
         self.measuring = Measuring(
             self.counts,
@@ -136,6 +137,8 @@ class Runtime:
         )  # fmt: skip
         self.ledger.report_to(self.saver)
         self.shims = ShimDirectory(Path(self.state_dir))
+        self.setups = SetupReader()
+        self.automatic_shims = AutomaticShims(Path(self.state_dir), self.log.warning)
         launching = Launching(
             resources,
             self.catalogue,
@@ -145,6 +148,7 @@ class Runtime:
             self.arrivals.arm,
             self.gateway,
             self.shims,
+            self.automatic_shims,
             self.isolating,
         )
         self.succession = Succession(

@@ -1,22 +1,19 @@
 """Translates requests and the config into the core's terms."""
 
-from collections.abc import Callable, Iterator
-
 from msgspec.structs import asdict
 
 from .. import config as configuration
-from ..config_values import is_base_url
-from ..core.access import AccessRules, Peer
+from ..core.access import AccessRules
 from ..core.asked import Asked, SessionAsked
 from ..core.naming import AGENT_PROGRAMS, derive_name
 from ..core.policy import AlertPolicy, CallBounds, Policy, SessionPolicy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
-from ..protocol.known import BASE_URLS, CODING_AGENT
+from ..protocol.known import CODING_AGENT
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
 
-def asked_of(spawn: Spawn, client: int, upstreams: tuple[tuple[str, str], ...] = (), session: SessionAsked | None = None) -> Asked:
+def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> Asked:
     """Return the part of a client's request that the core decides about."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
@@ -49,39 +46,11 @@ def asked_of(spawn: Spawn, client: int, upstreams: tuple[tuple[str, str], ...] =
         allowed_tools=tuple(spawn.allowed_tools),
         blocked_tools=tuple(spawn.blocked_tools),
         claim=spawn.claim,
-        upstreams=upstreams,
+        unnamed=spawn.automatic and spawn.name is None,
         models=tuple(spawn.allowed_models),
         nested=spawn.nested,
         session=session,
     )
-
-
-def upstreams_of(spawn: Spawn, peer: Peer, is_gateway: Callable[[str], bool]) -> tuple[tuple[str, str], ...]:
-    """Return where a person's environment sends calls of models, by the names of upstreams. A run cannot choose that, nor can the
-    URL of the gateway itself, which a run's environment holds."""
-    return tuple((BASE_URLS[variable], url) for variable, url in _base_urls(spawn, peer, is_gateway) if is_base_url(url))
-
-
-class BaseUrlError(Exception):
-    """A person's environment has a base URL that no request can be sent to."""
-
-
-def check_base_urls(spawn: Spawn, peer: Peer, is_gateway: Callable[[str], bool]) -> None:
-    """Raise `BaseUrlError` for one that `upstreams_of` leaves out: the agent's key would go to the provider of the config."""
-    for variable, url in _base_urls(spawn, peer, is_gateway):
-        if not is_base_url(url):
-            raise BaseUrlError(
-                f"{variable} in the environment cannot be an upstream of the gateway: it is no URL that begins with http:// or "
-                "https:// and has a host; correct or unset it, or start the run with --no-gateway"
-            )
-
-
-def _base_urls(spawn: Spawn, peer: Peer, is_gateway: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    for item in spawn.env if peer.run is None else ():
-        variable, _, value = item.partition(b"=")
-        name, url = variable.decode(errors="replace"), value.decode(errors="replace").rstrip("/")
-        if name in BASE_URLS and url and not is_gateway(url):
-            yield name, url
 
 
 MAX_SHOWN = 4096

@@ -19,6 +19,7 @@
 `statistics`  the answers to `recommend` and `summary`
 `paths`       where the socket and the state are
 `places`      the same as text, and how a client looks for the socket
+`shim_files`  shims as files
 
 The same in words, with byte-exact examples: docs/protocol.md.
 """

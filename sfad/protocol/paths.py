@@ -11,6 +11,7 @@ LEDGER = "ledger.db"
 SYSTEM_SOCKET = Path(places.SYSTEM_SOCKET)
 SYSTEM_STATE = Path(places.SYSTEM_STATE)
 SYSTEM_SHIMS = Path("/usr/local/lib/sfad/shims")
+SYSTEM_AUTOMATIC_SHIMS = Path("/var/cache/sfad/shims")
 
 
 def state_dir(env: Mapping[str, str], uid: int, flag: str | None = None) -> Path:
@@ -23,6 +24,12 @@ def shim_dir(state: Path) -> Path:
 
     The system's state is open to root only, but its runs have other users."""
     return SYSTEM_SHIMS if state == SYSTEM_STATE else state / "shims"
+
+
+def automatic_shim_dir(state: Path) -> Path:
+    """The directory with the shims that a daemon makes by itself, given its state directory. As for `shim_dir`, the system's runs
+    could not enter its state."""
+    return SYSTEM_AUTOMATIC_SHIMS if state == SYSTEM_STATE else state / "automatic"
 
 
 def xdg(env: Mapping[str, str], name: str, default: str) -> Path:

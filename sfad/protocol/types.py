@@ -134,8 +134,9 @@ class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     source: str
     used: float | None = None
     scope: Literal["run", "tree"] = "run"
-    enforced_by: Literal["clock", "gateway", "meter", "kernel", "watching", "nothing"] = "clock"
-    """`gateway`: before each call; `meter`: after it; `nothing`: the run's use is not known, so the limit is not enforceable."""
+    enforced_by: Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"] = "clock"
+    """`gateway`: before each call; `ready`: the gateway would, but no call has come through it; `meter`: after each call;
+    `nothing`: the run's use is not known, so the limit is not enforceable."""
     bound_by: RunId | None = None
     bound: float | None = None
 
@@ -329,7 +330,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def by_gateway(self) -> bool:
         """Whether it is known that the gateway meters the run."""
-        return "gateway" in self.usage_by_source or any(state.enforced_by == "gateway" for state in self.limits)
+        return "gateway" in self.usage_by_source or any(state.enforced_by in ("gateway", "ready") for state in self.limits)
 
 
 class Isolation(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from ..meters.program import SessionFiles
 from ..protocol.known import NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo
+from ..setups import NO_SETUPS, TreeSetups
 from .stdin import StdinPipe
 from .unrecorded_calls import UnrecordedCalls
 
@@ -67,6 +68,8 @@ class Live:
     """As the ledger was given its end."""
     user: Credentials | None = None
     """Who executes its command (`LaunchSpec.user`)."""
+    setups: TreeSetups = NO_SETUPS
+    """How the agent programs of its tree are led through the gateway."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
     session_files: SessionFiles | None = field(init=False)
@@ -145,6 +148,11 @@ class Live:
     def kept(self) -> bool:
         """Whether its output goes to files."""
         return self.spawn.log and self.spawn.stdio == "files"
+
+    @property
+    def gated(self) -> bool:
+        """Whether its calls go through the gateway."""
+        return bool(self.spawn.gateway) and self.spawn.direct is None
 
     @property
     def session_variables(self) -> list[bytes]:

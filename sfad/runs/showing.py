@@ -17,7 +17,7 @@ from ..protocol.types import Action, ApiSilence, ApiTrouble, LimitKind, LimitSta
 from .live import Live
 from .raised_alerts import alerts_of
 
-Enforcer = Literal["clock", "gateway", "meter", "kernel", "watching", "nothing"]
+Enforcer = Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"]
 
 
 def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunInfo:
@@ -162,9 +162,11 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
         case "clock":
             return "clock"
         case "meter":
-            if used is None and not _may_be_known(live, kind):
-                return "nothing"
-            return "gateway" if live.spawn.gateway else "meter"
+            if live.gated and live.run.called and not live.run.bypassed:
+                return "gateway"
+            if used is not None or _may_be_known(live, kind):
+                return "meter"
+            return "ready" if live.gated and not live.run.bypassed else "nothing"
         case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
             return live.launcher.enforcement(kind.value)
         case _:
@@ -172,11 +174,11 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
 
 
 def _may_be_known(live: Live, kind: LimitKind) -> bool:
-    """Return whether a source of the run may still tell its use. The cost of a model without a price stays unknown."""
+    """Return whether a source beside the gateway may still tell its use. The cost of a model without a price stays unknown."""
     account = live.run.account
     unpriced = kind in COSTS and account.known and bool(account.used(LimitKind.TOKENS))
     told = live.program is not None or live.session_files is not None
-    told = (told and not live.meter_silent) or bool(live.spawn.gateway) or account.metered or live.spawn.meter == BY_REPORT
+    told = (told and not live.meter_silent) or account.metered or live.spawn.meter == BY_REPORT
     return told and not unpriced
 
 

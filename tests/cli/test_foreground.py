@@ -34,7 +34,7 @@ def run_of(daemon: World) -> str:
 def test_output_and_exit_code_are_the_runs_own(daemon: World) -> None:
     done = daemon.sfactl("run", "--name", "me", "--", "sh", "-c", "echo out; echo err >&2; exit 7", code=7)
     assert done.stdout == "out\n"
-    starting = "[agent:me] starting: 2m (default; change with --timeout, --limit); not enforceable: turns, cost"
+    starting = "[agent:me] starting: 2m, 25 turns, 1 USD (default; change with --timeout, --limit)"
     assert done.stderr.splitlines()[:2] in ([starting, "err"], ["err", starting])
     assert done.stderr.splitlines()[2].startswith("[agent:me] failed: ")
 
@@ -320,7 +320,7 @@ def test_what_is_queued_says_so_and_starts_or_is_cancelled(start: Start, daemon:
     daemon.sfactl("stop", first)
     assert patient.stderr is not None
     starting, ended = patient.stderr.read().splitlines()
-    assert starting.startswith(b"[agent:p] starting: 2m (default")
+    assert starting.startswith(b"[agent:p] starting: 2m, 25 turns, 1 USD (default")
     assert ended == b"[agent:p] completed"
     assert patient.wait(PATIENCE) == 0
 

@@ -25,7 +25,7 @@ def recorded(daemon: World, run: str) -> str:
 @pytest.mark.alone
 def test_the_history_of_a_daemon_that_was_killed(daemon: World) -> None:
     left = daemon.spawn("--name", "left", "--", "sleep", "60")
-    done = daemon.json("run", "--name", "done", "--", "echo", "hello")["id"]
+    done = daemon.json("run", "--name", "done", "--no-gateway", "--", "echo", "hello")["id"]
     wait_until(lambda: recorded(daemon, left) == "running", "the ledger has the change, a moment later")
     daemon.kill()
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl import shim_files
+from sfad.protocol import shim_files
 
 from .conftest import PATIENCE, World
 
@@ -62,7 +62,7 @@ sfactl.mcp sfactl.mcp.eras sfactl.mcp.json_rpc sfactl.mcp.json_text sfactl.mcp.l
 SHIM_OUTSIDE = """
 _datetime _struct errno struct __future__
 sfad sfad.protocol sfad.protocol.framing sfad.protocol.light sfad.protocol.light_msgpack
-sfactl sfactl.entry sfactl.exits sfactl.inside sfactl.real_program sfactl.shim sfactl.shim_files resource
+sfactl sfactl.entry sfactl.exits sfactl.inside sfactl.real_program sfactl.shim sfad.protocol.shim_files resource
 """
 SHIM_INSIDE = f"{CLIENT} {SPAWN} {FOREGROUND} {SHIM_OUTSIDE} sfactl.shimmed_run"
 

@@ -37,6 +37,7 @@ def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
         "run",
         "--name",
         "w",
+        "--no-gateway",
         "--limit",
         "turns=5",
         *script("for n in 4 1 1 1; do $SFACTL report --turns $n; done; sleep 60"),
@@ -54,7 +55,7 @@ def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
 
 @pytest.mark.alone
 def test_a_limit_that_nobody_can_keep_is_said_so_at_the_start(daemon: World) -> None:
-    done = daemon.sfactl("spawn", "--limit", "cost=2", "--limits", '{"max_turns": 9}', "--", "sleep", "60")
+    done = daemon.sfactl("spawn", "--no-gateway", "--limit", "cost=2", "--limits", '{"max_turns": 9}', "--", "sleep", "60")
     assert done.stdout == "a1\n"
     assert "NOT ENFORCEABLE: turns 9, cost 2.00 USD" in done.stderr
     assert "NOT ENFORCEABLE" in daemon.sfactl("info", "a1").stderr
@@ -175,7 +176,15 @@ def test_an_increase_is_approved_or_denied_from_outside(daemon: World) -> None:
 @pytest.mark.alone
 def test_the_person_at_a_run_is_told_how_to_approve(start: Start, daemon: World) -> None:
     process = start(
-        "run", "--name", "w", "--on-limit", "request_increase", "--limit", "turns=1", *script("$SFACTL report --turns 2")
+        "run",
+        "--name",
+        "w",
+        "--no-gateway",
+        "--on-limit",
+        "request_increase",
+        "--limit",
+        "turns=1",
+        *script("$SFACTL report --turns 2"),
     )
     assert process.stderr is not None
     said = [process.stderr.readline().decode() for _ in range(3)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfactl import shim_files
+from sfad.protocol import shim_files
 
 from .conftest import PATIENCE, SFACTL, World
 from .test_terminal import Screen

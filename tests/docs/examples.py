@@ -48,8 +48,8 @@ def run(status: Status, **fields: object) -> RunInfo:
         "exit_code": None, "signal": None, "reason": None, "attempts": 1,
         "limits": [
             LimitState(kind=LimitKind.TIME, threshold=60.0, action=Action.TERMINATE, source="--timeout", used=0.0),
-            default(LimitKind.TURNS, 25.0, enforced_by="nothing"),
-            default(LimitKind.COST, 1.0, scope="tree", enforced_by="nothing"),
+            default(LimitKind.TURNS, 25.0, enforced_by="ready"),
+            default(LimitKind.COST, 1.0, scope="tree", enforced_by="ready"),
             default(LimitKind.OUTPUT, 67108864.0, action=Action.WARN, enforced_by="watching"),
             default(LimitKind.PIDS, 1024.0, scope="tree", enforced_by="kernel"),
         ],

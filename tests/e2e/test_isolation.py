@@ -181,7 +181,9 @@ def test_the_config_says_the_least(start: Start, tmp_path: Path) -> None:
     more.mkdir()
     daemon = start(config=f"[isolation]\ndefault = 'net'\nwritable = ['{more}']")
     with daemon.client() as client:
-        run = started(client, ["sh", "-c", f"echo x > {more}/a; cat /proc/net/dev"], cwd=os.fsencode(tmp_path), isolation=ON)
+        run = started(
+            client, ["sh", "-c", f"echo x > {more}/a; cat /proc/net/dev"], cwd=os.fsencode(tmp_path), isolation=ON, gateway=False
+        )
         assert run.isolation == "offline"
         assert ended(client, run.id).exit_code == 0
     assert (more / "a").exists()

@@ -72,7 +72,7 @@ def test_a_meter_that_recognises_nothing_says_so_and_enforces_nothing(daemon: Da
         said = until_event(client, "meter_silent")
         assert said.message.startswith("the meter claude recognises nothing in what the run prints: ")
         now = info(client, run.id)
-        assert (state(now, "turns"), now.usage.source) == ((None, "terminate", "nothing"), "none")
+        assert (state(now, "turns"), now.usage.source) == ((None, "terminate", "ready"), "none")
         stopped(client, run.id)
         brief, _ = watched(client, ["head", "-c1"], limit("turns", 10), meter="codex", stdin="pipe")
         tell(client, brief.id)

@@ -88,7 +88,7 @@ def test_the_session_of_a_run_that_ended_while_no_daemon_ran_is_read(tmp_path: P
 def test_no_meter_means_no_session_either(tmp_path: Path, daemon: Daemon) -> None:
     desk = Desk(tmp_path)
     with daemon.client() as client:
-        run = desk.started(client, "-p", "x", "--session-id", "22222222", meter="none", limits=[limit("turns", 2)])
+        run = desk.started(client, "-p", "x", "--session-id", "22222222", meter="none", limits=[limit("turns", 2)], gateway=False)
         assert [state.enforced_by for state in run.limits if state.kind == "turns"] == ["nothing"]
         desk.open_gate()
         wait_until(lambda: b'"m3"' in next(tmp_path.glob("config/projects/*/*.jsonl")).read_bytes(), "the last call is saved")

@@ -110,7 +110,7 @@ class ScriptedGate:
     unplaced: str | None = None
     run: str = "run"
     hold: trio.Event | None = None
-    upstreams: dict[str, str] = field(default_factory=dict)
+    upstreams: dict[str, Upstream] = field(default_factory=dict)
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
     asked: list[AskedCall] = field(default_factory=list)
     told: list[CallEnded] = field(default_factory=list)

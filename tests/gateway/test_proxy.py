@@ -588,7 +588,6 @@ async def test_an_address_that_leads_nowhere(target: str) -> None:
         answer = await the.ask(post(target, CALL))
         assert (answer.status, answer.reason) == (404, b"Not Found")
         assert b"up" in answer.body
-        assert not the.gate.placed
         assert not provider.requests
 
 
@@ -706,7 +705,7 @@ async def test_a_call_that_is_not_changed_keeps_its_encoding() -> None:
 
 async def test_the_upstream_of_a_run() -> None:
     async with house(Provider(saying(reply(b"own")))) as other, house(Provider(saying(reply(b"built in")))) as the:
-        the.gate.upstreams["up"] = f"http://127.0.0.1:{other.direct}/base"
+        the.gate.upstreams["up"] = Upstream("up", f"http://127.0.0.1:{other.direct}/base", "anthropic")
         assert (await the.ask(post("/up/v1/files", b"{}"))).body == b"own"
 
 
@@ -726,7 +725,7 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
             assert header in provider.requests[0]
             assert b"theirs" not in provider.requests[0]
             assert provider.requests[0].startswith(b"POST /v1/files?a=%2F&alt=sse HTTP/1.1\r\n")
-            keyed.gate.upstreams["up"] = url
+            keyed.gate.upstreams["up"] = Upstream("up", url, api)
             await keyed.ask(post("/up/v1/files", b"{}", *theirs))
             assert b"real" not in provider.requests[1]
             monkeypatch.delenv("KEY_OF_TEST")

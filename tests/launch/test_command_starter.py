@@ -291,10 +291,10 @@ async def test_a_command_that_cannot_be_watched_is_not_executed(
     either.launcher.release("a1")
 
 
-def test_a_directory_is_left_out_of_the_search() -> None:
-    assert candidates(b"x", [b"PATH=/s:/a::/s"], b"/s") == [b"/a/x", b"./x"]
-    assert candidates(b"x", [b"PATH=/s"], b"/s") == []
-    assert candidates(b"/s/x", [b"PATH=/s"], b"/s") == [b"/s/x"]
+def test_directories_are_left_out_of_the_search() -> None:
+    assert candidates(b"x", [b"PATH=/s:/a:/t::/s"], [b"/s", b"/t"]) == [b"/a/x", b"./x"]
+    assert candidates(b"x", [b"PATH=/s"], [b"/s"]) == []
+    assert candidates(b"/s/x", [b"PATH=/s"], [b"/s"]) == [b"/s/x"]
 
 
 def test_a_search_path_that_no_kernel_takes_is_refused() -> None:

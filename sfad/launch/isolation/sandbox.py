@@ -34,14 +34,14 @@ class Sandbox:
     gateway: int | None = None
     """The port of the gateway, if it has its own network and may reach that."""
     terminal: bool = False
-    shims: bytes | None = None
+    shims: Sequence[bytes] = ()
 
     def words(self) -> list[bytes]:
         """Return the command that `in_sandbox` completes."""
         kept = [_PACKAGES, *map(os.path.realpath, (_PACKAGES, sys.prefix, sys.base_prefix))]
         given = [
             *(("keep", os.fsencode(path)) for path in dict.fromkeys(kept)),
-            *((("keep", self.shims),) if self.shims is not None else ()),
+            *(("keep", directory) for directory in self.shims),
             ("door", os.fsencode(self.socket)),
             *(("hide", os.fsencode(path)) for path in self.hidden),
             ("directory", self.directory),

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -204,9 +204,9 @@ def _bind(cpus: frozenset[int] | None) -> set[int] | None:
     return mine
 
 
-def candidates(name: bytes, env: Sequence[bytes], without: bytes | None = None) -> list[bytes]:
+def candidates(name: bytes, env: Sequence[bytes], without: Collection[bytes] = ()) -> list[bytes]:
     """Return the files that execvp(3) would try to execute, by the *run's* PATH, in its working directory, except those in the
-    directory `without`. None is looked at here.
+    directories `without`. None is looked at here.
 
     Raises `LaunchError` for a name longer than a file's can be, and for more bytes than the kernel takes. The client chooses
     both, and the list grows with the product of name and PATH."""
@@ -219,5 +219,5 @@ def candidates(name: bytes, env: Sequence[bytes], without: bytes | None = None) 
         raise LaunchError(errno.ENAMETOOLONG, "cannot execute", name)
     if len(path) + path.count(b":") * (len(name) + _POINTER) > _MAX_SEARCH:
         raise LaunchError(errno.E2BIG, "cannot search PATH for", name)
-    searched = [directory for directory in path.split(b":") if directory != without]
+    searched = [directory for directory in path.split(b":") if directory not in without]
     return [directory + b"/" + name if directory else b"./" + name for directory in searched]

@@ -50,6 +50,8 @@ class AdmitCall(Request, tag="admit_call"):
     """What the provider's tools may cost."""
     upstream: str = ""
     streamed: bool = False
+    named: bool = True
+    """The caller has asked for `max_output`; else it is what the model can write at most."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -81,6 +83,8 @@ class EndCall(Request, tag="end_call"):
     error: str | None = None
     failed: bool = False
     """The upstream did not answer, or answered with an error, or its key cannot be read."""
+    cut: bool = False
+    """The reply ended at a maximum that the gateway had set."""
 
 
 class SilentCall(Request, tag="silent_call"):
@@ -123,10 +127,10 @@ class GatewaySettings(Reply, tag="gateway_settings"):
 
 
 class CallerPlaced(Reply, tag="caller_placed"):
-    """`upstreams`: URLs that replace those of upstreams, by name."""
+    """`upstreams`: those of the caller's tree, which stand beside the gateway's, or replace those of the same name."""
 
     run: RunId
-    upstreams: dict[str, str] = {}
+    upstreams: dict[str, UpstreamInfo] = {}
 
 
 class CallAdmitted(Reply, tag="call_admitted"):

@@ -46,7 +46,7 @@ class Spawn(Request, tag="spawn"):
     gateway: bool | None = None
     """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
     shim: bool = False
-    """A shim asks. The daemon adds to `argv` what leads the program to the gateway."""
+    """A shim asks."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
@@ -69,6 +69,17 @@ class Spawn(Request, tag="spawn"):
     descriptors: int = 0
     isolation: Isolation | None = None
     """Start the command in a sandbox. `None`: as the config says, and its parent is."""
+    automatic: bool = False
+    """The shim that asks is one that the daemon has made: no person wants a child run."""
+    direct: str | None = None
+    """Why the run's program goes without the gateway although the run may use it. Set by the daemon only."""
+
+
+class OwnProgram(Reply, tag="own_program"):
+    """No child run: the command of the run that the shim is in has led to it, so it is to become the program itself."""
+
+    argv: list[bytes]
+    """The command, with what leads it through the gateway."""
 
 
 class Refused(Reply, tag="refused"):

@@ -2,7 +2,7 @@
 
 import os
 
-from ...protocol.messages import CallerPlaced, PlaceCaller
+from ...protocol.messages import CallerPlaced, PlaceCaller, UpstreamInfo
 from ...protocol.types import ErrorCode
 from ..call import Call, answers
 
@@ -25,4 +25,6 @@ def place_caller(call: Call, request: PlaceCaller) -> None:
         message = f"run {live.run.id} was started without the gateway, so it may not call it: start the tree with --gateway"
         call.fail(ErrorCode.NOT_PERMITTED, message)
         return
-    call.reply(CallerPlaced(id=request.id, run=live.run.id, upstreams=dict(live.run.root.asked.upstreams)))
+    tree = call.runtime.catalogue.live[live.run.root.id].setups.upstreams
+    upstreams = {name: UpstreamInfo(url=each.url, api=each.api) for name, each in tree.items()}
+    call.reply(CallerPlaced(id=request.id, run=live.run.id, upstreams=upstreams))

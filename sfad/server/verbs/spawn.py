@@ -3,10 +3,11 @@
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
-from ...agents import AgentError, filled_in, shimmed
+from ...agents import AgentError, filled_in
 from ...core.access import VERBS, Peer
 from ...core.asked import SessionAsked
 from ...core.naming import executes, program_name
@@ -15,17 +16,23 @@ from ...core.tool_lists import ToolLists, narrowed
 from ...hooks.event_hooks import CHANNEL
 from ...host.closing import close_soon
 from ...launch import procfs
+from ...launch.credentials import Credentials
 from ...loop.isolating import IsolationError, IsolationImpossible
-from ...loop.translate import BaseUrlError, check_base_urls
+from ...loop.leading import check_base_urls, led, with_gateway
 from ...meters import PROGRAMS, UNREAD
-from ...protocol.messages import MAX_DESCRIPTORS, Done, Spawn
-from ...protocol.types import ErrorCode, RunId
+from ...protocol.known import PROGRAMS as KNOWN
+from ...protocol.messages import MAX_DESCRIPTORS, OwnProgram, Spawn
+from ...protocol.types import RunId
 from ...runs.live import Live
 from ...runs.on_end import MOST as MOST_ON_END
-from ..call import Call, answers
+from ...setups import NO_SETUPS, TreeSetups
+from ...setups.reader import Root, unknown
+from ..call import EXPECTED, Call, answers, told
 from ..checks import RequestError, bad_request, check_limits, check_most, too_many, unavailable
 from ..submitters import submitter
 from .watch import demand_watch, push
+
+T = TypeVar("T")
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
@@ -38,37 +45,69 @@ MAX_LARGE = 64 << 20
 
 
 def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
-    """Check the request, and have the core decide about it. Raise `RequestError`, `OSError`."""
-    descriptors = _claim(call, request)
-    runtime, peer = call.runtime, call.peer
+    """Have the core decide about the request once the surroundings of a person's root are known. Raise `RequestError`,
+    `OSError`."""
+    descriptors, runtime, peer = _claim(call, request), call.runtime, call.peer
+    request = msgspec.structs.replace(request, direct=None)
     try:
-        above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
-        request = _with_gateway(request, above, enabled=runtime.gateway.enabled)
-        request = _with_tools(request, above)
-        gateway = runtime.gateway.address() if request.gateway else None
-        if gateway is not None:
-            check_base_urls(request, peer, runtime.gateway.is_own)
-        if request.agent is not None:
-            request = filled_in(request, runtime.agents, gateway)
-        elif request.shim:
-            if above is not None and _is_own_program(call.connection.sender, above, request):
-                close_soon(descriptors, call.connection.sender_group)
-                call.reply(Done(id=call.id))
-                return
-            request = shimmed(request, gateway)
-        request = runtime.isolating.decided(request, above, peer.uid)
-        _check(request)
-        _check_room(request, peer, runtime.catalogue.live.values())
-        request = _of_hook(request, peer, above)
-        if request.on_end is not None:
-            _check_on_end(request.on_end, peer)
         user = submitter(call.connection, runtime.launcher.containment)
+    except RequestError:
+        close_soon(descriptors, call.connection.sender_group)
+        raise
+    above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
+    if above is not None:
+        setups: TreeSetups | None = runtime.catalogue.live[above.run.root.id].setups
+    elif peer.unplaced or not _may_use_gateway(request, enabled=runtime.gateway.enabled):
+        setups = NO_SETUPS
+    else:
+        env = [item for item in request.env if not runtime.gateway.is_own(os.fsdecode(item.partition(b"=")[2]))]
+        root = Root.of(peer.uid, request.cwd, env)
+        setups = None if _is_agent(request) else runtime.setups.known(root)
+    if setups is not None:
+        _ask(call, request, descriptors, above, setups, session, user)
+        return
+
+    def ask(found: TreeSetups) -> None:
+        _ask(call, request, descriptors, above, found, session, user)
+
+    found = _later(call, descriptors, ask)
+    runtime.background.answer(partial(runtime.setups.read, root), found, lambda _: found(unknown()), EXPECTED)
+
+
+def _may_use_gateway(request: Spawn, *, enabled: bool) -> bool:
+    """Return whether a root may become one that uses the gateway."""
+    return request.gateway is not False and bool(request.gateway or request.allowed_models or enabled)
+
+
+def _is_agent(request: Spawn) -> bool:
+    return request.agent is not None or program_name([os.fsdecode(word) for word in request.argv[:8]]) in KNOWN
+
+
+def _ask(
+    call: Call,
+    request: Spawn,
+    descriptors: list[int],
+    above: Live | None,
+    setups: TreeSetups,
+    session: SessionAsked | None,
+    user: Credentials | None,
+) -> None:
+    runtime, peer = call.runtime, call.peer
+    explicit = bool(request.gateway)
+    try:
+        if request.shim and above is not None and _is_own_program(call.connection.sender, above, request):
+            close_soon(descriptors, call.connection.sender_group)
+            itself = with_gateway(request, above, enabled=True)
+            itself = led(itself, setups, runtime.gateway, token=runtime.gateway.token(above.run.id))
+            call.reply(OwnProgram(id=call.id, argv=itself.argv))
+            return
+        request = _completed(call, request, above, setups, explicit=explicit)
         if request.watch:
             demand_watch(call)
     except IsolationImpossible as error:
         close_soon(descriptors, call.connection.sender_group)
         raise unavailable(str(error)) from None
-    except (AgentError, BaseUrlError, IsolationError, Invalid) as error:
+    except (AgentError, IsolationError, Invalid) as error:
         close_soon(descriptors, call.connection.sender_group)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
@@ -79,11 +118,34 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         if request.watch:
             push(call, run)
 
-    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user)
-    if request.gateway:
+    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user, setups)
+    if request.gateway and (explicit or runtime.gateway.always) and above is None:
         runtime.gateway.demand(_once_served(call, ask, descriptors))
-    else:
-        ask()
+        return
+    if request.gateway and request.direct is None and _is_agent(request):
+        runtime.gateway.demand_soon()
+    ask()
+
+
+def _completed(call: Call, request: Spawn, above: Live | None, setups: TreeSetups, *, explicit: bool) -> Spawn:
+    """Return what the request becomes, step by step: its right to the gateway, its tools, the command of its agent, the way through
+    the gateway, its sandbox, its channel. Raise `AgentError`, `Invalid`, `IsolationError`, `IsolationImpossible`, `RequestError`,
+    `OSError`."""
+    runtime, peer = call.runtime, call.peer
+    request = with_gateway(request, above, enabled=runtime.gateway.enabled)
+    request = _with_tools(request, above)
+    if request.gateway and above is None:
+        check_base_urls(setups)
+    if request.agent is not None:
+        request = filled_in(request, runtime.agents, runtime.gateway.address() if request.gateway else None)
+    request = led(request, setups, runtime.gateway, explicit=explicit)
+    request = runtime.isolating.decided(request, above, peer.uid)
+    _check(request)
+    _check_room(request, peer, runtime.catalogue.live.values())
+    request = _of_hook(request, peer, above)
+    if request.on_end is not None:
+        _check_on_end(request.on_end, peer)
+    return request
 
 
 def _with_tools(request: Spawn, above: Live | None) -> Spawn:
@@ -114,26 +176,6 @@ def _check_on_end(command: str, peer: Peer) -> None:
         raise bad_request("a NUL character in --on-end")
 
 
-def _with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
-    """Return the request with its decision about the gateway."""
-    if request.gateway is None and (request.allowed_models or (enabled if above is None else above.spawn.gateway)):
-        request = msgspec.structs.replace(request, gateway=True)
-    if not request.gateway and (request.allowed_models or (above is not None and above.run.birth.models)):
-        raise bad_request(
-            "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
-        )
-    if request.gateway and above is not None and above.spawn.gateway is False:
-        raise bad_request(f"run {above.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
-    if request.gateway is None and above is not None:
-        request = msgspec.structs.replace(request, gateway=above.spawn.gateway)
-    if not request.gateway and above is not None and above.spawn.gateway:
-        raise bad_request(
-            f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
-            "from outside any run"
-        )
-    return request
-
-
 def _is_own_program(shim: int, run: Live, request: Spawn) -> bool:
     """Return whether it is the run's own command that has led to a shim, as `timeout 60 claude` does in the run's PATH: no process
     between the two is the program."""
@@ -152,28 +194,38 @@ def _is_own_program(shim: int, run: Live, request: Spawn) -> bool:
 answers(Spawn, checked_later=True)(start)
 
 
-def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
-    """Return what is called once the gateway serves, or cannot be started for a reason."""
+def _later(call: Call, descriptors: list[int], go_on: Callable[[T], None]) -> Callable[[T], None]:
+    """Return what is called with the result of something that the request waits for. If the request is still wanted then, it calls
+    `go_on`, which may raise `RequestError` and `OSError`."""
     is_wanted = call.defer()
 
-    def go_on(trouble: str | None) -> None:
+    def then(result: T) -> None:
         if not is_wanted():
             close_soon(descriptors, call.connection.sender_group)
         elif call.connection.closed:
             close_soon(descriptors, call.connection.sender_group)
             call.end()
-        elif trouble is not None:
-            close_soon(descriptors, call.connection.sender_group)
-            way_out = ". --no-gateway starts the run without it" if call.peer.run is None else ""
-            message = f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}"
-            call.fail(ErrorCode.UNAVAILABLE, message)
         else:
             try:
-                ask()
-            except OSError as error:
-                call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+                go_on(result)
+            except (RequestError, OSError) as error:
+                call.fail(*told(error))
 
-    return go_on
+    return then
+
+
+def _once_served(call: Call, ask: Callable[[], None], descriptors: list[int]) -> Callable[[str | None], None]:
+    """Return what is called once the gateway serves, or cannot be started for a reason."""
+
+    def go_on(trouble: str | None) -> None:
+        if trouble is None:
+            ask()
+            return
+        close_soon(descriptors, call.connection.sender_group)
+        way_out = ". --no-gateway starts the run without it" if call.peer.run is None else ""
+        raise unavailable(f"the gateway cannot be started: {trouble}; the daemon's log says more{way_out}")
+
+    return _later(call, descriptors, go_on)
 
 
 def _claim(call: Call, request: Spawn) -> list[int]:

@@ -1,27 +1,32 @@
 """Shims as files: their text, and how to tell them from programs. Imports little, because each shim imports it."""
 
+from __future__ import annotations
+
 import os
 import sys
 
 MARK = b"# sfad shim of "
 """The second line of a shim begins so, whatever its name, and wherever it was copied or linked to."""
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _HEAD = 1024
 _SHEBANG = 127
 """Bytes of an interpreter line that every kernel reads."""
 
 
-def text(program: str) -> bytes:
-    """Return the shim of a program: it runs with this interpreter and these packages, whatever the environment says."""
+def text(program: str, *, automatic: bool = False) -> bytes:
+    """Return the shim of a program: it runs with this interpreter and these packages, whatever the environment says. `automatic`:
+    the daemon makes it, and no person has installed it."""
     import msgspec
 
-    packages = list(dict.fromkeys(os.path.dirname(os.path.dirname(file)) for file in (__file__, msgspec.__file__)))
+    packages = list(dict.fromkeys((os.path.dirname(_PACKAGE), os.path.dirname(os.path.dirname(msgspec.__file__)))))
+    how = b"sfad, for runs that use the gateway" if automatic else b"sfactl shim install"
     lines = [
         *_interpreter(os.fsencode(sys.executable)),
-        MARK + program.encode() + b", made by: sfactl shim install",
+        MARK + program.encode() + b", made by: " + how,
         b"import sys",
         b"sys.path[:0] = " + ascii(packages).encode(),
         b"from sfactl.shim import main",
-        b"main(" + ascii(program).encode() + b")",
+        b"main(" + ascii(program).encode() + (b", automatic=True)" if automatic else b")"),
     ]
     return b"\n".join(lines) + b"\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfad.loop.run_environment import _exempt_from_proxies
+from sfad.loop.leading import _exempt_from_proxies
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""Leads runs through the gateway: which use it, and what their commands and environments say of it (docs/gateway.md)."""
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from ..config import UpstreamConfig
+from ..config_values import is_base_url
+from ..core.naming import executed_word, program_name
+from ..core.policy import Invalid
+from ..protocol.known import KEYS, TOKENS
+from ..protocol.messages import Spawn
+from ..runs.live import Live
+from ..setups import TreeSetups
+from ..setups.setup import GATEWAY
+from ..setups.variables import VARIABLES
+from .gateway_process import GatewayProcess
+
+PLACEHOLDER = "the-gateway-has-the-key"
+SHORTEST = 8
+"""Characters of a key. What is shorter may be a part of anything."""
+
+_PROXIES = (b"http_proxy=", b"https_proxy=", b"all_proxy=")
+_NO_PROXY = (b"no_proxy", b"NO_PROXY")
+"""Most programs read the first one first."""
+
+
+def with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
+    """Return the request with its decision about the gateway. Raise `Invalid`."""
+    if request.gateway is None and (request.allowed_models or (enabled if above is None else above.spawn.gateway)):
+        request = replace(request, gateway=True)
+    if not request.gateway and (request.allowed_models or (above is not None and above.run.birth.models)):
+        raise Invalid(
+            "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
+        )
+    if above is None:
+        return request
+    if request.gateway and above.spawn.gateway is False:
+        raise Invalid(f"run {above.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
+    if request.gateway is None:
+        return replace(request, gateway=above.spawn.gateway)
+    if not request.gateway and above.spawn.gateway:
+        raise Invalid(
+            f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
+            "from outside any run"
+        )
+    return request
+
+
+def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit: bool = False, token: str | None = None) -> Spawn:
+    """Return the request with a command and an environment that lead through the gateway, or around it. `explicit`: the caller
+    asked for the gateway; `token`: names the run in the gateway's address, where that is known. Raise `Invalid`, `OSError`."""
+    if request.gateway is None:
+        return request
+    words = [os.fsdecode(word) for word in request.argv]
+    program = program_name(words)
+    at, setup = executed_word(words, program), setups.of(program)
+    if not request.gateway or setup.direct is not None:
+        if explicit and setup.direct is not None:
+            raise Invalid(f"{setup.direct}: leave out --gateway")
+        return replace(request, env=_direct(request.env, setups, gateway), direct=setup.direct if request.gateway else None)
+    address = gateway.address(token)
+    more = [word.replace(GATEWAY, address).encode() for word in setup.words]
+    argv = request.argv
+    if at is not None and argv[at + 1 : at + 1 + len(more)] != more:  # `timeout 60 codex` has them when its codex leads to a shim
+        argv = [*argv[: at + 1], *more, *argv[at + 1 :]]
+    env = keyless(request.env, program, gateway.upstreams, setups.upstreams)
+    return replace(request, argv=argv, env=_with(env, setups.env_of(setup), setup.unset, address))
+
+
+def check_base_urls(setups: TreeSetups) -> None:
+    """Raise `Invalid` for an address of a person's that no request can be sent to: the agent's key would go to the provider of the
+    config."""
+    for upstream in setups.upstreams.values():
+        if not is_base_url(upstream.url):
+            shown = next((variable for variable, (name, _) in VARIABLES.items() if name == upstream.name), upstream.name)
+            raise Invalid(
+                f"{shown} in the environment cannot be an upstream of the gateway: it is not a URL that begins with http:// or "
+                "https:// and has a host; correct or unset it, or start the run with --no-gateway"
+            )
+
+
+def _with(env: Iterable[bytes], variables: Mapping[str, str], unset: Iterable[str], address: str) -> list[bytes]:
+    told = {variable.encode(): value.replace(GATEWAY, address).encode() for variable, value in variables.items()}
+    left_out = {*told, *(variable.encode() for variable in unset)}
+    kept = [item for item in env if item.partition(b"=")[0] not in left_out]
+    return _exempt_from_proxies(kept) + [variable + b"=" + value for variable, value in told.items()]
+
+
+def _direct(env: Sequence[bytes], setups: TreeSetups, gateway: GatewayProcess) -> list[bytes]:
+    """Return the environment of a run that leaves out the gateway, which the run above it may use: without placeholders, and with
+    what the person had in place of the gateway's address."""
+    own = {name: upstream.url for name, upstream in setups.upstreams.items()}
+    kept = []
+    for item in env:
+        variable, _, value = item.partition(b"=")
+        name = VARIABLES.get(variable.decode(errors="replace"), ("",))[0]
+        if name and gateway.is_own(value.decode(errors="replace")):
+            kept += [variable + b"=" + own[name].encode()] if name in own else []
+        elif value != PLACEHOLDER.encode():
+            kept.append(item)
+    return kept
+
+
+def keyless(env: Sequence[bytes], program: str, upstreams: Mapping[str, UpstreamConfig], own: Collection[str] = ()) -> list[bytes]:
+    """Return the environment of a run that uses the gateway: without the keys that the gateway has, and with placeholders, because
+    programs do not start without a key. `own`: the upstreams that the run's root has chosen, where the gateway uses no key."""
+    keyed = {name: each for name, each in upstreams.items() if name not in own and (each.key_file or each.key_env)}
+    if not keyed:
+        return list(env)
+    secrets = {os.environb.get(each.key_env.encode(), b"") for each in keyed.values() if each.key_env is not None}
+    secrets = {secret for secret in secrets if len(secret) >= SHORTEST}
+    replaced = {variable for name in keyed for variable in KEYS.get(name, ())}
+    kept = [
+        item
+        for item in env
+        if item.partition(b"=")[0].decode(errors="replace") not in replaced and not any(secret in item for secret in secrets)
+    ]
+    variables = [TOKENS.get(program, {}).get(name, KEYS[name][0]) for name in keyed if name in KEYS]
+    return kept + [f"{variable}={PLACEHOLDER}".encode() for variable in variables]
+
+
+def _exempt_from_proxies(env: list[bytes]) -> list[bytes]:
+    """Return an environment in which no program looks for the gateway behind a proxy."""
+    if not any(item.lower().startswith(_PROXIES) and not item.endswith(b"=") for item in env):
+        return env
+    no_proxy = {name: value for name, _, value in (item.partition(b"=") for item in env) if name in _NO_PROXY}
+    hosts = next((value for name in _NO_PROXY if (value := no_proxy.get(name))), b"")
+    if hosts.strip() != b"*" and b"127.0.0.1" not in (host.strip() for host in hosts.split(b",")):
+        hosts += b",127.0.0.1" if hosts else b"127.0.0.1"
+    return [item for item in env if item.partition(b"=")[0] not in _NO_PROXY] + [name + b"=" + hosts for name in _NO_PROXY]

@@ -1,0 +1,132 @@
+"""Finds out, when a person starts a root, how the agent programs of its tree are to be led through the gateway.
+
+The files are a user's, on file systems that may not answer. So they are read in threads, at most `MOST_THREADS` of a user at a
+time, and no start waits longer than `PATIENCE`.
+"""
+
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import trio
+
+from ..host.tasks import in_thread
+from ..protocol import shim_files
+from ..protocol.known import PROGRAMS
+from .setup import Setup, Surroundings
+from .tree import NO_SETUPS, TreeSetups, all_setups, tree_setups
+
+PATIENCE = 1.0
+"""Seconds that a start waits for the files."""
+MOST_THREADS = 4
+KEPT_FOR = 1.0
+"""Seconds for which what was found counts for other starts of the same user: a shell loop starts a hundred runs a second."""
+MOST_KEPT = 64
+LARGEST = 256 << 10
+"""Bytes of a settings file."""
+MOST_DIRECTORIES = 64
+"""Directories of PATH that are searched."""
+_UNREADABLE = "its settings could not be read, because their file system does not answer"
+
+
+class Root(NamedTuple):
+    """Whose root it is, and where it starts. Equal ones have the same setups."""
+
+    uid: int
+    cwd: str
+    env: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, uid: int, cwd: bytes, env: Sequence[bytes]) -> "Root":
+        texts = (item.decode(errors="surrogateescape").partition("=") for item in env if item.startswith(_TOLD))
+        return cls(uid, os.fsdecode(cwd), tuple((name, value) for name, _, value in texts))
+
+
+_TOLD = (
+    b"PATH=", b"HOME=", b"XDG_", b"ANTHROPIC_", b"CLAUDE_", b"OPENAI_", b"CODEX_", b"AZURE_", b"AWS_", b"GOOGLE_", b"GEMINI_",
+    b"GCLOUD_", b"OPENCODE_", b"OPENROUTER_", b"AIDER_", b"LITELLM_", b"HTTP", b"http", b"ALL_PROXY=", b"all_proxy=", b"NO_PROXY=",
+    b"no_proxy=", b"SSL_", b"NODE_", b"REQUESTS_CA_BUNDLE=", b"CURL_CA_BUNDLE=",
+)  # fmt: skip
+"""How the variables begin on which a setup depends."""
+
+
+class SetupReader:
+    def __init__(self) -> None:
+        self._known: dict[Root, tuple[float, TreeSetups]] = {}
+        self._reading: Counter[int] = Counter()
+        """Threads by uid."""
+        self._threads = trio.CapacityLimiter(math.inf)  # `MOST_THREADS` of a user is the bound
+
+    def known(self, root: Root) -> TreeSetups | None:
+        """Return what was found a moment ago."""
+        at, found = self._known.get(root, (-math.inf, NO_SETUPS))
+        return found if trio.current_time() - at < KEPT_FOR else None
+
+    async def read(self, root: Root) -> TreeSetups:
+        """Return what is found now."""
+        if self._reading[root.uid] >= MOST_THREADS:
+            return unknown()
+        with trio.move_on_after(PATIENCE):
+            found = await in_thread(self._find, root, abandon=True, limiter=self._threads)
+            self._known.pop(root, None)
+            self._known[root] = trio.current_time(), found
+            if len(self._known) > MOST_KEPT:
+                del self._known[next(iter(self._known))]
+            return found
+        return unknown()
+
+    def _find(self, root: Root) -> TreeSetups:
+        self._reading[root.uid] += 1
+        try:
+            env = dict(root.env)
+            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ)
+            return tree_setups(surroundings, _programs(env.get("PATH", "")))
+        finally:
+            self._reading[root.uid] -= 1
+
+
+def unknown() -> TreeSetups:
+    """Return the setups of a root of which nothing could be found out: no credential of its programs may go through the gateway."""
+    names = all_setups(Surroundings({}, "/", lambda _path: None, {}))
+    return TreeSetups(unusual=tuple(Setup(name, direct=f"{name or 'the command'}: {_UNREADABLE}") for name in names))
+
+
+def _content(path: str, uid: int) -> bytes | None:
+    """Return the content of a regular file that the user or root owns, and that the user may read."""
+    try:
+        # first without opening it for reading: opening a device or a FIFO may have an effect
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST or not _readable(status, uid):
+            return None
+        with open(f"/proc/self/fd/{handle}", "rb") as file:
+            return file.read(LARGEST)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def _readable(status: os.stat_result, uid: int) -> bool:
+    own = uid in {0, status.st_uid}
+    return own or (status.st_uid == 0 and bool(status.st_mode & stat.S_IROTH))
+
+
+def _programs(path: str) -> list[str]:
+    """Return the known agent programs that a PATH has, shims aside."""
+    directories = [directory for directory in path.split(":")[:MOST_DIRECTORIES] if directory.startswith("/")]
+    return [program for program in PROGRAMS if any(_is_program(f"{directory}/{program}") for directory in directories)]
+
+
+def _is_program(path: str) -> bool:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and bool(status.st_mode & 0o111) and not shim_files.is_shim(os.fsencode(path))

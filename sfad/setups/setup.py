@@ -1,0 +1,47 @@
+"""How one agent program is led through the gateway, and where its calls would go without it."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+
+GATEWAY = "{gateway}"
+"""Stands for the gateway's address, which a run has from its launch on."""
+
+
+class TreeUpstream(Struct, frozen=True):
+    """Where calls of a tree go through the gateway, beside the upstreams of the config, or instead of one of the same name."""
+
+    name: str
+    """The first part of the path at the gateway."""
+    url: str
+    """What the program itself would have called, without a slash at its end."""
+    api: str
+    """The format of the API: `anthropic`, `openai-responses`, `openai-chat` or `gemini`."""
+
+
+class Setup(Struct, frozen=True, omit_defaults=True):
+    """How a program is led through the gateway."""
+
+    program: str
+    """Empty: any program that has no setup of its own."""
+    upstreams: tuple[TreeUpstream, ...] = ()
+    words: tuple[str, ...] = ()
+    """Options to put right after the program's own word in its command; `{gateway}` stands for the gateway's address."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Variables to set, with `{gateway}` as in `words`."""
+    unset: tuple[str, ...] = ()
+    """Variables to remove."""
+    direct: str | None = None
+    """Why it cannot use the gateway. It is then left as it is."""
+
+
+class Surroundings(NamedTuple):
+    """What a person has when starting a root."""
+
+    env: Mapping[str, str]
+    cwd: str
+    read: Callable[[str], bytes | None]
+    """Returns a file's content; `None` if it is not there or may not be read."""
+    daemon_env: Mapping[str, str]
+    """Of the gateway's process: its proxy and its certificates are what calls through the gateway use."""

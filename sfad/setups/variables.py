@@ -1,0 +1,45 @@
+"""Variables in which any program may look for the address of its model.
+
+The gateway never sends a credential to another host than the program itself would have. So a variable that the person has set
+keeps its name, and the gateway asks what it named; and one that is not set leads to the gateway only if no other variable of the
+same provider is set, which the program might have obeyed instead.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
+
+VARIABLES: dict[str, tuple[str, str]] = {
+    "ANTHROPIC_BASE_URL": ("anthropic", "anthropic"),
+    "ANTHROPIC_API_BASE": ("anthropic-api-base", "anthropic"),
+    "OPENAI_BASE_URL": ("openai", "openai-responses"),
+    "OPENAI_API_BASE": ("openai-api-base", "openai-responses"),
+    "GOOGLE_GEMINI_BASE_URL": ("gemini", "gemini"),
+}
+"""By variable: the upstream that it names, and its API. The first of a provider has the upstream of the config if it is not set."""
+
+_PROVIDERS = (
+    ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"),
+    ("OPENAI_BASE_URL", "OPENAI_API_BASE"),
+    ("GOOGLE_GEMINI_BASE_URL",),
+)
+
+
+def setup(surroundings: Surroundings) -> Setup:
+    """Return what is set for a program that has no setup of its own."""
+    upstreams, env = [], {}
+    for variable, url in base_urls(surroundings.env):
+        name, api = VARIABLES[variable]
+        upstreams.append(TreeUpstream(name, url, api))
+        env[variable] = f"{GATEWAY}/{name}"
+    for first, *others in _PROVIDERS:
+        if first not in env and not any(other in env for other in others):
+            env[first] = f"{GATEWAY}/{VARIABLES[first][0]}"
+    return Setup("", tuple(upstreams), env=tuple(env.items()))
+
+
+def base_urls(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each of the variables that is set, and its value without the slash at its end."""
+    for variable in VARIABLES:
+        if url := env.get(variable, "").rstrip("/"):
+            yield variable, url

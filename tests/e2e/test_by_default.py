@@ -1,0 +1,183 @@
+"""What a run gets without asking: the gateway, and shims of the agent programs that it finds in its PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfactl.connection import Client
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunInfo, Status
+from tests.conftest import Start
+from tests.harness import Daemon, alive, ended, spawn
+
+from .provider import Provider, providing
+from .test_gateway import CALLER, calling, config, gateway, results
+
+FAKE = """#!{python} -S
+import json, os, subprocess, sys
+own = {{key: os.environ.get(key) for key in ("SFA_NAME", "SFA_DEPTH", "SFA_CALL_CHAIN", "OPENAI_BASE_URL", "BASH_ENV", "THEIRS")}}
+print(json.dumps(own | {{"argv": sys.argv[1:], "first": sys.argv[0]}}), flush=True)
+if sys.argv[1:2] == ["again"]:
+    sys.exit(subprocess.run([os.path.basename(sys.argv[0]), *(["again"] if len(sys.argv) > 2 else []), *sys.argv[3:]]).returncode)
+if sys.argv[-1:] == ["call"]:
+    os.execv({python!r}, [{python!r}, {caller!r}, json.dumps({{"output": 100}})])
+"""
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with providing() as made:
+        yield made
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A directory with programs called claude and codex."""
+    directory = tmp_path / "programs"
+    directory.mkdir()
+    for name in ("claude", "codex"):
+        file = directory / name
+        file.write_text(FAKE.format(python=sys.executable, caller=CALLER))
+        file.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+def daemon(start: Start, provider: Provider, containment: str) -> Daemon:
+    return start(config=auto(provider), mode=containment)
+
+
+def auto(provider: Provider) -> str:
+    """Return a config that says nothing of whether the gateway is enabled."""
+    return config(provider).replace("enabled = true\n", "")
+
+
+def run(daemon: Daemon, programs: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = f"{programs}:/usr/local/bin:/usr/bin:/bin"
+    environment = daemon.env | {"PATH": path, "PYTHONPATH": str(Path.cwd()), **env}
+    command = [sys.executable, "-m", "sfactl", "run", "-q", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Return what the programs have printed."""
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return [json.loads(line) for line in done.stdout.splitlines() if "first" in line]
+
+
+def spawned(client: Client, *words: str) -> str:
+    reply = spawn(client, list(words))
+    assert isinstance(reply, m.RunReply), reply
+    return reply.run.id
+
+
+def children(daemon: Daemon) -> list[RunInfo]:
+    with daemon.client() as client:
+        found = json.loads(daemon.sfactl("list", "--json").stdout)["runs"]
+        return [ended(client, each["id"]) for each in found if each["parent_id"] is not None]
+
+
+# ---- the gateway
+
+
+def test_the_gateway_starts_with_the_first_call_and_not_before(daemon: Daemon, provider: Provider) -> None:
+    with daemon.client() as client:
+        assert ended(client, spawned(client, "true")).status is Status.COMPLETED
+        status = json.loads(daemon.sfactl("status", "--json").stdout)
+        assert status["gateway_pid"] is None
+        found = ended(client, calling(client, output=100).id)
+        assert (found.status, found.usage.source) == (Status.COMPLETED, "gateway")
+        assert found.total_cost_usd == pytest.approx(provider.usd)
+        pid, _ = gateway(daemon)
+        assert alive(pid)
+
+
+def test_a_run_keeps_its_way_to_the_gateway_over_a_crash_of_the_daemon_that_had_started_none(
+    daemon: Daemon, provider: Provider, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    script = f"until [ -e {go} ]; do sleep 0.05; done; exec {sys.executable} {CALLER} {shlex.quote(json.dumps({'output': 100}))}"
+    with daemon.client() as client:
+        found = spawned(client, "sh", "-c", script)
+    daemon.kill()
+    daemon.restart()
+    go.touch()
+    with daemon.client() as client:
+        assert ended(client, found).status is Status.COMPLETED
+    assert len(provider.bills) == 1
+
+
+# ---- shims
+
+
+def test_what_a_script_starts_by_name_is_a_child_run(daemon: Daemon, programs: Path, provider: Provider) -> None:
+    (first,) = said(run(daemon, programs, "--limit", "cost=1", "--", "sh", "-c", "claude -p call"))
+    assert (first["SFA_NAME"], first["SFA_DEPTH"], first["argv"]) == ("claude", "1", ["-p", "call"])
+    (child,) = children(daemon)
+    assert child.usage.cost_usd == pytest.approx(provider.usd)
+    kinds = {state.kind.value for state in child.limits}
+    assert "cost" not in kinds, "the limit of the run above is enough"
+    assert "time" not in kinds
+
+
+def test_a_program_that_starts_itself_by_an_automatic_shim_is_no_loop_but_bounded(daemon: Daemon, programs: Path) -> None:
+    found = said(run(daemon, programs, "--", "sh", "-c", "claude again"))
+    assert [each["SFA_CALL_CHAIN"].split(",")[1:] for each in found] == [[], ["claude"]]
+    deep = run(daemon, programs, "--", "sh", "-c", "claude again 1 again 1 again 1 again 1 again 1 again")
+    assert deep.returncode == 1
+    assert "already 5 deep" in deep.stderr, deep.stderr
+    named = run(daemon, programs, "--name", "claude", "--", "sh", "-c", "SFA_CHILD_NAME=claude claude")
+    assert (named.returncode, "call itself in a circle" in named.stderr) == (1, True)
+
+
+def test_a_strict_guard_takes_automatic_children_for_loops(start: Start, provider: Provider, programs: Path) -> None:
+    daemon = start(config=auto(provider) + '[guard]\nunnamed = "loop"\n')
+    refused = run(daemon, programs, "--", "sh", "-c", "claude again")
+    assert (refused.returncode, "call itself in a circle (claude → claude)" in refused.stderr) == (1, True), refused.stderr
+
+
+@pytest.mark.parametrize("command", [["codex", "exec"], ["timeout", "9", "codex", "exec"], ["sh", "-c", "codex exec"]])
+def test_codex_is_led_to_the_gateway_however_it_is_started(daemon: Daemon, programs: Path, command: list[str]) -> None:
+    (found,) = said(run(daemon, programs, "--", *command))
+    assert found["argv"] == ["-c", f'openai_base_url="{found["OPENAI_BASE_URL"]}"', "exec"]
+    assert found["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
+
+
+def test_a_login_shell_that_sets_path_again_still_finds_the_shims(daemon: Daemon, programs: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "their bash env"
+    theirs.write_text("export THEIRS=seen\n")
+    (tmp_path / ".bash_profile").write_text(f'export PATH="{programs}:/usr/bin:/bin"\n')
+    home = {"HOME": str(tmp_path), "BASH_ENV": "$HOME/their bash env"}
+    (found,) = said(run(daemon, programs, "--", "bash", "-lc", "claude", **home))
+    assert (found["SFA_DEPTH"], found["THEIRS"]) == ("1", "seen")
+    assert len(children(daemon)) == 1
+
+
+def test_programs_that_are_not_installed_have_no_shims(daemon: Daemon, programs: Path) -> None:
+    done = run(daemon, programs, "--", "sh", "-c", "command -v claude; command -v gemini; command -v aider; echo $PATH")
+    shim, path = done.stdout.splitlines()
+    assert shim.endswith("/claude,codex/shims/claude")
+    assert path.startswith(os.path.dirname(shim) + ":" + str(programs))
+    without = run(daemon, programs, "--no-gateway", "--", "sh", "-c", "command -v claude; echo ${OPENAI_BASE_URL-none}")
+    assert without.stdout.splitlines() == [str(programs / "claude"), "none"]
+
+
+def test_an_argument_that_names_a_descriptor_of_the_caller_reaches_the_program(daemon: Daemon, programs: Path) -> None:
+    (found,) = said(run(daemon, programs, "--", "bash", "-c", "claude --mcp-config <(echo)"))
+    assert found["SFA_DEPTH"] == "0"
+
+
+def test_results_of_calls_are_seen(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        found = calling(client, output=10)
+        ended(client, found.id)
+        assert [each["status"] for each in results(daemon, found.id)] == [200]
