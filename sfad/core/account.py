@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..protocol.kinds import COSTS, COUNTS, TREE_USE
-from ..protocol.types import CallInfo, LimitKind, Role, Source
+from ..protocol.types import CallInfo, LimitKind, Role, RunId, Source
 from .money import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
@@ -126,6 +126,8 @@ class OpenReservation:
     call: CallInfo | None = None
     """What is known of the call that it is for; `None` if an agent reserved it, or release 0.1.0 for a call."""
     silence: Silence | None = None
+    lowered_by: tuple[RunId, LimitKind] | None = None
+    """The limit that has lowered the call's maximum, and the run that has it; `None` where none has, or a budget."""
 
     @property
     def amounts(self) -> dict[LimitKind, int]:

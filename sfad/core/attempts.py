@@ -80,7 +80,7 @@ class AttemptTracker:
             self.conclude_unseen(run, ev.at, why, empty=ev.empty)
         elif latest.succeeded:
             self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
-        elif run.attempt < run.asked.attempts:
+        elif run.attempt < run.asked.attempts and run.cut is None:
             self._retry(run, ev.at)
         else:
             self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest, ev.last_line)), empty=ev.empty)
@@ -213,7 +213,7 @@ class AttemptTracker:
         if run.status is not Status.RUNNING:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
             return
-        if latest.failed is not None and run.attempt < run.asked.attempts:
+        if latest.failed is not None and run.attempt < run.asked.attempts and run.cut is None:
             self._retry(run, at)
             return
         outcome, said = _said(latest)

@@ -20,6 +20,10 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
     return f"used {amount(kind, used)}{whose}; {bound}"
 
 
+def cut_at(tokens: int) -> str:
+    return f"its last reply was cut at {tokens:,} tokens".replace(",", " ")
+
+
 def reason_of(run: Run, crossing: Crossing, at: float, message: str, *, refused: bool = False) -> Reason:
     limit, account = crossing.active.limit, run.account
     turns, tokens, cost = (account.used(kind) for kind in (LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST))

@@ -1,8 +1,8 @@
 """Calls of a model that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused.
 
-A call that does not fit is answered by the outermost limit, else by the budget, that has too little room for the least output
-that is worth a call. If only other calls' reservations are in its way, it waits for these to be settled; if a bound on rates or
-parallel calls is, it waits for that.
+A call that does not fit waits as long as other calls' reservations are in its way. Then its maximum output is lowered to what fits,
+if that is worth a call; a limit that pauses lowers no maximum that the caller has asked for. Else the call is answered by the
+outermost limit, else by the budget, that has too little room for it. Bounds on rates and parallel calls make calls wait, too.
 
 The input of a call is an estimate, and may be more. That is part of what has to fit, as far as there is room for it: always for
 the other calls under way, so that their errors do not add up; for the call itself only if its output is then worth a call. So a
@@ -16,23 +16,25 @@ from math import inf
 
 from msgspec.structs import replace as changed
 
-from ..protocol.types import Action, CallInfo, ErrorCode, LimitKind, RunId, Status
+from ..protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
 from . import commands as c
 from . import events as e
 from .account import OpenReservation, Use
 from .attempts import AttemptTracker
+from .breaches import cut_at
 from .budget_enforcement import BudgetEnforcement
 from .budgets import Budget
 from .call_rates import Barrier, CallRates
 from .context import Context
 from .limit_enforcement import LimitEnforcement
+from .limit_holds import WAITING
 from .limits import ActiveLimit
 from .model_rules import forbidden_model
 from .repeats import Repeats
 from .run import Run, Token
 from .spending import Spending
 from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
-from .vocabulary import Timer
+from .vocabulary import ReasonKind, Timer
 
 MAX_WAITING = 1000
 """Calls of one run that wait. A thousand are a leak."""
@@ -79,6 +81,11 @@ class _Room:
     """The run whose limit it is."""
     active: ActiveLimit | None = None
     budget: Budget | None = None
+
+    def least(self, ev: e.CallAsked) -> int:
+        """Return to how much output this may lower a call."""
+        holds = self.active is not None and self.active.action in WAITING
+        return ev.max_output if holds and ev.named else ev.least_output
 
     def output(self, kept: float) -> float:
         """Return the tokens of output that fit if so much is kept for other things; below 0: none."""
@@ -138,11 +145,24 @@ class Calls:
         found = self._spending.reservation(ev.name)
         if found is None:
             return  # its run has ended, and was charged in full for what it had reserved
-        run, _ = found
+        run, reservation = found
         self._spending.end_call(run, ev.name, ev.used, ev.end)
+        if ev.end.cut and reservation.call is not None:
+            self._cut(run, reservation, reservation.call.clamped_to or 0, ev.at)
         self._attempts.call_ended(run, ev.end, ev.at)
         self._repeats.tools_asked_for(run, ev.tools)
         self._limits.enforce(run, ev.at)
+
+    def _cut(self, run: Run, reservation: OpenReservation, tokens: int, at: float) -> None:
+        """Note that a reply ended at the maximum to which a limit, or a budget, had lowered it."""
+        name, kind = reservation.lowered_by or ("", LimitKind.COST)
+        limited = next((each for each in run.lineage if each.id == name), None)
+        if limited is not None and kind in limited.limits:
+            self._limits.reply_cut(run, limited, limited.limits[kind], tokens, at)
+        else:
+            budget = next((budget for budget in self._spending.budgets.of(run.user) if budget.near), None)
+            why = budget.sentence if budget is not None else "a budget that has been raised since had no room for more"
+            self._limits.cannot_complete([run], Reason(kind=ReasonKind.LIMIT, limit_kind=kind, message=f"{cut_at(tokens)}; {why}"))
 
     def silent(self, ev: e.CallSilent) -> None:
         found = self._spending.reservation(ev.name)
@@ -238,16 +258,20 @@ class Calls:
             message = f'{words}; set [prices."{ev.model}"] in the config (0 where it is free)'
             self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True
-        output = min([float(ev.max_output), *(room.output(room.doubt + room.doubts) for room in rooms)])
-        if output >= ev.least_output:
-            return self._admitted(run, call, int(output), at, ahead)
-        tight = next((room for room in rooms if room.output(room.doubts) < ev.least_output), None)
+        short = [room for room in rooms if room.output(room.doubt + room.doubts) < ev.max_output]
+        if any(map(self._reserved, short)) and not self._has_waited(call, at):
+            return False  # what other calls leave of their reservations may be all that it lacks
+        tight = next((room for room in rooms if room.output(room.doubts) < room.least(ev)), None)
         if tight is None:
-            return self._admitted(run, call, ev.least_output, at, ahead)
-        if tight.output(-self._reserved(tight)) >= ev.least_output and not self._has_waited(call, at):
-            return False
-        if tight.output(0) >= ev.least_output:
-            words = f"the {tight.kind} limit has room for this call only once others have told how much input they have"
+            lowest = min(short, key=lambda room: room.output(room.doubt + room.doubts), default=None)
+            output = float(ev.max_output)
+            if lowest is not None:
+                output = max(lowest.output(lowest.doubt + lowest.doubts), *(room.least(ev) for room in short))
+            return self._admitted(run, call, int(min(output, ev.max_output)), at, ahead, lowest)
+        if tight.output(-self._reserved(tight)) >= tight.least(ev):
+            words = f"the rest of the {tight.kind} limit is reserved for other calls"
+            if tight.output(0) >= tight.least(ev):
+                words = f"the {tight.kind} limit has room for this call only once others have told how much input they have"
             return self._postponed(call, f"{words}; try again when one has ended", 1.0, at)
         return self._refused(run, call, tight, at)
 
@@ -279,12 +303,13 @@ class Calls:
                 left, kind = budget.allowed - budget.charged, LimitKind.COST
                 yield _Room(left, *takes[kind], kind, doubt[kind], self._spending.doubts_of(budget), budget=budget)
 
-    def _admitted(self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str]) -> bool:
-        """Admit a call that is affordable, unless it has to wait for its rate or for other calls."""
+    def _admitted(self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str], lowest: _Room | None) -> bool:
+        """Admit a call that is affordable, unless it has to wait for its rate or for other calls. `lowest`: what has lowered its
+        maximum, if anything has."""
         barrier = self._rates.barrier(run, at, ahead)
         if barrier is None:
             self._rates.made(run, at)
-            self._admit(run, call, output, at)
+            self._admit(run, call, output, at, lowest)
             return True
         call.until = self._until(call, at)
         if call.until > at and (barrier.free_at is None or barrier.free_at <= call.until):
@@ -297,7 +322,7 @@ class Calls:
         self._record_refusal(call, why, at)
         return True
 
-    def _admit(self, run: Run, call: WaitingCall, output: int, at: float) -> None:
+    def _admit(self, run: Run, call: WaitingCall, output: int, at: float, lowest: _Room | None) -> None:
         ev, lowered = call.asked, output if output < call.asked.max_output else None
         info = changed(
             call.info,
@@ -318,7 +343,12 @@ class Calls:
             more_input=ev.more_input,
             more_cost=ev.more_cost,
             call=info,
+            lowered_by=(lowest.limited.id, lowest.kind) if lowest is not None and lowest.limited is not None else None,
         )
+        for each in run.lineage:
+            if not each.called:
+                each.called = True
+                self._ctx.changed(each)
         self._ctx.reply(ev.token, c.CallAnswer(run, self._spending.reserve(run, reservation), lowered))
 
     def _reserved(self, room: _Room) -> int:
@@ -332,7 +362,7 @@ class Calls:
     def _refused(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
         """Take the action of the limit or budget, and answer the call unless the run is held by it."""
         ev = call.asked
-        more = tight.needed(ev.least_output)
+        more = tight.needed(tight.least(ev))
         if tight.budget is not None:
             refusal = over_budget(tight.budget, more)
             self._budgets.run_short(tight.budget, at)

@@ -135,6 +135,8 @@ class CallAsked(At, frozen=True):
     """Tokens that the input may have beyond the estimate."""
     more_cost: int = 0
     """What these cost."""
+    named: bool = True
+    """The caller has asked for `max_output`."""
 
 
 class CallWithdrawn(At, frozen=True):
@@ -159,6 +161,8 @@ class CallEnd(Struct, frozen=True):
     """False: it never went out."""
     failed: bool = False
     """The model did not answer, or answered with an error; a caller that hangs up is not such a failure."""
+    cut: bool = False
+    """The reply ended at a maximum that a limit had set."""
 
 
 class CallSettled(At, frozen=True):

@@ -86,6 +86,8 @@ class Lifecycle:
     def decide_end(self, run: Run, at: float, ending: Ending) -> None:
         """Decide how the run ends. It is `stopping` until none of its processes is alive."""
         run.move(Status.STOPPING)
+        if run.cut is not None and ending.outcome in {Status.COMPLETED, Status.FAILED} and _by_agent(ending.reason):
+            ending = Ending(Status.FAILED, run.cut)
         run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.known_trouble)
         self.unpause(run)
         self.release_breach(run)
@@ -128,6 +130,14 @@ class Lifecycle:
 
 
 _ENDS = {status: EventType(f"run_{status}") for status in ENDED}
+
+
+_BY_AGENT = {ReasonKind.EXIT, ReasonKind.SIGNAL, ReasonKind.AGENT, ReasonKind.RESULT}
+
+
+def _by_agent(reason: Reason | None) -> bool:
+    """Return whether a run ended by its agent's own doing, well or not."""
+    return reason is None or reason.kind in _BY_AGENT
 
 
 def _with_trouble(ending: Ending, trouble: ApiTrouble | None) -> Ending:

@@ -4,13 +4,14 @@ Limits are looked at from the root down, because the outermost breach is the one
 once is answered with the strongest action.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Unpack
 
 from ..protocol.kinds import KINDS
 from ..protocol.types import Action, Limit, LimitKind, Reason, Severity, Status
 from . import events as e
-from .breaches import excess, reason_of, shown, words_of
+from .breaches import cut_at, excess, reason_of, shown, words_of
 from .context import Context, Facts
 from .lifecycle import Lifecycle
 from .limit_holds import WAITING, LimitHolds
@@ -111,6 +112,23 @@ class LimitEnforcement:
             active.refused = True
             self._publish_crossing(limited, Crossing(active, used + more, exceeded=True), more)
             self._ctx.changed(limited)
+
+    def reply_cut(self, run: Run, limited: Run, active: ActiveLimit, tokens: int, at: float) -> None:
+        """Note that a reply of the run ended at the maximum to which a limit had lowered it, its own or of a run above it. What is
+        missing is the limit's doing, so no run that the limit binds is completed. Nothing is stopped: the next call finds no room,
+        and an agent that makes none prints what it has."""
+        crossing = Crossing(active, limited.account.used(active.limit.kind) or 0, exceeded=True)
+        words = f"{cut_at(tokens)}; {words_of(limited, crossing, None)}"
+        if run.cut is None:
+            self._publish_crossing(limited, crossing, None)
+        bound = [each for each in run.lineage if each is limited or limited in each.ancestors]
+        self.cannot_complete(bound, reason_of(limited, crossing, at, words))
+
+    def cannot_complete(self, runs: Iterable[Run], reason: Reason) -> None:
+        """Have runs end as failed for a reason, whatever their agents make of it."""
+        for run in runs:
+            run.cut = reason
+            self._ctx.changed(run)
 
     def _publish_crossing(self, run: Run, crossing: Crossing, refused: float | None) -> None:
         exceeded, kind = crossing.exceeded, crossing.active.limit.kind

@@ -181,6 +181,7 @@ class CallRecord:
                 first_byte_s=self._first_byte,
                 seconds=time.monotonic() - self._began,
                 error=self.error,
+                cut=self._reply.cut and self._admitted.max_output is not None,
                 failed=self._failed,
             )
         )

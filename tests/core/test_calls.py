@@ -164,8 +164,11 @@ def test_a_limit_of_an_ancestor_bounds_the_calls_of_all_below_it() -> None:
     a = t.start("a", limits="cost=0.5:refuse")
     b, d = (t.start(name, inside(a), limits="cost=5") for name in "bd")
     t.admitted(t.call(b))
-    _, output = t.admitted(t.call(d))
-    assert output == (500_000_000 - 303_000_000 - 3_000_000) // 15_000
+    waiting = t.call(d)
+    (t >> waiting).skip()
+    t.later(60)
+    (t >> t.fired(d, Timer.CALLS)).skip()
+    assert t.admission(waiting)[1] == (500_000_000 - 303_000_000 - 3_000_000) // 15_000
     assert t.run(a).account.used(LimitKind.COST) <= 500_000_000  # type: ignore[operator]
 
 
@@ -179,7 +182,8 @@ def test_a_call_waits_for_others_that_are_under_way() -> None:
     assert t.admission(waiting)[1] == (320_000_000 - 20_000_000 - 3_000_000) // 15_000
 
 
-def test_a_call_that_has_waited_long_enough_is_refused() -> None:
+def test_a_call_that_has_waited_long_enough_is_to_be_asked_for_again() -> None:
+    """The limit is not used up: others may leave most of what they have reserved."""
     t = Transcript()
     a = t.start("a", limits="cost=0.32:refuse")
     t.admitted(t.call(a))
@@ -189,9 +193,9 @@ def test_a_call_that_has_waited_long_enough_is_refused() -> None:
     t.later(60)
     (t >> t.fired(a, Timer.CALLS)).skip()
     answer = t.answers[waiting.token]
-    assert isinstance(answer, c.CallAnswer)
-    assert answer.refusal is not None
-    assert answer.refusal.limit_kind == "cost"
+    assert isinstance(answer, c.CallPostponed)
+    assert "the rest of the cost limit is reserved for other calls" in answer.message
+    assert t.run(a).status is Status.RUNNING
 
 
 def test_each_waiting_call_has_its_own_time() -> None:
@@ -277,7 +281,7 @@ def test_a_call_is_held_until_there_is_more_room(action: str) -> None:
     small = t.resume(a, room="cost=0.06") if action == "pause" else t.approve(a, room="cost=0.06")
     (t >> small).skip()
     answer = t.answers[small.token]
-    assert "takes 0.0644 USD more: the new limit must be 0.0645 USD at least" in getattr(answer, "message", "")
+    assert "takes 0.303 USD more: the new limit must be 0.303 USD at least" in getattr(answer, "message", "")
     (t >> (t.resume(a, room="cost=1") if action == "pause" else t.approve(a, room="cost=1"))).skip()
     assert t.run(a).status is Status.RUNNING
     assert t.admission(held)[1] is None
@@ -576,3 +580,61 @@ def test_every_call_is_recorded_once_and_the_records_add_up(steps: list[tuple[st
     told = account.sources.get("gateway", Use())
     assert to_nanos(sum(call.cost_usd or 0.0 for call in t.calls)) == (told.cost or 0)
     assert sum(call.input_tokens or 0 for call in t.calls) == (told.input_tokens or 0)
+
+
+# ---- near the limit
+
+
+def test_a_call_waits_before_it_is_lowered_as_long_as_others_may_leave_room() -> None:
+    """The call for a title reserves all that its program asks for, and uses little of it."""
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5:refuse")
+    title, output = t.admitted(t.call(a))
+    assert output is None
+    answer = t.call(a)
+    (t >> answer).skip()
+    assert answer.token not in t.answers
+    (t >> t.called(title, cost=0.004)).skip()
+    assert t.admission(answer)[1] is None
+
+
+@pytest.mark.parametrize("action", ["pause", "request_increase"])
+def test_a_limit_that_pauses_lowers_only_a_maximum_that_no_one_has_asked_for(action: str) -> None:
+    t = Transcript()
+    a = t.start("a", limits=f"cost=0.2:{action}")
+    assert t.admitted(t.call(a, named=False))[1] == (200_000_000 - 3_000_000) // 15_000
+    b = t.start("b", limits=f"cost=0.2:{action}")
+    held = t.call(b)
+    (t >> held).skip()
+    assert (held.token in t.answers, t.run(b).status) == (False, Status.PAUSED)
+
+
+@pytest.mark.parametrize("action", ["terminate", "refuse"])
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_run_whose_reply_was_cut_by_a_limit_fails_whatever_its_agent_says(action: str, code: int) -> None:
+    t = Transcript()
+    a = t.start("a", limits=f"cost=0.2:{action}", attempts=3)
+    b = t.start("b", inside(a), limits="cost=5", attempts=3)
+    parent, child = t.run(a), t.run(b)
+    name, output = t.admitted(t.call(b))
+    assert output == 13133
+    (t >> t.called(name, cost=0.1999, cut=True)).skip()
+    assert child.status is Status.RUNNING, "its agent may print what it has"
+    for run in (b, a):
+        (t >> t.exited(run, code)).skip()
+    for ended in (child, parent):
+        assert ended.ending is not None
+        assert ended.ending.reason is not None
+        assert (ended.status, ended.ending.reason.limit_kind) == (Status.FAILED, "cost")
+        assert ended.ending.reason.message.startswith("its last reply was cut at 13 133 tokens; used 0.1999 USD")
+
+
+def test_a_reply_that_ends_by_itself_at_what_was_asked_for_is_no_breach() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.5")
+    run = t.run(a)
+    name, output = t.admitted(t.call(a))
+    assert output is None
+    (t >> t.called(name, cost=0.3)).skip()
+    (t >> t.exited(a, 0)).skip()
+    assert run.status is Status.COMPLETED

@@ -253,19 +253,32 @@ class Transcript:
 
     def call(
         self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
-        model: str = "m", more: int = 0,
+        model: str = "m", more: int = 0, named: bool = True,
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output. `more`: input it may have, too."""
         cost = tokens * 3000 if priced else None
         info = CallInfo(time=NOON, run_id=run, number=0, state="waiting", upstream="anthropic", model="m")
         return e.CallAsked(
-            self.at, self.token(), run, model, tokens, cost, 15_000, output, min(least, output), info, choices, more, more * 3000
+            self.at,
+            self.token(),
+            run,
+            model,
+            tokens,
+            cost,
+            15_000,
+            output,
+            min(least, output),
+            info,
+            choices,
+            more,
+            more * 3000,
+            named,
         )
 
-    def called(self, name: str, tools: str = "", **used: Any) -> e.CallSettled:
+    def called(self, name: str, tools: str = "", *, cut: bool = False, **used: Any) -> e.CallSettled:
         """A call has ended, having used this. `tools`: that its reply asks for, as `name/arguments`."""
         asked_for = tuple((tool.partition("/")[0], tool.partition("/")[2]) for tool in tools.split())
-        return e.CallSettled(self.at, name, use(messages=1, **used), tools=asked_for)
+        return e.CallSettled(self.at, name, use(messages=1, **used), e.CallEnd(cut=cut), asked_for)
 
     def level(self, run: RunId, kind: str, level: float, *, refused: bool = False) -> e.LevelSeen:
         """The kernel tells memory or processes."""

@@ -56,11 +56,13 @@ class _AnthropicBlock(msgspec.Struct):
     text: Any = None
     thinking: Any = None
     partial_json: Any = None
+    stop_reason: Any = None
     input: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _AnthropicMessage(msgspec.Struct):
     usage: _AnthropicUsage | None = None
+    stop_reason: Any = None
     content: list[_AnthropicBlock] = []
 
 
@@ -131,6 +133,7 @@ class _AnthropicReader(ReplyReader):
         elif event.type == "message_delta":
             self._count(event.usage)
             self.told = event.usage is not None
+            self.cut = event.delta is not None and event.delta.stop_reason == "max_tokens"
         elif event.type == "content_block_start" and event.content_block is not None:
             if event.content_block.type == "tool_use" and len(self._calls) < MAX_TOOL_USES:
                 self._calls[event.index] = OpenToolUse(event.content_block.name)
@@ -146,6 +149,7 @@ class _AnthropicReader(ReplyReader):
         message = _MESSAGE.decode(data)
         self._count(message.usage)
         self.told = message.usage is not None
+        self.cut = message.stop_reason == "max_tokens"
         for block in message.content:
             self.written += counters.size(block.text, block.thinking, block.input)
             if block.type == "tool_use":

@@ -102,6 +102,8 @@ class ReplyReader(ABC):
         """Tokens written to a cache for an hour."""
         self.fees_usd = 0.0
         """What the provider's tools have cost."""
+        self.cut = False
+        """It ended because its maximum output was reached."""
         self.background = False
         """It is generated whether or not the client reads it."""
         self._read = streamed

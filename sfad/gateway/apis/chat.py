@@ -147,6 +147,7 @@ class _ChatReader(ReplyReader):
         self._calls.clear()
 
     def _count(self, completion: _ChatCompletion) -> None:
+        self.cut |= any(choice.finish_reason == "length" for choice in completion.choices)
         self.tiers = words(service_tier=completion.service_tier) or self.tiers
         usage = completion.usage
         if usage is not None:

@@ -150,6 +150,7 @@ class _GeminiReader(ReplyReader):
                     self.use(tool_use(part.function_call.name, bytes(part.function_call.args)))
             if candidate.grounding_metadata is not None and (queries := candidate.grounding_metadata.web_search_queries):
                 self.fees_usd = max(self.fees_usd, GEMINI_SEARCH, len(queries) * GEMINI_QUERY)
+        self.cut |= any(candidate.finish_reason == "MAX_TOKENS" for candidate in generated.candidates)
         self._finished |= any(candidate.finish_reason for candidate in generated.candidates)
         usage = generated.usage_metadata
         if usage is not None:  # each event repeats it, with what has come by then

@@ -46,8 +46,13 @@ class _ResponsesItem(msgspec.Struct):
     content: list[_ResponsesPart] | None = None
 
 
+class _ResponsesIncomplete(msgspec.Struct):
+    reason: Any = None
+
+
 class _ResponsesResponse(msgspec.Struct):
     background: Any = None
+    incomplete_details: _ResponsesIncomplete | None = None
     service_tier: Any = None
     usage: _ResponsesUsage | None = None
     output: list[_ResponsesItem] = []
@@ -141,6 +146,8 @@ class _ResponsesReader(ReplyReader):
             self.use(tool_use(name, told.encode(errors="replace") + bytes(item.action) + bytes(item.operation)))
 
     def _count(self, response: _ResponsesResponse) -> None:
+        incomplete = response.incomplete_details
+        self.cut = incomplete is not None and incomplete.reason == "max_output_tokens"
         self.background = response.background is True
         if response.service_tier != "auto":  # which it is until that is decided
             self.tiers = words(service_tier=response.service_tier)

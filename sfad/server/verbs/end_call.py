@@ -29,6 +29,7 @@ def end_call(call: Call, request: EndCall) -> None:
                 elapsed_s=rounded(request.seconds),
                 error=request.error[:MAX_WORDS] if request.error is not None else None,
                 failed=request.failed,
+                cut=request.cut,
             )
             runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, end, tuple(request.tools)))
             _tell_of_tools(call, request)
