@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ..protocol.types import Refusal, Rule, Status
+from ..protocol.limits import format_amount
+from ..protocol.types import LimitKind, Refusal, Rule, Status
 from ..protocol.units import counted, format_elapsed, format_moment
 from .access import FULL, Peer, refuse_sessions, refuse_verb
 from .budgets import Budget
@@ -205,6 +206,26 @@ def _money(q: Question) -> Refusal | None:
     return q.refuse(Rule.BUDGET, q.exhausted.sentence, why, f"Start it again then, or {q.raised(q.exhausted.key)}", quota)
 
 
+_NEEDS_COUNTING = (LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST, LimitKind.TOKENS)
+
+
+def _unenforceable(q: Question) -> Refusal | None:
+    """Refuse a bound on money or tokens that a person has asked for and that nothing can keep. The defaults only are told so."""
+    why = q.run.asked.uncounted
+    typed = {limit.kind for limit in q.run.asked.limits if not limit.source.startswith("agent ")}
+    found = next((q.run.limits[kind] for kind in _NEEDS_COUNTING if kind in typed and q.run.limits[kind].binds), None)
+    if why is None or found is None:
+        return None
+    limit = found.limit
+    shown = f"{limit.kind} limit of {format_amount(limit.kind, limit.threshold)} ({limit.source})"
+    detail = f"nothing would enforce its {shown}: {why}"
+    remedy = (
+        "Start it with --gateway; or name its --meter, --meter report if it reports its use itself; or let the limit only warn: "
+        f"--limit {limit.kind}={limit.threshold:g}:warn"
+    )
+    return q.refuse(Rule.UNENFORCEABLE, detail, detail, remedy, Quota(limit=limit.threshold))
+
+
 def _rate(q: Question) -> Refusal | None:
     if q.run.parent is not None or not q.rate.full(q.at):
         return None
@@ -332,7 +353,7 @@ def _refuse_session(q: Question, rule: Rule, said: str, *, key: str, limit: int,
 
 
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
-    _enabled, _permission, _loop, _depth, _descendants, _money, _rate, _concurrency,
+    _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
 

@@ -16,8 +16,9 @@ from ..host.descriptors import Descriptors
 from ..launch.credentials import Credentials
 from ..launch.launcher import Launcher
 from ..metering.metering import program_of
-from ..meters import AgentProgram
+from ..meters import AgentProgram, session_files_of
 from ..observe.counts import Counts
+from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
@@ -25,7 +26,7 @@ from ..runs.live import Live
 from ..runs.stdin import StdinPipe
 from ..setups import NO_SETUPS, TreeSetups
 from .launching import Feed, demand_descriptors
-from .translate import asked_of
+from .translate import asked_of, shown
 
 OnAnswer = Callable[[c.Answer], None]
 OnAdmit = Callable[[RunId], None]
@@ -106,14 +107,17 @@ class PendingRequests:
             on_admit(known)
             self._answer_again(known, client if spawn.tied else None, answer)
             return
-        asked = asked_of(spawn, client, session)
-        kept = spawn.log and spawn.stdio == "files"
+        argv = [shown(word) for word in spawn.argv]
+        program = program_of(spawn.meter, argv, kept=spawn.log and spawn.stdio == "files")
+        metered = program is not None or spawn.meter == BY_REPORT
+        metered = metered or (spawn.meter != NO_METER and session_files_of(spawn.meter, argv) is not None)
+        asked = asked_of(spawn, client, session, metered=metered)
         pending = PendingSpawn(
             spawn,
             setups,
             descriptors,
             on_admit,
-            program_of(spawn.meter, asked.argv, kept=kept),
+            program,
             peer.run,
             user=user,
             sender=peer.who,

@@ -13,8 +13,8 @@ from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
 
-def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> Asked:
-    """Return the part of a client's request that the core decides about."""
+def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None, *, metered: bool = True) -> Asked:
+    """Return the part of a client's request that the core decides about. `metered`: something beside the gateway tells its use."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
     return Asked(
@@ -46,11 +46,19 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> 
         allowed_tools=tuple(spawn.allowed_tools),
         blocked_tools=tuple(spawn.blocked_tools),
         claim=spawn.claim,
+        uncounted=None if metered else _uncounted(spawn),
         unnamed=spawn.automatic and spawn.name is None,
         models=tuple(spawn.allowed_models),
         nested=spawn.nested,
         session=session,
     )
+
+
+def _uncounted(spawn: Spawn) -> str | None:
+    """Return why the gateway will not see what a run uses; `None` if it will."""
+    if spawn.gateway:
+        return spawn.direct
+    return "it does not use the gateway, and no meter knows its program"
 
 
 MAX_SHOWN = 4096

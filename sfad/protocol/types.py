@@ -44,6 +44,7 @@ class Status(Word):
     REJECTED_LOOP = "rejected_loop"
     REJECTED_DEPTH = "rejected_depth"
     REJECTED_BUDGET = "rejected_budget"
+    REJECTED_UNENFORCEABLE = "rejected_unenforceable"
     REJECTED_RATE = "rejected_rate"
     REJECTED_CONCURRENCY = "rejected_concurrency"
 
@@ -67,6 +68,7 @@ class Rule(Word):
     LOOP = "loop"
     DEPTH = "depth"
     BUDGET = "budget"
+    UNENFORCEABLE = "unenforceable"
     RATE = "rate"
     CONCURRENCY = "concurrency"
 

@@ -55,7 +55,7 @@ def test_a_breach_is_told_once_and_is_exit_4(daemon: World) -> None:
 
 @pytest.mark.alone
 def test_a_limit_that_nobody_can_keep_is_said_so_at_the_start(daemon: World) -> None:
-    done = daemon.sfactl("spawn", "--no-gateway", "--limit", "cost=2", "--limits", '{"max_turns": 9}', "--", "sleep", "60")
+    done = daemon.sfactl("spawn", "--no-gateway", "--limit", "cost=2:warn", "--limits", '{"max_turns": 9}', "--", "sleep", "60")
     assert done.stdout == "a1\n"
     assert "NOT ENFORCEABLE: turns 9, cost 2.00 USD" in done.stderr
     assert "NOT ENFORCEABLE" in daemon.sfactl("info", "a1").stderr
@@ -158,6 +158,15 @@ def test_a_paused_run_goes_on_with_more_room_or_is_told_what_is_wrong(daemon: Wo
     resumed = daemon.json("resume", run, "--limit", "turns=9")
     assert resumed["status"] == "running"
     assert [limit["threshold"] for limit in resumed["limits"] if limit["kind"] == "turns"] == [9]
+
+
+def test_a_bound_on_money_that_nothing_would_keep_is_refused(daemon: World) -> None:
+    done = daemon.sfactl("run", "--no-gateway", "--limit", "cost=2", "--", "true", code=1)
+    assert "nothing would enforce its cost limit of 2.00 USD (--limit cost): it does not use the gateway" in done.stderr
+    assert "Start it with --gateway; or name its --meter" in done.stderr
+    for words in (("--meter", "report"), ("--meter", "jsonl")):
+        daemon.sfactl("run", "-q", "--no-gateway", *words, "--limit", "cost=2", "--", "true")
+    assert daemon.json("list", "--status", "rejected_unenforceable")["runs"][0]["exit_code"] is None
 
 
 def test_an_increase_is_approved_or_denied_from_outside(daemon: World) -> None:

@@ -490,3 +490,20 @@ def test_bad_names_are_refused(name: str) -> None:
 
 def _drain(t: Transcript) -> e.DrainRequested:
     return e.DrainRequested(t.at)
+
+
+@pytest.mark.parametrize(
+    ("limits", "starts"),
+    [("cost=1", False), ("tokens=9000:refuse", False), ("cost=1:warn", True), ("turns=3", True), ("", True)],
+)
+def test_a_bound_on_money_that_nothing_would_keep_is_refused(limits: str, starts: bool) -> None:
+    t = Transcript()
+    if starts:
+        t.start("a", limits=limits, uncounted="no one looks")
+        return
+    refusal = t.refused("a", limits=limits, uncounted="no one looks")
+    assert refusal.kind is Rule.UNENFORCEABLE
+    assert "no one looks. Start it with --gateway" in refusal.message
+    t.start("a", limits=limits)
+    told = t.refused("b", inside("a1"), limits=limits, uncounted="no one looks")
+    assert "finish your task with what you already have" in told.message

@@ -167,7 +167,7 @@ def test_a_limit_outside_its_range_is_refused_with_the_range(daemon: Daemon, wor
 
 
 def test_a_limit_that_cannot_be_enforced_is_reported(daemon: Daemon) -> None:
-    done = daemon.sfactl("spawn", "--no-gateway", "--limit", "cost=0.50", "--", "sleep", "60")
+    done = daemon.sfactl("spawn", "--no-gateway", "--limit", "cost=0.50:warn", "--", "sleep", "60")
     assert "not enforceable" in done.stderr.lower()
     shown = daemon.sfactl("info", done.stdout.strip())
     assert "not enforceable" in (shown.stdout + shown.stderr).lower()
