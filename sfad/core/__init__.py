@@ -13,6 +13,7 @@ those before it in this list:
 `pausing`            pause and resume
 `attempts`           what the launcher tells of an attempt, and what its agent prints
 `tool_rules`         tools that a run may not use
+`bypasses`           use that went around the gateway
 `unadmitted`         agent programs that were started within a run without asking
 `limit_holds`        runs that wait because of a limit
 `limit_enforcement`  limits of live runs: what is near or exceeded, and what follows

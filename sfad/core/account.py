@@ -225,6 +225,13 @@ class Account:
         return best is not None and best[1].partial and best[1].cost is not None
 
     @property
+    def seen_by_gateway(self) -> int | None:
+        """Return the tokens of all calls that the gateway saw, with what those under way have reserved; `None` if it saw none."""
+        under_way = self.under_way.get(LimitKind.TOKENS)
+        seen = self.sources.get("gateway")
+        return None if seen is None and under_way is None else ((seen.tokens if seen is not None else None) or 0) + (under_way or 0)
+
+    @property
     def metered(self) -> bool:
         return bool(self.sources or self.reservations)
 

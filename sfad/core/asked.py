@@ -55,6 +55,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     allowed_tools: tuple[str, ...] = ()
     blocked_tools: tuple[str, ...] = ()
     claim: Claim = NO_CLAIM
+    gated: bool = False
+    """Its calls go through the gateway."""
     uncounted: str | None = None
     """Why nothing will tell what the run uses."""
     unnamed: bool = False

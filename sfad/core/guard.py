@@ -6,10 +6,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ..protocol.limits import format_amount
-from ..protocol.types import LimitKind, Refusal, Rule, Status
+from ..protocol.types import Refusal, Rule, Status
 from ..protocol.units import counted, format_elapsed, format_moment
 from .access import FULL, Peer, refuse_sessions, refuse_verb
 from .budgets import Budget
+from .limits import NEED_COUNTING
 from .money import to_usd
 from .policy import Policy
 from .quotas import SlidingWindow, Slots
@@ -206,14 +207,11 @@ def _money(q: Question) -> Refusal | None:
     return q.refuse(Rule.BUDGET, q.exhausted.sentence, why, f"Start it again then, or {q.raised(q.exhausted.key)}", quota)
 
 
-_NEEDS_COUNTING = (LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST, LimitKind.TOKENS)
-
-
 def _unenforceable(q: Question) -> Refusal | None:
     """Refuse a bound on money or tokens that a person has asked for and that nothing can keep. The defaults only are told so."""
     why = q.run.asked.uncounted
-    typed = {limit.kind for limit in q.run.asked.limits if not limit.source.startswith("agent ")}
-    found = next((q.run.limits[kind] for kind in _NEEDS_COUNTING if kind in typed and q.run.limits[kind].binds), None)
+    typed = {limit.kind for limit in q.run.asked.limits if limit.typed}
+    found = next((q.run.limits[kind] for kind in NEED_COUNTING if kind in typed and q.run.limits[kind].binds), None)
     if why is None or found is None:
         return None
     limit = found.limit

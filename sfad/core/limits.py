@@ -19,6 +19,9 @@ from .policy import Invalid, Policy
 PROFILED = tuple(kind for kind in LimitKind if kind.value in Profile.__struct_fields__)
 """Kinds that a profile sets, and `limits.adaptive` adapts."""
 
+NEED_COUNTING = (LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_COST, LimitKind.TOKENS)
+"""Kinds that mean nothing unless something tells what a run uses."""
+
 _OF_ONE_RUN = tuple(kind for kind, spec in KINDS.items() if spec.scope == "run" and kind is not LimitKind.TIME)
 """Kinds that a child's own limits are lowered in, to its parent's."""
 

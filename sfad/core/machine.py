@@ -13,6 +13,7 @@ from .alert_board import AlertBoard
 from .alerts import Alerts
 from .attempts import AttemptTracker
 from .budget_enforcement import BudgetEnforcement
+from .bypasses import Bypasses
 from .calls import Calls
 from .context import Context
 from .lifecycle import Lifecycle
@@ -53,6 +54,7 @@ class Machine:
         self._attempts = AttemptTracker(context, self._lifecycle, self._stopping, self._pausing)
         self._tool_rules = ToolRules(context, self._stopping)
         self._unadmitted = Unadmitted(context, self._stopping)
+        self._bypasses = Bypasses(context, self._stopping)
         self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
         self._limit_enforcement = LimitEnforcement(context, self._lifecycle, self._stopping, self._limit_holds, self._spending)
         self._budget_enforcement = BudgetEnforcement(
@@ -204,6 +206,7 @@ class Machine:
                 self._unadmitted.agent_seen(run, event)
             case e.UseSeen():
                 self._limit_enforcement.use_seen(run, event)
+                self._bypasses.look(run, event.at)
             case e.LevelSeen():
                 self._limit_enforcement.level_seen(run, event)
             case e.ToolsCalled():

@@ -89,6 +89,8 @@ class Policy:
     allow_detach: bool = False
     unadmitted: Literal["warn", "terminate", "off"] = "warn"
     """What follows if an agent program is started within a run without asking."""
+    bypass: Literal["auto", "warn", "terminate"] = "auto"
+    """What follows if a run calls its model around the gateway; `auto`: `terminate` where a person has set a limit of money."""
     unnamed: Literal["child", "loop"] = "child"
     """What a run that no one named is below a run of the same program."""
     defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)

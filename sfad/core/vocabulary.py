@@ -72,6 +72,7 @@ class EventType(Word):
     INCREASE_APPROVED = "increase_approved"
     INCREASE_DENIED = "increase_denied"
     UNADMITTED = "unadmitted"
+    GATEWAY_BYPASSED = "gateway_bypassed"
     RUN_REPEATING = "run_repeating"
     ALERT_SURVIVORS = "alert_survivors"
     ALERT_COST = "alert_cost"

@@ -128,6 +128,11 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
     """`None` in a request: `--on-limit`, else the profile's, else terminate. Never `None` in what is shown."""
     source: str = "default"
 
+    @property
+    def typed(self) -> bool:
+        """Whether it was asked for with the request, and not by the entry of a registered agent."""
+        return not self.source.startswith("agent ")
+
 
 class LimitState(Struct, frozen=True, kw_only=True, gc=False):
     kind: LimitKind

@@ -638,3 +638,36 @@ def test_a_reply_that_ends_by_itself_at_what_was_asked_for_is_no_breach() -> Non
     (t >> t.called(name, cost=0.3)).skip()
     (t >> t.exited(a, 0)).skip()
     assert run.status is Status.COMPLETED
+
+
+# ---- around the gateway
+
+
+@pytest.mark.parametrize(("limits", "ends"), [("cost=5", True), ("cost=5:warn", False), ("turns=5", False)])
+def test_use_that_the_gateway_did_not_see_is_told_and_ends_a_run_that_a_person_has_bounded(limits: str, ends: bool) -> None:
+    t = Transcript(hear=frozenset({"publish"}))
+    a = t.start("a", limits=limits, gated=True)
+    b = t.start("b", inside(a), gated=True)
+    t >> t.used(b, "session", input_tokens=900, output_tokens=100)
+    assert f"publish gateway_bypassed {b}" in t._left
+    t.skip()
+    assert (t.run(a).bypassed, t.run(b).bypassed) == (True, True)
+    assert (t.run(b).status is Status.STOPPING, t.run(a).status) == (ends, Status.RUNNING)
+    t >> t.used(b, "session", input_tokens=1800, output_tokens=200)
+    assert f"publish gateway_bypassed {b}" not in t._left, "it is told once"
+    t.skip()
+
+
+def test_figures_of_calls_that_the_gateway_saw_or_sees_now_tell_of_no_way_around_it() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=5", gated=True)
+    name, _ = t.admitted(t.call(a))
+    (t >> t.used(a, "session", input_tokens=1000, output_tokens=100)).skip()
+    (t >> t.called(name, input_tokens=1000, output_tokens=100)).skip()
+    (t >> t.used(a, "stream", input_tokens=2000, output_tokens=300)).skip()
+    assert not t.run(a).bypassed
+    (t >> t.used(a, "stream", input_tokens=30_000, output_tokens=300)).skip()
+    assert t.run(a).bypassed
+    free = t.start("free", limits="cost=5")
+    (t >> t.used(free, "session", input_tokens=1000, output_tokens=100)).skip()
+    assert not t.run(free).bypassed, "it does not use the gateway"
