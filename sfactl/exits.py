@@ -115,6 +115,8 @@ def of_run(run: RunInfo) -> int:
     status = run.status.value
     if status == "failed":
         return _of_failed(run)
+    if run.reason is not None and run.reason.kind == "interrupt":
+        return ExitCode.INTERRUPTED
     return _BY_STATUS.get(status, ExitCode.REFUSED if run.status.rejected else ExitCode.UNAVAILABLE)
 
 

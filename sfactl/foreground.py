@@ -30,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections.abc import Callable, Sequence
-    from typing import Literal
+    from typing import Any, Literal
 
     Form = Literal["raw", "text", "auto"]
     """The form of `Logs`."""
@@ -63,7 +63,7 @@ class Foreground:
         self._progress = ProgressLines(shown, self._note, verbose=options.verbose)
         self._requests = RequestsInFlight(client, self._note, tie=not options.keep)
         self._output = OutputCopy(self._requests, self._progress, self._note)
-        self._activities = [self._terminal] if self._terminal else self._output.activities
+        self._activities: list[Activity] = [self._terminal] if self._terminal else self._output.activities
         self._signals = SignalPipe(HANDLED)
         self._stops = StopSignals(self._requests, shown, self._note)
         self._job = JobControl(self._requests, self._terminal, self._progress, self._take_signals, message.stdio == "inherit")
@@ -103,7 +103,13 @@ class Foreground:
         message, descriptors = _with_descriptors(self._message, self._terminal)
         if self._terminal:
             self._terminal.begin()
+        lent = self._terminal is None and 0 in descriptors and os.isatty(0)
+        modes = _modes() if lent else None
         self._requests.ask(message, self._started, descriptors)
+        if modes is not None:
+            from .terminal import LentTerminal
+
+            self._activities.append(LentTerminal(modes))
 
     def _started(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         check(reply)
@@ -295,6 +301,13 @@ def _terminal(message: Spawn) -> Terminal | None:
     from .terminal import Terminal
 
     return Terminal()
+
+
+def _modes() -> list[Any]:
+    """Return the modes of the terminal that is stdin."""
+    from termios import tcgetattr
+
+    return tcgetattr(0)
 
 
 def _with_descriptors(message: Spawn, terminal: Terminal | None) -> tuple[Spawn, Sequence[int]]:

@@ -154,6 +154,38 @@ class Terminal:
             self.handed_over()
 
 
+class LentTerminal:
+    """The user's terminal as the stdin of a run whose output this process copies, as an `Activity`.
+
+    Ctrl-C and Ctrl-Z belong to this process, which stops or pauses the run. A program that reads single keys from its stdin, such
+    as `gemini -p`, makes them bytes for itself, so they are made signals again. A program that is killed leaves the terminal so."""
+
+    timeout = STATE
+
+    def __init__(self, saved: list[Any]) -> None:
+        """`saved`: the modes of the terminal before the run could change them, as tcgetattr(3) returns them."""
+        self._saved = saved
+
+    def interests(self) -> dict[int, int]:
+        return {}
+
+    def advance(self, ready: dict[int, int]) -> None:  # noqa: ARG002 - an `Activity`
+        with suppress(termios.error):  # it is gone
+            modes = termios.tcgetattr(0)
+            if self._saved[_LOCAL_MODES] & termios.ISIG and not modes[_LOCAL_MODES] & termios.ISIG and in_foreground():
+                modes[_LOCAL_MODES] |= termios.ISIG
+                termios.tcsetattr(0, termios.TCSANOW, modes)
+
+    def drained(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Restore the modes, unless a shell has the terminal again."""
+        with suppress(termios.error):
+            if in_foreground() and termios.tcgetattr(0) != self._saved:
+                termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
+
+
 def in_foreground() -> bool:
     """Return whether this process is in the foreground of its terminal, descriptor 0."""
     try:

@@ -66,6 +66,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     nested: bool = False
     """It may start sessions and stop them, although it is a subagent."""
     session: SessionAsked | None = None
+    inherits: bool = False
+    """Its stdin is its client's, so Ctrl-C at a terminal reaches it and not the client."""
 
     @property
     def tools(self) -> ToolLists:

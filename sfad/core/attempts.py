@@ -80,6 +80,10 @@ class AttemptTracker:
             self.conclude_unseen(run, ev.at, why, empty=ev.empty)
         elif latest.succeeded:
             self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
+        elif run.asked.inherits and latest.exit.interrupted:
+            # the key went to the program and not to sfactl, which would have stopped the run
+            reason = Reason(kind=ReasonKind.INTERRUPT, message="interrupted where it was started (Ctrl-C)")
+            self.conclude(run, ev.at, Ending(Status.CANCELLED, reason), empty=ev.empty)
         elif run.attempt < run.asked.attempts and run.cut is None:
             self._retry(run, ev.at)
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import attrgetter
+from signal import SIGINT
 
 from msgspec import Struct
 
@@ -78,6 +79,11 @@ class ProcessExit(Struct, gc=False):
     @property
     def success(self) -> bool:
         return self.code == 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether SIGINT ended it, or it says so as shells do: programs that read the key themselves have no signal."""
+        return self.signal == SIGINT or self.code == 128 + SIGINT
 
 
 class Attempt(Struct, omit_defaults=True, gc=False):

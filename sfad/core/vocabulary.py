@@ -48,6 +48,7 @@ class ReasonKind(Word):
     DAEMON = "daemon"
     LEDGER = "ledger"
     SUSPENDED = "suspended"
+    INTERRUPT = "interrupt"
 
 
 class EventType(Word):

@@ -1,5 +1,6 @@
 """Leads runs through the gateway: which use it, and what their commands and environments say of it (docs/gateway.md)."""
 
+import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -13,6 +14,7 @@ from ..protocol.known import KEYS, TOKENS
 from ..protocol.messages import Spawn
 from ..runs.live import Live
 from ..setups import TreeSetups
+from ..setups.files import UnreadableError, json_object, merged
 from ..setups.setup import GATEWAY
 from ..setups.variables import VARIABLES
 from .gateway_process import GatewayProcess
@@ -66,6 +68,7 @@ def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit
     if at is not None and argv[at + 1 : at + 1 + len(more)] != more:  # `timeout 60 codex` has them when its codex leads to a shim
         argv = [*argv[: at + 1], *more, *argv[at + 1 :]]
     env = keyless(request.env, program, gateway.upstreams, setups.upstreams)
+    env = _merged(env, setup.merged, address)
     return replace(request, argv=argv, env=_with(env, setups.env_of(setup), setup.unset, address))
 
 
@@ -119,6 +122,21 @@ def keyless(env: Sequence[bytes], program: str, upstreams: Mapping[str, Upstream
     ]
     variables = [TOKENS.get(program, {}).get(name, KEYS[name][0]) for name in keyed if name in KEYS]
     return kept + [f"{variable}={PLACEHOLDER}".encode() for variable in variables]
+
+
+def _merged(env: Sequence[bytes], objects: Iterable[tuple[str, str]], address: str) -> list[bytes]:
+    """Return the environment with these objects merged into those of its variables. What is not JSON stays as it is."""
+    result = list(env)
+    for variable, text in objects:
+        name = f"{variable}=".encode()
+        before = next((item.removeprefix(name) for item in result if item.startswith(name)), b"")
+        try:
+            own = json_object(before.decode(errors="surrogateescape"), variable)
+        except UnreadableError:
+            continue
+        value = json.dumps(merged(own, json.loads(text.replace(GATEWAY, address)))).encode()
+        result = [item for item in result if not item.startswith(name)] + [name + value]
+    return result
 
 
 def _exempt_from_proxies(env: list[bytes]) -> list[bytes]:

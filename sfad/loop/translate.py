@@ -52,6 +52,7 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None, *, 
         models=tuple(spawn.allowed_models),
         nested=spawn.nested,
         session=session,
+        inherits=spawn.stdio == "inherit",
     )
 
 

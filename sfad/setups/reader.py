@@ -48,7 +48,8 @@ class Root(NamedTuple):
 _TOLD = (
     b"PATH=", b"HOME=", b"XDG_", b"ANTHROPIC_", b"CLAUDE_", b"OPENAI_", b"CODEX_", b"AZURE_", b"AWS_", b"GOOGLE_", b"GEMINI_",
     b"GCLOUD_", b"OPENCODE_", b"OPENROUTER_", b"AIDER_", b"LITELLM_", b"HTTP", b"http", b"ALL_PROXY=", b"all_proxy=", b"NO_PROXY=",
-    b"no_proxy=", b"SSL_", b"NODE_", b"REQUESTS_CA_BUNDLE=", b"CURL_CA_BUNDLE=",
+    b"no_proxy=", b"CEREBRAS_", b"DEEPSEEK_", b"GROQ_", b"MINIMAX_", b"MISTRAL_", b"MOONSHOT_", b"TOGETHER_", b"XAI_", b"ZHIPU_",
+    b"CLOUD_SHELL=", b"SSL_", b"NODE_", b"REQUESTS_CA_BUNDLE=", b"CURL_CA_BUNDLE=",
 )  # fmt: skip
 """How the variables begin on which a setup depends."""
 

@@ -34,6 +34,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Variables to remove."""
     direct: str | None = None
     """Why it cannot use the gateway. It is then left as it is."""
+    merged: tuple[tuple[str, str], ...] = ()
+    """Variables that hold an object of JSON, and what to merge into it, with `{gateway}` as in `words`."""
 
 
 class Surroundings(NamedTuple):

@@ -3,17 +3,29 @@
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from . import codex, variables
+from . import aider, codex, gemini, opencode, variables
 from .setup import Setup, Surroundings, TreeUpstream
 
-_OF_PROGRAMS = {"codex": codex.setup}
+_OF_PROGRAMS = {"aider": aider.setup, "codex": codex.setup, "gemini": gemini.setup, "opencode": opencode.setup}
 ANY_PROGRAM = ""
 
 
 def all_setups(surroundings: Surroundings) -> dict[str, Setup]:
     """Return the setup of each program that has a module here, and that of any other program."""
-    return {ANY_PROGRAM: variables.setup(surroundings)} | {program: of(surroundings) for program, of in _OF_PROGRAMS.items()}
+    programs = {program: of(surroundings) for program, of in _OF_PROGRAMS.items()}
+    return {ANY_PROGRAM: _beside(variables.setup(surroundings), programs["gemini"])} | programs
+
+
+def _beside(any_program: Setup, own: Setup) -> Setup:
+    """Return the setup of any program so that Gemini CLI still starts where it is not known as such, in a script or by its path."""
+    env = dict(any_program.env)
+    if gemini.BASE_URL not in env or any(upstream.name == "gemini" for upstream in any_program.upstreams):
+        return any_program
+    if own.direct is not None:
+        del env[gemini.BASE_URL]
+    return replace(any_program, env=tuple(({**dict(own.env), **env} if own.direct is None else env).items()))
 
 
 _USUAL = all_setups(Surroundings({}, "/", lambda _path: None, {}))
@@ -29,8 +41,12 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
 
     def of(self, program: str) -> Setup:
         """Return the setup of a program by its name for the guard."""
-        found = _USUAL | {setup.program: setup for setup in self.unusual}
+        found = self._all
         return found.get(program) or found[ANY_PROGRAM]
+
+    @property
+    def _all(self) -> dict[str, Setup]:
+        return _USUAL | {setup.program: setup for setup in self.unusual}
 
     def env_of(self, setup: Setup) -> dict[str, str]:
         """Return the variables to set for a program: its own, and those of any program that it may start."""
@@ -39,7 +55,7 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
 
     @property
     def upstreams(self) -> dict[str, TreeUpstream]:
-        return {upstream.name: upstream for setup in self.unusual for upstream in setup.upstreams}
+        return {upstream.name: upstream for setup in self._all.values() for upstream in setup.upstreams}
 
 
 NO_SETUPS = TreeSetups()

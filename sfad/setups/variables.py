@@ -7,6 +7,7 @@ same provider is set, which the program might have obeyed instead.
 
 from collections.abc import Iterator, Mapping
 
+from .files import dotenv, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 VARIABLES: dict[str, tuple[str, str]] = {
@@ -32,10 +33,19 @@ def setup(surroundings: Surroundings) -> Setup:
         name, api = VARIABLES[variable]
         upstreams.append(TreeUpstream(name, url, api))
         env[variable] = f"{GATEWAY}/{name}"
+    files = _named_in_files(surroundings)
     for first, *others in _PROVIDERS:
-        if first not in env and not any(other in env for other in others):
+        if first not in env and not any(other in env for other in others) and files.isdisjoint((first, *others)):
             env[first] = f"{GATEWAY}/{VARIABLES[first][0]}"
     return Setup("", tuple(upstreams), env=tuple(env.items()))
+
+
+def _named_in_files(surroundings: Surroundings) -> set[str]:
+    """Return the variables in `.env` files, which many programs load. They would find a variable that is set instead, and send the
+    key of the file elsewhere."""
+    places = [*upwards(surroundings.cwd), surroundings.env.get("HOME", "/")]
+    paths = (f"{place}/{name}" for place in places for name in (".env", ".gemini/.env"))
+    return {name for path in paths for name in dotenv(surroundings.read(path))}
 
 
 def base_urls(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.harness import wait_until
+
 from .conftest import PATIENCE, SFACTL, World
 
 
@@ -168,3 +170,41 @@ def test_a_signal_to_the_client_stops_the_program_and_restores_the_terminal(daem
     assert screen.exit_code() == 143
     assert int(str(screen.attributes()[3])) & termios.ICANON
     screen.close()
+
+
+READS_KEYS = "import os, signal, sys, time, tty; before = tty.setraw(0); print('raw', flush=True); os.read(0, 1); time.sleep(60)"
+"""Like `gemini -p`, whose output is text: it reads single keys from its stdin, among them Ctrl-C."""
+
+
+def test_ctrl_c_stops_a_run_whose_output_is_text_although_its_program_reads_keys(daemon: World) -> None:
+    screen = Screen(daemon, "run", "-q", "--", sys.executable, "-c", READS_KEYS)
+    before = screen.attributes()
+    screen.expect("raw")
+    wait_until(lambda: int(str(screen.attributes()[3])) & termios.ISIG, "keys are signals again")
+    screen.type("\x03")
+    assert screen.exit_code() == 130
+    assert screen.attributes() == before
+    screen.close()
+    assert daemon.json("list")["runs"][-1]["status"] == "cancelled"
+
+
+def test_a_program_that_is_killed_leaves_the_terminal_as_it_was(daemon: World) -> None:
+    screen = Screen(
+        daemon, "run", "-q", "--", sys.executable, "-c", f"{READS_KEYS[: -len('time.sleep(60)')]}os.kill(os.getpid(), 9)"
+    )
+    before = screen.attributes()
+    screen.expect("raw")
+    screen.type("x")
+    assert screen.exit_code() == 137
+    assert screen.attributes() == before
+    screen.close()
+
+
+def test_a_program_that_ctrl_c_ends_at_its_terminal_is_cancelled(daemon: World) -> None:
+    screen = Screen(daemon, "run", "-q", "--stdio", "inherit", "--", "sh", "-c", "echo here; sleep 60")
+    screen.expect("here")
+    screen.type("\x03")
+    assert screen.exit_code() == 130
+    screen.close()
+    run = daemon.json("list")["runs"][-1]
+    assert (run["status"], run["reason"]["kind"]) == ("cancelled", "interrupt")

@@ -181,3 +181,22 @@ def test_what_is_read_between_attempts_is_of_the_attempt_before() -> None:
     (t >> t.launched(a)).skip()
     t >> t.exited(a, 0) << "disarm a1 deadline" << "release a1" << "ended a1 completed"
     t.quiet()
+
+
+@pytest.mark.parametrize(("code", "number"), [(130, None), (None, 2)])
+def test_a_program_that_was_interrupted_at_its_terminal_is_cancelled_and_not_started_again(
+    code: int | None, number: int | None
+) -> None:
+    """The key went to the program, and sfactl did not see it."""
+    t = Transcript(hear=frozenset({"ended"}))
+    a = t.start("a", inherits=True, attempts=3)
+    t >> t.exited(a, code, signal=number) << "release a1" << "ended a1 cancelled"
+    reason = t.reasons[a]
+    assert reason is not None
+    assert reason.kind == "interrupt"
+
+
+def test_an_exit_with_130_elsewhere_is_a_failure() -> None:
+    t = Transcript(hear=frozenset({"ended"}))
+    a = t.start("a")
+    t >> t.exited(a, 130) << "release a1" << "ended a1 failed"

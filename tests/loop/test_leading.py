@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfad.loop.leading import _exempt_from_proxies
+from sfad.loop.leading import _exempt_from_proxies, _merged
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,16 @@ def test_no_program_looks_for_the_gateway_behind_a_proxy(env: list[bytes], told:
         item for item in env if not item.lower().startswith(b"no_proxy=")
     ]
     assert _exempt_from_proxies(new) == new
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ([b"A=b"], [b"A=b", b'V={"url": "http://g/x"}']),
+        ([b'V={"url": "mine", "more": 1, // mine\n}', b"A=b"], [b"A=b", b'V={"url": "http://g/x", "more": 1}']),
+        ([b"V=not JSON"], [b"V=not JSON"]),
+    ],
+)
+def test_an_object_is_merged_into_what_a_program_is_given(env: list[bytes], told: list[bytes]) -> None:
+    """A child's own settings, or the server of `--mcp`, are in the same variable."""
+    assert _merged(env, [("V", '{"url": "{gateway}/x"}')], "http://g") == told
