@@ -244,6 +244,14 @@ class AgentSeen(OfRun, frozen=True):
     process: AgentProcess
 
 
+class ModelReached(OfRun, frozen=True):
+    """A connection leads from a run to a model's API, while an agent program is alive in it, and not through the gateway."""
+
+    program: str
+    api: str
+    """The host and the port."""
+
+
 class AdviceLearned(At, frozen=True):
     """What the ledger taught about the limits of a user's type or name (`limits.advice_key`), for `limits.adaptive`."""
 
@@ -361,7 +369,7 @@ class Reconfigured(At, frozen=True):
     policy: Policy
 
 
-OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed | AgentSeen
+OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed | AgentSeen | ModelReached
 OfMeters = UseSeen | LevelSeen | ToolsCalled | AgentSaid
 OfRuns = OfLauncher | OfMeters | ClientBack | TimerFired
 OfAgentsOnRuns = ReportRequested | ReserveRequested

@@ -204,6 +204,8 @@ class Machine:
                 self._stop_requests.surveyed(run, event)
             case e.AgentSeen():
                 self._unadmitted.agent_seen(run, event)
+            case e.ModelReached():
+                self._bypasses.model_reached(run, event)
             case e.UseSeen():
                 self._limit_enforcement.use_seen(run, event)
                 self._bypasses.look(run, event.at)

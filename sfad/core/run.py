@@ -234,8 +234,8 @@ class State:
     """The part of its own cost, in nano-dollars, that alerts have counted."""
     called: bool = False
     """A call of it, or of a run below it, has come through the gateway."""
-    bypassed: bool = False
-    """It, or a run below it, uses its model around the gateway."""
+    bypassed: set[str] = field(default_factory=set)
+    """How it was seen to use its model around the gateway: `stream`, `session`, `connection`; `below`: a run below it was."""
     cut: Reason | None = None
     """Its last word was cut by a limit: a reply ended at a maximum that the gateway had lowered. So it cannot be completed."""
 

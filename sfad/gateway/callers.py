@@ -1,18 +1,22 @@
-"""Who is at the other end of a connection on loopback: the kernel says its user and its cgroup (sock_diag(7)).
+"""What the kernel says of TCP connections (sock_diag(7)): who is at the other end of one on loopback, and where others lead.
 
-An agent can choose neither. A socket keeps the cgroup in which it was made, wherever its process moves.
+An agent can choose neither its user nor its cgroup. A socket keeps the cgroup in which it was made, wherever its process moves.
 """
 
 import errno
+import os
 import socket
 import struct
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
 NLM_F_REQUEST = 1
+NLM_F_DUMP = 0x300
 NLMSG_ERROR = 2
+NLMSG_DONE = 3
 INET_DIAG_CGROUP_ID = 21
 """linux/inet_diag.h. Since Linux 5.8."""
 _ANY = 0xFFFFFFFF
@@ -24,7 +28,15 @@ _MESSAGE_SIZE = 72
 """Of inet_diag_msg; attributes follow."""
 _UID_AND_INODE = struct.Struct("=II")
 _UID_AT = 64
+_PORT, _PORT_AT = struct.Struct("!H"), 6
+_PEER_AT = 24
+"""Of the port and the address of the other end."""
+_ESTABLISHED = 1 << 1
+_MAPPED = bytes(10) + b"\xff\xff"
+"""Before an IPv4 address in an IPv6 socket."""
 _ATTRIBUTE = struct.Struct("=HH")
+_DUMP_SIZE = 64 << 10
+"""Bytes: the kernel fills a message of a dump up to 32 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,16 @@ class Caller:
     uid: int
     cgroup: int | None
     """The inode of the cgroup's directory; `None` if the kernel does not say."""
+
+
+class Opened(NamedTuple):
+    """A TCP connection, as its opener has it."""
+
+    cgroup: int
+    """The inode of the directory of the cgroup in which its socket was made."""
+    host: bytes
+    """The address of its other end, packed."""
+    port: int
 
 
 class Accepted(Protocol):
@@ -64,14 +86,47 @@ class Kernel:
             if _HEADER.unpack_from(answer)[3] == self._asked:  # and not the answer to a question that took too long
                 return _read(answer)
 
+    def connections(self, ports: Collection[int]) -> set[Opened]:
+        """Return the established TCP connections to these ports, of all processes in this network namespace. Raises `OSError`."""
+        found = set()
+        for family, size in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
+            self._send(
+                _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ESTABLISHED) + bytes(_ID.size + _INTERFACE_COOKIE.size), NLM_F_DUMP
+            )
+            for body in self._dumped():
+                (port,) = _PORT.unpack_from(body, _PORT_AT)
+                cgroup = _cgroup(body) if port in ports else None
+                if cgroup is not None:
+                    host = bytes(body[_PEER_AT : _PEER_AT + size])
+                    found.add(Opened(cgroup, host.removeprefix(_MAPPED), port))
+        return found
+
+    def _dumped(self) -> Iterator[memoryview]:
+        """Yield the messages of an answer that has several."""
+        while True:
+            answer, at = memoryview(self._socket.recv(_DUMP_SIZE)), 0
+            while at + _HEADER.size <= len(answer):
+                size, kind, _, asked, _ = _HEADER.unpack_from(answer, at)
+                if asked == self._asked and kind == NLMSG_DONE:
+                    return
+                if asked == self._asked and kind == NLMSG_ERROR:
+                    (error,) = struct.unpack_from("=i", answer, at + _HEADER.size)
+                    raise OSError(-error, os.strerror(-error))
+                if asked == self._asked:
+                    yield answer[at + _HEADER.size : at + size]
+                at += (size + 3) & ~3
+
     def _ask(self, connection: Accepted) -> None:
         here, there = connection.getsockname(), connection.getpeername()
         body = _REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, _ANY)
         # from the caller's side: its own address is the source
         body += _ID.pack(there[1], here[1], _packed(connection.family, there[0]), _packed(connection.family, here[0]))
         body += _INTERFACE_COOKIE.pack(0, _ANY, _ANY)
+        self._send(body)
+
+    def _send(self, body: bytes, more: int = 0) -> None:
         self._asked = (self._asked + 1) % _ANY
-        self._socket.send(_HEADER.pack(_HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, self._asked, 0) + body)
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | more, self._asked, 0) + body)
 
     def close(self) -> None:
         self._socket.close()
@@ -89,6 +144,10 @@ def _read(answer: bytes) -> Caller | None:
     uid, inode = _UID_AND_INODE.unpack_from(body, _UID_AT)
     if not inode:  # no process has it open
         return None
+    return Caller(uid, _cgroup(body))
+
+
+def _cgroup(body: bytes | memoryview) -> int | None:
     at, cgroup = _MESSAGE_SIZE, None
     while at + _ATTRIBUTE.size <= len(body):
         length, name = _ATTRIBUTE.unpack_from(body, at)
@@ -97,4 +156,4 @@ def _read(answer: bytes) -> Caller | None:
         if name == INET_DIAG_CGROUP_ID:
             (cgroup,) = struct.unpack_from("=Q", body, at + _ATTRIBUTE.size)
         at += (length + 3) & ~3
-    return Caller(uid, cgroup)
+    return cgroup

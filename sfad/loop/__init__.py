@@ -23,6 +23,7 @@ metering ───────────────────────�
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
 `gateway_process`  starts and watches the gateway
+`connection_watch` looks for connections that lead past it
 `helper_process`   how processes are started that are no runs
 `otel_process`     starts and watches the exporter of spans
 `leading`          which runs use the gateway, and what their commands and environments say of it

@@ -19,6 +19,7 @@ from ..metering.metering import Metering
 from ..metering.price_list import PRICES_WAIT
 from ..metering.sessions import LAST_LOOK_WAIT
 from ..protocol.types import RunId
+from .connection_watch import ConnectionWatch
 
 ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
 """Seconds that a re-execution waits at most for pending ends. An end that is fed sooner stays without a price."""
@@ -50,6 +51,7 @@ class Arrivals:
     background: Background
     feed: Callable[[e.Event], None]
     hooks: HookProcesses
+    connections: ConnectionWatch
     _pending: dict[RunId, _PendingTree] = field(default_factory=dict)
     """By root."""
     _settled: trio.lowlevel.ParkingLot = field(default_factory=trio.lowlevel.ParkingLot)
@@ -62,6 +64,9 @@ class Arrivals:
                 self.hooks.arrived(event)
             case e.LaunchSucceeded(run=name) if (run := self.tree.get(name)) is not None:
                 self.pidfds.keep(run, event.pid)
+                self.feed(event)
+            case e.AgentSeen():
+                self.connections.agent_seen(event.run, event.process)
                 self.feed(event)
             case e.MainExited(run=name) | e.Emptied(run=name) if (run := self.tree.get(name)) is not None:
                 self._ended(run, event)

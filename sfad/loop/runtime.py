@@ -32,6 +32,7 @@ from ..setups.reader import SetupReader
 from .advising import Adviser
 from .announcing import Announcer
 from .arrivals import Arrivals
+from .connection_watch import ConnectionWatch
 from .core_loop import CoreLoop, EventQueue
 from .gateway_process import GatewayProcess
 from .hooking import Hooking
@@ -123,9 +124,12 @@ class Runtime:
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.isolating = Isolating(config, self.gateway, sock=self.socket, state_dir=self.state_dir)
         self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
+        self.connections = ConnectionWatch(
+            self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateway.upstreams.values()], self.feed
+        )
         self.arrivals = Arrivals(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
-            self.hooking.processes,
+            self.hooking.processes, self.connections,
         )  # fmt: skip
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
@@ -170,7 +174,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
-                self.run_feed.serve, self.metrics.serve, self.ledger.serve,
+                self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.connections.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():

@@ -114,7 +114,7 @@ def _limits(live: Live, now: float) -> list[LimitState]:
     # tenth of the daemon's work in a burst of runs
     run, account = live.run, live.run.account
     known = account.known
-    if live.unused is None or known:
+    if live.unused is None or known or run.bypassed:
         states = [_limit(live, active, now, known=known) for active in run.limits.values()]
         live.unused_are([state for state in states if state.kind is not LimitKind.TIME])
         return states

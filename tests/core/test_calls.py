@@ -651,7 +651,7 @@ def test_use_that_the_gateway_did_not_see_is_told_and_ends_a_run_that_a_person_h
     t >> t.used(b, "session", input_tokens=900, output_tokens=100)
     assert f"publish gateway_bypassed {b}" in t._left
     t.skip()
-    assert (t.run(a).bypassed, t.run(b).bypassed) == (True, True)
+    assert (t.run(a).bypassed, t.run(b).bypassed) == ({"below"}, {"session"})
     assert (t.run(b).status is Status.STOPPING, t.run(a).status) == (ends, Status.RUNNING)
     t >> t.used(b, "session", input_tokens=1800, output_tokens=200)
     assert f"publish gateway_bypassed {b}" not in t._left, "it is told once"
@@ -671,3 +671,44 @@ def test_figures_of_calls_that_the_gateway_saw_or_sees_now_tell_of_no_way_around
     free = t.start("free", limits="cost=5")
     (t >> t.used(free, "session", input_tokens=1000, output_tokens=100)).skip()
     assert not t.run(free).bypassed, "it does not use the gateway"
+
+
+def test_what_a_child_uses_through_the_gateway_may_be_in_the_output_of_the_run_above_it() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=5", gated=True)
+    b = t.start("b", inside(a), gated=True)
+    name, _ = t.admitted(t.call(b))
+    (t >> t.called(name, input_tokens=30_000, output_tokens=100)).skip()
+    (t >> t.used(a, input_tokens=30_000, output_tokens=120)).skip()
+    assert not t.run(a).bypassed
+    (t >> t.used(a, input_tokens=90_000, output_tokens=120)).skip()
+    assert t.run(a).bypassed == {"stream"}
+
+
+@pytest.mark.parametrize(("limits", "ends"), [("cost=5", True), ("cost=5:warn", False)])
+def test_a_connection_to_a_model_tells_of_a_way_around_the_gateway_that_saw_no_call(limits: str, ends: bool) -> None:
+    t = Transcript(hear=frozenset({"publish"}))
+    a = t.start("a", limits=limits, gated=True)
+    reached = e.ModelReached(t.at, a, "opencode", "api.openai.com:443")
+    t >> reached << f"publish gateway_bypassed {a}"
+    t.skip()
+    assert t.run(a).bypassed == {"connection"}
+    assert (t.run(a).status is Status.STOPPING) == ends
+    reason = t.run(a).shown_reason
+    assert (reason is not None and reason.message.startswith("it calls its model around the gateway: 'opencode' runs")) == ends
+    t >> reached
+    t.quiet()
+    if not ends:  # another cause is told for itself
+        t >> t.used(a, "session", input_tokens=900)
+        assert f"publish gateway_bypassed {a}" in t._left
+        t.skip()
+
+
+def test_a_connection_tells_nothing_of_a_run_whose_calls_come_through_the_gateway_or_need_not() -> None:
+    t = Transcript(hear=frozenset({"publish"}))
+    a, free = t.start("a", limits="cost=5", gated=True), t.start("free", limits="cost=5")
+    t.admitted(t.call(a))
+    for run in (a, free):
+        t >> e.ModelReached(t.at, run, "opencode", "api.openai.com:443")
+        t.quiet()
+        assert not t.run(run).bypassed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.gateway.callers import Caller, Kernel
+from sfad.gateway.callers import Caller, Kernel, Opened
 
 
 @contextmanager
@@ -119,3 +119,28 @@ def test_an_answer_to_an_earlier_question_is_not_taken(kernel: Kernel) -> None:
         kernel._ask(accepted)  # its answer stays unread
         client.close()
         assert kernel.caller(accepted) is None
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6] if has_ipv6() else [socket.AF_INET])
+def test_the_connections_to_a_port_have_the_cgroups_that_opened_them(kernel: Kernel, family: socket.AddressFamily) -> None:
+    with connection(family) as (client, accepted):
+        host, port = client.getpeername()[:2]
+        caller = kernel.caller(accepted)
+        assert caller is not None
+        assert caller.cgroup is not None
+        assert kernel.connections({port}) == {Opened(caller.cgroup, socket.inet_pton(family, host), port)}
+        assert kernel.connections({1}) == set()
+        with connection(family) as (other, _):
+            both = {client.getpeername()[1], other.getpeername()[1]}
+            assert {each.port for each in kernel.connections(both)} == both
+            assert kernel.caller(accepted) == caller, "single questions go on"
+    assert kernel.connections({port}) == set()
+
+
+def test_an_ipv4_address_in_an_ipv6_socket_is_an_ipv4_address(kernel: Kernel) -> None:
+    if not has_ipv6():
+        pytest.skip("no IPv6")
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket(socket.AF_INET6) as client:
+        port = listener.getsockname()[1]
+        client.connect(("::ffff:127.0.0.1", port))
+        assert {each.host for each in kernel.connections({port})} == {bytes((127, 0, 0, 1))}
