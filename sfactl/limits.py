@@ -152,7 +152,7 @@ def _amounts(usage: Usage) -> Iterator[str]:
     if usage.output_tokens is not None:
         yield f"{least}{usage.output_tokens} tokens out"
     if usage.cost_usd is not None:
-        yield f"cost {least}{format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}"
+        yield f"cost {least}{format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}{_ESTIMATED if usage.estimated else ''}"
     if usage.unpriced_tokens:
         yield f"and what {usage.unpriced_tokens} tokens of models without a price cost"
     for role, cost in (("planning", usage.planning_cost_usd), ("execution", usage.execution_cost_usd)):
@@ -161,6 +161,7 @@ def _amounts(usage: Usage) -> Iterator[str]:
 
 
 _COST_FROM = {None: "", "agent": " (from the agent)", "prices": " (from prices)"}
+_ESTIMATED = " (estimated: a model has no price, and counts as the dearest of its provider)"
 
 
 def by_source(run: RunInfo) -> Iterator[str]:

@@ -255,7 +255,9 @@ def result(call: CallInfo) -> str:
         case "ended":
             tools = [counted(call.tools, "tool call")] if call.tools else []
             status = [str(call.status)] if call.status is not None else []
-            return ", ".join([*status, *([call.error] if call.error is not None else []), *tools, *lowered, *waited]) or "ended"
+            error = [call.error] if call.error is not None else []
+            guessed = ["cost estimated (no price of the model is known)"] if call.estimated else []
+            return ", ".join([*status, *error, *tools, *lowered, *waited, *guessed]) or "ended"
 
 
 def _more(call: CallInfo) -> str:

@@ -35,6 +35,8 @@ class Use:
     unpriced_tokens: int | None = None
     """Tokens that are not in `cost`, since their model has no price."""
     partial: bool = False
+    estimated: bool = False
+    """A part of `cost` is of a model without a price, at the price of another one."""
 
     @property
     def tokens(self) -> int | None:
@@ -51,10 +53,10 @@ class Use:
         """Return the sum of both. Its cost is the agent's only if no part of it was computed from prices."""
         sums: dict[str, Any] = {name: _sum(name, getattr(self, name), getattr(more, name)) for name in _SUMMED}
         cost_from = "prices" if "prices" in (self.cost_from, more.cost_from) else self.cost_from or more.cost_from
-        return Use(**sums, cost_from=cost_from, partial=self.partial or more.partial)
+        return Use(**sums, cost_from=cost_from, partial=self.partial or more.partial, estimated=self.estimated or more.estimated)
 
 
-_SUMMED = tuple(name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial"))
+_SUMMED = tuple(name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial", "estimated"))
 
 NOTHING = Use()
 
@@ -72,13 +74,16 @@ def _first(figures: Iterable[int | None]) -> int | None:
     return next((figure for figure in figures if figure is not None), None)
 
 
-def _surest(uses: Iterable[Use], figure: Callable[[Use], int | None]) -> Use:
+def _surest(uses: Mapping[Source, Use], figure: Callable[[Use], int | None]) -> Use:
     """Return the source to show: the first whose figure is final, else the one that has counted the most input, which is never
-    an estimate, or without input the largest figure. Of equals the last: a session tells the output that a stream estimates."""
-    known = [use for use in uses if figure(use) is not None]
+    an estimate, or without input the largest figure. Of equals the last: a session tells the output that a stream estimates.
+    What has passed the gateway may be billed even if an agent, as after a lost connection, knows nothing of it: no lower figure
+    replaces the gateway's."""
+    known = [use for use in uses.values() if figure(use) is not None]
     final = next((use for use in known if not use.partial), None)
     by_input = max(reversed(known), key=lambda use: (use.input_tokens or 0, not use.input_tokens and figure(use)), default=NOTHING)
-    return final or by_input
+    found, seen = final or by_input, uses.get("gateway", NOTHING)
+    return seen if (figure(seen) or 0) > (figure(found) or 0) else found
 
 
 def amounts_of(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKind, int]:
@@ -128,6 +133,8 @@ class OpenReservation:
     silence: Silence | None = None
     lowered_by: tuple[RunId, LimitKind] | None = None
     """The limit that has lowered the call's maximum, and the run that has it; `None` where none has, or a budget."""
+    estimated: bool = False
+    """`cost` is at the price of another model."""
 
     @property
     def amounts(self) -> dict[LimitKind, int]:
@@ -148,6 +155,7 @@ class OpenReservation:
             planning_cost=self.cost if self.role == "planning" else None,
             execution_cost=self.cost if self.role == "execution" else None,
             messages=self.messages or None,
+            estimated=self.estimated or (self.call is not None and self.call.estimated),
         )
 
 
@@ -197,16 +205,16 @@ class Account:
     def best(self) -> tuple[Source, Use] | None:
         """The use to show, and the best source. Each figure is from the best source that knows it. Figures that belong together
         (input and output; a cost and its origin) are from one source. A partial figure yields to a final one of the next source,
-        or to a partial one that counts more input."""
+        or to a partial one that counts more input; the gateway's yields to no lower one."""
         if not self.sources:
             return None
         known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
         if len(known) < 2:
             return known[0]
-        source, uses = known[0][0], [use for _, use in known]
+        source, uses = known[0][0], dict(known)
         tokens = _surest(uses, lambda use: use.tokens)
         cost = _surest(uses, lambda use: use.cost)
-        each: dict[str, Any] = {name: _first(getattr(use, name) for use in uses) for name in _BY_THEMSELVES}
+        each: dict[str, Any] = {name: _first(getattr(use, name) for use in uses.values()) for name in _BY_THEMSELVES}
         return source, Use(
             **each,
             input_tokens=tokens.input_tokens,
@@ -216,6 +224,7 @@ class Account:
             cost_from=cost.cost_from,
             unpriced_tokens=cost.unpriced_tokens,
             partial=tokens.partial or cost.partial,
+            estimated=cost.estimated,
         )
 
     @property

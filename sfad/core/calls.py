@@ -254,7 +254,9 @@ class Calls:
             return True
         rooms = list(self._rooms(run, ev))
         if ev.input_cost is None and any(room.kind is LimitKind.COST for room in rooms):
-            words = f"no price is known of the model '{ev.model}', so no limit of money could bound the call"
+            words = (
+                f"neither a price of the model '{ev.model}' is known nor its provider's, so no limit of money could bound the call"
+            )
             message = f'{words}; set [prices."{ev.model}"] in the config (0 where it is free)'
             self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True

@@ -183,6 +183,7 @@ class CallRecord:
                 error=self.error,
                 cut=self._reply.cut and self._admitted.max_output is not None,
                 failed=self._failed,
+                api=self._api.name,
             )
         )
 

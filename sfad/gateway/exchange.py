@@ -202,6 +202,7 @@ class Exchange:
             long_cache=call.long_cache,
             fees_usd=call.fees_usd,
             streams=call.streams,
+            api=api.name,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))
         record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host)

@@ -52,6 +52,8 @@ class AskedCall:
     fees_usd: float
     """What the provider's tools may cost."""
     streams: bool
+    api: str
+    """The format of its upstream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class CallEnded:
     """The reply ended at a maximum that the gateway had set."""
     failed: bool
     """The upstream did not answer, or answered with an error, or its key cannot be read."""
+    api: str
+    """The format of its upstream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,7 @@ def event_of(row: Sequence[Any]) -> Event:
 
 def call_of(row: Sequence[Any]) -> CallInfo:
     fields = dict(zip(CALL_COLUMNS, row, strict=True))
-    flags = {name: bool(fields[name]) for name in ("partial", "streamed")}
+    flags = {name: bool(fields[name]) for name in ("partial", "streamed", "estimated")}
     return CallInfo(run_id=run_id(fields.pop("run")), **fields | flags | {"time": _moment(fields["time"])})
 
 

@@ -155,7 +155,11 @@ _V5 = """
 CREATE INDEX runs_uid ON runs (uid, number);
 """
 
-MIGRATIONS = (_V1, _V2, _V3, _V4, _V5)
+_V6 = """
+ALTER TABLE calls ADD COLUMN estimated INTEGER NOT NULL DEFAULT 0;
+"""
+
+MIGRATIONS = (_V1, _V2, _V3, _V4, _V5, _V6)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)

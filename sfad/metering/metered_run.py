@@ -6,13 +6,13 @@ from dataclasses import replace
 import trio
 
 from ..core import events as e
-from ..core.account import NOTHING
+from ..core.account import NOTHING, Use
 from ..meters import Reading
 from ..protocol.types import ApiTrouble, Source
 from ..runs.live import Live
 from .notices import MeterNotices, Publish
 from .price_list import PriceList
-from .use import most_used_model, use_of_readings
+from .use import PriceGaps, most_used_model, use_of_readings
 
 Feed = Callable[[e.Event], None]
 
@@ -33,6 +33,12 @@ class MeteredRun:
     @property
     def has_meter(self) -> bool:
         return self.live.program is not None or self.live.session_files is not None
+
+    @property
+    def program(self) -> str | None:
+        """The agent program whose events or session files are read."""
+        program, files = self.live.program, self.live.session_files
+        return program.name if program is not None else files.program if files is not None else None
 
     def resume(self, readings: Sequence[Reading]) -> None:
         self._stream = readings
@@ -67,8 +73,11 @@ class MeteredRun:
     def read_in_session(self, readings: Sequence[Reading]) -> None:
         """Take what its session files tell by now: a reading for each file."""
         self._session = readings
-        if self.live.model is None:
-            self.live.uses_model(most_used_model(readings))
+        model = most_used_model(readings)
+        if self.live.model is None and model is not None:
+            self.live.uses_model(model)
+            if any(not reading.blank for reading in self._stream):
+                self._tell("stream", self._stream)  # Codex's events do not name the model
         self._tell("session", readings)
 
     def price_again(self) -> None:
@@ -82,19 +91,24 @@ class MeteredRun:
         """Tell if its cost is not known because the price list is not loaded."""
         if not self._price_list.ready:
             sources = (self._stream, self._session)
-            if any(use_of_readings(source, self.prices)[0].unpriced_tokens for source in sources):
+            if any(self._use(source)[0].unpriced_tokens for source in sources):
                 self.notices.unloaded()
 
     def _tell(self, source: Source, readings: Sequence[Reading]) -> None:
         run = self.live.run
-        use, unpriced = use_of_readings(readings, self.prices)
-        self.notices.unpriced(unpriced)
+        use, gaps = self._use(readings)
+        if self.live.session_files is not None and not self.live.run.account.sources.get("session", NOTHING).tokens:
+            gaps.unpriced.pop("", None)  # the session file will name the model
+        self.notices.unpriced(gaps)
         known = run.account.sources.get(source, NOTHING)
         if use.unpriced_tokens and not self._price_list.ready and (use.cost or 0) < (known.cost or 0):
             # an earlier daemon had prices: keep the cost that it counted while this daemon loads them
             more = use.unpriced_tokens - (known.tokens or 0) + (known.unpriced_tokens or 0)
             use = replace(use, cost=known.cost, cost_from=known.cost_from, unpriced_tokens=max(0, more) or None)
         self._feed(e.UseSeen(trio.current_time(), run.id, source, use))
+
+    def _use(self, readings: Sequence[Reading]) -> tuple[Use, PriceGaps]:
+        return use_of_readings(readings, self.prices, self.program, self.live.model)
 
 
 def _said(reading: Reading) -> tuple[bool, str | None, ApiTrouble | None]:

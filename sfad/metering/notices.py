@@ -1,13 +1,15 @@
 """What people are told, once, of a run whose use is not known in full."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ..meters.counters import printable
 from ..meters.reading import MAX_LINE
 from ..protocol.types import RunId
 from ..protocol.units import counted
 from ..runs.live import Live
 from .price_list import PriceList
+from .use import PriceGaps
 
 Publish = Callable[[str, RunId, str], None]
 """Type of event, run, message."""
@@ -52,22 +54,32 @@ class MeterNotices:
             lines = counted(count, "line")
             self.publish("meter_gap", self.live.run.id, f"{lines} of more than {MAX_LINE} bytes could not be metered so far")
 
-    def unpriced(self, models: Collection[str]) -> None:
+    def unpriced(self, gaps: PriceGaps) -> None:
         """These models have no price, as far as that is known yet."""
-        fresh = [model for model in models if model not in self._unpriced]
-        if not fresh:
-            return
         if not self.prices.ready:
-            self.prices.load_soon()
+            if gaps.unpriced:
+                self.prices.load_soon()
             return
-        if len(self._unpriced) >= MAX_UNPRICED:
-            return
-        self._unpriced.update(fresh)
-        names = ", ".join(model[:80] or "a model that is not named" for model in fresh[:4])
         program = self.live.program
         counts = "counts when the agent tells it" if program is not None and program.tells_cost else "is not counted"
-        message = f'no price is known of {names}: its cost {counts} (set [prices."MODEL"] in the config)'
-        self.publish("meter_unpriced", self.live.run.id, message)
+        if names := self._fresh(gaps.unpriced):
+            message = f'no price is known of {names}: its cost {counts} (set [prices."MODEL"] in the config)'
+            self.publish("meter_unpriced", self.live.run.id, message)
+        for model, like in gaps.estimated.items():
+            if name := self._fresh([model]):
+                message = (
+                    f"no price is known of {name}: it is estimated to cost as much as {like}, the dearest known model of its "
+                    f'provider, until [prices."{name}"] in the config says what it costs (0 if it is free)'
+                )
+                self.publish("meter_unpriced", self.live.run.id, message)
+
+    def _fresh(self, models: Iterable[str]) -> str:
+        """Return the names of the models that were not told yet, if so many may still be told."""
+        fresh = [model for model in models if model not in self._unpriced]
+        if len(self._unpriced) >= MAX_UNPRICED:
+            return ""
+        self._unpriced.update(fresh)
+        return ", ".join(printable(model, 80) or "a model that is not named" for model in fresh[:4])
 
     def unloaded(self) -> None:
         """Its end has waited for the price list in vain."""

@@ -30,6 +30,20 @@ MATCHES_KEPT = 256
 _LOCAL = frozenset({"llamacpp", "lm_studio", "lmstudio", "local", "localhost", "ollama", "ollama_chat", "vllm"})
 """Providers that run on the user's own machine, so that the prices of other providers of the model say nothing."""
 
+_MAKERS = {
+    "claude": "anthropic",
+    "anthropic": "anthropic",
+    "codex": "openai",
+    "openai-responses": "openai",
+    "openai-chat": "openai",
+    "gemini": "google",
+}
+"""The library's ids of providers, by agent program and by API of the gateway."""
+
+_INPUT_SHARE, _LONG_REQUEST = 10, 1_000_000
+"""Tokens of input for a token of output, and of the input of one request, by which models are compared. Agents read more than they
+write, and a model that speaks is dear only by its output."""
+
 _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
 """`anthropic.claude-…`, `us.anthropic.claude-…`: Amazon's names of other makers' models."""
 
@@ -79,6 +93,7 @@ class Prices:
         self.library = library or PriceLibrary()
         self._own = dict(own or {})
         self._match = lru_cache(MATCHES_KEPT)(self._search)
+        self._stand_in = lru_cache(MATCHES_KEPT)(self._search_dearest)
 
     def cost(self, model: str, tokens: Tokens, *, request_input: int | None = None) -> float | None:
         """Return USD for `tokens` of a model, or `None` if its price is not known: its name is unknown, or the library is not
@@ -94,6 +109,22 @@ class Prices:
         try:
             return _total(tokens, found(tokens.input if request_input is None else request_input))
         except OverflowError:  # no float holds so many tokens
+            return None
+
+    def charged_as(self, model: str, hint: str | None = None) -> str:
+        """Return the name at whose price a model counts: its own; without a price, the dearest known model of its provider. `hint`
+        tells the provider of a name that does not: an agent program, or an API of the gateway.
+
+        Without the library, for a local model and for no name that is its own name, which has no price."""
+        if not model or self.library.providers is None or self.cost(model, Tokens()) is not None:
+            return model
+        return self._stand_in(model[:NAME_MAX], hint, self.library.providers) or model
+
+    def _search_dearest(self, model: str, hint: str | None, providers: _Providers) -> str | None:
+        try:
+            return providers.dearest([name.lower() for name in _spellings(model)], _MAKERS.get(hint or ""))
+        except Exception as error:  # noqa: BLE001 — as in `_search`
+            self.library.failed(f"the library genai-prices failed on {model!r}: {type(error).__name__}: {error}")
             return None
 
     def _search(self, model: str, providers: _Providers | None) -> _Priced | None:
@@ -187,6 +218,18 @@ class _Providers:
                     return _listed(model)
         return None
 
+    def dearest(self, names: list[str], maker: str | None) -> str | None:
+        """Return the dearest model, with its provider in front: of the provider that these spellings tell, else of `maker`, else of
+        the makers of the known programs. `None` for a local model."""
+        if names and names[0].partition("/")[0] in _LOCAL:
+            return None
+        told = next((provider for name in names for provider, _ in self._candidates(name)), None)
+        given = self._by_id(self._providers, maker) if maker is not None else None
+        makers = [told or given] if told or given else [self._by_id(self._providers, each) for each in set(_MAKERS.values())]
+        rates = ((_own_rates(provider), provider.id) for provider in makers if provider is not None)
+        found = max(((rate, name, maker) for of_one, maker in rates for name, rate in of_one.items()), default=None)
+        return None if found is None else f"{found[2]}/{found[1]}"
+
     def _candidates(self, name: str) -> Iterator[tuple[Provider, str]]:
         """Yield providers that may sell the model, and their name for it: the one named in front, its maker, Amazon."""
         head, slash, rest = name.partition("/")
@@ -198,6 +241,13 @@ class _Providers:
                 break
         if self._bedrock is not None and _BEDROCK.match(name):
             yield self._bedrock, name
+
+
+def _own_rates(provider: Provider) -> dict[str, float]:
+    """Return what a provider's models cost, to compare them: of those that it makes itself if it makes any."""
+    made = [model for model in provider.models if provider.model_match is not None and provider.model_match.is_match(model.id)]
+    listed = {model.id: _listed(model)(_LONG_REQUEST) for model in made or provider.models}
+    return {name: _INPUT_SHARE * (rates.input or 0.0) + (rates.output or 0.0) for name, rates in listed.items()}
 
 
 def _import_library() -> _Providers:

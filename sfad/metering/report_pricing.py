@@ -12,7 +12,7 @@ from ..protocol.types import RunId, Tokens
 from .metered_run import MeteredRun
 from .price_list import PriceList
 from .pricing import Prices
-from .use import report_of_settlement, reservation_of, use_of_report
+from .use import PriceGaps, report_of_settlement, reservation_of, use_of_report
 
 LONG_CACHE = 2.0
 """What input costs that is written to a cache for an hour, by the price of input
@@ -28,6 +28,8 @@ class CallPrice(NamedTuple):
     """Of a token of output."""
     more_input: int
     """Of the input that the call may have beyond that."""
+    estimated: bool = False
+    """It is the price of another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,16 @@ class ReportPricing:
     price_list: PriceList
 
     def use_of_report(self, run: RunId, request: m.Report) -> Use:
-        use, unpriced = use_of_report(request, self._prices(run))
+        use, gaps = use_of_report(request, self._prices(run), self._program(run))
         if run in self.runs:
             self.runs[run].live.uses_model(request.model)
-            self.runs[run].notices.unpriced(unpriced)
+            self.runs[run].notices.unpriced(gaps)
         return use
 
     def reservation_of(self, run: RunId, request: m.Reserve) -> OpenReservation:
-        reservation, unpriced = reservation_of(request, self._prices(run))
+        reservation, gaps = reservation_of(request, self._prices(run), self._program(run))
         if run in self.runs:
-            self.runs[run].notices.unpriced(unpriced)
+            self.runs[run].notices.unpriced(gaps)
         return reservation
 
     def use_of_settlement(self, run: RunId, reservation: OpenReservation, request: m.Settle) -> Use:
@@ -55,20 +57,23 @@ class ReportPricing:
 
     def price_of_call(self, request: m.AdmitCall) -> CallPrice:
         prices, size = self._prices(request.run), request.input_tokens
-        most = size + request.more_input
+        most, model = size + request.more_input, prices.charged_as(request.model, request.api)
 
         def cost(tokens: int) -> float | None:
-            cost = prices.cost(request.model, Tokens(input=tokens, cache_write=tokens if request.caches else 0))
+            cost = prices.cost(model, Tokens(input=tokens, cache_write=tokens if request.caches else 0))
             if cost is not None and request.caches and request.long_cache:
-                cost = max(cost, LONG_CACHE * (prices.cost(request.model, Tokens(input=tokens)) or 0.0))
+                cost = max(cost, LONG_CACHE * (prices.cost(model, Tokens(input=tokens)) or 0.0))
             return cost
 
         likely, dearest = cost(size), cost(most)
-        million = prices.cost(request.model, Tokens(output=1_000_000), request_input=most)
+        million = prices.cost(model, Tokens(output=1_000_000), request_input=most)
         if likely is None or dearest is None or million is None:
             return CallPrice(None, 0, 0)
+        estimated = model != request.model
+        if estimated and request.run in self.runs:
+            self.runs[request.run].notices.unpriced(PriceGaps(estimated={request.model: model}))
         more = request.factor * max(0.0, dearest - likely) + request.fees_usd
-        return CallPrice(to_nanos(request.factor * likely), ceil(request.factor * million * 1000), to_nanos(more))
+        return CallPrice(to_nanos(request.factor * likely), ceil(request.factor * million * 1000), to_nanos(more), estimated)
 
     def use_of_call(self, request: m.EndCall, reservation: OpenReservation) -> Use:
         """Return what a call has used; what was reserved for it where its reply could not be read."""
@@ -76,8 +81,9 @@ class ReportPricing:
             self.runs[request.run].live.uses_model(request.model)
         if request.tokens is None:
             return replace(reservation.use, partial=True)
-        tokens = request.tokens
-        cost = self._cost_of_call(request, tokens)
+        tokens, prices = request.tokens, self._prices(request.run)
+        model = prices.charged_as(request.model, request.api)
+        cost = _cost_of_call(request, model, tokens, prices)
         return Use(
             turns=len(request.tools),
             messages=int(request.status is not None and request.status < 400),
@@ -88,19 +94,8 @@ class ReportPricing:
             cost_from=None if cost is None else "prices",
             unpriced_tokens=tokens.input + tokens.output if cost is None else None,
             partial=request.partial,
+            estimated=model != request.model,
         )
-
-    def _cost_of_call(self, request: m.EndCall, tokens: Tokens) -> float | None:
-        prices = self._prices(request.run)
-        cost = prices.cost(request.model, tokens)
-        if cost is None:
-            return None
-        if request.long_cached:
-            written, size = request.long_cached, tokens.input
-            plain = prices.cost(request.model, Tokens(input=written), request_input=size) or 0.0
-            short = prices.cost(request.model, Tokens(input=written, cache_write=written), request_input=size) or 0.0
-            cost += max(0.0, LONG_CACHE * plain - short)
-        return request.factor * cost + request.fees_usd
 
     def when_known(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
         """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.
@@ -109,3 +104,18 @@ class ReportPricing:
 
     def _prices(self, run: RunId) -> Prices:
         return self.runs[run].prices if run in self.runs else self.price_list.current
+
+    def _program(self, run: RunId) -> str | None:
+        return self.runs[run].program if run in self.runs else None
+
+
+def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:
+    cost = prices.cost(model, tokens)
+    if cost is None:
+        return None
+    if request.long_cached:
+        written, size = request.long_cached, tokens.input
+        plain = prices.cost(model, Tokens(input=written), request_input=size) or 0.0
+        short = prices.cost(model, Tokens(input=written, cache_write=written), request_input=size) or 0.0
+        cost += max(0.0, LONG_CACHE * plain - short)
+    return request.factor * cost + request.fees_usd

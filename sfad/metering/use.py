@@ -1,10 +1,11 @@
 """What readings, reports and reservations amount to, with their price, in the core's terms.
 
-Each function also returns the tokens by model that have no price: these are told, and never counted as 0 USD.
+Each function also returns which models have no price: that is told, and their tokens never count as 0 USD.
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.account import NOTHING, OpenReservation, Use
@@ -15,23 +16,50 @@ from ..protocol.kinds import COUNTS
 from ..protocol.types import Tokens
 from .pricing import Prices
 
-Unpriced = dict[str, int]
-"""Tokens by model, under `""` where no model is named."""
+
+@dataclass(slots=True)
+class PriceGaps:
+    """Models without a price."""
+
+    unpriced: Counter[str] = field(default_factory=Counter)
+    """Tokens that are not in the cost, by model, under `""` where no model is named."""
+    estimated: dict[str, str] = field(default_factory=dict)
+    """By model: the model at whose price it counts."""
+
+    def add(self, more: "PriceGaps") -> None:
+        self.unpriced.update(more.unpriced)
+        self.estimated.update(more.estimated)
+
+    def cost(
+        self, prices: Prices, model: str, tokens: Tokens, hint: str | None, *, request_input: int | None = None
+    ) -> float | None:
+        """Return USD for the tokens of a model, and note whether it has no price."""
+        name = prices.charged_as(model, hint)
+        cost = prices.cost(name, tokens, request_input=request_input)
+        if cost is None:
+            self.unpriced[model] += tokens.input + tokens.output
+        elif name != model:
+            self.estimated[model] = name
+        return cost
 
 
-def use_of_readings(readings: Iterable[Reading], prices: Prices) -> tuple[Use, Unpriced]:
-    total = NOTHING
-    unpriced: Counter[str] = Counter()
+def use_of_readings(
+    readings: Iterable[Reading], prices: Prices, program: str | None = None, unnamed: str | None = None
+) -> tuple[Use, PriceGaps]:
+    """`program`: the agent's, which tells the provider of a model without a price. `unnamed`: the model of tokens of which the
+    readings name none."""
+    total, gaps = NOTHING, PriceGaps()
     for reading in readings:
-        use, without_price = _use_of_reading(reading, prices)
+        use, more = _use_of_reading(reading, prices, program, unnamed or "")
         total = total.plus(use)
-        unpriced.update(without_price)
-    return total, unpriced
+        gaps.add(more)
+    return total, gaps
 
 
-def _use_of_reading(reading: Reading, prices: Prices) -> tuple[Use, Unpriced]:
+def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnamed: str) -> tuple[Use, PriceGaps]:
     told = reading.models.values()
-    price, unpriced = _price(reading, prices)
+    gaps = PriceGaps()
+    price = _price(reading, prices, program, unnamed, gaps)
     cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
     use = Use(
         **_counts(reading),
@@ -40,35 +68,32 @@ def _use_of_reading(reading: Reading, prices: Prices) -> tuple[Use, Unpriced]:
         cached_tokens=sum(tokens.cached for tokens in told) if told else None,
         cost=to_nanos(cost),
         cost_from=None if cost is None else "agent" if price is None else "prices",
-        unpriced_tokens=sum(unpriced.values()) or None,
+        unpriced_tokens=gaps.unpriced.total() or None,
         partial=reading.partial,
+        estimated=bool(gaps.estimated),
     )
-    return use, unpriced
+    return use, gaps
 
 
-def _price(reading: Reading, prices: Prices) -> tuple[float | None, Unpriced]:
+def _price(reading: Reading, prices: Prices, program: str | None, unnamed: str, gaps: PriceGaps) -> float | None:
     """Return the price of the tokens whose cost the agent has not told."""
     # the tokens are sums over messages, and the price of a message depends on its length
     messages = max(1, reading.messages or 1)
-    known: list[float] = []
-    unpriced: Unpriced = {}
-    for model, tokens in reading.to_price.items():
-        if not tokens.input and not tokens.output:
-            continue
-        cost = prices.cost(model, tokens, request_input=tokens.input // messages)
-        if cost is None:
-            unpriced[model] = tokens.input + tokens.output
-        else:
-            known.append(cost)
-    return (sum(known) if known else None), unpriced
+    costs = [
+        gaps.cost(prices, model or unnamed, tokens, program, request_input=tokens.input // messages)
+        for model, tokens in reading.to_price.items()
+        if tokens.input or tokens.output
+    ]
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known else None
 
 
-def use_of_report(request: m.Report, prices: Prices) -> tuple[Use, Unpriced]:
+def use_of_report(request: m.Report, prices: Prices, program: str | None = None) -> tuple[Use, PriceGaps]:
     cached, written = request.cached_tokens or 0, request.cache_write_tokens or 0
     tokens = Tokens(input=request.input_tokens or 0, output=request.output_tokens or 0, cached=cached, cache_write=written)
-    cost, unpriced = request.cost_usd, Unpriced()
+    cost, gaps = request.cost_usd, PriceGaps()
     if cost is None and tokens.input + tokens.output:
-        cost, unpriced = _price_of_call(request.model, tokens, prices)
+        cost = gaps.cost(prices, request.model or "", tokens, program)
     nanos = to_nanos(cost)
     use = Use(
         **_counts(request),
@@ -79,15 +104,24 @@ def use_of_report(request: m.Report, prices: Prices) -> tuple[Use, Unpriced]:
         cost_from=None if cost is None else "prices" if request.cost_usd is None else "agent",
         planning_cost=nanos if request.role == "planning" else None,
         execution_cost=nanos if request.role == "execution" else None,
-        unpriced_tokens=sum(unpriced.values()) or None,
+        unpriced_tokens=gaps.unpriced.total() or None,
+        estimated=bool(gaps.estimated),
     )
-    return use, unpriced
+    return use, gaps
 
 
-def reservation_of(request: m.Reserve, prices: Prices) -> tuple[OpenReservation, Unpriced]:
-    tokens = Tokens(input=request.input_tokens, output=request.max_output_tokens)
-    cost, unpriced = _price_of_call(request.model, tokens, prices)
-    return OpenReservation(request.model, request.input_tokens, request.max_output_tokens, to_nanos(cost), request.role), unpriced
+def reservation_of(request: m.Reserve, prices: Prices, program: str | None = None) -> tuple[OpenReservation, PriceGaps]:
+    tokens, gaps = Tokens(input=request.input_tokens, output=request.max_output_tokens), PriceGaps()
+    cost = gaps.cost(prices, request.model, tokens, program)
+    reservation = OpenReservation(
+        request.model,
+        request.input_tokens,
+        request.max_output_tokens,
+        to_nanos(cost),
+        request.role,
+        estimated=bool(gaps.estimated),
+    )
+    return reservation, gaps
 
 
 def report_of_settlement(reservation: OpenReservation, request: m.Settle) -> m.Report:
@@ -98,11 +132,6 @@ def report_of_settlement(reservation: OpenReservation, request: m.Settle) -> m.R
 
 def _counts(told: Reading | m.Report) -> dict[str, Any]:
     return {name: getattr(told, name, None) for name in COUNTS}  # not each count can be reported
-
-
-def _price_of_call(model: str | None, tokens: Tokens, prices: Prices) -> tuple[float | None, Unpriced]:
-    cost = prices.cost(model, tokens) if model is not None else None
-    return cost, {} if cost is not None else {model or "": tokens.input + tokens.output}
 
 
 def most_used_model(readings: Iterable[Reading]) -> str | None:

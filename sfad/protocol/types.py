@@ -210,6 +210,8 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     partial: bool = False
     """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps never will. Output tokens may be an
     estimate from the streamed text."""
+    estimated: bool = False
+    """A part of the cost is of a model without a price, and counts at that of the dearest known model of its provider."""
 
 
 _SMALL = ("three", "four", "five", "six", "seven", "eight", "nine")
@@ -395,6 +397,8 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     path: str | None = None
     more: int = 0
     """So many calls after it were refused or withdrawn in the same minute, and have no row of their own."""
+    estimated: bool = False
+    """Its model has no price: the cost is that of the dearest known model of its provider."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):

@@ -202,4 +202,5 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
         elapsed_s=elapsed,
         source=source,
         partial=use.partial,
+        estimated=use.estimated,
     )

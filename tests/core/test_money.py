@@ -88,7 +88,7 @@ TOLD = [None, 0, 3]
 def test_sums_of_known_and_unknown_amounts(one: int | None, other: int | None) -> None:
     expected = None if one is None and other is None else (one or 0) + (other or 0)
     for field in Use.__dataclass_fields__:
-        if field not in ("cost_from", "partial"):
+        if field not in ("cost_from", "partial", "estimated"):
             assert getattr(Use(**{field: one}).plus(Use(**{field: other})), field) == expected, field  # type: ignore[arg-type]
     assert Use(input_tokens=one, output_tokens=other).tokens == expected
 
@@ -409,6 +409,36 @@ def test_a_partial_figure_yields_to_a_final_one_and_to_a_larger_partial_one() ->
     assert shown() == (40, 0.25, True), "input is never an estimate"
     (t >> t.used(a, output_tokens=40, cost=0.25)).skip()
     assert shown() == (40, 0.25, False)
+
+
+def test_a_higher_figure_of_the_gateway_yields_to_no_lower_one() -> None:
+    """After lost connections a program knows less than what the gateway has passed on."""
+    t = Transcript()
+    a = t.start("a")
+    (t >> t.used(a, "gateway", input_tokens=900, output_tokens=90, cost=0.7247, partial=True)).skip()
+    (t >> t.used(a, "session", input_tokens=40, output_tokens=9, cost=0.0326)).skip()
+    best = t.run(a).account.best
+    assert best is not None
+    assert (best[1].tokens, to_usd(best[1].cost), best[1].partial) == (990, 0.7247, True)
+    assert cost(t, a) == [0.7247]
+    (t >> t.used(a, "session", input_tokens=900, output_tokens=100, cost=0.73)).skip()
+    best = t.run(a).account.best
+    assert best is not None
+    assert (best[1].tokens, to_usd(best[1].cost), best[1].partial) == (1000, 0.73, False)
+
+
+@pytest.mark.parametrize("source", ["report", "stream"])
+def test_an_estimated_cost_is_marked_where_it_is_shown(source: Source) -> None:
+    t = Transcript()
+    a = t.start("a")
+    (t >> t.used(a, source, cost=0.5, estimated=True)).skip()
+    best = t.run(a).account.best
+    assert best is not None
+    assert best[1].estimated
+    (t >> t.used(a, "gateway", cost=0.5)).skip()
+    best = t.run(a).account.best
+    assert best is not None
+    assert not best[1].estimated
 
 
 def test_a_budget_is_partial_after_the_end_of_a_run_with_a_partial_cost() -> None:

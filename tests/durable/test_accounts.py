@@ -15,7 +15,7 @@ from sfad.protocol.types import LimitKind
 HOLD = {"model": "m", "input_tokens": 9, "output_tokens": 1, "cost": 0.1, "role": "planning", "periods": [["user", "ann", "today"]]}
 USE = {
     "turns": 3, "messages": None, "input_tokens": 10, "output_tokens": 2, "cached_tokens": None, "cost": 0.31, "cost_from": "agent",
-    "planning_cost": 0.30000000000000004, "execution_cost": None, "unpriced_tokens": None, "partial": True,
+    "planning_cost": 0.30000000000000004, "execution_cost": None, "unpriced_tokens": None, "partial": True, "estimated": False,
 }  # fmt: skip
 SAVED = {
     "sources": {"report": USE},
@@ -52,7 +52,7 @@ def test_a_form_of_another_version_is_not_valid(form: object) -> None:
 def test_money_is_saved_in_dollars() -> None:
     account = Account({"stream": Use(turns=1, cost=250_000_000)}, below={LimitKind.COST: 1_500_000_000, LimitKind.TOKENS: 7})
     saved = msgspec.msgpack.decode(msgspec.msgpack.encode(account, enc_hook=to_saved))
-    assert saved["sources"]["stream"] == dict.fromkeys(USE) | {"turns": 1, "cost": 0.25, "partial": False}
+    assert saved["sources"]["stream"] == dict.fromkeys(USE) | {"turns": 1, "cost": 0.25, "partial": False, "estimated": False}
     assert saved["below"] == {"cost": 1.5, "tokens": 7}
     assert saved.keys() == SAVED.keys()
     assert loaded(account) == account

@@ -35,14 +35,14 @@ def test_a_report_is_priced_and_ends_the_run_that_it_takes_too_far(daemon: Daemo
     assert daemon.sfactl("wait", run.id).returncode == 4
 
 
-def test_a_model_without_a_price_costs_null_and_is_reported_once(daemon: Daemon) -> None:
+def test_a_model_without_a_price_costs_as_much_as_the_dearest_and_is_reported_once(daemon: Daemon) -> None:
     with daemon.client() as client:
         run = sleeper(client)
         for _ in range(3):
-            report = m.Report(id=client.next_id(), run=run.id, model="nobody/knows-it", input_tokens=10, output_tokens=1)
+            report = m.Report(id=client.next_id(), run=run.id, model="claude-unheard-of", input_tokens=10, output_tokens=1)
             client.call(report, m.RunReply)
-        assert info(client, run.id).usage.cost_usd is None
-        assert info(client, run.id).usage.tokens == 33
+        usage = info(client, run.id).usage
+        assert (usage.cost_usd, usage.estimated, usage.tokens) == (0.000675, True, 33)
         stopped(client, run.id)
         _, events = until_over(client, run.id)
     assert len([event for event in events if event.type == "meter_unpriced"]) == 1

@@ -286,7 +286,7 @@ def test_an_unknown_cost_is_not_shown_as_enforced(daemon: Daemon) -> None:
     "kept by meter and reports"."""
     with daemon.client() as client:
         run = started(client, ["sleep", "60"], limits=[limit("cost", 1)], gateway=False)
-        report = m.Report(id=client.next_id(), run=run.id, model="nobody/knows-it", input_tokens=10**9, output_tokens=1)
+        report = m.Report(id=client.next_id(), run=run.id, model="ollama/knows-it", input_tokens=10**9, output_tokens=1)
         client.call(report, m.RunReply)
         assert state(info(client, run.id), "cost") == (None, "terminate", "nothing")
         stopped(client, run.id)

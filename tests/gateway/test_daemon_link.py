@@ -29,6 +29,7 @@ ASKED = AskedCall(
     factor=1.0,
     long_cache=False,
     fees_usd=0.0,
+    api="anthropic",
 )
 
 

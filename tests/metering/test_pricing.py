@@ -303,3 +303,32 @@ async def test_a_cancelled_load_is_done_by_the_next_caller() -> None:
     states = [(prices.library.providers is not None)]
     await prices.library.load()
     assert [*states, (prices.library.providers is not None)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("model", "hint", "like"),
+    [
+        ("claude-unheard-of", None, "anthropic/claude-opus-4-1"),
+        ("unheard-of", "claude", "anthropic/claude-opus-4-1"),
+        ("unheard-of", "anthropic", "anthropic/claude-opus-4-1"),
+        ("gpt-99", "anthropic", "openai/o1-pro"),
+        ("unheard-of", "openai-chat", "openai/o1-pro"),
+        ("unheard-of", None, "openai/o1-pro"),
+        ("x" * 500, "codex", "openai/o1-pro"),
+        ("anthropic/unheard-of", None, "anthropic/claude-opus-4-1"),
+    ],
+)
+def test_a_model_without_a_price_counts_as_the_dearest_of_its_provider(
+    prices: Prices, model: str, hint: str | None, like: str
+) -> None:
+    found = prices.charged_as(model, hint)
+    assert prices.cost(found, USED) == prices.cost(like, USED) is not None
+
+
+def test_models_that_count_as_themselves(prices: Prices) -> None:
+    own = Prices({"unheard-of": Price(input_mtok=0, output_mtok=0)}, prices.library)
+    assert own.charged_as("unheard-of", "codex") == "unheard-of"
+    assert own.cost("unheard-of", USED) == 0
+    for name in ("claude-sonnet-4-5", "ollama/llama3", ""):
+        assert prices.charged_as(name, "claude") == name
+    assert Prices().charged_as("unheard-of", "claude") == "unheard-of", "the library is not loaded"

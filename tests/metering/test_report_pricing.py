@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+import trio
 
 from sfad.config import Price
 from sfad.core.account import OpenReservation
@@ -34,7 +36,7 @@ RESERVED = OpenReservation("m", 1, 1, 1, None, source="gateway")
 def test_what_a_call_may_cost(call: dict[str, Any], price: tuple[int | None, int, int]) -> None:
     asked: dict[str, Any] = {"id": 1, "run": "a", "model": "m", "input_tokens": 1000, "max_output": 10}
     request = m.AdmitCall(**asked | call)
-    assert PRICING.price_of_call(request) == price
+    assert PRICING.price_of_call(request) == (*price, False)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,23 @@ def test_what_a_call_has_cost(call: dict[str, Any], cost: float | None) -> None:
     request = m.EndCall(**told | call)
     used = PRICING.use_of_call(request, RESERVED).cost
     assert used == (None if cost is None else pytest.approx(cost * 1e9))
+
+
+def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -> None:
+    listed = PriceList(OWN, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    pricing = ReportPricing({}, listed)
+    asked = m.AdmitCall(id=1, run="a", model="brand-new", input_tokens=1000, max_output=10, api="anthropic")
+    price = pricing.price_of_call(asked)
+    dearest = pricing.price_of_call(msgspec.structs.replace(asked, model="claude-opus-4-1"))
+    assert (price.input, price.output, price.estimated) == (dearest.input, dearest.output, True)
+    assert not dearest.estimated
+    told = m.EndCall(
+        id=1, run="a", reservation="r", model="brand-new", tokens=Tokens(input=1000, output=10), api="anthropic", long_cached=0
+    )
+    used = pricing.use_of_call(told, RESERVED)
+    assert (used.cost, used.estimated, used.unpriced_tokens) == (1000 * 15_000 + 10 * 75_000, True, None)
+    known = pricing.use_of_call(msgspec.structs.replace(told, model="m"), RESERVED)
+    assert (known.cost, known.estimated) == (1000 * 1000 + 10 * 5000, False)
+    reported = pricing.use_of_report("a", m.Report(id=1, run="a", model="claude-new", input_tokens=1000, output_tokens=10))
+    assert (reported.cost, reported.estimated) == (used.cost, True)

@@ -52,6 +52,8 @@ class AdmitCall(Request, tag="admit_call"):
     streamed: bool = False
     named: bool = True
     """The caller has asked for `max_output`; else it is what the model can write at most."""
+    api: str = ""
+    """The format of its upstream, which tells the provider of a model without a price."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -85,6 +87,8 @@ class EndCall(Request, tag="end_call"):
     """The upstream did not answer, or answered with an error, or its key cannot be read."""
     cut: bool = False
     """The reply ended at a maximum that the gateway had set."""
+    api: str = ""
+    """As in `AdmitCall`."""
 
 
 class SilentCall(Request, tag="silent_call"):

@@ -44,11 +44,12 @@ def admit_call(call: Call, request: AdmitCall) -> None:
             call.end()
             return
         price = runtime.metering.report_pricing.price_of_call(request)
+        asked = replace(info, estimated=price.estimated)
         runtime.requests.ask(
             call,
             lambda token, now: e.CallAsked(
                 now, token, request.run, request.model, request.input_tokens, price.input, price.output, request.max_output,
-                least, info, request.choices, request.more_input, price.more_input, request.named,
+                least, asked, request.choices, request.more_input, price.more_input, request.named,
             ),
         )  # fmt: skip
 
