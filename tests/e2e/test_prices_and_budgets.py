@@ -96,7 +96,7 @@ def test_a_daemon_without_prices_does_not_lower_the_cost_of_a_run(start: Start, 
     wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
     with daemon.client() as client:
         argv = [sys.executable, "-c", f"{said(1, 200_000)}\n{wait}\n{said(2, 1000)}\ntime.sleep(60)"]
-        run = started(client, argv, meter="claude", limits=[limit("cost", 50)])
+        run = started(client, argv, meter="claude", limits=[limit("cost", 50)], gateway=False)
         wait_until(lambda: info(client, run.id).status is Status.PAUSED, "it has used up its budget")
     daemon.kill()
     daemon.config.write_text(f"[budgets.users.{USER}]\ndaily_usd = 9")
@@ -130,8 +130,9 @@ def test_a_retry_keeps_the_cost_of_the_attempt_before(start: Start) -> None:
         reserve(client, known.id, 1, 1)  # the price list is there from now on: so short a run would be over before
         stopped(client, known.id)
         run = started(
-            client, [sys.executable, "-c", program], meter="claude", attempts=2, retry_delay=0.01, limits=[limit("cost", 50)]
-        )
+            client, [sys.executable, "-c", program], meter="claude", attempts=2, retry_delay=0.01, limits=[limit("cost", 50)],
+            gateway=False,
+        )  # fmt: skip
         over = ended(client, run.id)
     assert (over.status, over.attempts) == (Status.COMPLETED, 2)
     assert (state(over, "cost")[0] or 0) >= 3
@@ -285,7 +286,7 @@ def test_an_unknown_cost_is_not_shown_as_enforced(daemon: Daemon) -> None:
     """`Live._enforcer` asks whether anything is metered, not whether this kind is: no price, no word of tokens, and `cost` is
     "kept by meter and reports"."""
     with daemon.client() as client:
-        run = started(client, ["sleep", "60"], limits=[limit("cost", 1)], gateway=False)
+        run = started(client, ["sleep", "60"], meter="report", limits=[limit("cost", 1)], gateway=False)
         report = m.Report(id=client.next_id(), run=run.id, model="ollama/knows-it", input_tokens=10**9, output_tokens=1)
         client.call(report, m.RunReply)
         assert state(info(client, run.id), "cost") == (None, "terminate", "nothing")
