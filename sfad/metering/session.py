@@ -89,7 +89,8 @@ class Session:
                 whole = self._advance(path, descriptor, head, until) and whole
         read = [each.meter.reading for each in self._read.values() if each.head.session == session]
         # between two looks the agent may have begun another call
-        final = whole and self.ended and (self._succeeded or self.files.tells_end)
+        # of a call that failed or was broken off no file tells what was billed
+        final = whole and self.ended and self._succeeded
         self.readings = tuple(_merged(read, final=final))
         return whole
 

@@ -69,7 +69,8 @@ def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnam
         cost=to_nanos(cost),
         cost_from=None if cost is None else "agent" if price is None else "prices",
         unpriced_tokens=gaps.unpriced.total() or None,
-        partial=reading.partial,
+        # a call that failed or was broken off may be billed, and the agent does not know of it
+        partial=reading.partial or reading.failed is not None or reading.trouble is not None,
         estimated=bool(gaps.estimated),
     )
     return use, gaps

@@ -178,7 +178,6 @@ class _GeminiFiles(SessionFiles):
     meter = GeminiSession
     variable = "GEMINI_CLI_HOME"
     resume_words = frozenset({"--resume", "-r"})
-    tells_end = False  # a tool call is written when it has ended
 
     def session_id(self, argv: Sequence[str]) -> str | None:
         return first_id(argv, self.program, "--session-id")

@@ -95,8 +95,6 @@ class SessionFiles(ABC):
     meter: type[SessionMeter[Any]]
     variable: str
     resume_words: frozenset[str]
-    tells_end = True
-    """Whether the file tells a reply that calls a tool from the last reply, after which the model is not called again."""
 
     @abstractmethod
     def session_id(self, argv: Sequence[str]) -> str | None:

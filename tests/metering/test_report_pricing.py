@@ -12,8 +12,10 @@ from sfad.config import Price
 from sfad.core.account import OpenReservation
 from sfad.metering.price_list import PriceList
 from sfad.metering.report_pricing import ReportPricing
+from sfad.metering.use import use_of_readings
+from sfad.meters import Reading
 from sfad.protocol import messages as m
-from sfad.protocol.types import Tokens
+from sfad.protocol.types import ApiTrouble, Tokens
 
 OWN = {"m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25)}
 PRICING = ReportPricing({}, PriceList(OWN, loaded=lambda: None, trouble=lambda _: None))
@@ -74,3 +76,10 @@ def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -
     assert (known.cost, known.estimated) == (1000 * 1000 + 10 * 5000, False)
     reported = pricing.use_of_report("a", m.Report(id=1, run="a", model="claude-new", input_tokens=1000, output_tokens=10))
     assert (reported.cost, reported.estimated) == (used.cost, True)
+
+
+@pytest.mark.parametrize("trouble", [{}, {"failed": "Loop detected"}, {"trouble": ApiTrouble(count=1, status=529, error="x")}])
+def test_figures_of_an_agent_that_failed_are_partial(trouble: dict[str, Any]) -> None:
+    reading = Reading(models={"m": Tokens(input=10)}, finished=True, **trouble)
+    use, _ = use_of_readings([reading], PRICING.price_list.current)
+    assert use.partial is bool(trouble)

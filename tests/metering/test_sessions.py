@@ -222,6 +222,18 @@ def test_an_incomplete_line_stays_in_the_file(home: Home) -> None:
     assert used(session) == 3
 
 
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_figures_are_final_only_if_the_program_succeeded(home: Home, succeeded: bool) -> None:
+    """A call that an error or an interrupt ended may be billed, and no file tells it."""
+    home.file()
+    session = home.session("--session-id", ONE)
+    session.end(succeeded=succeeded)
+    assert session.look(())
+    (reading,) = session.readings
+    assert sum(used.input for used in reading.models.values()) == 10
+    assert reading.partial is not succeeded
+
+
 def test_a_reply_of_gemini_is_final_only_if_the_program_succeeded(home: Home) -> None:
     """Gemini CLI saves a tool call when it has ended."""
     recorded = (Path(__file__).parents[1] / "meters" / "sessions" / "gemini.jsonl").read_text().splitlines(keepends=True)

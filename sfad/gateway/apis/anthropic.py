@@ -23,6 +23,20 @@ class _AnthropicRequest(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _CacheControl(msgspec.Struct):
+    ttl: Any = None
+
+
+class _Cacheable(msgspec.Struct):
+    """A block, a message, a tool or the whole request. What it contains may be marked, too."""
+
+    cache_control: _CacheControl | None = None
+    system: "str | list[_Cacheable] | None" = None
+    tools: "list[_Cacheable] | None" = None
+    messages: "list[_Cacheable] | None" = None
+    content: "str | list[_Cacheable] | _Cacheable | None" = None
+
+
 class _AnthropicCaches(msgspec.Struct):
     ephemeral_1h_input_tokens: Any = None
 
@@ -40,6 +54,7 @@ class _AnthropicUsage(msgspec.Struct):
     server_tool_use: _AnthropicTools | None = None
     speed: Any = None
     inference_geo: Any = None
+    service_tier: Any = None
     iterations: list["_AnthropicIteration"] | None = None
 
 
@@ -97,7 +112,7 @@ class _AnthropicApi(Api):
             caches=b'"cache_control"' in body,
             refers=self.refers(body),
             tiers=words(speed=request.speed, inference_geo=request.inference_geo),
-            long_cache=b'"ttl":"1h"' in body or b'"ttl": "1h"' in body,
+            long_cache=_keeps_for_an_hour(body),
             fees_usd=most_fees(ANTHROPIC_FEES, request.tools),
         )
 
@@ -155,22 +170,41 @@ class _AnthropicReader(ReplyReader):
             if block.type == "tool_use":
                 self.use(tool_use(block.name, bytes(block.input)))
 
-    def _count(self, usage: _AnthropicUsage | None) -> None:
+    def _count(self, more: _AnthropicUsage | None) -> None:
         """Later events repeat a figure only where it has changed."""
-        if usage is None:
+        if more is None:
             return
+        usage = self._usage
         for name in _AnthropicUsage.__struct_fields__:
-            if (told := getattr(usage, name)) is not None:
-                setattr(self._usage, name, told)
-        self.tokens = _tokens(self._usage)
-        self.tiers = words(speed=self._usage.speed, inference_geo=self._usage.inference_geo)
-        if self._usage.cache_creation is not None:
-            self.long_cached = counters.number(self._usage.cache_creation.ephemeral_1h_input_tokens)
-        if self._usage.server_tool_use is not None:
-            self.fees_usd = counters.number(self._usage.server_tool_use.web_search_requests) * ANTHROPIC_FEES["web_search"]
-        for iteration in self._usage.iterations or ():
+            if (told := getattr(more, name)) is not None:
+                setattr(usage, name, told)
+        self.tokens = _tokens(usage)
+        self.tiers = words(speed=usage.speed, inference_geo=usage.inference_geo, service_tier=usage.service_tier)
+        if usage.cache_creation is not None:
+            self.long_cached = counters.number(usage.cache_creation.ephemeral_1h_input_tokens)
+        if usage.server_tool_use is not None:
+            self.fees_usd = counters.number(usage.server_tool_use.web_search_requests) * ANTHROPIC_FEES["web_search"]
+        for iteration in usage.iterations or ():
             if iteration.type == "compaction":
                 self.tokens = counters.plus(self.tokens, _tokens(iteration))
+
+
+def _keeps_for_an_hour(body: bytes) -> bool:
+    if b'"1h"' not in body and b"\\u" not in body:  # reading all of it takes a millisecond for each MB
+        return False
+    try:
+        return _is_marked(_CACHEABLE.decode(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return b'"1h"' in body  # of another form: too much is reserved rather than too little
+
+
+def _is_marked(part: Any) -> bool:
+    if isinstance(part, list):
+        return any(map(_is_marked, part))
+    if not isinstance(part, _Cacheable):
+        return False
+    marked = part.cache_control is not None and part.cache_control.ttl == "1h"
+    return marked or any(map(_is_marked, (part.system, part.tools, part.messages, part.content)))
 
 
 def _tokens(usage: _AnthropicUsage) -> Tokens:
@@ -182,6 +216,7 @@ def _tokens(usage: _AnthropicUsage) -> Tokens:
     )
 
 
+_CACHEABLE = msgspec.json.Decoder(_Cacheable)
 _EVENT = msgspec.json.Decoder(_AnthropicEvent)
 _MESSAGE = msgspec.json.Decoder(_AnthropicMessage)
 ANTHROPIC = _AnthropicApi()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
+from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -191,8 +192,11 @@ class Api(ABC):
         """Return what reads the reply of a call."""
 
     def factor(self, model: str, asked: Mapping[str, str], told: Mapping[str, str]) -> float:
-        """Return what the tiers that were asked for, or what the reply tells instead, multiply all prices of a model by."""
-        return factor_of(self.factors, model, {**asked, **told}.values())
+        """Return what the tiers that were asked for, or what the reply tells instead, multiply all prices of a model by. That a
+        tier is cheaper counts only where the reply tells it, because an upstream may not have it."""
+        only_asked = [tier for name, tier in asked.items() if name not in told]
+        least = (max(1.0, factor_of(self.factors, model, [tier])) for tier in only_asked)
+        return prod(least, start=factor_of(self.factors, model, told.values()))
 
     def refers(self, body: bytes) -> bool:
         return any(reference in body for reference in self.references)

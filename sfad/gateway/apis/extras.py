@@ -12,13 +12,13 @@ MOST_USES = 10
 Factors = Mapping[str, tuple[tuple[str, float], ...]]
 """By the word of a tier: what it multiplies all prices by, for models whose names have the pattern. The first one counts."""
 
-ANTHROPIC_FACTORS: Factors = {"fast": (("opus-4-[67]", 6.0), ("", 2.0)), "us": (("", 1.1),)}
-"""https://platform.claude.com/docs/en/build-with-claude/fast-mode, and `inference_geo` of
-https://platform.claude.com/docs/en/about-claude/pricing"""
-OPENAI_FACTORS: Factors = dict.fromkeys(("priority", "fast"), ((r"gpt-5\.5", 2.5), ("", 2.0)))
-"""https://openai.com/api-fast-mode/; some models cost 1.7 times."""
-GEMINI_FACTORS: Factors = {"priority": (("", 2.0),)}
-"""https://ai.google.dev/gemini-api/docs/priority-inference: 1.75 to 2 times."""
+ANTHROPIC_FACTORS: Factors = {"fast": (("opus-4-[67]", 6.0), ("", 2.0)), "us": (("", 1.1),), "batch": (("", 0.5),)}
+"""https://platform.claude.com/docs/en/build-with-claude/fast-mode, and `inference_geo` and batches of
+https://platform.claude.com/docs/en/about-claude/pricing. The tier `priority` has no list price: it is agreed on by contract."""
+OPENAI_FACTORS: Factors = dict.fromkeys(("priority", "fast"), ((r"gpt-5\.5", 2.5), ("", 2.0))) | {"flex": (("", 0.5),)}
+"""https://openai.com/api-fast-mode/; some models cost 1.7 times. `flex` has the prices of batches, which are half."""
+GEMINI_FACTORS: Factors = {"priority": (("", 2.0),), "flex": (("", 0.5),)}
+"""https://ai.google.dev/gemini-api/docs/priority-inference: 1.75 to 2 times; flex-inference: half."""
 
 ANTHROPIC_FEES = {"web_search": 0.01}
 OPENAI_FEES = {"web_search": 0.01, "file_search": 0.0025, "code_interpreter": 0.03, "image_generation": 0.25}

@@ -32,6 +32,10 @@ REPLIES: dict[str, dict[str, Any]] = {
         ("anthropic", "claude-opus-5", {"speed": "fast", "inference_geo": "us"}, {}, (2.2, 2.2)),
         ("anthropic", "claude-opus-5", {}, {"inference_geo": "us"}, (1.0, 1.1)),
         ("anthropic", "claude-opus-5", {"speed": 5, "service_tier": "auto"}, {"service_tier": "priority"}, (1.0, 1.0)),
+        ("anthropic", "claude-opus-5", {}, {"service_tier": "batch"}, (1.0, 0.5)),
+        ("openai-responses", "gpt-5", {"service_tier": "flex"}, {"service_tier": "flex"}, (1.0, 0.5)),
+        ("openai-responses", "gpt-5", {"service_tier": "flex"}, {"service_tier": "default"}, (1.0, 1.0)),
+        ("openai-chat", "gpt-5", {"service_tier": "flex"}, {}, (1.0, 1.0)),
         ("openai-responses", "gpt-5.5", {"service_tier": "priority"}, {"service_tier": "priority"}, (2.5, 2.5)),
         ("openai-responses", "gpt-5.6-sol", {"service_tier": "fast"}, {"service_tier": "default"}, (2.0, 1.0)),
         ("openai-responses", "gpt-5.6-sol", {}, {"service_tier": "priority"}, (1.0, 2.0)),
@@ -98,7 +102,9 @@ def test_what_the_providers_tools_have_cost(api: str, told: dict[str, Any], fees
 
 
 def test_a_cache_for_an_hour() -> None:
-    body = {"model": "m", "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]}
+    body: dict[str, Any] = {
+        "model": "m", "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+    }  # fmt: skip
     call = APIS["anthropic"].call(PATHS["anthropic"], json.dumps(body).encode())
     assert call is not None
     assert (call.caches, call.long_cache) == (True, True)
@@ -128,3 +134,26 @@ def test_a_file_that_is_only_named_may_have_any_size(api: str, part: dict[str, A
     call = APIS[api].call(PATHS[api], told)
     assert call is not None
     assert not call.refers, "a text that speaks of one"
+
+
+MARK = '"cache_control": {"type": "ephemeral", "ttl" : "1h"}'
+ODD_MARK = MARK.replace("1h", "\\u0031h")
+
+
+@pytest.mark.parametrize(
+    ("body", "long"),
+    [
+        ('{"model": "m", "tools": [{"name": "t", MARK}]}', True),
+        ('{"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "x",\nMARK}]}]}', True),
+        ('{"model": "m", "messages": [{"content": [{"type": "tool_result", "content": [{"text": "x", MARK}]}]}]}', True),
+        ('{"model": "m", MARK}'.replace("MARK", ODD_MARK), True),
+        ('{"model": "m", "messages": 5, "x": "1h"}', True),
+        ('{"model": "m", "messages": [{"content": [{"type": "tool_use", "input": {MARK}}]}]}', False),
+        ('{"model": "m", "messages": [{"content": "\\"ttl\\":\\"1h\\" 1h"}]}', False),
+        ('{"model": "m", "system": [{"text": "1h", "cache_control": {"type": "ephemeral", "ttl": "5m"}}]}', False),
+    ],
+)
+def test_a_cache_for_an_hour_is_known_by_what_is_marked(body: str, long: bool) -> None:
+    call = APIS["anthropic"].call(PATHS["anthropic"], body.replace("MARK", MARK).encode())
+    assert call is not None
+    assert call.long_cache is long
