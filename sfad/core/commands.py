@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from ..protocol import types
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
+from .events import AgentProcess
 from .run import Run, Token
 from .vocabulary import Timer
 
@@ -88,6 +89,12 @@ class Interrupt(WithId, frozen=True):
 
 class Kill(WithId, frozen=True):
     """SIGKILL everything in the run's containment, again and again until it is empty. Report `Emptied`."""
+
+
+class MeterAgent(WithId, frozen=True):
+    """Read the session file of an agent program that the run has started without asking. It may be told again."""
+
+    process: AgentProcess
 
 
 class Survey(WithId, frozen=True):
@@ -206,7 +213,7 @@ Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer |
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish | SaveAlerts
-ToLoop = TellCall | Arm | Disarm | ArmAlerts | Rebound | TellEnd | AnswerRequest | Shutdown
+ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | Rebound | TellEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToLedger | ToLoop
 

@@ -6,6 +6,7 @@ The guard cannot refuse them any more. Each counts as a descendant, for good: th
 from dataclasses import dataclass
 
 from ..protocol.types import Action, Reason, Status
+from . import commands as c
 from . import events as e
 from .context import Context
 from .naming import program_name
@@ -27,7 +28,10 @@ class Unadmitted:
 
     def agent_seen(self, run: Run, ev: e.AgentSeen) -> None:
         policy, process = self._ctx.policy.unadmitted, ev.process
-        if policy == "off" or run.status is Status.STOPPING or _counted(run, process) or _asked_for(run, process):
+        if policy == "off" or run.status is Status.STOPPING or _asked_for(run, process):
+            return
+        self._ctx.do(c.MeterAgent(run.id, process))  # also of one that an earlier daemon has counted
+        if _counted(run, process):
             return
         depth = len(run.ancestors) + 1 + sum(pid in run.unadmitted_seen for pid, _ in process.above)
         self._count(run, process)

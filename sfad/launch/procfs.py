@@ -108,6 +108,11 @@ def ticks_since_boot() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) * _TICKS // 1_000_000_000
 
 
+def age(started: int) -> float:
+    """Return for how many seconds a process has lived, at least, that started then (`Stat.started`)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / _TICKS
+
+
 def _stat(pid: int, path: str) -> Stat | None:
     content = read(path)
     if not content:

@@ -27,7 +27,7 @@ from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
 
-_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.SaveAlerts, c.TellCall})
+_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.SaveAlerts, c.TellCall, c.MeterAgent})
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
@@ -144,6 +144,8 @@ class CoreLoop:
                 launcher.freeze(run_id)
             case c.Thaw(run_id):
                 launcher.thaw(run_id)
+            case c.MeterAgent(run_id, process):
+                self.metering.follow_agent(self.catalogue.live[run_id], process)
             case c.Rebound(run):
                 self.catalogue.live[run.id].limits_changed()
                 self.metering.rebound(run)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from signal import SIGKILL
 
@@ -10,11 +11,14 @@ import trio
 from ..agents import session_of
 from ..config import Price
 from ..core import events as e
+from ..core.events import AgentProcess
 from ..core.run import Run
 from ..host.clock import wall_clock
+from ..launch import procfs
 from ..launch.launcher import Launcher
-from ..meters import UNREAD, AgentProgram, Reading, chosen, named
+from ..meters import SESSION_VARIABLES, UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputFiles
+from ..protocol.known import NO_METER
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
 from .metered_run import Feed, MeteredRun
@@ -93,6 +97,13 @@ class Metering:
         for reading in readings[-1:]:
             self._sessions.name(live.run.id, reading.session)
         self._tail.look(live.run.id)
+
+    def follow_agent(self, live: Live, process: AgentProcess) -> None:
+        """Read also what the session file of an agent program says that a run has started itself."""
+        session = _session_of(process, live.uid) if live.spawn.meter != NO_METER and live.run.id in self._runs else None
+        if session is not None:
+            self._sessions.add(live.run.id, session)
+            self._prices.load_soon()
 
     def position(self, run: RunId) -> bytes | None:
         """Return where the run's meter is, for a later daemon; `None` if it has no meter."""
@@ -180,11 +191,12 @@ class Metering:
     def _find_session(self, live: Live) -> None:
         files, run, first = live.session_files, live.run, live.spawn.session
         began = live.attempted_at or live.started_at or live.created_at
+        session = None
         if files is not None:
             given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
             session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given)
-            self._sessions.begin(run.id, session, live.sessions)
+        self._sessions.begin(run.id, session, live.sessions)
 
     def _has_meter(self, run: RunId) -> bool:
         return run in self._runs and self._runs[run].has_meter
@@ -216,6 +228,24 @@ class Metering:
     def _price_again(self) -> None:
         for metered in list(self._runs.values()):
             metered.price_again()
+
+
+def _session_of(process: AgentProcess, uid: int) -> Session | None:
+    """Return the session of an agent program, as /proc shows it; `None` if the program keeps none or has ended."""
+    program = named(process.program)
+    files = program.session_files if program is not None else None
+    if files is None:
+        return None
+    argv, values = procfs.command(process.pid), {name: procfs.variable(process.pid, name.encode()) for name in SESSION_VARIABLES}
+    try:
+        cwd = os.readlink(f"/proc/{process.pid}/cwd")
+    except OSError:
+        return None
+    began = wall_clock() - timedelta(seconds=procfs.age(process.started))
+    if not procfs.is_alive(process.pid, process.started):
+        return None
+    env = {name: os.fsdecode(value) for name, value in values.items() if value is not None}
+    return Session(files, argv, env, cwd, uid, began, files.session_id(argv), process=(process.pid, process.started))
 
 
 def _output_limit(run: Run) -> int | None:

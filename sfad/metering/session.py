@@ -51,6 +51,10 @@ class Session:
     ended: bool = False
     readings: tuple[Reading, ...] = ()
     """One for each file."""
+    process: tuple[int, int] | None = None
+    """The pid and the start of an agent program that the run has started itself; `None`: it is the run's own program."""
+    siblings: int = 1
+    """So many programs of the run may have begun the new sessions of the directory, this one among them."""
     spent: float = 0.0
     """Seconds for which the last look has kept a CPU busy."""
     _succeeded: bool = False
@@ -107,10 +111,10 @@ class Session:
                 continue
             if resumes or head.began >= since:
                 found.setdefault(head.session, head.began)
-            if len(found) > 1:
+            if len(found) > self.siblings:
                 raise TooMany
         certain = timestamp(datetime.fromtimestamp(time.time() - CERTAIN_AFTER, UTC))
-        session = next(iter(found), None)
+        session = min(found, key=found.__getitem__, default=None)
         if session is not None and (self.ended or found[session] <= certain):
             self.name(session)
         return self.session_id

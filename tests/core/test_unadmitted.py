@@ -145,3 +145,13 @@ def test_each_process_counts_once_for_each_run_above_it(times: list[tuple[int, i
     for at, run in enumerate(runs):
         assert t.run(run).unadmitted == expected[at]
         assert t.run(run).admitted == sum(expected[at:]) + 2 - at
+
+
+def test_its_session_is_read_and_again_by_the_next_daemon_but_not_that_of_the_runs_own_program() -> None:
+    t = Transcript(hear=frozenset({"meter"}))
+    a = t.start("a", argv=("claude",))
+    for _ in range(2):
+        t >> e.AgentSeen(t.at, a, seen(30, None, "claude")) << f"meter {a} claude"
+        t.quiet()
+    t >> e.AgentSeen(t.at, a, seen(MAIN, is_main=True))
+    t.quiet()

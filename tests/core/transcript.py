@@ -46,7 +46,7 @@ from sfad.protocol.types import (
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ANN = Peer(1000, "ann")
 BOB = Peer(1001, "bob")
-NOISE = frozenset({"save", "publish", "disarm", "ended", "call", "waits"})
+NOISE = frozenset({"save", "publish", "disarm", "ended", "call", "waits", "meter"})
 LIMIT_EVENTS = {"limit_nearing": "near", "limit_exceeded": "over"}
 
 
@@ -429,6 +429,8 @@ class Transcript:
                 return f"waits {call.run_id}"
             case c.RecordCall(call):
                 return f"call {call.run_id} {call.state}"
+            case c.MeterAgent(name, process):
+                return f"meter {name} {process.program}"
             case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts():
                 return type(command).__name__.lower()
             case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, spawn, stopped
+from tests.harness import Daemon, ended, spawn, stopped, wait_until
 
 from .agents import info, limit, state, until_event
 from .provider import Provider, providing
@@ -25,6 +26,24 @@ host, _, port = sys.argv[-1].rpartition(":")
 connection = socket.create_connection((host, int(port)))
 time.sleep(60)
 """
+
+
+SESSION = """#!{python} -S
+import json, os, re, sys, time, uuid
+name, number = str(uuid.uuid4()), int(sys.argv[1])
+place = os.environ["HOME"] + "/.claude/projects/" + re.sub("[^a-zA-Z0-9]", "-", os.getcwd())
+os.makedirs(place, exist_ok=True)
+now = time.time()
+at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{{int(now % 1 * 1000):03}}Z"
+usage = {{"input_tokens": 1000 * number, "output_tokens": number}}
+said = {{"id": name, "model": "claude-sonnet-4-5", "stop_reason": "end_turn", "usage": usage, "content": []}}
+line = {{"type": "assistant", "timestamp": at, "sessionId": name, "cwd": os.getcwd(), "message": said}}
+with open(place + "/" + name + ".jsonl", "a") as file:
+    print(json.dumps(line), file=file)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.02)
+"""
+"""A Claude Code that saves one call in its session file, and ends when it may."""
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +107,42 @@ def test_an_unbounded_run_goes_on_and_nothing_enforces_its_limits(gated: Daemon,
 def gated_port(daemon: Daemon) -> int:
     """Return the gateway's port."""
     return int((daemon.state_dir / "gateway.json").read_text().partition('"port": ')[2].partition(",")[0])
+
+
+@pytest.mark.parametrize("action", ["terminate", "warn"])
+def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_count_for_its_run(
+    gated: Daemon, tmp_path: Path, action: str
+) -> None:
+    agent, go = tmp_path / "claude", tmp_path / "go"
+    agent.write_text(SESSION.format(python=sys.executable))
+    agent.chmod(0o755)
+    own = [key + b"=" + value for key, value in os.environb.items() if key not in {b"HOME", b"CLAUDE_CONFIG_DIR"}]
+    env = [*own, b"HOME=" + bytes(tmp_path), b"GO=" + bytes(go)]
+    work = bytes(tmp_path / "work")
+    os.mkdir(work)
+    script = f"{agent} 1 & {agent} 2 & wait; {agent} 4; sleep 60"
+    with gated.client() as client:
+        reply = spawn(
+            client, ["sh", "-c", script], watch=True, env=env, cwd=work, limits=[limit("cost", 5, action)], meter=None
+        )  # fmt: skip
+        assert isinstance(reply, m.RunReply), reply
+        run = reply.run.id
+        wait_until(lambda: info(client, run).unadmitted == 2, "both are noticed")
+        go.touch()
+        event = until_event(client, "gateway_bypassed")
+        assert "its session file tells of" in event.message
+        if action == "terminate":
+            assert ended(client, run).status is Status.FAILED
+            return
+        wait_until(lambda: session_tokens(client, run) == 7007, "all three are added, each once")
+        found = info(client, run)
+        assert (state(found, "cost")[2], found.usage.source) == ("meter", "session")
+        assert found.usage.cost_usd == pytest.approx(7 * (1000 * 3e-6 + 15e-6))
+        stopped(client, run)
+        assert session_tokens(client, run) == 7007
+
+
+def session_tokens(client: Client, run: str) -> int | None:
+    """Return the tokens that session files tell of a run."""
+    told = info(client, run).usage_by_source.get("session")
+    return told.tokens if told is not None else None

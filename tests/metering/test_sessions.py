@@ -376,3 +376,55 @@ def test_an_odd_session_id_is_ignored(home: Home) -> None:
         session = home.session()
         session.name(identity)
         assert session.session_id == known
+
+
+# ---- agent programs that a run has started itself
+
+
+NO_PID = (1 << 22) + 1
+"""Above any pid."""
+
+
+def begun(home: Home, *argv: str, number: int = 1) -> Session:
+    """Return the session of an agent program that a run has started a minute ago, and that has ended."""
+    session = home.session(*argv)
+    session.process = (NO_PID, number)
+    return session
+
+
+def inputs(heard: Heard) -> int:
+    """Return input tokens divided by 10, of all sessions of the run."""
+    return sum(tokens.input // 10 for reading in heard.sessions.told("a1") for tokens in reading.models.values())
+
+
+async def test_sessions_of_agent_programs_of_a_run_add_up_and_each_is_read_once(heard: Heard, home: Home) -> None:
+    home.file(ONE, calls=2)
+    home.file(OTHER, calls=3)
+    heard.sessions.begin("a1", None)
+    for number in (1, 2, 2, 1):  # the same process may be told again
+        heard.sessions.add("a1", begun(home, number=number))
+    await heard.sessions.catch_up("a1")
+    assert inputs(heard) == 5
+    heard.sessions.forget("a1")
+    assert heard.sessions.told("a1") == ()
+
+
+async def test_one_of_them_takes_no_session_that_another_process_has_begun(heard: Heard, home: Home) -> None:
+    home.file(ONE)
+    home.file(OTHER)
+    heard.sessions.begin("a1", None)
+    heard.sessions.add("a1", begun(home))
+    await heard.sessions.catch_up("a1")
+    assert heard.sessions.told("a1") == ()
+    assert len(heard.lost) == 1
+
+
+async def test_it_is_read_beside_the_session_of_the_run_and_after_it_has_ended(heard: Heard, home: Home) -> None:
+    home.file(ONE, calls=2)
+    home.file(OTHER, calls=3)
+    heard.sessions.begin("a1", home.session("--session-id", ONE))
+    heard.sessions.add("a1", begun(home, "--session-id", OTHER))
+    with trio.fail_after(60):
+        while inputs(heard) != 5:  # noqa: ASYNC110 - a session that was read sets no event
+            await trio.sleep(0.05)
+    heard.sessions.forget("a1")
