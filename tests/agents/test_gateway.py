@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.agents.clis import CLAUDE, CODEX, OPENCODE, Cli
+from tests.agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli, packages
 from tests.agents.conftest import MakeDesk
 from tests.agents.desk import Desk, in_a_terminal
 from tests.agents.script import Reply, Say, Shell
@@ -140,3 +141,25 @@ def test_each_program_starts_with_a_placeholder_instead_of_a_key(desk: MakeDesk,
         with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(any_cli, "in_terminal")):
             wait_until(lambda: at.talk(any_cli).answered > before, "it has made a call")
             at.sfactl("stop", "planner")
+
+
+@pytest.mark.parametrize("cli", [CLAUDE, CODEX, GEMINI_CLI], ids=lambda cli: cli.name)
+@pytest.mark.parametrize("action", ["warn", "terminate"])
+def test_a_program_that_a_script_calls_around_the_gateway_is_metered_by_its_session_file(
+    desk: MakeDesk, cli: Cli, action: str
+) -> None:
+    """By its path, which leads to no shim, and with the model's own address."""
+    at = desk(config=GATEWAY + PRICES, **{cli.name: SCRIPT})
+    program, *words = cli.as_text
+    direct = [f"{name}={at.env[name]}" for name in ("ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL")]
+    script = f"env {shlex.join(direct)} {packages() / 'node_modules/.bin' / program} {shlex.join(words)}; sleep 3"
+    done = at.sfactl("run", "--limit", f"cost=5:{action}", "--name", "night", "--", "sh", "-c", script)
+    (run,) = at.listed()
+    assert at.talk(cli).answered == 3
+    events = [json.loads(line) for line in at.sfactl("events", "--json", "--type", "gateway_bypassed").stdout.splitlines()]
+    assert [(each["run_id"], each["severity"]) for each in events] == [(run["id"], "high")]
+    assert "its session file tells of" in events[0]["message"]
+    assert done.returncode == (4 if action == "terminate" else 0), done.stdout + done.stderr
+    if action == "warn":
+        usage = at.json("info", run["id"])["usage_by_source"]["session"]
+        assert usage["output_tokens"] == 3 * cli.price.output
