@@ -170,6 +170,8 @@ class Calls:
             self._attempts.call_silent(found[0], ev.name, ev.silence)
 
     def gateway_started(self, ev: e.GatewayStarted) -> None:
+        for noted in ev.noted:
+            self.settled(noted)
         lost = self._reservations()
         for run, name, reservation in lost:
             self._spending.end_call(run, name, replace(reservation.use, partial=True), _BROKEN_OFF)

@@ -183,7 +183,10 @@ class CallSilent(At, frozen=True):
 
 
 class GatewayStarted(At, frozen=True):
-    """A gateway was started. What an earlier one had under way, and did not settle, counts in full."""
+    """A gateway was started. What an earlier one had under way, and neither settled nor noted, counts in full."""
+
+    noted: tuple[CallSettled, ...] = ()
+    """What the earlier one had noted of its calls."""
 
 
 class GatewayConnected(At, frozen=True):

@@ -6,6 +6,7 @@
 `exchange`     one request: whose it is, whether its tree can pay for it, and the reply as it comes
 `call_record`  what a call has used, read from its reply while that passes
 `checkup`      what `sfactl doctor` asks
+`journal`      what calls under way have used, for the daemon if this process is killed
 `memory`       the memory that the bodies of requests may take
 `apis`         the formats of the providers: what a call asks for, what its reply has used
 `sse`          server-sent events, piece by piece

@@ -1,4 +1,4 @@
-"""`python -m sfad.gateway --daemon SOCKET`, with the listener as descriptor 3. The daemon starts it."""
+"""`python -m sfad.gateway --daemon SOCKET --journal FILE`, with the listener as descriptor 3. The daemon starts it."""
 
 import argparse
 import gc
@@ -13,6 +13,7 @@ from ..host.secrecy import hide_memory
 from .daemon_link import ALONE_MAX, DaemonLink
 from .estimate import Estimates
 from .exchange import Shared, new_client
+from .journal import Journal
 from .memory import Memory
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
 
@@ -25,12 +26,14 @@ def main() -> None:
     hide_memory()
     words = argparse.ArgumentParser(prog="sfad gateway")
     words.add_argument("--daemon", required=True, metavar="SOCKET")
-    trio.run(_serve, words.parse_args().daemon)
+    words.add_argument("--journal", required=True, metavar="FILE")
+    given = words.parse_args()
+    trio.run(_serve, given.daemon, Journal(given.journal, _complain))
 
 
-async def _serve(daemon: str) -> None:
+async def _serve(daemon: str, journal: Journal) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
-    link = DaemonLink(daemon, LISTENER)
+    link = DaemonLink(daemon, LISTENER, journal)
     async with new_client() as client:
         shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory())
         # each connection may have one to an upstream

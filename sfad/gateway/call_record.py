@@ -33,6 +33,8 @@ class RequestRecord(Protocol):
     """The provider may have the request."""
     whole: bool
 
+    def sending(self) -> None: ...
+
     def begun(self, response: httpx2.Response) -> None: ...
 
     def piece(self, data: bytes) -> None: ...
@@ -59,6 +61,9 @@ class UnaskedRecord:
         self.error: str | None = None
         self.sent = False
         self.whole = False
+
+    def sending(self) -> None:
+        self.sent = True
 
     def begun(self, response: httpx2.Response) -> None:
         self._status = response.status_code
@@ -117,6 +122,10 @@ class CallRecord:
         self.whole = False
         self._failed = False
 
+    def sending(self) -> None:
+        self.sent = True
+        self._note()
+
     def begun(self, response: httpx2.Response) -> None:
         self._status = response.status_code
         self._failed = response.status_code >= 400
@@ -130,6 +139,7 @@ class CallRecord:
             self._coding = Coding(response.headers.get("content-encoding", ""))
         except UnreadableBodyError as error:
             self._stop_reading(error)
+        self._note()
 
     def piece(self, data: bytes) -> None:
         if self._coding is None:
@@ -138,6 +148,19 @@ class CallRecord:
             self._reply.feed(self._coding.feed(data, MAX_PIECE))
         except UnreadableBodyError as error:
             self._stop_reading(error)
+        self._note()
+
+    def _note(self) -> None:
+        """Note what is to be charged if the gateway is killed now."""
+        tokens, partial = self._used()
+        if (
+            partial and self._reply.tokens is None and not self._reply.written
+        ):  # whether the model had begun, and how far it was, is not known
+            tokens = None
+        error = (
+            f"the gateway was killed before it ended; it was charged {'as reserved' if tokens is None else 'for what had passed'}"
+        )
+        self._gate.passed(self._ended(tokens, partial, error))
 
     def _stop_reading(self, error: UnreadableBodyError) -> None:
         self._coding, self._unreadable, self.error = None, True, f"the reply cannot be read: {error}"
@@ -166,25 +189,26 @@ class CallRecord:
         tokens, partial = self._used()
         if tokens is not None and not partial:
             self._estimates.learn(self._asked.run, self._call, self._size, tokens, self._reply.written)
-        self._gate.ended(
-            CallEnded(
-                run=self._asked.run,
-                model=self._asked.model,
-                reservation=self._admitted.reservation,
-                status=self._status,
-                tokens=tokens,
-                partial=partial,
-                tools=tuple(self._reply.tools),
-                factor=self._api.factor(self._call.model, self._call.tiers, self._reply.tiers),
-                long_cached=self._reply.long_cached,
-                fees_usd=self._reply.fees_usd,
-                first_byte_s=self._first_byte,
-                seconds=time.monotonic() - self._began,
-                error=self.error,
-                cut=self._reply.cut and self._admitted.max_output is not None,
-                failed=self._failed,
-                api=self._api.name,
-            )
+        self._gate.ended(self._ended(tokens, partial, self.error))
+
+    def _ended(self, tokens: Tokens | None, partial: bool, error: str | None) -> CallEnded:
+        return CallEnded(
+            run=self._asked.run,
+            model=self._asked.model,
+            reservation=self._admitted.reservation,
+            status=self._status,
+            tokens=tokens,
+            partial=partial,
+            tools=tuple(self._reply.tools),
+            factor=self._api.factor(self._call.model, self._call.tiers, self._reply.tiers),
+            long_cached=self._reply.long_cached,
+            fees_usd=self._reply.fees_usd,
+            first_byte_s=self._first_byte,
+            seconds=time.monotonic() - self._began,
+            error=error,
+            cut=self._reply.cut and self._admitted.max_output is not None,
+            failed=self._failed,
+            api=self._api.name,
         )
 
     def _used(self) -> tuple[Tokens | None, bool]:

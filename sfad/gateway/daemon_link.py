@@ -13,6 +13,7 @@ from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.types import Tokens
 from .callers import Caller
 from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
+from .journal import Journal
 from .upstreams import Upstream
 
 RETRY, RETRY_MAX = 0.02, 1.0
@@ -37,8 +38,9 @@ class _Open:
 class DaemonLink:
     """Implements `Gate`. Requests that were not answered when a connection was lost are sent again on the next."""
 
-    def __init__(self, path: str, listener: int) -> None:
+    def __init__(self, path: str, listener: int, journal: Journal) -> None:
         """`listener`: the descriptor that the daemon keeps for the next gateway."""
+        self._journal = journal
         self._path = path
         self._listener = listener
         self.upstreams: dict[str, Upstream] = {}
@@ -95,14 +97,12 @@ class DaemonLink:
         return AdmittedCall(answer.reservation, answer.max_output)
 
     def ended(self, call: CallEnded) -> None:
-        number = self._number()
-        request = m.EndCall(
-            id=number, run=call.run, reservation=call.reservation, model=call.model, tokens=call.tokens, partial=call.partial,
-            status=call.status, tools=[(tool.name, tool.digest) for tool in call.tools], first_byte_s=call.first_byte_s,
-            factor=call.factor, long_cached=call.long_cached, fees_usd=call.fees_usd,
-            seconds=call.seconds, error=call.error, cut=call.cut, failed=call.failed, api=call.api,
-        )  # fmt: skip
+        request = _end_of(self._number(), call)
+        self._journal.note(request)  # it may be killed before the daemon has heard of it
         self._send(_Open(request))
+
+    def passed(self, call: CallEnded) -> None:
+        self._journal.note(_end_of(0, call))
 
     def silent(self, call: Silent) -> None:
         number = self._number()
@@ -210,12 +210,22 @@ class DaemonLink:
                 self._withdrawn.pop(open_.request.call, None)
             elif isinstance(open_.request, m.EndCall):
                 self._reservations.discard(open_.request.reservation)
+                self._journal.forget(open_.request.reservation)
         elif isinstance(reply, m.CallAdmitted) and reply.reservation is not None and reply.id in self._withdrawn:
             asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
             unused = m.EndCall(
                 id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens(), error=_HUNG_UP
             )
             self._send(_Open(unused))
+
+
+def _end_of(number: int, call: CallEnded) -> m.EndCall:
+    return m.EndCall(
+        id=number, run=call.run, reservation=call.reservation, model=call.model, tokens=call.tokens, partial=call.partial,
+        status=call.status, tools=[(tool.name, tool.digest) for tool in call.tools], first_byte_s=call.first_byte_s,
+        factor=call.factor, long_cached=call.long_cached, fees_usd=call.fees_usd,
+        seconds=call.seconds, error=call.error, cut=call.cut, failed=call.failed, api=call.api,
+    )  # fmt: skip
 
 
 def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:

@@ -303,7 +303,7 @@ class Exchange:
 
     async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None) -> None:
         if record is not None:
-            record.sent = True
+            record.sending()
         try:
             response = await self._shared.client.send(request, stream=True)
         except httpx2.HTTPError as error:

@@ -131,6 +131,9 @@ class Gate(Protocol):
     def ended(self, call: CallEnded) -> None:
         """Tell what a call has used."""
 
+    def passed(self, call: CallEnded) -> None:
+        """Note what a call has used by now, in case this process is killed."""
+
     def silent(self, call: Silent) -> None:
         """Tell that a call gets no answer, or gets one after that was told."""
 

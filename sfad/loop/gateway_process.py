@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -15,16 +15,18 @@ import msgspec
 import trio
 
 from ..config import GatewayConfig, UpstreamConfig
+from ..gateway.journal import noted_in
 from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
+from ..protocol.messages import EndCall
 from ..protocol.types import RunId, Severity
 from .helper_process import UNKNOWN, ended, start_helper
 
 LISTENER = 3
 """The descriptor under which the gateway finds its listener."""
-RECORD = "gateway.json"
+RECORD, JOURNAL = "gateway.json", "gateway.calls"
 PAUSE, PAUSE_MAX = 0.1, 5.0
 """Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
 FAILING = 0.8
@@ -59,21 +61,22 @@ class GatewayProcess:
         launcher: Launcher,
         log: Log,
         tell: Callable[[str, str, Severity], None],
-        started: Callable[[], None],
+        settle: Callable[[list[EndCall]], Awaitable[None]],
         in_use: Callable[[], bool],
         *,
         sock: str,
         state_dir: str,
     ) -> None:
         """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `tell` announces an event.
-        `started` is called when a new one was started; `in_use` returns whether a live run uses it."""
+        `settle` is awaited before a
+        new one is started, with what the one before has noted of its calls. `in_use` returns whether a live run uses it."""
         self._tell = tell
-        self._started = started
+        self._settle = settle
         self._in_use = in_use
         self._launcher = launcher
         self._log = log
         self._daemon = sock
-        self._path = Path(state_dir, RECORD)
+        self._path, self._journal = Path(state_dir, RECORD), Path(state_dir, JOURNAL)
         self._listener: socket.socket | None = None
         self._changed = trio.Event()
         self._demanded = -math.inf
@@ -227,7 +230,9 @@ class GatewayProcess:
         while True:
             began = trio.current_time()
             try:
-                pid = self.pid or (self._start() if self._needed() else None)
+                if (pid := self.pid) is None and self._needed():
+                    await self._settle(self._noted())
+                    pid = self._start()
                 if pid is None:
                     await self._need()
                     continue
@@ -325,7 +330,7 @@ class GatewayProcess:
         assert self._record is not None
         self._listener.listen(BACKLOG)
         pid = start_helper(
-            ["-m", "sfad.gateway", "--daemon", self._daemon],
+            ["-m", "sfad.gateway", "--daemon", self._daemon, "--journal", os.fspath(self._journal)],
             [(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
             blocked=[signal.SIGHUP],  # until it has a handler: it may be told of a new config at once
         )
@@ -334,8 +339,14 @@ class GatewayProcess:
         self._record.pid, self._record.started = pid, found.started if found is not None else 0
         self._write()
         self._log.info("gateway", pid=pid, port=self._record.port)
-        self._started()
         return pid
+
+    def _noted(self) -> list[EndCall]:
+        try:
+            return noted_in(self._journal)
+        except OSError as error:
+            self._log.warning(f"{self._journal} cannot be read: {error.strerror}; calls that were under way count as reserved")
+            return []
 
     async def _ended(self, pid: int) -> str:
         """Wait until the process has ended, and reap it. Return how it ended."""

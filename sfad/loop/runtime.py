@@ -22,7 +22,7 @@ from ..host.descriptors import Descriptors
 from ..host.tasks import Background, keep_serving
 from ..metering.metering import Metering
 from ..protocol.known import AGENTS
-from ..protocol.messages import Change
+from ..protocol.messages import Change, EndCall
 from ..protocol.types import RunId
 from ..protocol.units import counted
 from ..runs.call_list import CallList
@@ -105,7 +105,7 @@ class Runtime:
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
             config.gateway, self.launcher, self.log, self.announcer.tell,
-            lambda: self.feed(e.GatewayStarted(trio.current_time())), self._uses_gateway,
+            self._settle_calls, self._uses_gateway,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
@@ -249,6 +249,22 @@ class Runtime:
     def _reached(self, run: RunId, milestone: str) -> None:
         self.run_feed.changed([run])
         self.announcer.tell_milestone(run, milestone)
+
+    async def _settle_calls(self, noted: list[EndCall]) -> None:
+        """Charge what a gateway that has ended had under way."""
+        for each in noted:
+            await self._price_known(each)
+        at, pricing = trio.current_time(), self.metering.report_pricing
+        found = [(each, open_[1]) for each in noted if (open_ := self.machine.reservation(each.reservation)) is not None]
+        settled = [(pricing.call_settled(each, reservation, at), reservation) for each, reservation in found]
+        # a call whose price was known, and is not now, counts as reserved
+        sure = (each for each, reservation in settled if each.used.cost is not None or reservation.cost is None)
+        self.feed(e.GatewayStarted(at, tuple(sure)))
+
+    async def _price_known(self, call: EndCall) -> None:
+        known = trio.Event()
+        self.metering.report_pricing.when_known(call.run, call.model, known.set, lambda _: known.set())
+        await known.wait()
 
     def _uses_gateway(self) -> bool:
         """Return whether a live run does."""

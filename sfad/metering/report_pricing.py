@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
+from ..core import events as e
 from ..core.account import OpenReservation, Use
+from ..core.calls import MAX_WORDS
 from ..core.money import to_nanos
 from ..protocol import messages as m
 from ..protocol.types import RunId, Tokens
@@ -97,6 +99,19 @@ class ReportPricing:
             estimated=model != request.model,
         )
 
+    def call_settled(self, request: m.EndCall, reservation: OpenReservation, at: float) -> e.CallSettled:
+        end = e.CallEnd(
+            status=request.status,
+            cache_write_tokens=request.tokens.cache_write if request.tokens is not None else None,
+            tools=len(request.tools),
+            first_byte_s=rounded(request.first_byte_s),
+            elapsed_s=rounded(request.seconds),
+            error=request.error[:MAX_WORDS] if request.error is not None else None,
+            failed=request.failed,
+            cut=request.cut,
+        )
+        return e.CallSettled(at, request.reservation, self.use_of_call(request, reservation), end, tuple(request.tools))
+
     def when_known(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
         """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.
         Call `unsure` with the reason if it cannot be loaded now."""
@@ -107,6 +122,10 @@ class ReportPricing:
 
     def _program(self, run: RunId) -> str | None:
         return self.runs[run].program if run in self.runs else None
+
+
+def rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:

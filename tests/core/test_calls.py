@@ -440,6 +440,16 @@ def test_what_an_earlier_gateway_did_not_settle_is_charged_in_full() -> None:
     assert account.used(LimitKind.COST) == 303_000_000, "it is not charged twice"
 
 
+def test_what_an_earlier_gateway_had_noted_is_charged_as_noted() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=1")
+    noted, _ = t.admitted(t.call(a))
+    t.admitted(t.call(a))
+    (t >> e.GatewayStarted(t.at, (t.called(noted, cost=0.01),))).skip()
+    assert not t.run(a).account.reservations
+    assert sorted(call.cost_usd or 0 for call in t.calls) == [0.01, WHOLE]
+
+
 def test_only_the_gateway_asks() -> None:
     t = Transcript()
     a = t.start("a")

@@ -98,7 +98,7 @@ def test_calls_are_recorded_once_across_deaths_of_gateway_and_daemon(gated: Daem
     assert sum(each.cost_usd or 0 for each in calls) == pytest.approx(over.usage.cost_usd)
     assert (
         sorted(each.error or "" for each in calls)[10:]
-        == ["the gateway was killed before it ended; it was charged as reserved"] * 10
+        == ["the gateway was killed before it ended; it was charged for what had passed"] * 10
     )
     assert sum(each.partial for each in calls) == 10
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
+from sfad.gateway.journal import noted_in
 from sfad.launch.contain.cgroup import location
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, Repetition, RunInfo, Status
@@ -22,7 +23,7 @@ from tests.conftest import Start
 from tests.harness import GONE, Daemon, alive, as_nobody, as_root, ended, spawn, stopped, wait_until
 
 from .agents import info, limit
-from .provider import IN_USD, OUT_USD, Bill, Provider, providing
+from .provider import Provider, providing
 
 CALLER = str(Path(__file__).with_name("caller.py"))
 ACTIONS = ("terminate", "refuse", "pause", "request_increase")
@@ -244,9 +245,13 @@ MANY: dict[str, Any] = {"threads": 50, "output": 1000, "stall": True}
 AMPLE = (limit("cost", 50), limit("turns", 100))
 
 
-def reserved(bills: list[Bill]) -> float:
-    """Return what was reserved for the first calls of a run."""
-    return sum(IN_USD * (1 + int(bill.size / 2.5)) + OUT_USD * bill.max_tokens for bill in bills)
+def passed(daemon: Daemon, provider: Provider) -> float:
+    """Return what the replies that stand in their middle have cost, once the gateway has noted that."""
+    with provider.lock:
+        output, usd = sum(bill.output for bill in provider.bills), sum(bill.usd for bill in provider.bills)
+    noted = daemon.state_dir / "gateway.calls"
+    wait_until(lambda: sum(call.tokens.output for call in noted_in(noted) if call.tokens is not None) == output, "all is noted")
+    return usd
 
 
 def test_a_killed_gateway_is_back_at_once_and_loses_no_money(
@@ -257,13 +262,14 @@ def test_a_killed_gateway_is_back_at_once_and_loses_no_money(
     with daemon.client() as client:
         run = calling(client, *AMPLE, calls=2, on=True, then=str(done), **MANY)
         wait_until(lambda: provider.stalled == 50, "fifty replies are in their middle")
-        cut = list(provider.bills)
+        cut = len(provider.bills)
+        cost = passed(daemon, provider)
         killed_gateway(daemon)
         provider.released.set()
         wait_until(lambda: len(results(daemon, run.id)) == 100, "all calls have ended")
         assert [each["whole"] for each in results(daemon, run.id)].count(True) == 50
         assert [each for each in results(daemon, run.id) if not each["whole"] and each["error"] is None] == []
-        expected = pytest.approx(reserved(cut) + sum(bill.usd for bill in provider.bills[len(cut) :]))
+        expected = pytest.approx(cost + sum(bill.usd for bill in provider.bills[cut:]))
         wait_until(lambda: info(client, run.id).total_cost_usd == expected, "all calls are settled")
         done.touch()
         assert ended(client, run.id).total_cost_usd == expected
@@ -274,6 +280,7 @@ def test_daemon_and_gateway_are_killed_together(gated: Daemon, provider: Provide
     with gated.client() as client:
         run = calling(client, *AMPLE, then=str(done), **MANY)
         wait_until(lambda: provider.stalled == 50, "fifty replies are in their middle")
+    cost = passed(gated, provider)
     pid, port = gateway(gated)
     gated.kill()
     os.kill(pid, signal.SIGKILL)
@@ -283,10 +290,10 @@ def test_daemon_and_gateway_are_killed_together(gated: Daemon, provider: Provide
     gated.restart()
     with gated.client() as client:
         assert gateway(gated)[1] == port
-        wait_until(lambda: info(client, run.id).total_cost_usd == pytest.approx(reserved(provider.bills)), "all are charged")
+        wait_until(lambda: info(client, run.id).total_cost_usd == pytest.approx(cost), "all are charged")
         assert ended(client, calling(client, output=10).id).status is Status.COMPLETED
         done.touch()
-        assert ended(client, run.id).total_cost_usd == pytest.approx(reserved(provider.bills[:50]))
+        assert ended(client, run.id).total_cost_usd == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("how", ["killed", "re-executed"])

@@ -113,6 +113,7 @@ class ScriptedGate:
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
     asked: list[AskedCall] = field(default_factory=list)
+    passing: list[CallEnded] = field(default_factory=list)
     told: list[CallEnded] = field(default_factory=list)
     silent_calls: list[Silent] = field(default_factory=list)
     unasked_for: list[Unasked] = field(default_factory=list)
@@ -140,6 +141,9 @@ class ScriptedGate:
 
     def silent(self, call: Silent) -> None:
         self.silent_calls.append(call)
+
+    def passed(self, call: CallEnded) -> None:
+        self.passing.append(call)
 
     def ended(self, call: CallEnded) -> None:
         self.told.append(call)

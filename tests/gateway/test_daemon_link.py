@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import trio
 
 from sfad.gateway.daemon_link import DaemonLink
 from sfad.gateway.gate import AskedCall, Unasked
+from sfad.gateway.journal import Journal
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from sfad.protocol.types import Tokens
@@ -53,11 +55,11 @@ class ScriptedDaemon:
 
 async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_back(tmp_path: Path) -> None:
     path = os.fspath(tmp_path / "s")
-    with socket.socket(socket.AF_UNIX) as plain:
+    with socket.socket(socket.AF_UNIX) as plain, closing(Journal(os.fspath(tmp_path / "calls"), print)) as journal:
         plain.bind(path)
         plain.listen()
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(plain))
-        link = DaemonLink(path, plain.fileno())
+        link = DaemonLink(path, plain.fileno(), journal)
         with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.serve)

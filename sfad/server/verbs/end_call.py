@@ -3,14 +3,9 @@
 import trio
 
 from ...core import events as e
-from ...core.calls import MAX_WORDS
 from ...protocol.messages import Done, EndCall
 from ..call import Call, answers
 from .report import once_priced
-
-
-def rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
 
 
 @answers(EndCall)
@@ -20,18 +15,7 @@ def end_call(call: Call, request: EndCall) -> None:
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None:
-            use = runtime.metering.report_pricing.use_of_call(request, found[1])
-            end = e.CallEnd(
-                status=request.status,
-                cache_write_tokens=request.tokens.cache_write if request.tokens is not None else None,
-                tools=len(request.tools),
-                first_byte_s=rounded(request.first_byte_s),
-                elapsed_s=rounded(request.seconds),
-                error=request.error[:MAX_WORDS] if request.error is not None else None,
-                failed=request.failed,
-                cut=request.cut,
-            )
-            runtime.feed(e.CallSettled(trio.current_time(), request.reservation, use, end, tuple(request.tools)))
+            runtime.feed(runtime.metering.report_pricing.call_settled(request, found[1], trio.current_time()))
             _tell_of_tools(call, request)
             runtime.arrivals.call_settled()
         call.reply(Done(id=request.id))

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 
 from ...core.calls import MAX_WORDS
+from ...metering.report_pricing import rounded
 from ...protocol.messages import Done, UnaskedCall
 from ...protocol.types import CallInfo
 from ..call import Call, answers
-from .end_call import rounded
 
 
 @answers(UnaskedCall)
