@@ -240,6 +240,7 @@ class World:
             c.Disarm: self._disarm,
             c.Publish: self._publish,
             c.ArmAlerts: self._arm_alerts,
+            c.MeterAgent: lambda x: self._alive(x.run),
             c.SaveAlerts: lambda _: None,  # it was saved before the first command was applied
             c.TellEnd: self._ended,
             c.AnswerRequest: self._reply,

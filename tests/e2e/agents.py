@@ -66,6 +66,7 @@ def until_over(client: Client, run: str) -> tuple[RunInfo, list[Event]]:
 
 def until_event(client: Client, what: str) -> Event:
     """Return the next event of this type."""
+    client.be_patient(PATIENCE)
     while True:
         for answer in client.arrived():
             if isinstance(answer.reply, m.EventPush) and answer.reply.event.type == what:

@@ -40,10 +40,10 @@ said = {{"id": name, "model": "claude-sonnet-4-5", "stop_reason": "end_turn", "u
 line = {{"type": "assistant", "timestamp": at, "sessionId": name, "cwd": os.getcwd(), "message": said}}
 with open(place + "/" + name + ".jsonl", "a") as file:
     print(json.dumps(line), file=file)
-while not os.path.exists(os.environ["GO"]):
+while not os.path.exists(sys.argv[2]):
     time.sleep(0.02)
 """
-"""A Claude Code that saves one call in its session file, and ends when it may."""
+"""A Claude Code that saves one call in its session file, and ends when it may: when the file in its last word is there."""
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +113,14 @@ def gated_port(daemon: Daemon) -> int:
 def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_count_for_its_run(
     gated: Daemon, tmp_path: Path, action: str
 ) -> None:
-    agent, go = tmp_path / "claude", tmp_path / "go"
+    agent, go, again = (tmp_path / name for name in ("claude", "go", "again"))
     agent.write_text(SESSION.format(python=sys.executable))
     agent.chmod(0o755)
     own = [key + b"=" + value for key, value in os.environb.items() if key not in {b"HOME", b"CLAUDE_CONFIG_DIR"}]
-    env = [*own, b"HOME=" + bytes(tmp_path), b"GO=" + bytes(go)]
+    env = [*own, b"HOME=" + bytes(tmp_path)]
     work = bytes(tmp_path / "work")
     os.mkdir(work)
-    script = f"{agent} 1 & {agent} 2 & wait; {agent} 4; sleep 60"
+    script = f"{agent} 1 {go} & {agent} 2 {go} & wait; {agent} 4 {again}; sleep 60"
     with gated.client() as client:
         reply = spawn(
             client, ["sh", "-c", script], watch=True, env=env, cwd=work, limits=[limit("cost", 5, action)], meter=None
@@ -129,6 +129,9 @@ def test_session_files_of_agent_programs_that_a_script_calls_past_the_gateway_co
         run = reply.run.id
         wait_until(lambda: info(client, run).unadmitted == 2, "both are noticed")
         go.touch()
+        # an unnoticed program would leave a third session, which may belong to another run
+        wait_until(lambda: action == "terminate" or info(client, run).unadmitted == 3, "the third is noticed")
+        again.touch()
         event = until_event(client, "gateway_bypassed")
         assert "its session file tells of" in event.message
         if action == "terminate":

@@ -166,7 +166,9 @@ def test_the_bill_never_exceeds_a_limit_and_most_of_it_can_be_used(
             held(client, run.id)
             wait_until(lambda: provider.under_way == 0, "no call is under way")
             stopped(client, run.id)
-    assert 0.8 * 0.5 <= provider.usd <= 0.5
+    # a limit that holds calls lowers none: what is left is too little for a whole one
+    least = 0.8 * 0.5 if action in {"terminate", "refuse"} else 0.5 - max(bill.usd for bill in provider.bills)
+    assert least <= provider.usd <= 0.5
 
 
 ERROR = 0.02
@@ -188,7 +190,7 @@ def test_the_errors_of_parallel_calls_do_not_add_up(gated: Daemon, provider: Pro
     provider.bytes_a_token = bytes_a_token
     with gated.client() as client:
         run = calling(client, limit("cost", 0.5, "refuse"), threads=15, output=100, padding=60_000, stall=True)
-        wait_until(lambda: provider.stalled == 3, "as many calls as fit are under way")
+        wait_until(lambda: provider.stalled == 2, "as many calls as fit are under way")
         provider.released.set()
         ended(client, run.id)
     assert 0.8 * 0.5 <= provider.usd <= 0.5 * (1 + ERROR)
