@@ -1,7 +1,7 @@
 """Calls of a model that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused.
 
 A call that does not fit waits as long as other calls' reservations are in its way. Then its maximum output is lowered to what fits,
-if that is worth a call; a limit that pauses lowers no maximum that the caller has asked for. Else the call is answered by the
+if that is worth a call, and for a limit that pauses also ample for the run's replies. Else the call is answered by the
 outermost limit, else by the budget, that has too little room for it. Bounds on rates and parallel calls make calls wait, too.
 
 The input of a call is an estimate, and may be more. That is part of what has to fit, as far as there is room for it: always for
@@ -43,6 +43,10 @@ MAX_LOOKED_AT = 32
 """Calls of one run that stay waiting, after which the others of the run are not decided again by the same event. A run with a
 thousand calls must not slow down the others'."""
 
+_AMPLE = 1.5
+"""A limit that pauses lowers a call only to so many times the run's longest reply, so that the maximum cuts no usual reply. To hold
+each call whose maximum does not fit would pause Claude Code, which asks for 64 000 tokens, before its first call."""
+
 MAX_WORDS = 1000
 """Characters of a refusal that are recorded. It may name a model, whose name the agent chooses."""
 
@@ -73,6 +77,8 @@ class _Room:
     each: int
     """What each token of output takes of it."""
     kind: LimitKind
+    least: int
+    """To how much output this may lower the call."""
     doubt: int
     """What the call may take beyond that, because its input is an estimate."""
     doubts: int
@@ -81,11 +87,6 @@ class _Room:
     """The run whose limit it is."""
     active: ActiveLimit | None = None
     budget: Budget | None = None
-
-    def least(self, ev: e.CallAsked) -> int:
-        """Return to how much output this may lower a call."""
-        holds = self.active is not None and self.active.action in WAITING
-        return ev.max_output if holds and ev.named else ev.least_output
 
     def output(self, kept: float) -> float:
         """Return the tokens of output that fit if so much is kept for other things; below 0: none."""
@@ -119,6 +120,8 @@ class Calls:
         self._repeats = Repeats(context)
         self.waiting: dict[Token, WaitingCall] = {}
         """Calls that are held or that wait for others, the oldest first."""
+        self._longest: dict[RunId, int] = {}
+        """Tokens of each run's longest reply."""
         self._armed: dict[RunId, float] = {}
         """When the timers of runs whose calls wait fire."""
 
@@ -146,6 +149,7 @@ class Calls:
         if found is None:
             return  # its run has ended, and was charged in full for what it had reserved
         run, reservation = found
+        self._longest[run.id] = max(self._longest.get(run.id, 0), ev.used.output_tokens or 0)
         self._spending.end_call(run, ev.name, ev.used, ev.end)
         if ev.end.cut and reservation.call is not None:
             self._cut(run, reservation, reservation.call.clamped_to or 0, ev.at)
@@ -216,6 +220,8 @@ class Calls:
 
     def forget(self, ended: Iterable[Run]) -> None:
         self._rates.forget(ended)
+        for run in ended:
+            self._longest.pop(run.id, None)
 
     def _arm(self, due: dict[RunId, float]) -> None:
         """Have calls that wait decided again when the first of each run is due."""
@@ -265,16 +271,16 @@ class Calls:
         short = [room for room in rooms if room.output(room.doubt + room.doubts) < ev.max_output]
         if any(map(self._reserved, short)) and not self._has_waited(call, at):
             return False  # what other calls leave of their reservations may be all that it lacks
-        tight = next((room for room in rooms if room.output(room.doubts) < room.least(ev)), None)
+        tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
         if tight is None:
             lowest = min(short, key=lambda room: room.output(room.doubt + room.doubts), default=None)
             output = float(ev.max_output)
             if lowest is not None:
-                output = max(lowest.output(lowest.doubt + lowest.doubts), *(room.least(ev) for room in short))
+                output = max(lowest.output(lowest.doubt + lowest.doubts), *(room.least for room in short))
             return self._admitted(run, call, int(min(output, ev.max_output)), at, ahead, lowest)
-        if tight.output(-self._reserved(tight)) >= tight.least(ev):
+        if tight.output(-self._reserved(tight)) >= tight.least:
             words = f"the rest of the {tight.kind} limit is reserved for other calls"
-            if tight.output(0) >= tight.least(ev):
+            if tight.output(0) >= tight.least:
                 words = f"the {tight.kind} limit has room for this call only once others have told how much input they have"
             return self._postponed(call, f"{words}; try again when one has ended", 1.0, at)
         return self._refused(run, call, tight, at)
@@ -288,6 +294,7 @@ class Calls:
         return at + self._ctx.policy.call_wait if call.until is None else call.until
 
     def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
+        useful = max(ev.least_output, int(_AMPLE * self._longest.get(run.id, 0)))
         takes = {
             LimitKind.TURNS: (1, 0),
             LimitKind.MESSAGES: (1, 0),
@@ -301,11 +308,12 @@ class Calls:
                 if active is not None and active.binds:
                     left = active.threshold - (limited.account.used(kind) or 0)
                     doubts = sum(below.account.doubts.get(kind, 0) for below in limited.subtree()) if kind in doubt else 0
-                    yield _Room(left, fixed, each, kind, doubt.get(kind, 0), doubts, limited, active)
+                    least = min(ev.max_output, useful) if active.action in WAITING and ev.named else ev.least_output
+                    yield _Room(left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active)
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets.of(run.user):
                 left, kind = budget.allowed - budget.charged, LimitKind.COST
-                yield _Room(left, *takes[kind], kind, doubt[kind], self._spending.doubts_of(budget), budget=budget)
+                yield _Room(left, *takes[kind], kind, ev.least_output, doubt[kind], self._spending.doubts_of(budget), budget=budget)
 
     def _admitted(self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str], lowest: _Room | None) -> bool:
         """Admit a call that is affordable, unless it has to wait for its rate or for other calls. `lowest`: what has lowered its
@@ -366,7 +374,7 @@ class Calls:
     def _refused(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
         """Take the action of the limit or budget, and answer the call unless the run is held by it."""
         ev = call.asked
-        more = tight.needed(tight.least(ev))
+        more = tight.needed(tight.least)
         if tight.budget is not None:
             refusal = over_budget(tight.budget, more)
             self._budgets.run_short(tight.budget, at)

@@ -90,7 +90,7 @@ class LimitRequests:
             return False
         active = run.held_by
         asked = active is not None and active.action is Action.REQUEST_INCREASE
-        self._lifecycle.release_breach(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
+        self._go_on(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
         for limit in limits:
             self._replace(run, limit, peer)
         self._ctx.changed(run)
@@ -102,6 +102,15 @@ class LimitRequests:
             now = run.limits[active.limit.kind]
             self._limit_enforcement.publish_about(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
         return True
+
+    def _go_on(self, run: Run) -> None:
+        """Release a run from what holds it. A reply that was cut before is not its agent's last word now."""
+        kind = run.breach.kind if run.breach is not None else None
+        for each in run.subtree():
+            if each.cut is not None and each.cut.limit_kind == kind:
+                each.cut = None
+                self._ctx.changed(each)
+        self._lifecycle.release_breach(run)
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
         before = run.limits.get(limit.kind)
@@ -118,7 +127,7 @@ class LimitRequests:
         kinds = {limit.kind for limit in ev.limits}
         freed = run.breach is not None and run.breach.kind in kinds
         if freed:
-            self._lifecycle.release_breach(run)  # a limit that still holds the run is exceeded again below
+            self._go_on(run)  # a limit that still holds the run is exceeded again below
         for limit in ev.limits:
             before = run.limits.get(limit.kind)
             if before is not None and _same(before, limit):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.agents.script import ANTHROPIC, OPENING, Shell, Told, Tool
+from tests.agents.script import ANTHROPIC, OPENING, Shell, Told, Tool, Write
 
 Body = dict[str, Any]
 
@@ -26,6 +26,11 @@ def is_turn(body: Body) -> bool:
 
 def _shells(body: Body) -> set[str]:
     return _SHELLS & {tool.get("name") for tool in body.get("tools", [])}
+
+
+def maximum(body: Body) -> int | None:
+    """Return how many tokens a reply may have."""
+    return int(body["max_tokens"])
 
 
 def tool_outputs(body: Body) -> list[str]:
@@ -54,43 +59,56 @@ def _message(body: Body, reply: Told, number: int) -> Body:
         "role": "assistant",
         "model": body["model"],
         "content": _content(body, reply, number),
-        "stop_reason": "tool_use" if isinstance(reply, Shell | Tool) else "end_turn",
+        "stop_reason": _stop_reason(body, reply),
         "stop_sequence": None,
-        "usage": _usage(ANTHROPIC.output),
+        "usage": _usage(body, reply),
     }
+
+
+def _stop_reason(body: Body, reply: Told) -> str:
+    if isinstance(reply, Write) and reply.is_cut(maximum(body)):
+        return "max_tokens"
+    return "tool_use" if isinstance(reply, Shell | Tool | Write) else "end_turn"
 
 
 def _content(body: Body, reply: Told, number: int) -> list[Body]:
     match reply:
-        case Shell(command, background):
+        case Write() if reply.is_cut(maximum(body)):
+            return [{"type": "text", "text": reply.text(maximum(body))}]
+        case Write(command=command) | Shell(command=command):
             (name,) = _shells(body)
             call: Body = {"command": command, "description": "scripted"}
             if name == "Bash":
-                call["run_in_background"] = background
+                call["run_in_background"] = isinstance(reply, Shell) and reply.background
         case Tool(wanted, call):
             (name,) = (tool["name"] for tool in body["tools"] if tool["name"].endswith(f"_{wanted}"))
         case _:
             return [{"type": "text", "text": reply.text}]
     return [
-        {"type": "text", "text": OPENING},
+        {"type": "text", "text": reply.text(maximum(body)) if isinstance(reply, Write) else OPENING},
         {"type": "tool_use", "id": f"toolu_{number:04}", "name": name, "input": call},
     ]
 
 
-def _usage(output: int) -> Body:
+def _usage(body: Body, reply: Told) -> Body:
+    if isinstance(reply, Write):
+        return {"input_tokens": reply.input(body), "output_tokens": reply.output(maximum(body))}
     return {
         "input_tokens": ANTHROPIC.input - ANTHROPIC.cached - ANTHROPIC.cache_write,
         "cache_creation_input_tokens": ANTHROPIC.cache_write,
         "cache_read_input_tokens": ANTHROPIC.cached,
-        "output_tokens": output,
+        "output_tokens": ANTHROPIC.output,
     }
 
 
 def _stream(message: Body) -> tuple[list[Body], list[Body]]:
-    start = {"type": "message_start", "message": message | {"content": [], "stop_reason": None, "usage": _usage(1)}}
+    start = {
+        "type": "message_start",
+        "message": message | {"content": [], "stop_reason": None, "usage": message["usage"] | {"output_tokens": 1}},
+    }
     blocks = [event for index, block in enumerate(message["content"]) for event in _block(index, block)]
     end = {"stop_reason": message["stop_reason"], "stop_sequence": None}
-    told = {"type": "message_delta", "delta": end, "usage": {"output_tokens": ANTHROPIC.output}}
+    told = {"type": "message_delta", "delta": end, "usage": {"output_tokens": message["usage"]["output_tokens"]}}
     return [start, *blocks[:-1]], [blocks[-1], told, {"type": "message_stop"}]
 
 

@@ -38,6 +38,20 @@ class Desk:
             cwd=self.env["HOME"],
         )
 
+    @contextmanager
+    def client(self, *words: str) -> Iterator[Popen[bytes]]:
+        """Run the command line in the agents' environment, and discard its output. The body ends before the client must."""
+        client = Popen(
+            [sys.executable, "-m", "sfactl", *words],
+            stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, env=self.env, cwd=self.env["HOME"],
+        )  # fmt: skip
+        try:
+            yield client
+            client.wait(PATIENCE)
+        finally:
+            client.kill()
+            client.wait()
+
     def json(self, *words: str) -> Any:
         """Return what a command prints with `--json`."""
         done = self.sfactl(*words, "--json")

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tests.agents.script import GEMINI, OPENING, Shell, Told, Tool
+from tests.agents.script import GEMINI, OPENING, Say, Shell, Stall, Told, Tool, Write
 
 Body = dict[str, Any]
 
@@ -25,6 +25,11 @@ def is_turn(body: Body) -> bool:
     return any(call.get("name") == _SHELL for tool in body.get("tools", []) for call in tool.get("functionDeclarations", []))
 
 
+def maximum(body: Body) -> int | None:
+    """Return how many tokens a reply may have; `None` if the request does not say."""
+    return body.get("generationConfig", {}).get("maxOutputTokens")
+
+
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
     parts = [part for content in body["contents"] for part in content["parts"]]
@@ -37,11 +42,17 @@ def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
     """The type of the stream that says it, its bytes up to the end of the text, and the rest; Gemini CLI asks for nothing else
     in a turn."""
     about = {"modelVersion": body.get("model", "gemini-2.5-pro"), "responseId": f"resp_{number:04}"}
-    text = OPENING if isinstance(reply, Shell | Tool) else reply.text
+    usage, text = _usage(body, reply), OPENING if isinstance(reply, Shell | Tool) else ""
+    finish = "STOP"
+    if isinstance(reply, Write):
+        text = reply.text(maximum(body))
+        finish, reply = ("MAX_TOKENS", Say("")) if reply.is_cut(maximum(body)) else ("STOP", Shell(reply.command))
+    elif isinstance(reply, Say | Stall):
+        text = reply.text
     call = [{"functionCall": _call(body, reply)}] if isinstance(reply, Shell | Tool) else [{"text": ""}]
     said = _event(about | {"candidates": [_candidate([{"text": text}])]})
-    done = _candidate(call) | {"finishReason": "STOP"}
-    return "text/event-stream", said, _event(about | {"candidates": [done], "usageMetadata": _usage()})
+    done = _candidate(call) | {"finishReason": finish}
+    return "text/event-stream", said, _event(about | {"candidates": [done], "usageMetadata": usage})
 
 
 def _candidate(parts: list[Body]) -> Body:
@@ -60,7 +71,10 @@ def _call(body: Body, reply: Shell | Tool) -> Body:
     return {"name": _SHELL, "args": {"command": reply.command, "description": "scripted", "is_background": reply.background}}
 
 
-def _usage() -> Body:
+def _usage(body: Body, reply: Told) -> Body:
+    if isinstance(reply, Write):
+        size, written = reply.input(body), reply.output(maximum(body))
+        return {"promptTokenCount": size, "candidatesTokenCount": written, "totalTokenCount": size + written}
     return {
         "promptTokenCount": GEMINI.input,
         "cachedContentTokenCount": GEMINI.cached,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from tests.agents import anthropic, gemini, openai
-from tests.agents.script import Fail, Reply, Say, Shell, Stall, Told, Tool
+from tests.agents.script import ANTHROPIC, GEMINI, OPENAI, OUTPUT_USD, Fail, Price, Reply, Say, Shell, Stall, Told, Tool, Write
 
 Body = dict[str, Any]
 Answer = tuple[str, bytes, bytes]
@@ -29,9 +29,11 @@ class _Dialect(Protocol):
     def is_turn(self, body: Body) -> bool: ...
     def tool_outputs(self, body: Body) -> list[str]: ...
     def answer(self, body: Body, reply: Told, number: int) -> Answer: ...
+    def maximum(self, body: Body) -> int | None: ...
 
 
 _DIALECTS: dict[str, _Dialect] = {"claude": anthropic, "codex": openai, "gemini": gemini, "opencode": anthropic}
+_PRICES: dict[str, Price] = {"claude": ANTHROPIC, "codex": OPENAI, "gemini": GEMINI, "opencode": ANTHROPIC}
 _IDLE = 20.0
 """Seconds that a silent connection is kept: the end of the server waits for the threads of all."""
 
@@ -42,6 +44,7 @@ class Talk:
 
     dialect: _Dialect
     script: Iterator[Reply]
+    price: Price
     requests: list[Body] = field(default_factory=list)
     """The bodies of the agent's requests, without those of its helpers."""
     turns: int = 0
@@ -52,12 +55,15 @@ class Talk:
     """Replies to helpers."""
     stalled: bool = False
     """Set while a reply waits in its middle."""
+    bills: list[float] = field(default_factory=list)
+    """USD for each reply that was begun, helpers' included."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, body: Body) -> tuple[Reply, Answer]:
         """Return the answer to a request."""
         if not self.dialect.is_turn(body):
             self.helped += 1
+            self.bills.append(self._bill(body, Say("ok")))
             return Say("ok"), self.dialect.answer(body, Say("ok"), 0)
         with self._lock:
             reply = next(self.script, Say("Done."))
@@ -65,7 +71,13 @@ class Talk:
                 return reply, ("application/json", b'{"error": {"type": "overloaded_error", "message": "Overloaded"}}', b"")
             self.requests.append(body)
             self.turns += isinstance(reply, Shell | Tool)
+            self.bills.append(self._bill(body, reply))
             return reply, self.dialect.answer(body, reply, len(self.requests))
+
+    def _bill(self, body: Body, reply: Told) -> float:
+        if isinstance(reply, Write):
+            return reply.usd(body, self.dialect.maximum(body))
+        return self.price.input_usd + OUTPUT_USD * self.price.output
 
     def told(self) -> list[str]:
         """Return the results of the agent's tools that the model has received."""
@@ -158,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(scripts: Mapping[str, Iterable[Reply]]) -> Iterator[Model]:
     """A model for the agents of these names, on a port of its own. The path of each agent begins with its name."""
-    talks = {name: Talk(_DIALECTS[name], iter(script)) for name, script in scripts.items()}
+    talks = {name: Talk(_DIALECTS[name], iter(script), _PRICES[name]) for name, script in scripts.items()}
     with _Server(("127.0.0.1", 0), _Handler) as server:
         server.talks, server.released = talks, threading.Event()
         thread = threading.Thread(target=server.serve_forever, args=[0.05], name="scripted model")

