@@ -72,20 +72,24 @@ def _stop_reason(body: Body, reply: Told) -> str:
 
 
 def _content(body: Body, reply: Told, number: int) -> list[Body]:
+    text = OPENING
+    if isinstance(reply, Write):
+        text = reply.text(maximum(body))
+        if reply.is_cut(maximum(body)):
+            return [{"type": "text", "text": text}]
+        reply = reply.call(number)
     match reply:
-        case Write() if reply.is_cut(maximum(body)):
-            return [{"type": "text", "text": reply.text(maximum(body))}]
-        case Write(command=command) | Shell(command=command):
+        case Shell(command, background):
             (name,) = _shells(body)
             call: Body = {"command": command, "description": "scripted"}
             if name == "Bash":
-                call["run_in_background"] = isinstance(reply, Shell) and reply.background
+                call["run_in_background"] = background
         case Tool(wanted, call):
             (name,) = (tool["name"] for tool in body["tools"] if tool["name"].endswith(f"_{wanted}"))
         case _:
             return [{"type": "text", "text": reply.text}]
     return [
-        {"type": "text", "text": reply.text(maximum(body)) if isinstance(reply, Write) else OPENING},
+        {"type": "text", "text": text},
         {"type": "tool_use", "id": f"toolu_{number:04}", "name": name, "input": call},
     ]
 

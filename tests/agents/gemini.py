@@ -46,7 +46,7 @@ def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
     finish = "STOP"
     if isinstance(reply, Write):
         text = reply.text(maximum(body))
-        finish, reply = ("MAX_TOKENS", Say("")) if reply.is_cut(maximum(body)) else ("STOP", Shell(reply.command))
+        finish, reply = ("MAX_TOKENS", Say("")) if reply.is_cut(maximum(body)) else ("STOP", reply.call(number))
     elif isinstance(reply, Say | Stall):
         text = reply.text
     call = [{"functionCall": _call(body, reply)}] if isinstance(reply, Shell | Tool) else [{"text": ""}]

@@ -76,7 +76,7 @@ def _items(body: Body, reply: Told, number: int) -> list[Body]:
     content = [{"type": "output_text", "text": text, "annotations": []}]
     items: list[Body] = [{"type": "message", "id": f"msg_{number:04}", "role": "assistant", "content": content}]
     if isinstance(reply, Write) and not reply.is_cut(maximum(body)):
-        reply = Shell(reply.command)
+        reply = reply.call(number)
     if isinstance(reply, Shell | Tool):
         items.append(_call(body, reply, number))
     return items

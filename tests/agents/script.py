@@ -59,14 +59,17 @@ class Write:
     Its input is billed by the size of the request."""
 
     tokens: int
-    command: str = "echo more"
+
+    def call(self, number: int) -> Shell:
+        """Return a call that is not like those before: Gemini CLI asks a person about an agent that repeats itself."""
+        return Shell(f"echo {number}")
 
     def output(self, maximum: int | None) -> int:
         """Return the tokens that are written."""
         return self.tokens if maximum is None else min(self.tokens, maximum)
 
     def text(self, maximum: int | None) -> str:
-        """Return a text of which no two pieces are alike: Gemini CLI breaks off a reply that repeats itself."""
+        """Return a text of which no two pieces are alike, for the same reason."""
         return " ".join(f"{number * 7919 % 9973:04}" for number in range(self.output(maximum)))
 
     def usd(self, body: dict[str, Any], maximum: int | None) -> float:
