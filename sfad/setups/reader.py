@@ -83,7 +83,7 @@ class SetupReader:
         self._reading[root.uid] += 1
         try:
             env = dict(root.env)
-            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ)
+            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names)
             return tree_setups(surroundings, _programs(env.get("PATH", "")))
         finally:
             self._reading[root.uid] -= 1
@@ -112,6 +112,13 @@ def _content(path: str, uid: int) -> bytes | None:
         return None
     finally:
         os.close(handle)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def _readable(status: os.stat_result, uid: int) -> bool:

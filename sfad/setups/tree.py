@@ -5,10 +5,16 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from . import aider, codex, gemini, opencode, variables
+from . import aider, claude, codex, gemini, opencode, variables
 from .setup import Setup, Surroundings, TreeUpstream
 
-_OF_PROGRAMS = {"aider": aider.setup, "codex": codex.setup, "gemini": gemini.setup, "opencode": opencode.setup}
+_OF_PROGRAMS = {
+    "aider": aider.setup,
+    "claude": claude.setup,
+    "codex": codex.setup,
+    "gemini": gemini.setup,
+    "opencode": opencode.setup,
+}
 ANY_PROGRAM = ""
 
 

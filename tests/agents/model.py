@@ -44,6 +44,8 @@ class Talk:
     script: Iterator[Reply]
     requests: list[Body] = field(default_factory=list)
     """The bodies of the agent's requests, without those of its helpers."""
+    credentials: set[str] = field(default_factory=set)
+    """All keys and tokens that came with its requests."""
     turns: int = 0
     """Tool calls that the model has asked for."""
     answered: int = 0
@@ -106,6 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         talk = self.server.talks.get(path.split("/")[1])
         if talk is not None and talk.dialect.asks(path):
+            talk.credentials |= {value for name in ("Authorization", "x-api-key") if (value := self.headers.get(name))}
             self._answer(talk, json.loads(data))
         elif path.endswith("/count_tokens"):
             self._send(200, "application/json", b'{"input_tokens": 1000}')
