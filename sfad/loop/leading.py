@@ -96,8 +96,8 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
 def _chosen(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateway: GatewayProcess) -> str | None:
     """Return why a run keeps an address that a run above it has put into a variable: its key is for that address; `None` if none
     has."""
-    upstreams = [*gateway.upstreams.items(), *setups.upstreams.items()]
-    urls = {name: upstream.url for name, upstream in upstreams}
+    urls = {name: upstream.url for name, upstream in gateway.upstreams.items()}
+    urls |= {name: upstream.url for name, upstream in setups.upstreams.items()}
     led = {variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")}
     for item in env:
         variable, _, value = item.decode(errors="surrogateescape").partition("=")

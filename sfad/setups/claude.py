@@ -15,7 +15,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import variables
+from msgspec.structs import replace
+
+from . import network, variables
 from .files import UnreadableError, at, json_file, merged
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
@@ -61,6 +63,8 @@ def setup(surroundings: Surroundings) -> Setup:
     chosen = next((name for name in _ELSEWHERE if found.env.get(name, "").lower() not in _OFF), None)
     if chosen is not None and (elsewhere := _ELSEWHERE[chosen]) is not None:
         return Setup("claude", direct=f"Claude Code uses {elsewhere} ({chosen})")
+    if (why := network.obstacle(surroundings, found.env)) is not None:
+        return Setup("claude", direct=why)
     if found.policies:
         return Setup("claude", direct=f"{found.policies[0]} in {_MANAGED} lets Claude Code use no other address")
     led = _led(found, foundry=chosen is not None)
@@ -68,9 +72,9 @@ def setup(surroundings: Surroundings) -> Setup:
         return Setup("claude", direct=f"Claude Code uses Microsoft Foundry, and neither {_FOUNDRY} nor {_RESOURCE} is set")
     if managed := led.variables.keys() & found.managed.keys():
         return Setup("claude", direct=f"{min(managed)} in {_MANAGED} leads Claude Code around the gateway")
-    if led.variables.keys() & found.own.keys():
-        return _by_settings(led, surroundings)
-    return _by_env(led, surroundings._replace(env=found.env))
+    by = _by_settings if led.variables.keys() & found.own.keys() else _by_env
+    certificates = network.certificates(surroundings, found.own | found.managed)  # those of `env` are of any program
+    return replace(by(led, surroundings, found), certificates=certificates)
 
 
 class _Led(NamedTuple):
@@ -103,8 +107,9 @@ def _reached(found: ClaudeSettings) -> dict[str, str]:
     return dict.fromkeys(sorted(_NO_PROXY), f"{hosts},127.0.0.1" if hosts else "127.0.0.1")
 
 
-def _by_env(led: _Led, surroundings: Surroundings) -> Setup:
-    if BASE_URL not in surroundings.env and BASE_URL in led.variables.keys() & variables.named_in_files(surroundings):
+def _by_env(led: _Led, surroundings: Surroundings, found: ClaudeSettings) -> Setup:
+    in_files = variables.named_in_files(surroundings._replace(env=found.env))
+    if BASE_URL not in found.env and BASE_URL in led.variables.keys() & in_files:
         # what the program starts has its variables, and would send the key of the file to the gateway
         return Setup("claude", direct=f"a .env file or a profile of Anthropic's SDKs names {BASE_URL}")
     return Setup("claude", led.upstreams, env=tuple(led.variables.items()), undone_by=_OTHER_ADDRESS)
@@ -114,7 +119,7 @@ _OTHER_ADDRESS = r'(?s)(--settings=)?\s*\{.*"(ANTHROPIC_\w*BASE_URL|CLAUDE_CODE_
 _OTHER_SETTINGS = r"--setting(s|-sources)(=.*)?"
 
 
-def _by_settings(led: _Led, surroundings: Surroundings) -> Setup:
+def _by_settings(led: _Led, surroundings: Surroundings, _found: ClaudeSettings) -> Setup:
     env = surroundings.env
     return Setup(
         "claude",

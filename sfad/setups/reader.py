@@ -82,8 +82,8 @@ class SetupReader:
     def _find(self, root: Root) -> TreeSetups:
         self._reading[root.uid] += 1
         try:
-            env = dict(root.env)
-            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names)
+            env, own = dict(root.env), root.uid == os.geteuid()
+            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names, own)
             return tree_setups(surroundings, _programs(env.get("PATH", "")))
         finally:
             self._reading[root.uid] -= 1

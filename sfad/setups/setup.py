@@ -43,6 +43,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Values of variables; empty: not set."""
     only_in: str | None = None
     """The working directory."""
+    certificates: tuple[str, ...] = ()
+    """Files of certificates that the gateway must trust for its calls."""
 
 
 class Surroundings(NamedTuple):
@@ -56,3 +58,5 @@ class Surroundings(NamedTuple):
     """Of the gateway's process: its proxy and its certificates are what calls through the gateway use."""
     names: Callable[[str], Sequence[str]] = lambda _directory: ()
     """Returns the names in a directory; none if it cannot be read."""
+    own_daemon: bool = True
+    """Whether the daemon is this person's."""

@@ -175,6 +175,29 @@ def test_claude_that_cannot_be_led_goes_around_the_gateway_and_the_start_says_so
     assert why in said
 
 
+def test_claude_with_a_proxy_that_the_daemon_does_not_have_goes_around_the_gateway(desk: MakeDesk, hosts: Hosts) -> None:
+    at = claude_desk(desk, hosts)
+    at.env.update(
+        HTTPS_PROXY="http://127.0.0.1:9", NO_PROXY="127.0.0.1", ANTHROPIC_API_KEY="scripted", ANTHROPIC_BASE_URL=hosts.own_url
+    )
+    said, usage = run(at)
+    assert (hosts.own.credentials, hosts.provider.credentials) == ({"scripted"}, set())
+    assert "gateway" not in usage
+    assert "HTTPS_PROXY" in said
+
+
+def test_claude_with_servers_of_mcp_and_an_unknown_model_sends_its_key_to_no_other_host(desk: MakeDesk, hosts: Hosts) -> None:
+    """Nor does the gateway get what is meant for the server."""
+    at = claude_desk(desk, hosts)
+    write(at, SETTINGS, {"env": {"ANTHROPIC_BASE_URL": hosts.own_url, "ANTHROPIC_AUTH_TOKEN": "mine"}})
+    server = {"type": "http", "url": f"{hosts.provider_url}/v1/messages", "headers": {"Authorization": "Bearer of-mcp"}}
+    program, *words = CLAUDE.argv
+    options = ["--mcp-config", json.dumps({"mcpServers": {"s": server}}), "--model", "claude-of-tomorrow"]
+    _, usage = run(at, program, *words, *options)
+    assert (hosts.own.credentials, hosts.provider.credentials) == ({"Bearer mine"}, {"Bearer of-mcp"})
+    assert usage["gateway"]["turns"] == 2
+
+
 @pytest.mark.parametrize("moved", ["directory", "home"])
 def test_claude_with_other_settings_below_is_left_as_it_is(desk: MakeDesk, hosts: Hosts, moved: str) -> None:
     """The settings of the root's directory must not lead the key of others away."""

@@ -20,14 +20,14 @@ MANAGED = "/etc/claude-code/managed-settings.json"
 DROP_INS = "/etc/claude-code/managed-settings.d"
 
 
-def at(files: Mapping[str, object] | None = None, **env: str) -> Surroundings:
+def at(files: Mapping[str, object] | None = None, daemon: Mapping[str, str] | None = None, **env: str) -> Surroundings:
     """A person in /home/me/work, with these files of JSON, or of text."""
     known = {path: (each if isinstance(each, str) else json.dumps(each)).encode() for path, each in (files or {}).items()}
 
     def names(directory: str) -> list[str]:
         return [path.removeprefix(f"{directory}/") for path in known if path.startswith(f"{directory}/")]
 
-    return Surroundings({"HOME": "/home/me"} | env, "/home/me/work", known.get, {}, names)
+    return Surroundings({"HOME": "/home/me"} | env, "/home/me/work", known.get, daemon or {}, names)
 
 
 def env(**values: object) -> dict[str, object]:
@@ -95,10 +95,10 @@ def test_claude_with_foundry_is_led_to_its_resource() -> None:
     ],
 )
 def test_claude_that_cannot_be_led_is_left_as_it_is(variable: str, words: str) -> None:
-    for found in (claude.setup(at(None, **{variable: "1"})), claude.setup(at({PROJECT: env(**{variable: "1"})}))):
+    for found in (claude.setup(at(None, None, **{variable: "1"})), claude.setup(at({PROJECT: env(**{variable: "1"})}))):
         assert words in str(found.direct)
         assert (found.env, found.words, found.upstreams) == ((), (), ())
-    assert claude.setup(at({USER: env(**{variable: 0})}, **{variable: "1"})).direct is None
+    assert claude.setup(at({USER: env(**{variable: 0})}, None, **{variable: "1"})).direct is None
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,10 @@ def test_an_administrators_other_settings_change_nothing() -> None:
 
 
 def test_claude_does_not_look_for_the_gateway_behind_the_proxy_of_its_settings() -> None:
-    found = claude.setup(at({USER: env(HTTPS_PROXY="http://p", NO_PROXY="x")}))
+    daemon = {"https_proxy": "http://p"}  # else the program is left as it is
+    found = claude.setup(at({USER: env(HTTPS_PROXY="http://p", NO_PROXY="x")}, daemon))
     assert led(found)["NO_PROXY"] == "x,127.0.0.1"
-    by_env = claude.setup(at({USER: env(https_proxy="http://p")}, NO_PROXY="y"))
+    by_env = claude.setup(at({USER: env(https_proxy="http://p")}, daemon, NO_PROXY="y"))
     assert dict(by_env.env)["no_proxy"] == "y,127.0.0.1"
 
 
