@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -159,11 +160,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(scripts: Mapping[str, Iterable[Reply]]) -> Iterator[Model]:
-    """A model for the agents of these names, on a port of its own. The path of each agent begins with its name."""
+def serving(scripts: Mapping[str, Iterable[Reply]], tls: ssl.SSLContext | None = None) -> Iterator[Model]:
+    """A model for the agents of these names, on a port of its own. The path of each agent begins with its name. With `tls`, it
+    is called by https."""
     talks = {name: Talk(_DIALECTS[name], iter(script)) for name, script in scripts.items()}
     with _Server(("127.0.0.1", 0), _Handler) as server:
         server.talks, server.released = talks, threading.Event()
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=[0.05], name="scripted model")
         thread.start()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tests.agents.clis import CLAUDE
 from tests.agents.conftest import MakeDesk
@@ -184,6 +186,22 @@ def test_claude_with_a_proxy_that_the_daemon_does_not_have_goes_around_the_gatew
     assert (hosts.own.credentials, hosts.provider.credentials) == ({"scripted"}, set())
     assert "gateway" not in usage
     assert "HTTPS_PROXY" in said
+
+
+def test_claude_calls_a_host_with_a_certificate_of_the_persons_own(desk: MakeDesk, hosts: Hosts, tmp_path: Path) -> None:
+    """The daemon's environment does not name its authority."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    at = claude_desk(desk, hosts)
+    with serving({"claude": SCRIPT}, context) as model:
+        url = model.url.replace("http://127.0.0.1", "https://localhost")
+        at.env.update(
+            ANTHROPIC_BASE_URL=f"{url}/claude", ANTHROPIC_API_KEY="scripted", NODE_EXTRA_CA_CERTS=str(tmp_path / "ca.pem")
+        )
+        _, usage = run(at)
+        assert (model.talks["claude"].credentials, hosts.provider.credentials) == ({"scripted"}, set())
+    assert usage["gateway"]["turns"] == 2
 
 
 def test_claude_with_servers_of_mcp_and_an_unknown_model_sends_its_key_to_no_other_host(desk: MakeDesk, hosts: Hosts) -> None:
