@@ -18,10 +18,11 @@ import trustme
 
 from tests.agents.clis import CLAUDE
 from tests.agents.conftest import MakeDesk
-from tests.agents.desk import Desk
+from tests.agents.desk import Desk, in_a_terminal
 from tests.agents.model import Talk, serving
 from tests.agents.script import Say, Shell
 from tests.agents.test_gateway import GATEWAY, PRICES, command
+from tests.harness import wait_until
 
 SCRIPT = (Shell("echo one"), Shell("echo two"), Say("Done."))
 
@@ -214,6 +215,17 @@ def test_claude_with_servers_of_mcp_and_an_unknown_model_sends_its_key_to_no_oth
     _, usage = run(at, program, *words, *options)
     assert (hosts.own.credentials, hosts.provider.credentials) == ({"Bearer mine"}, {"Bearer of-mcp"})
     assert usage["gateway"]["turns"] == 2
+
+
+def test_claude_in_a_terminal_calls_the_address_of_its_settings_through_the_gateway(desk: MakeDesk, hosts: Hosts) -> None:
+    at = claude_desk(desk, hosts)
+    write(at, SETTINGS, {"env": {"ANTHROPIC_BASE_URL": hosts.own_url, "ANTHROPIC_AUTH_TOKEN": "mine"}})
+    with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(CLAUDE, "in_terminal")):
+        wait_until(lambda: hosts.own.answered == 3, "it has made its calls")
+        at.sfactl("stop", "planner")
+    (planner,) = at.listed()
+    assert at.json("info", planner["id"])["usage_by_source"]["gateway"]["turns"] == 2
+    assert (hosts.own.credentials, hosts.provider.credentials) == ({"Bearer mine"}, set())
 
 
 @pytest.mark.parametrize("moved", ["directory", "home"])
