@@ -189,6 +189,20 @@ def test_claude_with_a_proxy_that_the_daemon_does_not_have_goes_around_the_gatew
     assert "HTTPS_PROXY" in said
 
 
+def test_claude_is_told_of_a_dead_proxy_of_the_daemon_at_once(
+    desk: MakeDesk, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an answer for it, it tries for three minutes."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    at = claude_desk(desk, hosts)
+    monkeypatch.undo()
+    at.env["ANTHROPIC_API_KEY"] = "scripted"
+    done = at.sfactl("run", "--", *CLAUDE.as_text)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "through the proxy that HTTP_PROXY of the daemon's environment names" in done.stdout
+    assert hosts.provider.credentials == set()
+
+
 def test_claude_calls_a_host_with_a_certificate_of_the_persons_own(desk: MakeDesk, hosts: Hosts, tmp_path: Path) -> None:
     """The daemon's environment does not name its authority."""
     authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
