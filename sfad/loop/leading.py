@@ -84,8 +84,8 @@ def _around(request: Spawn, why: str | None, setups: TreeSetups, gateway: Gatewa
 
 def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
     """Return why other settings may count for a run than those that were found; `None` if none do."""
-    if setup.undone_by is not None and (word := next((word for word in options if re.fullmatch(setup.undone_by, word)), None)):
-        return f"with {word[:40]}, other settings of {setup.program} may count than those that lead it through the gateway"
+    if setup.undone_by is not None and any(re.fullmatch(setup.undone_by, word) for word in options):  # a word may hold a key
+        return f"with the settings in its command, others may count than those that lead {setup.program} through the gateway"
     if setup.only_in is not None and os.fsdecode(request.cwd) != setup.only_in:
         return f"the address in the settings of {setup.program} is known for {setup.only_in} only, where this tree was started"
     env = dict(item.decode(errors="surrogateescape").split("=", 1) for item in request.env if b"=" in item)

@@ -38,6 +38,8 @@ _ELSEWHERE = {
     "CLAUDE_CODE_USE_VERTEX": "Vertex AI, whose logins are for its own host",
 }
 """What a variable chooses; of those of providers, the first counts. `None`: an address that the gateway can ask."""
+_OTHER_ADDRESS = r'(?s)(--settings=)?\s*\{.*"(ANTHROPIC_\w*BASE_URL|CLAUDE_CODE_USE_\w+)".*'
+_OTHER_SETTINGS = r"(?s)--setting(s|-sources)(=.*)?"
 _OFF = {"", "0", "false", "no", "off"}
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _NO_PROXY = {"no_proxy", "NO_PROXY"}
@@ -72,9 +74,15 @@ def setup(surroundings: Surroundings) -> Setup:
         return Setup("claude", direct=f"Claude Code uses Microsoft Foundry, and neither {_FOUNDRY} nor {_RESOURCE} is set")
     if managed := led.variables.keys() & found.managed.keys():
         return Setup("claude", direct=f"{min(managed)} in {_MANAGED} leads Claude Code around the gateway")
-    by = _by_settings if led.variables.keys() & found.own.keys() else _by_env
+    in_files = variables.named_in_files(surroundings._replace(env=found.env))
+    if BASE_URL not in found.env and BASE_URL in led.variables.keys() & in_files:
+        # what the program starts has its variables, and would send the key of the file to the gateway
+        return Setup("claude", direct=f"a .env file or a profile of Anthropic's SDKs names {BASE_URL}")
     certificates = network.certificates(surroundings, found.own | found.managed)  # those of `env` are of any program
-    return replace(by(led, surroundings, found), certificates=certificates)
+    if led.variables.keys() & found.own.keys():
+        return replace(_by_settings(led, surroundings), certificates=certificates)
+    env = tuple(led.variables.items())
+    return Setup("claude", led.upstreams, env=env, undone_by=_OTHER_ADDRESS, certificates=certificates)
 
 
 class _Led(NamedTuple):
@@ -107,19 +115,7 @@ def _reached(found: ClaudeSettings) -> dict[str, str]:
     return dict.fromkeys(sorted(_NO_PROXY), f"{hosts},127.0.0.1" if hosts else "127.0.0.1")
 
 
-def _by_env(led: _Led, surroundings: Surroundings, found: ClaudeSettings) -> Setup:
-    in_files = variables.named_in_files(surroundings._replace(env=found.env))
-    if BASE_URL not in found.env and BASE_URL in led.variables.keys() & in_files:
-        # what the program starts has its variables, and would send the key of the file to the gateway
-        return Setup("claude", direct=f"a .env file or a profile of Anthropic's SDKs names {BASE_URL}")
-    return Setup("claude", led.upstreams, env=tuple(led.variables.items()), undone_by=_OTHER_ADDRESS)
-
-
-_OTHER_ADDRESS = r'(?s)(--settings=)?\s*\{.*"(ANTHROPIC_\w*BASE_URL|CLAUDE_CODE_USE_\w+)".*'
-_OTHER_SETTINGS = r"--setting(s|-sources)(=.*)?"
-
-
-def _by_settings(led: _Led, surroundings: Surroundings, _found: ClaudeSettings) -> Setup:
+def _by_settings(led: _Led, surroundings: Surroundings) -> Setup:
     env = surroundings.env
     return Setup(
         "claude",

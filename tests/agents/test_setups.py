@@ -156,8 +156,8 @@ MANTLE = {"CLAUDE_CODE_USE_MANTLE": "1", "AWS_BEARER_TOKEN_BEDROCK": "aws", "AWS
     ("settings", "options", "credential", "why"),
     [
         ({"env": MANTLE | {"ANTHROPIC_BEDROCK_MANTLE_BASE_URL": "OWN"}}, [], "Bearer aws", "CLAUDE_CODE_USE_MANTLE"),
-        ({"env": {"ANTHROPIC_BASE_URL": "OTHER"}}, ["--settings", TYPED], "scripted", "with --settings"),
-        ({}, ["--settings", TYPED], "scripted", "ANTHROPIC_BASE_URL"),
+        ({"env": {"ANTHROPIC_BASE_URL": "OTHER"}}, ["--settings", TYPED], "scripted", "the settings in its command"),
+        ({}, ["--settings", TYPED], "scripted", "the settings in its command"),
     ],
     ids=["mantle", "other-settings", "settings"],
 )
