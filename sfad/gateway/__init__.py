@@ -12,6 +12,7 @@
 `sse`          server-sent events, piece by piece
 `coding`       what a body holds under its content encoding
 `estimate`     how many tokens the input of a call has
+`trust`        the authorities whose certificates are trusted
 `upstreams`    where calls go, and what is changed in their heads
 `gate`         what the gateway asks of the daemon about each call
 `daemon_link`  the gateway's connection to its daemon

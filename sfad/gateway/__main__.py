@@ -16,6 +16,7 @@ from .exchange import Shared, new_client
 from .journal import Journal
 from .memory import Memory
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
+from .trust import Trust
 
 LISTENER = 3
 LAST_SETTLEMENTS = 5.0
@@ -34,8 +35,9 @@ def main() -> None:
 async def _serve(daemon: str, journal: Journal) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon, LISTENER, journal)
-    async with new_client() as client:
-        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory())
+    trust = Trust(_complain)
+    async with new_client(trust) as client:
+        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust)
         # each connection may have one to an upstream
         most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
         proxy = Proxy(shared, most=most, trouble=_complain)

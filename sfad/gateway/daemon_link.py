@@ -80,7 +80,7 @@ class DaemonLink:
         placed = await self._ask(
             m.CallerPlaced, lambda number: m.PlaceCaller(id=number, uid=caller.uid, cgroup=caller.cgroup, token=token)
         )
-        return Placed(placed.run, _upstreams(placed.upstreams))
+        return Placed(placed.run, _upstreams(placed.upstreams), placed.certificates)
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         answer = await self._ask(

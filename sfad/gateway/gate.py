@@ -1,5 +1,6 @@
 """What the gateway asks of the daemon about each call, and what it tells after it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +26,8 @@ class Placed:
     run: str
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     """What the setups of the run's tree say, beside the gateway's upstreams, or instead of those of the same name."""
+    certificates: Sequence[str] = ()
+    """Files of certificates to trust, beside those of the gateway's environment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from .apis import APIS, Api
 
@@ -106,6 +107,14 @@ def route_of(target: str) -> Route | None:
         return Route(parts[2], unquote(parts[3]), f"/{parts[4]}", query)
     parts = path.split("/", 2)
     return Route(None, unquote(parts[1]), f"/{parts[2]}", query) if len(parts) == 3 else None
+
+
+def proxy_variable(url: str) -> str | None:
+    """Return which variable of this process's environment names the proxy for a URL; `None` if none does."""
+    parts, proxies = urlsplit(url), getproxies_environment()
+    if proxy_bypass(parts.hostname or "", proxies):
+        return None
+    return next((f"{scheme.upper()}_PROXY" for scheme in (parts.scheme, "all") if scheme in proxies), None)
 
 
 def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, bytes]]:

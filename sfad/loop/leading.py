@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from ..protocol.messages import Spawn
 from ..runs.live import Live
 from ..setups import TreeSetups
 from ..setups.files import UnreadableError, json_object, merged
-from ..setups.setup import GATEWAY
+from ..setups.setup import GATEWAY, Setup
 from ..setups.variables import VARIABLES
 from .gateway_process import GatewayProcess
 
@@ -59,17 +60,52 @@ def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit
     program = program_name(words)
     at, setup = executed_word(words, program), setups.of(program)
     if not request.gateway or setup.direct is not None:
-        if explicit and setup.direct is not None:
-            raise Invalid(f"{setup.direct}: leave out --gateway")
-        return replace(request, env=_direct(request.env, setups, gateway), direct=setup.direct if request.gateway else None)
+        return _around(request, setup.direct, setups, gateway, explicit=explicit)
     address = gateway.address(token)
-    more = [word.replace(GATEWAY, address).encode() for word in setup.words]
-    argv = request.argv
-    if at is not None and argv[at + 1 : at + 1 + len(more)] != more:  # `timeout 60 codex` has them when its codex leads to a shim
-        argv = [*argv[: at + 1], *more, *argv[at + 1 :]]
+    more = [word.replace(GATEWAY, address) for word in setup.words]
+    given = words[at + 1 :] if at is not None else []
+    if given[: len(more)] == more:  # `timeout 60 codex` has them when its codex leads to a shim
+        given = given[len(more) :]
+    direct = _undone(setup, request, given) or _chosen(request.env, setups, setup, gateway)
+    if direct is not None:
+        return _around(request, direct, setups, gateway, explicit=explicit)
+    argv = request.argv if at is None else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
     env = keyless(request.env, program, gateway.upstreams, setups.upstreams)
     env = _merged(env, setup.merged, address)
     return replace(request, argv=argv, env=_with(env, setups.env_of(setup), setup.unset, address))
+
+
+def _around(request: Spawn, why: str | None, setups: TreeSetups, gateway: GatewayProcess, *, explicit: bool) -> Spawn:
+    """Return the request of a run that goes around the gateway, though its tree uses it if there is a reason. Raise `Invalid`."""
+    if explicit and why is not None:
+        raise Invalid(f"{why}: leave out --gateway")
+    return replace(request, env=_direct(request.env, setups, gateway), direct=why if request.gateway else None)
+
+
+def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
+    """Return why other settings may count for a run than those that were found; `None` if none do."""
+    if setup.undone_by is not None and any(re.fullmatch(setup.undone_by, word) for word in options):  # a word may hold a key
+        return f"with the settings in its command, others may count than those that lead {setup.program} through the gateway"
+    if setup.only_in is not None and os.fsdecode(request.cwd) != setup.only_in:
+        return f"the address in the settings of {setup.program} is known for {setup.only_in} only, where this tree was started"
+    env = dict(item.decode(errors="surrogateescape").split("=", 1) for item in request.env if b"=" in item)
+    other = next((variable for variable, value in setup.only_with if env.get(variable, "") != value), None)
+    return f"{other} is not what it was where this tree was started, so other settings of {setup.program} count" if other else None
+
+
+def _chosen(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateway: GatewayProcess) -> str | None:
+    """Return why a run keeps an address that a run above it has put into a variable: its key is for that address; `None` if none
+    has."""
+    urls = {name: upstream.url for name, upstream in gateway.upstreams.items()}
+    urls |= {name: upstream.url for name, upstream in setups.upstreams.items()}
+    led = {variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")}
+    for item in env:
+        variable, _, value = item.decode(errors="surrogateescape").partition("=")
+        if not value or variable not in led or gateway.is_own(value):
+            continue
+        if not f"{value}/".startswith(f"{urls[led[variable]]}/"):
+            return f"{variable} was set to another address after its tree was started"
+    return None
 
 
 def check_base_urls(setups: TreeSetups) -> None:

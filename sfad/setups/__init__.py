@@ -2,7 +2,8 @@
 
 `setup`      what is found out about a program
 `variables`  variables that any program may obey
-`aider`, `codex`, `gemini`, `opencode`  one file for each program that needs more
+`aider`, `claude`, `codex`, `gemini`, `opencode`  one file for each program that needs more
+`network`    proxies and certificates
 `files`      settings in files
 `tree`       what is known of a tree
 `reader`     reads all of it when a person starts a root; it is kept with the tree

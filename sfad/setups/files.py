@@ -19,9 +19,9 @@ class UnreadableError(Exception):
     """A file of settings makes no sense. The message names it."""
 
 
-def json_object(text: str, source: str) -> dict[str, Any]:
-    """Return an object of JSON, in which comments and last commas may be. Raises `UnreadableError`."""
-    for pattern, instead in ((_COMMENT, " "), (_LAST_COMMA, "")):
+def json_object(text: str, source: str, *, comments: bool = True) -> dict[str, Any]:
+    """Return an object of JSON. `comments`: it may have comments and last commas. Raises `UnreadableError`."""
+    for pattern, instead in ((_COMMENT, " "), (_LAST_COMMA, "")) if comments else ():
         text = pattern.sub(lambda found, instead=instead: found[1] or instead, text)  # type: ignore[misc]
     try:
         found = json.loads(text) if text.strip() else {}
@@ -32,10 +32,10 @@ def json_object(text: str, source: str) -> dict[str, Any]:
     return found
 
 
-def json_file(read: Read, path: str) -> dict[str, Any]:
+def json_file(read: Read, path: str, *, comments: bool = True) -> dict[str, Any]:
     """Return the object in a file of JSON; empty if there is none. Raises `UnreadableError`."""
     data = read(path)
-    return {} if data is None else json_object(data.decode(errors="replace").removeprefix("\ufeff"), path)
+    return {} if data is None else json_object(data.decode(errors="replace").removeprefix("\ufeff"), path, comments=comments)
 
 
 def dotenv(data: bytes | None) -> dict[str, str]:

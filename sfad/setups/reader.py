@@ -82,8 +82,8 @@ class SetupReader:
     def _find(self, root: Root) -> TreeSetups:
         self._reading[root.uid] += 1
         try:
-            env = dict(root.env)
-            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ)
+            env, own = dict(root.env), root.uid == os.geteuid()
+            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names, own)
             return tree_setups(surroundings, _programs(env.get("PATH", "")))
         finally:
             self._reading[root.uid] -= 1
@@ -112,6 +112,13 @@ def _content(path: str, uid: int) -> bytes | None:
         return None
     finally:
         os.close(handle)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def _readable(status: os.stat_result, uid: int) -> bool:

@@ -1,6 +1,6 @@
 """How one agent program is led through the gateway, and where its calls would go without it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -36,6 +36,15 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Why it cannot use the gateway. It is then left as it is."""
     merged: tuple[tuple[str, str], ...] = ()
     """Variables that hold an object of JSON, and what to merge into it, with `{gateway}` as in `words`."""
+    undone_by: str | None = None
+    """Matches a word of a command that has settings of its own. Such a run is left as it is, and so is one for which this does not
+    hold:"""
+    only_with: tuple[tuple[str, str], ...] = ()
+    """Values of variables; empty: not set."""
+    only_in: str | None = None
+    """The working directory."""
+    certificates: tuple[str, ...] = ()
+    """Files of certificates that the gateway must trust for its calls."""
 
 
 class Surroundings(NamedTuple):
@@ -47,3 +56,7 @@ class Surroundings(NamedTuple):
     """Returns a file's content; `None` if it is not there or may not be read."""
     daemon_env: Mapping[str, str]
     """Of the gateway's process: its proxy and its certificates are what calls through the gateway use."""
+    names: Callable[[str], Sequence[str]] = lambda _directory: ()
+    """Returns the names in a directory; none if it cannot be read."""
+    own_daemon: bool = True
+    """Whether the daemon is this person's."""

@@ -5,17 +5,26 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from . import aider, codex, gemini, opencode, variables
+from . import aider, claude, codex, gemini, network, opencode, variables
 from .setup import Setup, Surroundings, TreeUpstream
 
-_OF_PROGRAMS = {"aider": aider.setup, "codex": codex.setup, "gemini": gemini.setup, "opencode": opencode.setup}
+_OF_PROGRAMS = {
+    "aider": aider.setup,
+    "claude": claude.setup,
+    "codex": codex.setup,
+    "gemini": gemini.setup,
+    "opencode": opencode.setup,
+}
 ANY_PROGRAM = ""
 
 
 def all_setups(surroundings: Surroundings) -> dict[str, Setup]:
     """Return the setup of each program that has a module here, and that of any other program."""
+    if (why := network.obstacle(surroundings, surroundings.env)) is not None:
+        return {program: Setup(program, direct=why) for program in (ANY_PROGRAM, *_OF_PROGRAMS)}
     programs = {program: of(surroundings) for program, of in _OF_PROGRAMS.items()}
-    return {ANY_PROGRAM: _beside(variables.setup(surroundings), programs["gemini"])} | programs
+    any_program = replace(variables.setup(surroundings), certificates=network.certificates(surroundings, surroundings.env))
+    return {ANY_PROGRAM: _beside(any_program, programs["gemini"])} | programs
 
 
 def _beside(any_program: Setup, own: Setup) -> Setup:
@@ -56,6 +65,11 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
     @property
     def upstreams(self) -> dict[str, TreeUpstream]:
         return {upstream.name: upstream for setup in self._all.values() for upstream in setup.upstreams}
+
+    @property
+    def certificates(self) -> list[str]:
+        """Files of certificates that the gateway must trust for calls of the tree."""
+        return list(dict.fromkeys(path for setup in self.unusual for path in setup.certificates))
 
 
 NO_SETUPS = TreeSetups()

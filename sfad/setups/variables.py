@@ -7,7 +7,7 @@ same provider is set, which the program might have obeyed instead.
 
 from collections.abc import Iterator, Mapping
 
-from .files import dotenv, upwards
+from .files import UnreadableError, dotenv, json_file, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 VARIABLES: dict[str, tuple[str, str]] = {
@@ -33,19 +33,31 @@ def setup(surroundings: Surroundings) -> Setup:
         name, api = VARIABLES[variable]
         upstreams.append(TreeUpstream(name, url, api))
         env[variable] = f"{GATEWAY}/{name}"
-    files = _named_in_files(surroundings)
+    files = named_in_files(surroundings)
     for first, *others in _PROVIDERS:
         if first not in env and not any(other in env for other in others) and files.isdisjoint((first, *others)):
             env[first] = f"{GATEWAY}/{VARIABLES[first][0]}"
     return Setup("", tuple(upstreams), env=tuple(env.items()))
 
 
-def _named_in_files(surroundings: Surroundings) -> set[str]:
-    """Return the variables in `.env` files, which many programs load. They would find a variable that is set instead, and send the
-    key of the file elsewhere."""
+def named_in_files(surroundings: Surroundings) -> set[str]:
+    """Return the variables in `.env` files, which many programs load, and ANTHROPIC_BASE_URL for a profile of Anthropic's SDKs with
+    an address. They would find a variable that is set instead, and send the key of the file elsewhere."""
     places = [*upwards(surroundings.cwd), surroundings.env.get("HOME", "/")]
     paths = (f"{place}/{name}" for place in places for name in (".env", ".gemini/.env"))
-    return {name for path in paths for name in dotenv(surroundings.read(path))}
+    found = {name for path in paths for name in dotenv(surroundings.read(path))}
+    return found | {"ANTHROPIC_BASE_URL"} if _profile_url(surroundings) else found
+
+
+def _profile_url(surroundings: Surroundings) -> object:
+    """Return the address in the profile that Anthropic's SDKs, and Claude Code, use if ANTHROPIC_BASE_URL is not set."""
+    env, read = surroundings.env, surroundings.read
+    directory = env.get("ANTHROPIC_CONFIG_DIR") or f"{env.get('XDG_CONFIG_HOME') or env.get('HOME', '') + '/.config'}/anthropic"
+    name = env.get("ANTHROPIC_PROFILE") or (read(f"{directory}/active_config") or b"").decode(errors="replace").strip() or "default"
+    try:
+        return json_file(read, f"{directory}/configs/{name}.json", comments=False).get("base_url")
+    except UnreadableError:
+        return None
 
 
 def base_urls(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:

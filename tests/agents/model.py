@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ class Talk:
     price: Price
     requests: list[Body] = field(default_factory=list)
     """The bodies of the agent's requests, without those of its helpers."""
+    credentials: set[str] = field(default_factory=set)
+    """All keys and tokens that came with its requests."""
     turns: int = 0
     """Tool calls that the model has asked for."""
     answered: int = 0
@@ -118,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         talk = self.server.talks.get(path.split("/")[1])
         if talk is not None and talk.dialect.asks(path):
+            talk.credentials |= {value for name in ("Authorization", "x-api-key") if (value := self.headers.get(name))}
             self._answer(talk, json.loads(data))
         elif path.endswith("/count_tokens"):
             self._send(200, "application/json", b'{"input_tokens": 1000}')
@@ -168,11 +172,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(scripts: Mapping[str, Iterable[Reply]]) -> Iterator[Model]:
-    """A model for the agents of these names, on a port of its own. The path of each agent begins with its name."""
+def serving(scripts: Mapping[str, Iterable[Reply]], tls: ssl.SSLContext | None = None) -> Iterator[Model]:
+    """A model for the agents of these names, on a port of its own. The path of each agent begins with its name. With `tls`, it
+    is called by https."""
     talks = {name: Talk(_DIALECTS[name], iter(script), _PRICES[name]) for name, script in scripts.items()}
     with _Server(("127.0.0.1", 0), _Handler) as server:
         server.talks, server.released = talks, threading.Event()
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=[0.05], name="scripted model")
         thread.start()
         try:

@@ -509,11 +509,14 @@ def test_a_persons_own_address_is_the_upstream_of_the_run_and_of_its_children(se
         assert (len(own.bills), len(provider.bills)) == (2, 0)
 
 
-def test_a_run_cannot_choose_an_upstream(serving: Daemon, provider: Provider) -> None:
+def test_a_run_that_chooses_an_address_goes_around_the_gateway(serving: Daemon, provider: Provider) -> None:
+    """Its key is for that address: the upstream of its tree must not get it."""
     with providing() as other, serving.client() as client:
         over = ended(client, calling(client, output=10, children=1, child_url=other.url).id)
         assert over.status is Status.COMPLETED
-        assert (len(other.bills), len(provider.bills)) == (0, 1)
+        assert (len(other.bills), len(provider.bills)) == (1, 0)
+        (child,) = (run for run in client.call(m.List(id=client.next_id(), root=over.id), m.RunList).runs if run.id != over.id)
+        assert "gateway" not in child.usage_by_source
 
 
 def test_the_gateways_own_address_is_no_upstream(serving: Daemon, provider: Provider) -> None:

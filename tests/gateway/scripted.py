@@ -16,6 +16,7 @@ from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
+from sfad.gateway.trust import Trust
 from sfad.gateway.upstreams import Upstream
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -111,6 +112,7 @@ class ScriptedGate:
     run: str = "run"
     hold: trio.Event | None = None
     upstreams: dict[str, Upstream] = field(default_factory=dict)
+    certificates: list[str] = field(default_factory=list)
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
     asked: list[AskedCall] = field(default_factory=list)
     passing: list[CallEnded] = field(default_factory=list)
@@ -124,7 +126,7 @@ class ScriptedGate:
         self.placed.append((caller, token))
         if self.unplaced is not None:
             raise CallRefusedError(self.unplaced)
-        return Placed(self.run, self.upstreams)
+        return Placed(self.run, self.upstreams, self.certificates)
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         self.asked.append(asked)
@@ -193,13 +195,14 @@ async def house(
 ) -> AsyncIterator[House]:
     gate = gate or ScriptedGate()
     trouble: list[str] = []
-    async with trio.open_nursery() as nursery, new_client() as client:
+    trust = Trust(trouble.append)
+    async with trio.open_nursery() as nursery, new_client(trust) as client:
         behind = await trio.open_tcp_listeners(0, host="127.0.0.1")
         direct = behind[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
-        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory())
+        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), trust)
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:

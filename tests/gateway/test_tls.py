@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -61,6 +62,18 @@ async def test_a_certificate_of_an_authority_that_ssl_cert_file_names(tmp_path: 
     async with behind_tls(provider, authority.issue_cert("localhost")) as upstreams, house(provider, upstreams=upstreams) as the:
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
         assert (await the.told()).tokens == USED
+
+
+async def test_a_certificate_of_an_authority_that_the_environment_of_a_tree_names(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    provider = Provider(saying(reply(WHOLE, JSON), reply(WHOLE, JSON)))
+    async with behind_tls(provider, authority.issue_cert("localhost")) as upstreams, house(provider, upstreams=upstreams) as the:
+        assert (await the.ask(post(MESSAGES, CALL))).status == 502
+        the.gate.certificates = [str(tmp_path / "ca.pem"), str(tmp_path)]
+        assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
+        assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
+        assert the.trouble == [f"the certificates in {tmp_path} cannot be loaded: it is no regular file"]
 
 
 @pytest.mark.parametrize("what", ["an unknown authority", "another host"])
@@ -140,3 +153,19 @@ async def test_a_proxy_that_the_environment_names(exempt: bool, tmp_path: Path, 
             there = upstreams["up"].url.removeprefix("https://").encode()
         assert tunnels.asked == ([] if exempt else [b"CONNECT " + there + b" HTTP/1.1"])
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_is_dead_is_named(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the password in it."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://me:secret@127.0.0.1:{unused.getsockname()[1]}")
+        async with house(Provider(saying()), upstreams={"up": Upstream("up", f"{scheme}://model.example", "anthropic")}) as the:
+            with trio.fail_after(10):
+                answer = await the.ask(post(MESSAGES, CALL))
+    assert answer.status == 502
+    said = json.loads(answer.body)["error"]["message"]
+    assert f"through the proxy that {scheme.upper()}_PROXY of the daemon's environment names" in said
+    assert "secret" not in said
+    assert answer.header("x-should-retry") == "false"

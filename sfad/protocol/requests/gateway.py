@@ -131,10 +131,12 @@ class GatewaySettings(Reply, tag="gateway_settings"):
 
 
 class CallerPlaced(Reply, tag="caller_placed"):
-    """`upstreams`: those of the caller's tree, which stand beside the gateway's, or replace those of the same name."""
+    """`upstreams`: those of the caller's tree, which stand beside the gateway's, or replace those of the same name. `certificates`:
+    files of those to trust, beside the gateway's."""
 
     run: RunId
     upstreams: dict[str, UpstreamInfo] = {}
+    certificates: list[str] = []
 
 
 class CallAdmitted(Reply, tag="call_admitted"):

@@ -25,6 +25,6 @@ def place_caller(call: Call, request: PlaceCaller) -> None:
         message = f"run {live.run.id} was started without the gateway, so it may not call it: start the tree with --gateway"
         call.fail(ErrorCode.NOT_PERMITTED, message)
         return
-    tree = call.runtime.catalogue.live[live.run.root.id].setups.upstreams
-    upstreams = {name: UpstreamInfo(url=each.url, api=each.api) for name, each in tree.items()}
-    call.reply(CallerPlaced(id=request.id, run=live.run.id, upstreams=upstreams))
+    setups = call.runtime.catalogue.live[live.run.root.id].setups
+    upstreams = {name: UpstreamInfo(url=each.url, api=each.api) for name, each in setups.upstreams.items()}
+    call.reply(CallerPlaced(id=request.id, run=live.run.id, upstreams=upstreams, certificates=setups.certificates))
