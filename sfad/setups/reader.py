@@ -8,7 +8,7 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import trio
@@ -83,7 +83,7 @@ class SetupReader:
         self._reading[root.uid] += 1
         try:
             env = dict(root.env)
-            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ)
+            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid))
             return tree_setups(surroundings, _programs(env.get("PATH", "")))
         finally:
             self._reading[root.uid] -= 1
@@ -112,6 +112,24 @@ def _content(path: str, uid: int) -> bytes | None:
         return None
     finally:
         os.close(handle)
+
+
+def _names(uid: int) -> Callable[[str], list[str]]:
+    """Return what lists the directories of a user, and of root where others may list them."""
+
+    def names(directory: str) -> list[str]:
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            return []
+        try:
+            return sorted(os.listdir(handle)) if _readable(os.fstat(handle), uid) else []
+        except OSError:
+            return []
+        finally:
+            os.close(handle)
+
+    return names
 
 
 def _readable(status: os.stat_result, uid: int) -> bool:
