@@ -335,6 +335,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a live run. `net`: it reaches nothing but the gateway; `offline`: nothing."""
     alerts: list[AlertState] = []
     """Of a live run: the alerts about it that are raised."""
+    direct: str | None = None
+    """Of a live run that would use the gateway: why its program cannot."""
 
     @property
     def by_gateway(self) -> bool:

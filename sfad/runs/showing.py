@@ -65,6 +65,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         isolation=_isolation(live) if live.spawn.isolation is not None and not ended else None,
         api_silence=_silence(run, now) if account.reservations else None,
         alerts=alerts_of(run, now) if run.alerts else [],
+        direct=live.spawn.direct if not ended else None,
     )
 
 
