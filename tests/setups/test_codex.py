@@ -9,6 +9,7 @@ import pytest
 
 from sfad.gateway.upstreams import route_of
 from sfad.setups import Setup, Surroundings, TreeSetups, TreeUpstream, codex
+from sfad.setups.files import merged
 from sfad.setups.tree import tree_setups
 
 CONFIG = "/home/me/.codex/config.toml"
@@ -35,17 +36,16 @@ def setup(files: dict[str, str] | None = None, **env: str) -> Setup:
 def places(found: Setup) -> dict[str, str]:
     """Return by provider which URL its calls get to through the gateway; `openai` stands for that of the config."""
     urls = {upstream.name: upstream.url for upstream in found.upstreams}
-    settings: dict[str, object] = {}
-    for option, word in zip(found.words[::2], found.words[1::2], strict=True):
-        assert option == "-c"
-        settings |= tomllib.loads(word)
-    providers = settings.pop("model_providers", {})
-    assert isinstance(providers, dict)
-    led = {"openai": settings["openai_base_url"]} if settings else {}
-    led |= {name: provider["base_url"] for name, provider in providers.items()}
-    assert all(address.startswith("{gateway}/") for address in led.values())
-    routes = {name: route_of(address.removeprefix("{gateway}") + "/responses") for name, address in led.items()}
-    return {name: urls.get(route.upstream, route.upstream) for name, route in routes.items() if route is not None}
+    assert set(found.words[::2]) <= {"-c"}
+    settings = merged(*(tomllib.loads(word) for word in found.words[1::2]))
+    own = {"openai": settings["openai_base_url"]} if "openai_base_url" in settings else {}
+    others = {name: provider["base_url"] for name, provider in settings.get("model_providers", {}).items()}
+    result = {}
+    for name, address in (own | others).items():
+        route = route_of(f"{address}/responses".removeprefix("{gateway}"))
+        assert route is not None
+        result[name] = urls.get(route.upstream, route.upstream)
+    return result
 
 
 def command(found: Setup, *options: str, **env: str) -> Setup:
