@@ -50,14 +50,16 @@ class _ElsewhereError(Exception):
 def setup(surroundings: Surroundings) -> Setup:
     """Return how Codex is led through the gateway."""
     read, home = surroundings.read, _home(surroundings.env)
+    files = surroundings.names(home)
     try:
         _refuse_managed(surroundings)
+        _refuse_unread(surroundings, files)
         general = merged(toml_file(read, f"{_ETC}/config.toml"), toml_file(read, f"{home}/config.toml"))
     except (UnreadableError, _ElsewhereError) as error:
         return Setup("codex", direct=str(error))
     found = _led(surroundings, general)
-    files = [name for name in surroundings.names(home) if name.endswith(_PROFILE) and name != _PROFILE]
-    profiles = tuple((name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in files[:MOST_PROFILES])
+    chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][:MOST_PROFILES]
+    profiles = tuple((name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen)
     return Setup("codex", found.upstreams, found.words, direct=found.direct, relies_on=_place(surroundings.env), profiles=profiles)
 
 
@@ -112,6 +114,17 @@ def _refuse_managed(surroundings: Surroundings) -> None:
             raise _ElsewhereError(f"{path} sets {keys[0]}, which takes precedence over the gateway's address")
 
 
+def _refuse_unread(surroundings: Surroundings, files: Sequence[str]) -> None:
+    """Raise `_ElsewhereError` for settings that are there and are not read here: Codex may read them."""
+    home = _home(surroundings.env)
+    if not home.startswith("/"):
+        raise _ElsewhereError(f"CODEX_HOME is '{home}', which does not begin with /")
+    decisive = [name for name in files if name in ("config.toml", "auth.json") or name.endswith(_PROFILE)]
+    unread = next((name for name in decisive if surroundings.read(f"{home}/{name}") is None), None)
+    if unread is not None:
+        raise _ElsewhereError(f"{home}/{unread} cannot be read: it must be a file of the user's or root's, of at most 256 KiB")
+
+
 def _of_profile(surroundings: Surroundings, general: dict[str, Any], name: str) -> Setup:
     try:
         return _led(surroundings, merged(general, toml_file(surroundings.read, f"{_home(surroundings.env)}/{name}")))
@@ -146,10 +159,9 @@ def _upstream(url: str) -> TreeUpstream:
 
 def _words(places: Mapping[str, str]) -> tuple[str, ...]:
     """Return the options that set the addresses of providers. A name may have dots, which a dotted key of `-c` cannot have."""
-    others = ", ".join(
-        f"{json.dumps(name)} = {{base_url = {json.dumps(url)}}}" for name, url in places.items() if name != _OWN_PROVIDER
-    )
-    own = ("-c", f"openai_base_url={json.dumps(places[_OWN_PROVIDER])}") if _OWN_PROVIDER in places else ()
+    providers = [(json.dumps(name, ensure_ascii=False), url) for name, url in places.items() if name != _OWN_PROVIDER]
+    others = ", ".join(f'{name} = {{base_url = "{url}"}}' for name, url in providers)
+    own = ("-c", f'openai_base_url="{places[_OWN_PROVIDER]}"') if _OWN_PROVIDER in places else ()
     return own + (("-c", f"model_providers={{{others}}}") if others else ())
 
 

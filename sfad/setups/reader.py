@@ -9,6 +9,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import trio
@@ -29,6 +30,8 @@ LARGEST = 256 << 10
 """Bytes of a settings file."""
 MOST_DIRECTORIES = 64
 """Directories of PATH that are searched."""
+MOST_NAMES = 10_000
+"""Of a directory with settings."""
 _UNREADABLE = "its settings could not be read, because their file system does not answer"
 
 
@@ -115,7 +118,7 @@ def _content(path: str, uid: int) -> bytes | None:
 
 
 def _names(uid: int) -> Callable[[str], list[str]]:
-    """Return what lists the directories of a user, and of root where others may list them."""
+    """Return what lists the names in a directory of a user, or in one of root's that others may read."""
 
     def names(directory: str) -> list[str]:
         try:
@@ -123,7 +126,10 @@ def _names(uid: int) -> Callable[[str], list[str]]:
         except (OSError, ValueError):
             return []
         try:
-            return sorted(os.listdir(handle)) if _readable(os.fstat(handle), uid) else []
+            if not _readable(os.fstat(handle), uid):
+                return []
+            with os.scandir(handle) as entries:
+                return sorted(entry.name for entry in islice(entries, MOST_NAMES))
         except OSError:
             return []
         finally:

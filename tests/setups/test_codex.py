@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 
+import msgspec
 import pytest
 
 from sfad.gateway.upstreams import route_of
@@ -111,6 +112,7 @@ def test_settings_are_those_of_codex_home_above_those_of_the_system() -> None:
         ({AUTH: '{"auth_mode": "agentIdentity"}'}, {}, "agentIdentity"),
         (CHATGPT_LOGIN, {"CODEX_API_KEY": "sk"}, "CODEX_API_KEY"),
         ({}, {"CODEX_ACCESS_TOKEN": "t"}, "CODEX_ACCESS_TOKEN"),
+        ({}, {"CODEX_HOME": "here"}, "CODEX_HOME is 'here'"),
         ({"/etc/codex/managed_config.toml": f'openai_base_url = "{CORP}"'}, {}, "managed_config.toml sets openai_base_url"),
         ({"/etc/codex/requirements.toml": 'model_provider = "x"'}, {}, "requirements.toml sets model_provider"),
     ],
@@ -120,6 +122,18 @@ def test_codex_that_cannot_be_led_is_left_as_it_is(files: dict[str, str], env: d
     assert direct is not None
     assert words in direct
     assert "secret" not in direct
+
+
+def test_settings_that_are_there_and_are_not_read_here_may_have_an_address() -> None:
+    """Those of another user, or too large ones."""
+    surroundings = Surroundings({"HOME": "/home/me"}, "/", lambda _path: None, {}, lambda _directory: ["config.toml"])
+    assert f"{CONFIG} cannot be read" in str(codex.setup(surroundings).direct)
+
+
+def test_the_name_of_a_provider_may_be_any_text() -> None:
+    names = ['a "quoted" \\ one', "größer 🚀", "a.b"]
+    tables = "".join(f"[model_providers.{json.dumps(name, ensure_ascii=False)}]\nbase_url = '{CORP}'\n" for name in names)
+    assert places(setup({CONFIG: tables})) == {"openai": "openai"} | dict.fromkeys(names, CORP)
 
 
 def test_a_login_that_is_not_known_does_not_matter_where_the_address_is() -> None:
@@ -194,5 +208,7 @@ def test_a_child_with_other_settings_or_another_login_goes_around_the_gateway() 
 
 
 def test_what_is_kept_with_a_tree_leads_codex_later() -> None:
-    kept = tree_setups(at({CONFIG: f'openai_base_url = "{CORP}"'}), ["codex"])
+    found = tree_setups(at({CONFIG: f'openai_base_url = "{CORP}"', "/home/me/.codex/work.config.toml": ""}), ["codex"])
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=TreeSetups)
+    assert kept == found
     assert places(kept.of("codex", ["exec"], {"HOME": "/home/me"})) == {"openai": CORP}
