@@ -67,10 +67,10 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.session:
         yield "session", f"its transcript: sfactl session log {run.id}"
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
+    if run.direct is not None:
+        yield "gateway", f"not used: {output.plain(run.direct)}"
     if run.isolation is not None:
         yield "isolation", {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[run.isolation]
-    if run.direct is not None:
-        yield "gateway", f"left out: {output.plain(run.direct)}"
     if run.pid is not None:
         yield "pid", str(run.pid)
     if run.processes is not None:

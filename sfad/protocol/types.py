@@ -336,7 +336,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     alerts: list[AlertState] = []
     """Of a live run: the alerts about it that are raised."""
     direct: str | None = None
-    """Of a live run that would use the gateway: why its program cannot."""
+    """Of a live run: why its program goes without the gateway, which its tree may use."""
 
     @property
     def by_gateway(self) -> bool:

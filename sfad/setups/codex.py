@@ -38,7 +38,6 @@ _ELSEWHERE = ("--oss", "--local-provider", "--ignore-user-config", "--remote")
 MOST_PROFILES = 32
 _PROFILE = ".config.toml"
 _USUAL_WORD = f'openai_base_url="{GATEWAY}/openai"'
-_PLACES = ("CODEX_HOME", "HOME")
 _OTHER_LOGINS = {OPENAI: ("CODEX_ACCESS_TOKEN",), CHATGPT: ("CODEX_API_KEY", "CODEX_ACCESS_TOKEN")}
 """Variables with which Codex would not go to the address that its login means."""
 
@@ -60,7 +59,7 @@ def setup(surroundings: Surroundings) -> Setup:
     found = _led(surroundings, general)
     chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][:MOST_PROFILES]
     profiles = tuple((name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen)
-    return Setup("codex", found.upstreams, found.words, direct=found.direct, relies_on=_place(surroundings.env), profiles=profiles)
+    return Setup("codex", found.upstreams, found.words, direct=found.direct, only_with=_place(surroundings.env), profiles=profiles)
 
 
 def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
@@ -94,14 +93,17 @@ def _home(env: Mapping[str, str]) -> str:
 
 
 def _place(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variable that says where its settings and its login are."""
-    return tuple((name, env[name]) for name in _PLACES if env.get(name))[:1]
+    """Return the variables that say where its settings and its login are."""
+    if home := env.get("CODEX_HOME"):
+        return (("CODEX_HOME", home),)
+    return (("CODEX_HOME", ""), ("HOME", env["HOME"])) if env.get("HOME") else ()
 
 
 def _changed(setup: Setup, env: Mapping[str, str]) -> str | None:
     """Return a variable with which other settings or another login count than those of the root."""
-    if setup.relies_on and setup.relies_on != _place(env):
-        return next((name for name, _ in (*_place(env), *setup.relies_on)), None)
+    place = next((name for name, value in setup.only_with if env.get(name, "") != value), None)
+    if place is not None:
+        return place
     urls = {upstream.url for upstream in setup.upstreams} | ({OPENAI} if _USUAL_WORD in setup.words else set())
     others = [name for url, names in _OTHER_LOGINS.items() if url in urls for name in names]
     return next((name for name in others if env.get(name)), None)

@@ -1,6 +1,6 @@
 """How one agent program is led through the gateway, and where its calls would go without it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -36,8 +36,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Why it cannot use the gateway. It is then left as it is."""
     merged: tuple[tuple[str, str], ...] = ()
     """Variables that hold an object of JSON, and what to merge into it, with `{gateway}` as in `words`."""
-    relies_on: tuple[tuple[str, str], ...] = ()
-    """Variables that say where its settings and its login are, as the root had them."""
+    only_with: tuple[tuple[str, str], ...] = ()
+    """Values of variables; empty: not set. A run in which one is another is left as it is."""
     profiles: tuple[tuple[str, "Setup"], ...] = ()
     """By the name of a profile: the setup that holds instead where a command chooses it."""
 
@@ -51,5 +51,5 @@ class Surroundings(NamedTuple):
     """Returns a file's content; `None` if it is not there or may not be read."""
     daemon_env: Mapping[str, str]
     """Of the gateway's process: its proxy and its certificates are what calls through the gateway use."""
-    names: Callable[[str], list[str]] = lambda _directory: []
-    """Returns the names of the files in a directory of the user."""
+    names: Callable[[str], Sequence[str]] = lambda _directory: ()
+    """Returns the names in a directory; none if it cannot be read."""
