@@ -74,7 +74,8 @@ def in_force(run: RunInfo) -> str:
     if groups and any(not state.source.startswith("--") for state in kept):
         groups[-1] = f"{groups[-1][:-1]}; change with --timeout, --limit)"
     unknown = [state.kind.value for state in run.limits if _worth_telling(state) and state.enforced_by == "nothing"]
-    return "; ".join([", ".join(groups), *([f"not enforceable: {', '.join(unknown)}"] if unknown else [])])
+    around = [f"without the gateway: {plain(run.direct)}"] if run.direct is not None else []
+    return "; ".join([", ".join(groups), *([f"not enforceable: {', '.join(unknown)}"] if unknown else []), *around])
 
 
 def _worth_telling(state: LimitState) -> bool:

@@ -58,7 +58,8 @@ def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit
         return request
     words = [os.fsdecode(word) for word in request.argv]
     program = program_name(words)
-    at, setup = executed_word(words, program), setups.of(program)
+    at = executed_word(words, program)
+    setup = setups.of(program, *_asked(words, at, request.env, gateway)) if request.gateway else setups.of(program)
     if not request.gateway or setup.direct is not None:
         return _around(request, setup.direct, setups, gateway, explicit=explicit)
     address = gateway.address(token)
@@ -106,6 +107,15 @@ def _chosen(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateway: Gat
         if not f"{value}/".startswith(f"{urls[led[variable]]}/"):
             return f"{variable} was set to another address after its tree was started"
     return None
+
+
+def _asked(words: Sequence[str], at: int | None, env: Iterable[bytes], gateway: GatewayProcess) -> tuple[list[str], dict[str, str]]:
+    """Return the words after the program, and its environment. What an earlier start has put there names no address of its own."""
+    own = f"http://127.0.0.1:{gateway.port}/"
+    variables = dict(os.fsdecode(item).partition("=")[::2] for item in env)
+    before, after = (words, []) if at is None else (words[:at], words[at + 1 :])
+    assigned = dict(word.partition("=")[::2] for word in before if "=" in word and not word.startswith("-"))
+    return [word.replace(own, f"{GATEWAY}/") for word in after], variables | assigned
 
 
 def check_base_urls(setups: TreeSetups) -> None:

@@ -1,9 +1,236 @@
-"""Codex (0.169): it follows no variable, but `openai_base_url` of its config, which `-c` sets."""
+"""Codex (0.169): where its calls go.
 
-from . import variables
-from .setup import GATEWAY, Setup, Surroundings
+Its settings, the later taking precedence: `/etc/codex/config.toml`, `config.toml` of CODEX_HOME (`~/.codex`), the profile that `-p
+NAME` chooses (`NAME.config.toml` beside it), `-c KEY=VALUE` in the order of the command line, and what an administrator sets in
+`managed_config.toml` and `requirements.toml` of `/etc/codex`. The settings of a project cannot choose an address. Codex ignores
+OPENAI_BASE_URL.
+
+`openai_base_url` is the address of its own provider, and `model_providers.NAME.base_url` that of another. All providers are led at
+once, by `-c` right after the program's name, so that a command can still choose one. Without an address, Codex's own provider is
+the API of OpenAI with a key, and the backend of ChatGPT with a ChatGPT login. With `-c`, Codex does not use its background server,
+whose calls no run makes.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from ..config_values import is_base_url
+from .files import UnreadableError, at, json_file, merged, toml_file
+from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
+
+OPENAI = "https://api.openai.com/v1"
+CHATGPT = "https://chatgpt.com/backend-api/codex"
+_CHATGPT_BASE_URL = "https://chatgpt.com/backend-api"
+_ETC = "/etc/codex"
+_OWN_PROVIDER = "openai"
+_BUILT_IN = {
+    "amazon-bedrock": "its requests are signed for its own host",
+    "lmstudio": "its address is fixed",
+    "ollama": "its address is fixed",
+}
+_ADDRESSES = {"openai_base_url", "chatgpt_base_url", "model_providers", "cli_auth_credentials_store"}
+_DECISIVE = {*_ADDRESSES, "model_provider", "config_server"}
+_ELSEWHERE = ("--oss", "--local-provider", "--ignore-user-config", "--remote")
+"""Options by which other settings count."""
+MOST_PROFILES = 32
+_PROFILE = ".config.toml"
+_USUAL_WORD = f'openai_base_url="{GATEWAY}/openai"'
+_OTHER_LOGINS = {OPENAI: ("CODEX_ACCESS_TOKEN",), CHATGPT: ("CODEX_API_KEY", "CODEX_ACCESS_TOKEN")}
+"""Variables with which Codex would not go to the address that its login means."""
+
+
+class _ElsewhereError(Exception):
+    """Codex cannot be led. The message says why."""
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    any_program = variables.setup(surroundings)
-    return Setup("codex", any_program.upstreams, words=("-c", f'openai_base_url="{GATEWAY}/openai"'), env=any_program.env)
+    """Return how Codex is led through the gateway."""
+    read, home = surroundings.read, _home(surroundings.env)
+    files = surroundings.names(home)
+    try:
+        _refuse_managed(surroundings)
+        _refuse_unread(surroundings, files)
+        general = merged(toml_file(read, f"{_ETC}/config.toml"), toml_file(read, f"{home}/config.toml"))
+    except (UnreadableError, _ElsewhereError) as error:
+        return Setup("codex", direct=str(error))
+    found = _led(surroundings, general)
+    chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][:MOST_PROFILES]
+    profiles = tuple((name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen)
+    return Setup("codex", found.upstreams, found.words, direct=found.direct, only_with=_place(surroundings.env), profiles=profiles)
+
+
+def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
+    """Return the setup of a command, which may choose a provider or a profile, but no address that is not known. `options`: the
+    words after the program; the gateway's own address is `{gateway}` there."""
+    changed = _changed(setup, env)
+    if changed is not None:
+        return Setup("codex", direct=f"Codex's {changed} is not what it was when the run's root started")
+    asked = options[: options.index("--")] if "--" in options else options
+    other = next((word for word in asked if word.partition("=")[0] in _ELSEWHERE), None)
+    typed = [(key, value) for key, value in _overrides(asked) if GATEWAY not in value]
+    address = next((key for key, _ in typed if key.partition(".")[0] in _ADDRESSES), None)
+    if other is not None or address is not None:
+        return Setup("codex", direct=f"Codex's command line has {other or f'-c {address}'}")
+    for profile in _values(asked, "-p", "--profile"):
+        unknown = Setup("codex", direct=f"Codex's profile '{profile}' was not there when the run's root started")
+        setup = dict(setup.profiles).get(profile, unknown)
+    chosen = [value for key, value in typed if key == "model_provider"]
+    return _with_provider(setup, _plain(chosen[-1])) if chosen else setup
+
+
+def _with_provider(setup: Setup, provider: str) -> Setup:
+    led = merged(*(tomllib.loads(word) for word in setup.words if word != "-c"))
+    names = {*led.get("model_providers", {}), *([_OWN_PROVIDER] if "openai_base_url" in led else [])}
+    direct = None if provider in names else f"Codex uses the provider '{provider}', which cannot be led"
+    return Setup("codex", setup.upstreams, setup.words, direct=direct)
+
+
+def _home(env: Mapping[str, str]) -> str:
+    return env.get("CODEX_HOME") or f"{env.get('HOME') or ''}/.codex"
+
+
+def _place(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables that say where its settings and its login are."""
+    if home := env.get("CODEX_HOME"):
+        return (("CODEX_HOME", home),)
+    return (("CODEX_HOME", ""), ("HOME", env["HOME"])) if env.get("HOME") else ()
+
+
+def _changed(setup: Setup, env: Mapping[str, str]) -> str | None:
+    """Return a variable with which other settings or another login count than those of the root."""
+    place = next((name for name, value in setup.only_with if env.get(name, "") != value), None)
+    if place is not None:
+        return place
+    urls = {upstream.url for upstream in setup.upstreams} | ({OPENAI} if _USUAL_WORD in setup.words else set())
+    others = [name for url, names in _OTHER_LOGINS.items() if url in urls for name in names]
+    return next((name for name in others if env.get(name)), None)
+
+
+def _refuse_managed(surroundings: Surroundings) -> None:
+    """Raise `_ElsewhereError` if an administrator's settings, which take precedence over `-c`, choose an address."""
+    for path in (f"{_ETC}/managed_config.toml", f"{_ETC}/requirements.toml"):
+        if keys := sorted(_DECISIVE.intersection(toml_file(surroundings.read, path))):
+            raise _ElsewhereError(f"{path} sets {keys[0]}, which takes precedence over the gateway's address")
+
+
+def _refuse_unread(surroundings: Surroundings, files: Sequence[str]) -> None:
+    """Raise `_ElsewhereError` for settings that are there and are not read here: Codex may read them."""
+    home = _home(surroundings.env)
+    if not home.startswith("/"):
+        raise _ElsewhereError(f"CODEX_HOME is '{home}', which does not begin with /")
+    decisive = [name for name in files if name in ("config.toml", "auth.json") or name.endswith(_PROFILE)]
+    unread = next((name for name in decisive if surroundings.read(f"{home}/{name}") is None), None)
+    if unread is not None:
+        raise _ElsewhereError(f"{home}/{unread} cannot be read: it must be a file of the user's or root's, of at most 256 KiB")
+
+
+def _of_profile(surroundings: Surroundings, general: dict[str, Any], name: str) -> Setup:
+    try:
+        return _led(surroundings, merged(general, toml_file(surroundings.read, f"{_home(surroundings.env)}/{name}")))
+    except UnreadableError as error:
+        return Setup("codex", direct=str(error))
+
+
+def _led(surroundings: Surroundings, settings: dict[str, Any]) -> Setup:
+    """Return what leads all providers of the settings that can be led, and why the one that they choose cannot."""
+    providers = settings.get("model_providers")
+    urls: dict[str, str | None] = {}
+    reasons = dict(_BUILT_IN)
+    for name in (_OWN_PROVIDER, *(providers if isinstance(providers, dict) else ())):
+        try:
+            if name not in _BUILT_IN:
+                urls[name] = _own_address(surroundings, settings) if name == _OWN_PROVIDER else _address(at(providers, name))
+        except (_ElsewhereError, UnreadableError) as error:
+            reasons[name] = str(error)
+    upstreams = {name: _upstream(url) for name, url in urls.items() if url is not None}
+    places = {name: f"{GATEWAY}/{quote(upstreams[name].name, safe='') if name in upstreams else 'openai'}" for name in urls}
+    chosen = str(settings.get("model_provider") or _OWN_PROVIDER)
+    reason = None if chosen in urls else reasons.get(chosen, "its settings do not have it")
+    direct = None if reason is None else f"Codex uses the provider '{chosen}': {reason}"
+    return Setup("codex", tuple(dict.fromkeys(upstreams.values())), _words(places), direct=direct)
+
+
+def _upstream(url: str) -> TreeUpstream:
+    """Return the upstream of an address. Its name is the address, which tells those of all profiles apart, and by which Codex
+    still knows Azure."""
+    return TreeUpstream(f"codex-{url.removeprefix('https://')}", url, "openai-responses")
+
+
+def _words(places: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the options that set the addresses of providers. A name may have dots, which a dotted key of `-c` cannot have."""
+    providers = [(json.dumps(name, ensure_ascii=False), url) for name, url in places.items() if name != _OWN_PROVIDER]
+    others = ", ".join(f'{name} = {{base_url = "{url}"}}' for name, url in providers)
+    own = ("-c", f'openai_base_url="{places[_OWN_PROVIDER]}"') if _OWN_PROVIDER in places else ()
+    return own + (("-c", f"model_providers={{{others}}}") if others else ())
+
+
+def _address(provider: Any) -> str:
+    """Return the address of a provider of the settings. Raises `_ElsewhereError`."""
+    bound = next((key for key in ("aws", "gateway_oauth") if at(provider, key) is not None), None)
+    if bound is not None:
+        raise _ElsewhereError(f"with '{bound}' its requests are made for its own host")
+    return _checked("base_url", at(provider, "base_url"))
+
+
+def _checked(key: str, url: Any) -> str:
+    if not isinstance(url, str) or not is_base_url(url) or "@" in url:
+        raise _ElsewhereError(f"its {key} is no address that the gateway can call")
+    return url.rstrip("/")
+
+
+def _own_address(surroundings: Surroundings, settings: dict[str, Any]) -> str | None:
+    """Return the address of Codex's own provider; `None` for the upstream 'openai' of the config, which stands for the API of
+    OpenAI. Raises `_ElsewhereError` and `UnreadableError`."""
+    if settings.get("openai_base_url"):
+        return _checked("openai_base_url", settings["openai_base_url"])
+    if not _logged_in(surroundings, settings):
+        # a person's OPENAI_BASE_URL takes the name of that upstream, and Codex would not have gone there
+        return OPENAI if surroundings.env.get("OPENAI_BASE_URL") else None
+    if str(settings.get("chatgpt_base_url") or _CHATGPT_BASE_URL).rstrip("/") != _CHATGPT_BASE_URL:
+        raise _ElsewhereError("its chatgpt_base_url tells it where its calls go")
+    return CHATGPT
+
+
+def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
+    """Return whether Codex has a ChatGPT login, and no API key. Raises `_ElsewhereError` and `UnreadableError`."""
+    env = surroundings.env
+    store = settings.get("cli_auth_credentials_store", "file")
+    if store != "file":
+        raise _ElsewhereError(f"its login is in the store '{store}', so it is not known where its calls go; set openai_base_url")
+    if env.get("CODEX_ACCESS_TOKEN"):
+        raise _ElsewhereError("CODEX_ACCESS_TOKEN decides where its calls go")
+    login = json_file(surroundings.read, f"{_home(env)}/auth.json")
+    mode = login.get("auth_mode") or ("chatgpt" if login.get("tokens") and not login.get("OPENAI_API_KEY") else "apikey")
+    if mode not in ("apikey", "chatgpt"):
+        raise _ElsewhereError(f"its login is of the kind '{mode}'")
+    if mode == "chatgpt" and env.get("CODEX_API_KEY"):
+        raise _ElsewhereError("it has a ChatGPT login and CODEX_API_KEY, which only 'codex exec' uses; unset the variable")
+    return mode == "chatgpt"
+
+
+def _overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for word in _values(words, "-c", "--config"):
+        key, _, value = word.partition("=")
+        yield key.strip(), value.strip()
+
+
+def _values(words: Sequence[str], short: str, long: str) -> Iterator[str]:
+    """Yield the values of an option, in order: `-c x`, `-cx`, `-c=x`, `--config x`, `--config=x`."""
+    for word, following in zip(words, (*words[1:], ""), strict=False):
+        if word in (short, long):
+            yield following
+        elif word.startswith(f"{long}="):
+            yield word.removeprefix(f"{long}=")
+        elif word.startswith(short):
+            yield word.removeprefix(short).removeprefix("=")
+
+
+def _plain(value: str) -> str:
+    """Return a value of `-c` as Codex reads it: as TOML, else as it is."""
+    try:
+        return str(tomllib.loads(f"value = {value}")["value"])
+    except ValueError:
+        return value

@@ -1,7 +1,8 @@
-"""Settings in files: JSON with comments, and `.env` files."""
+"""Settings in files: JSON with comments, TOML, and `.env` files."""
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,6 +37,14 @@ def json_file(read: Read, path: str, *, comments: bool = True) -> dict[str, Any]
     """Return the object in a file of JSON; empty if there is none. Raises `UnreadableError`."""
     data = read(path)
     return {} if data is None else json_object(data.decode(errors="replace").removeprefix("\ufeff"), path, comments=comments)
+
+
+def toml_file(read: Read, path: str) -> dict[str, Any]:
+    """Return the table in a file of TOML; empty if there is none. Raises `UnreadableError`."""
+    try:
+        return tomllib.loads((read(path) or b"").decode(errors="replace").removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"{path} cannot be read as TOML: {error}") from None
 
 
 def dotenv(data: bytes | None) -> dict[str, str]:

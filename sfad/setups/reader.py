@@ -8,7 +8,8 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import trio
@@ -29,6 +30,8 @@ LARGEST = 256 << 10
 """Bytes of a settings file."""
 MOST_DIRECTORIES = 64
 """Directories of PATH that are searched."""
+MOST_NAMES = 10_000
+"""Of a directory with settings."""
 _UNREADABLE = "its settings could not be read, because their file system does not answer"
 
 
@@ -83,7 +86,7 @@ class SetupReader:
         self._reading[root.uid] += 1
         try:
             env, own = dict(root.env), root.uid == os.geteuid()
-            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names, own)
+            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid), own)
             return tree_setups(surroundings, _programs(env.get("PATH", "")))
         finally:
             self._reading[root.uid] -= 1
@@ -114,11 +117,25 @@ def _content(path: str, uid: int) -> bytes | None:
         os.close(handle)
 
 
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []
+def _names(uid: int) -> Callable[[str], list[str]]:
+    """Return what lists the names in a directory of a user, or in one of root's that others may read."""
+
+    def names(directory: str) -> list[str]:
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            return []
+        try:
+            if not _readable(os.fstat(handle), uid):
+                return []
+            with os.scandir(handle) as entries:
+                return sorted(entry.name for entry in islice(entries, MOST_NAMES))
+        except OSError:
+            return []
+        finally:
+            os.close(handle)
+
+    return names
 
 
 def _readable(status: os.stat_result, uid: int) -> bool:

@@ -45,6 +45,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """The working directory."""
     certificates: tuple[str, ...] = ()
     """Files of certificates that the gateway must trust for its calls."""
+    profiles: tuple[tuple[str, "Setup"], ...] = ()
+    """By the name of a profile: the setup that holds instead where a command chooses it."""
 
 
 class Surroundings(NamedTuple):

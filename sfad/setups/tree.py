@@ -1,6 +1,6 @@
 """What is known of a tree: how each agent program in it is led through the gateway."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +15,8 @@ _OF_PROGRAMS = {
     "gemini": gemini.setup,
     "opencode": opencode.setup,
 }
+_OF_COMMANDS = {"codex": codex.of_command}
+"""Of programs whose command line chooses where their calls go."""
 ANY_PROGRAM = ""
 
 
@@ -48,10 +50,13 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
     """Known agent programs in the root's PATH."""
     unusual: tuple[Setup, ...] = ()
 
-    def of(self, program: str) -> Setup:
-        """Return the setup of a program by its name for the guard."""
+    def of(self, program: str, options: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Setup:
+        """Return the setup of a program by its name for the guard, as it is for a command with these words after the program and
+        this environment."""
         found = self._all
-        return found.get(program) or found[ANY_PROGRAM]
+        setup = found.get(program) or found[ANY_PROGRAM]
+        of_command = _OF_COMMANDS.get(program)
+        return setup if of_command is None else of_command(setup, options, env or {})
 
     @property
     def _all(self) -> dict[str, Setup]:
@@ -64,7 +69,8 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
 
     @property
     def upstreams(self) -> dict[str, TreeUpstream]:
-        return {upstream.name: upstream for setup in self._all.values() for upstream in setup.upstreams}
+        setups = [each for setup in self._all.values() for each in (setup, *(profile for _, profile in setup.profiles))]
+        return {upstream.name: upstream for setup in setups for upstream in setup.upstreams}
 
     @property
     def certificates(self) -> list[str]:

@@ -47,14 +47,16 @@ def any_cli(request: pytest.FixtureRequest) -> Cli:
 
 @pytest.fixture
 def desk(commands: Path, start: Start) -> Iterator[MakeDesk]:
-    """Makes the desk: `desk(config=..., mode=..., claude=[...], codex=[...])`: a script for each agent that will be started."""
+    """Makes the desk: `desk(config=..., mode=..., claude=[...], codex=[...])`: a script for each agent that will be started. The
+    gateway is off, unless the config says something about it, so that what meters tell is seen."""
     with ExitStack() as stack:
         # Gemini CLI takes no settings from below a directory that all may write, such as /tmp
         homes = stack.enter_context(tempfile.TemporaryDirectory(dir=packages().parent, ignore_cleanup_errors=True))
 
         def make(*, config: str = "", mode: str = "auto", **scripts: Iterable[Reply]) -> Desk:
             model = stack.enter_context(serving(scripts))
-            daemon = start(config=config, mode=mode)
+            without = "" if "[gateway]" in config else "\n[gateway]\nenabled = false\n"
+            daemon = start(config=config + without, mode=mode)
             kept = {key: value for key, value in daemon.env.items() if key in _KEPT}
             path = os.pathsep.join([sysconfig.get_path("scripts"), str(commands), os.environ["PATH"]])
             return Desk(daemon, model, kept | {"PATH": path} | environment(Path(homes, "home"), model.url))

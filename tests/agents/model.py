@@ -12,9 +12,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from select import select
 from socket import MSG_PEEK
 from socketserver import ThreadingMixIn
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from sfad.gateway.coding import Coding
 from tests.agents import anthropic, gemini, openai
 from tests.agents.script import ANTHROPIC, GEMINI, OPENAI, OUTPUT_USD, Fail, Price, Reply, Say, Shell, Stall, Told, Tool, Write
 
@@ -88,6 +89,14 @@ class Talk:
             return self.dialect.tool_outputs(self.requests[-1]) if self.requests else []
 
 
+class Seen(NamedTuple):
+    """A request that came."""
+
+    target: str
+    headers: Mapping[str, str]
+    """With names in lower case."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A running server."""
@@ -97,6 +106,8 @@ class Model:
     """By the name of the agent."""
     released: threading.Event
     """When it is set, waiting replies continue."""
+    seen: list[Seen]
+    """All requests."""
 
 
 class _Server(ThreadingMixIn, HTTPServer):
@@ -105,6 +116,7 @@ class _Server(ThreadingMixIn, HTTPServer):
     """By the first word of the path."""
     released: threading.Event
     """Waiting replies may continue."""
+    seen: list[Seen]
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing when an agent is stopped in the middle of an answer."""
@@ -116,9 +128,16 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     timeout = _IDLE
 
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
+        if parsed:
+            self.server.seen.append(Seen(self.path, {name.lower(): value for name, value in self.headers.items()}))
+        return parsed
+
     def do_POST(self) -> None:
         path = urlsplit(self.path).path
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        data = Coding(self.headers.get("Content-Encoding", "")).feed(data, 1 << 24)
         talk = self.server.talks.get(path.split("/")[1])
         if talk is not None and talk.dialect.asks(path):
             talk.credentials |= {value for name in ("Authorization", "x-api-key") if (value := self.headers.get(name))}
@@ -154,6 +173,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._send(404, "application/json", b"{}")
 
+    def do_CONNECT(self) -> None:
+        """Be a proxy that lets nothing pass."""
+        self._send(403, "text/plain", b"not scripted")
+
     def do_HEAD(self) -> None:
         self._send(200, "text/plain", b"")
 
@@ -177,13 +200,13 @@ def serving(scripts: Mapping[str, Iterable[Reply]], tls: ssl.SSLContext | None =
     is called by https."""
     talks = {name: Talk(_DIALECTS[name], iter(script), _PRICES[name]) for name, script in scripts.items()}
     with _Server(("127.0.0.1", 0), _Handler) as server:
-        server.talks, server.released = talks, threading.Event()
+        server.talks, server.released, server.seen = talks, threading.Event(), []
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=[0.05], name="scripted model")
         thread.start()
         try:
-            yield Model(f"http://127.0.0.1:{server.server_port}", talks, server.released)
+            yield Model(f"http://127.0.0.1:{server.server_port}", talks, server.released, server.seen)
         finally:
             server.released.set()
             server.shutdown()

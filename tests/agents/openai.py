@@ -15,7 +15,7 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 def asks(path: str) -> bool:
     """Whether a request to this path wants the model to answer."""
-    return path.endswith("/v1/responses")
+    return path.endswith("/responses")
 
 
 def is_turn(body: Body) -> bool:

@@ -21,19 +21,20 @@ GATEWAY = "[gateway]\nenabled = true\n"
 PRICES = "[prices]\n" + "".join(f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS)
 DEAR = "min_output = 100\n[prices]\n" + "".join(f'"{model}" = {{input_mtok = 0, output_mtok = 1000}}\n' for model in MODELS)
 """A reply is 0.06 to 0.09 USD, and a call is not lowered below 0.10."""
+CODEX_QUIET = "check_for_update_on_startup = false\n[analytics]\nenabled = false\n[features]\nplugins = false\napps = false\n"
+"""Settings with which Codex asks nothing of other hosts."""
 SCRIPT = (Shell("echo one"), Shell("echo two"), Say("Done."))
 
 
 def desk_of(desk: MakeDesk, cli: Cli, config: str, script: Iterable[Reply] = SCRIPT, *, mode: str = "auto") -> Desk:
-    """Return a desk where the program finds its model by its variable alone, as with no settings of its own."""
+    """Return a desk where the program finds its model by its variable alone; Codex, which follows none, by its settings."""
     at = desk(config=GATEWAY + config, mode=mode, **{cli.name: script})
     if cli is CODEX:
         settings = Path(at.env["CODEX_HOME"], "config.toml")
-        settings.write_text("check_for_update_on_startup = false\n[analytics]\nenabled = false\n[features]\nplugins = false\n")
+        settings.write_text(f'openai_base_url = "{at.model.url}/codex/v1"\n{CODEX_QUIET}')
         settings.with_name("auth.json").write_text(
             '{"auth_mode": "apikey", "OPENAI_API_KEY": "scripted"}'
         )  # else it asks for it in a terminal
-        at.env["OPENAI_BASE_URL"] = f"{at.model.url}/codex/v1"
     if cli is OPENCODE:
         own = json.loads(at.env["OPENCODE_CONFIG_CONTENT"])
         del own["provider"]
@@ -45,9 +46,6 @@ def desk_of(desk: MakeDesk, cli: Cli, config: str, script: Iterable[Reply] = SCR
 def command(cli: Cli, form: str) -> list[str]:
     """Return the command of a program."""
     model = ["--model", MODELS[0]] if cli is CLAUDE else []
-    if cli is CODEX:
-        base_url = 'exec codex -c openai_base_url="$OPENAI_BASE_URL" "$@"'
-        return ["sh", "-c", base_url, *getattr(cli, form)]
     return [*getattr(cli, form), *model]
 
 
@@ -129,6 +127,8 @@ def test_each_program_starts_with_a_placeholder_instead_of_a_key(desk: MakeDesk,
     assert at.sfactl("reload").returncode == 0
     for variable in [each for each in at.env if each.endswith(("_BASE_URL", "_API_KEY"))]:
         del at.env[variable]
+    if any_cli is CODEX:
+        Path(at.env["CODEX_HOME"], "config.toml").write_text(CODEX_QUIET)
     state = Path(at.env["HOME"], ".claude.json")
     state.write_text(
         json.dumps({key: value for key, value in json.loads(state.read_text()).items() if key != "customApiKeyResponses"})
