@@ -68,7 +68,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "session", f"its transcript: sfactl session log {run.id}"
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"
     if run.isolation is not None:
-        yield "isolation", {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[run.isolation]
+        words = {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[run.isolation]
+        yield "isolation", words + (f", and through it {output.plain(', '.join(run.egress))}" if run.egress else "")
     if run.pid is not None:
         yield "pid", str(run.pid)
     if run.processes is not None:

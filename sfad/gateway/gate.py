@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..protocol.egress import Destination
 from ..protocol.types import Tokens
 from .apis import ToolUse
 from .callers import Caller
@@ -25,6 +26,8 @@ class Placed:
     run: str
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     """What the setups of the run's tree say, beside the gateway's upstreams, or instead of those of the same name."""
+    egress: tuple[Destination, ...] = ()
+    """What the run reaches beside its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +142,6 @@ class Gate(Protocol):
 
     def unasked(self, request: Unasked) -> None:
         """Have a request recorded that was not asked for."""
+
+    def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
+        """Tell that a run may not reach a host."""

@@ -2,11 +2,14 @@
 
 import os
 import re
+from base64 import b64decode
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_plus, urlsplit
 
+from ..protocol.egress import host_of
 from .apis import APIS, Api
 
 _HOP_BY_HOP = {
@@ -43,6 +46,15 @@ class Upstream:
     @property
     def host(self) -> str:
         return urlsplit(self.url).hostname or self.name
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """The host, in the spelling of `host_of`, and the port."""
+        found = urlsplit(self.url)
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        with suppress(ValueError):
+            host = host_of(host)
+        return host, found.port or (443 if found.scheme == "https" else 80)
 
     def api_of(self, path: str) -> Api:
         """Return the format of a request. OpenAI's base URL serves two."""
@@ -106,6 +118,15 @@ def route_of(target: str) -> Route | None:
         return Route(parts[2], unquote(parts[3]), f"/{parts[4]}", query)
     parts = path.split("/", 2)
     return Route(None, unquote(parts[1]), f"/{parts[2]}", query) if len(parts) == 3 else None
+
+
+def proxy_token(headers: RawHeaders) -> str | None:
+    """Return the run's token, which is the user in the URL of its proxy where runs have no cgroup."""
+    words = next((value for name, value in headers if name.lower() == b"proxy-authorization"), b"").split()
+    with suppress(ValueError):
+        if len(words) == 2 and words[0].lower() == b"basic":
+            return b64decode(words[1]).decode().partition(":")[0]
+    return None
 
 
 def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, bytes]]:

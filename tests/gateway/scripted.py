@@ -11,12 +11,14 @@ import h11
 import trio
 
 from sfad.gateway.callers import Caller
+from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.upstreams import Upstream
+from sfad.protocol.egress import destination
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 """Answers a request: gets the connection and the request, head and body."""
@@ -117,6 +119,8 @@ class ScriptedGate:
     told: list[CallEnded] = field(default_factory=list)
     silent_calls: list[Silent] = field(default_factory=list)
     unasked_for: list[Unasked] = field(default_factory=list)
+    egress: tuple[str, ...] = ()
+    refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
 
     async def place(self, caller: Caller | None, token: str | None) -> Placed:
@@ -124,7 +128,7 @@ class ScriptedGate:
         self.placed.append((caller, token))
         if self.unplaced is not None:
             raise CallRefusedError(self.unplaced)
-        return Placed(self.run, self.upstreams)
+        return Placed(self.run, self.upstreams, tuple(map(destination, self.egress)))
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         self.asked.append(asked)
@@ -150,6 +154,9 @@ class ScriptedGate:
 
     def unasked(self, request: Unasked) -> None:
         self.unasked_for.append(request)
+
+    def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
+        self.refused_hosts.append((run, host, port, why))
 
 
 @dataclass
@@ -199,7 +206,7 @@ async def house(
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
-        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory())
+        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), Egress(most=most))
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:
