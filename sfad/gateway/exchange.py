@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from math import ceil
 from typing import TypeVar
 
@@ -159,8 +160,14 @@ class Exchange:
 
     async def _lead_out(self) -> None:
         """Serve as the proxy of an isolated run."""
-        placed = await self._place(proxy_token(self._request.headers))
-        upstreams = {each.endpoint for each in (*self._shared.upstreams().values(), *placed.upstreams.values())}
+        token = proxy_token(self._request.headers)
+        try:
+            placed = await self._place(token)
+        except _AnsweredError as error:
+            # git tells its name after it was asked for it
+            raise _AnsweredError(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, str(error)) if token is None else error from error
+        known = [*self._shared.upstreams().values(), *placed.upstreams.values()]
+        upstreams = {endpoint for each in known for endpoint in each.endpoints}
         try:
             target = target_of(self._request)
             await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
@@ -176,6 +183,8 @@ class Exchange:
         seconds = None if retry_after is None else ceil(retry_after)
         body = api.refusal(message, seconds) if api is not None else message.encode() + b"\n"
         headers = [_JSON if api is not None else (b"content-type", b"text/plain")]
+        if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+            headers.append((b"proxy-authenticate", b'Basic realm="sfad"'))
         if seconds is not None:
             headers.append((b"retry-after", b"%d" % seconds))
         # programs print the reason of a refused CONNECT, and not its body

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_plus, urlsplit
 
-from ..protocol.egress import host_of
+from ..protocol.egress import PORTS, host_of
 from .apis import APIS, Api
+from .egress_rules import literal
 
 _HOP_BY_HOP = {
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
@@ -48,13 +49,13 @@ class Upstream:
         return urlsplit(self.url).hostname or self.name
 
     @property
-    def endpoint(self) -> tuple[str, int]:
-        """The host, in the spelling of `host_of`, and the port."""
-        found = urlsplit(self.url)
+    def endpoints(self) -> set[tuple[str, int]]:
+        """The host, in the spelling of `host_of`, with its port; a name also with the ports that mostly are the same service."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         with suppress(ValueError):
             host = host_of(host)
-        return host, found.port or (443 if found.scheme == "https" else 80)
+        ports = {urlsplit(self.url).port or (443 if self.url.startswith("https") else 80)}
+        return {(host, port) for port in (ports if literal(host) is not None else ports | {*PORTS})}
 
     def api_of(self, path: str) -> Api:
         """Return the format of a request. OpenAI's base URL serves two."""

@@ -165,6 +165,10 @@ async def test_without_egress_or_outside_of_any_run() -> None:
         the.gate.unplaced = "the calling process is in no run of this daemon"
         stream, head = await connected(the, f"127.0.0.1:{port}")
         async with stream:
+            assert b"407 the calling process is in no run" in head
+            assert b"proxy-authenticate: Basic" in head
+        stream, head = await connected(the, f"127.0.0.1:{port}", "Proxy-Authorization: Basic eDp5")
+        async with stream:
             assert b"403 the calling process is in no run" in head
         assert len(the.gate.refused_hosts) == 1
 
