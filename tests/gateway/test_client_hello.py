@@ -39,19 +39,19 @@ def name_of(data: bytes, step: int) -> str | None:
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize("name", ["pypi.org", "a.very-long.name.example", None])
+@pytest.mark.parametrize("name", ["site.example", "a.very-long.name.example", None])
 def test_the_name_of_a_real_one(name: str | None, newest: ssl.TLSVersion) -> None:
     assert name_of(real(name, newest=newest), MOST) == name
 
 
 @given(record=st.integers(1, 600), step=st.integers(1, 700))
 def test_however_it_is_cut(record: int, step: int) -> None:
-    assert name_of(recut(real("pypi.org"), record), step) == "pypi.org"
+    assert name_of(recut(real("site.example"), record), step) == "site.example"
 
 
 @given(data=st.binary(max_size=200), at=st.integers(0, 250), size=st.integers(0, 4))
 def test_noise_raises_nothing_else(data: bytes, at: int, size: int) -> None:
-    hello = real("pypi.org")
+    hello = real("site.example")
     for noise in (data, b"\x16\x03\x01" + data, hello[:at] + data[:size] + hello[at + size :], recut(b"12345" + data, 7)):
         parser = ClientHello()
         with suppress(NotTlsError, MalformedHelloError):
@@ -77,10 +77,10 @@ def with_names(*names: bytes) -> bytes:
 
 def test_an_ambiguous_one_is_malformed() -> None:
     """The server could read another name than the gateway."""
-    assert name_of(with_names(b"PyPI.org"), MOST) == "pypi.org"
+    assert name_of(with_names(b"Site.example"), MOST) == "site.example"
     twice = with_names(b"a.example", b"b.example")
-    empty_record = b"\x16\x03\x01\0\0" + real("pypi.org")
-    alert = recut(real("pypi.org"), 100)[:105] + b"\x15\x03\x01\0\2\2\x70"
+    empty_record = b"\x16\x03\x01\0\0" + real("site.example")
+    alert = recut(real("site.example"), 100)[:105] + b"\x15\x03\x01\0\2\2\x70"
     long = with_names(b"a" * MOST)
     for data in (twice, empty_record, alert, long, with_names(b"\xff.example")):
         with pytest.raises(MalformedHelloError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -17,9 +18,14 @@ from sfad.gateway.upstreams import Upstream
 
 from .scripted import Answer, House, Provider, ScriptedGate, house, post, read_request, reply, saying, until
 
+Serve = Callable[[Any], Awaitable[None]]
+"""Serves a stream."""
+
 
 @asynccontextmanager
-async def reaching(*listed: str, serve: object = None, context: ssl.SSLContext | None = None) -> AsyncIterator[tuple[House, int]]:
+async def reaching(
+    *listed: str, serve: Serve | None = None, context: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[House, int]]:
     """Yield a gateway for a run with this `--egress`, and the port of a server on loopback; `{}` in the list stands for it."""
     async with trio.open_nursery() as nursery:
         if context is None:

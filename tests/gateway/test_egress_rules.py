@@ -29,8 +29,8 @@ def refused(host: str, port: int, *listed: str, address: str = V4) -> str:
     ("text", "host", "port"),
     [
         ("*", "*", None),
-        ("PyPI.org.", "pypi.org", None),
-        ("pypi.org:8443", "pypi.org", 8443),
+        ("Site.example.", "site.example", None),
+        ("site.example:8443", "site.example", 8443),
         ("*.Example.com", "*.example.com", None),
         ("127.0.0.1:80", "127.0.0.1", 80),
         ("[::1]:80", "::1", 80),
@@ -54,18 +54,19 @@ def test_no_entry(text: str) -> None:
 
 def test_what_a_list_means() -> None:
     for host, port, listed in (
-        ("pypi.org", 443, "pypi.org"), ("PyPI.ORG.", 80, "pypi.org"), ("a.b.example.com", 443, "*.example.com"),
-        ("pypi.org", 443, "*"), ("pypi.org", 8080, "pypi.org:8080"), ("a.example", 8080, "*:8080"), ("8.8.8.8", 443, "8.8.8.8"),
+        ("site.example", 443, "site.example"), ("Site.EXAMPLE.", 80, "site.example"), ("a.b.example.com", 443, "*.example.com"),
+        ("site.example", 443, "*"), ("site.example", 8080, "site.example:8080"), ("a.example", 8080, "*:8080"),
+        ("8.8.8.8", 443, "8.8.8.8"),
     ):  # fmt: skip
         assert not refused(host, port, listed), (host, listed)
     for host, port, listed, why in (
-        ("evilpypi.org", 443, "pypi.org", "not in"), ("example.com", 443, "*.example.com", "not in"),
-        ("badexample.com", 443, "*.example.com", "not in"), ("pypi.org", 22, "pypi.org", "port 22"),
-        ("a.b", 8080, "*", "port 8080"), ("pypi.org", 443, "pypi.org:8080", "port 443"), ("8.8.8.8", 443, "*", "name it"),
+        ("evilsite.example", 443, "site.example", "not in"), ("example.com", 443, "*.example.com", "not in"),
+        ("badexample.com", 443, "*.example.com", "not in"), ("site.example", 22, "site.example", "port 22"),
+        ("a.b", 8080, "*", "port 8080"), ("site.example", 443, "site.example:8080", "port 443"), ("8.8.8.8", 443, "*", "name it"),
         ("[2001:4860::1]", 443, "*", "name it"),
     ):  # fmt: skip
         assert why in refused(host, port, listed), (host, listed)
-    assert "no --egress" in refused("pypi.org", 443)
+    assert "no --egress" in refused("site.example", 443)
 
 
 HOSTS = (
@@ -75,8 +76,8 @@ HOSTS = (
     "openrouter.ai", "api.groq.com", "api.deepseek.com", "api.x.ai", "api.mistral.ai", "api.githubcopilot.com", "api.together.xyz",
 )  # fmt: skip
 OTHERS = (
-    "pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "github.com", "proxy.golang.org", "index.crates.io",
-    "storage.googleapis.com", "s3.eu-west-1.amazonaws.com", "deb.debian.org", "docs.mistral.ai", "huggingface.co", "anthropic.com",
+    "github.com", "storage.googleapis.com", "s3.eu-west-1.amazonaws.com", "docs.mistral.ai", "anthropic.com", "openai.com", "x.ai",
+    "api.anthropic.com.example",
 )  # fmt: skip
 
 
