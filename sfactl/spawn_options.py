@@ -170,6 +170,8 @@ def check(wanted: SpawnOptions) -> None:
     _check_text(wanted)
     if wanted.isolate not in (None, "on", "net"):
         raise UsageError(f"--isolate: {wanted.isolate!r} is neither on nor net")
+    if wanted.egress and not _words(wanted.egress):
+        raise UsageError("--egress: no host is named; write one such as 'packages.example.com'")
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
 
@@ -236,10 +238,11 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
 
 
 def _isolation(wanted: SpawnOptions) -> Isolation | None:
-    if wanted.isolate is None and not wanted.writable and not wanted.egress:
+    egress = _words(wanted.egress)
+    if wanted.isolate is None and not wanted.writable and not egress:
         return None
     paths = [os.path.realpath(os.fsencode(path)) for path in wanted.writable]
-    return Isolation(network=wanted.isolate != "net", writable=paths, egress=_words(wanted.egress))
+    return Isolation(network=wanted.isolate != "net", writable=paths, egress=egress)
 
 
 def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:

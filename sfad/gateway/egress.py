@@ -172,7 +172,7 @@ class Egress:
             if until < trio.current_time():
                 with suppress(OSError):  # nor does a call find it then
                     addresses = await self._looked_up(host)
-                    self._known[host] = trio.current_time() + REMEMBERED, addresses
+                self._known[host] = trio.current_time() + REMEMBERED, addresses
             places |= {(plain(address), port) for address in addresses}
         return places
 
@@ -256,7 +256,8 @@ async def _exchange(http: HttpServer, request: h11.Request, target: Target, serv
     """Pass a request of plain HTTP, and its reply. Raises `ClientGoneError`, `NoWayError`."""
     peer = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
     try:
-        await _send_request(http, request, target, server, peer)
+        with suppress(trio.BrokenResourceError):  # it may have answered a request that it does not take
+            await _send_request(http, request, target, server, peer)
         while not isinstance(event := await _next(server, peer), h11.EndOfMessage):
             if isinstance(event, h11.Response):
                 await http.head(event.status_code, downward(event.headers.raw_items()), bytes(event.reason))

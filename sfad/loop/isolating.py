@@ -22,8 +22,6 @@ _AGENT_PLACES = tuple(f"{name}=/".encode() for name in AGENT_VARIABLES.values())
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "npm_config_proxy", "npm_config_https_proxy")
 """curl does not obey HTTP_PROXY, which a CGI program would take from its client. npm's are stronger than a person's .npmrc."""
 _NO_PROXIES = ("no_proxy", "NO_PROXY", "npm_config_noproxy")
-_NOT_PROXIED = "127.0.0.1,localhost"
-"""The gateway itself, and what the run serves within its sandbox."""
 _REPLACED = {name.lower().encode() for name in (*_PROXIES, *_NO_PROXIES, "all_proxy", "NODE_USE_ENV_PROXY")}
 
 
@@ -116,12 +114,15 @@ class Isolating:
     def environment(self, run: RunId, spawn: Spawn, env: list[bytes]) -> list[bytes]:
         """Return the environment of a run. If it reaches hosts through the gateway, that is its proxy. A person's is left out,
         because the run cannot reach it. Raises `OSError`."""
-        if spawn.isolation is None or spawn.isolation.network or not spawn.isolation.egress or not spawn.gateway:
+        egress = spawn.isolation.egress if spawn.isolation is not None and spawn.gateway else []
+        if not egress:
             return env
         token = self._gateway.token(run)
         user = f"{token}:run@" if token is not None else ""
         proxy = f"http://{user}127.0.0.1:{self._gateway.port}"
-        told = dict.fromkeys(_PROXIES, proxy) | dict.fromkeys(_NO_PROXIES, _NOT_PROXIED) | {"NODE_USE_ENV_PROXY": "1"}
+        # the gateway itself, and what the run serves within its sandbox
+        direct = "127.0.0.1" if any(destination(text).host == "localhost" for text in egress) else "127.0.0.1,localhost"
+        told = dict.fromkeys(_PROXIES, proxy) | dict.fromkeys(_NO_PROXIES, direct) | {"NODE_USE_ENV_PROXY": "1"}
         kept = [item for item in env if item.partition(b"=")[0].lower() not in _REPLACED]
         return kept + [f"{name}={value}".encode() for name, value in told.items()]
 

@@ -302,6 +302,8 @@ def test_a_model_is_reached_by_the_gateway_alone(world: World) -> None:
     for tried in closed[:4]:
         assert "NRECOGNIZED_NAME" in found[tried].upper() or not found[tried].startswith("HTTP"), found
     assert all("Error" in found[tried] for tried in closed[4:]), found
+    whys = ["TLS is meant for 'model.example'", "TLS is meant for 'front.example'", "tells no name", "is not TLS"]
+    wait_until(lambda: all(any(why in event.message for event in world.refused()) for why in whys), "they are told")
     assert world.called() == []
     allowed = ["call GATEWAY/v1/messages", "tls packages.example:443/packages.example"]
     found = world.attempts(*allowed)
@@ -368,3 +370,21 @@ def test_the_config_adds_hosts(start: Start, tmp_path: Path) -> None:
         page = m.Events(id=client.next_id(), types=["egress_refused"])
         wait_until(lambda: len(client.call(page, m.EventPage).events) >= 10, "they are recorded")
         assert len(client.call(page, m.EventPage).events) == 10
+
+
+def test_a_service_of_this_machine(share: Start, tmp_path: Path) -> None:
+    """It is reached by its name alone, where that is listed with its port."""
+    (tmp_path / "file").write_text("served\n")
+    argv = [sys.executable, "-u", "-m", "http.server", "--bind", "127.0.0.1", "0"]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        port = server.stdout.readline().partition(" port ")[2].split()[0]
+        daemon = share()
+        with daemon.client() as client:
+            for listed, expected in ((f"localhost:{port}", "served"), ("localhost", "not port")):
+                isolation = Isolation(network=False, egress=[listed])
+                words = ["curl", "-s", f"http://localhost:{port}/file"]
+                run = ended(client, started(client, words, cwd=os.fsencode(tmp_path), isolation=isolation, gateway=True).id)
+                said = (daemon.state_dir / "output" / f"{run.id}.out").read_text()
+                assert expected in said, said
+        server.terminate()

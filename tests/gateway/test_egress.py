@@ -20,19 +20,19 @@ from .scripted import Answer, House, Provider, ScriptedGate, house, post, read_r
 
 Serve = Callable[[Any], Awaitable[None]]
 """Serves a stream."""
+Reached = tuple[House, int]
 
 
 @asynccontextmanager
-async def reaching(
-    *listed: str, serve: Serve | None = None, context: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[House, int]]:
+async def reaching(*listed: str, serve: Serve | None = None, context: ssl.SSLContext | None = None) -> AsyncIterator[Reached]:
     """Yield a gateway for a run with this `--egress`, and the port of a server on loopback; `{}` in the list stands for it."""
+    serving: Serve = serve or _echo
     async with trio.open_nursery() as nursery:
         if context is None:
-            listeners = await nursery.start(partial(trio.serve_tcp, serve or _echo, 0, host="127.0.0.1"))
+            listeners = await nursery.start(partial(trio.serve_tcp, serving, 0, host="127.0.0.1"))
             port = listeners[0].socket.getsockname()[1]
         else:
-            tls = await nursery.start(partial(trio.serve_ssl_over_tcp, serve or _echo, 0, context, host="127.0.0.1"))
+            tls = await nursery.start(partial(trio.serve_ssl_over_tcp, serving, 0, context, host="127.0.0.1"))
             port = tls[0].transport_listener.socket.getsockname()[1]
         gate = ScriptedGate(egress=tuple(text.format(port) for text in listed))
         async with house(Provider(saying()), gate=gate) as the:
