@@ -9,7 +9,7 @@ import ipaddress
 import re
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
@@ -41,7 +41,7 @@ _PIECE = 64 << 10
 _UNRECOGNISED_NAME = bytes.fromhex("15030100020270")
 """The alert of TLS that programs print best: unrecognized_name, fatal."""
 _AUTHORITY = re.compile(r"(?P<host>.+):(?P<port>[0-9]{1,5})")
-_URL = re.compile(r"(?i:http)://(?P<host>[^/?#@]+?)(?::(?P<port>[0-9]{1,5}))?(?P<path>[/?][^#]*)?")
+_URL = re.compile(r"(?i:http)://(?P<host>[^/?#@]+?)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?")
 
 Endpoint = tuple[str, int]
 """A host, in the spelling of `host_of`, and a port."""
@@ -74,14 +74,12 @@ def is_outward(request: h11.Request) -> bool:
 
 def target_of(request: h11.Request) -> Target:
     """Raises `NoWayError`."""
-    text = request.target.decode("ascii", "replace")
-    found = (_AUTHORITY if request.method == b"CONNECT" else _URL).fullmatch(text)
-    with suppress(ValueError):
-        host, port = host_of(found["host"] if found is not None else ""), int((found and found["port"]) or 80)
-        if found is not None and 0 < port <= MAX_PORT:
-            path = found.groupdict().get("path", "")
-            tunnel = request.method == b"CONNECT"
-            return Target(host, port, None if tunnel else path if path and path.startswith("/") else f"/{path or ''}")
+    text, tunnel = request.target.decode("ascii", "replace"), request.method == b"CONNECT"
+    found = (_AUTHORITY if tunnel else _URL).fullmatch(text)
+    if found is not None and 0 < int(found["port"] or 80) <= MAX_PORT:
+        path = None if tunnel else (found["path"] or "/") + (found["query"] or "")
+        with suppress(ValueError):
+            return Target(host_of(found["host"]), int(found["port"] or 80), path)
     raise NoWayError(400, f"the gateway leads by CONNECT HOST:PORT, and by http://HOST/, not by {text[:80]!r}")
 
 
@@ -254,33 +252,44 @@ class _Tunnel:
 
 async def _exchange(http: HttpServer, request: h11.Request, target: Target, server: trio.SocketStream) -> None:
     """Pass a request of plain HTTP, and its reply. Raises `ClientGoneError`, `NoWayError`."""
+    assert target.path is not None
+    host = target.shown.removesuffix(":80").encode()
+    headers = [
+        (b"Host", host),
+        *upward(request.headers.raw_items(), None, ""),
+        *_length(request.headers),
+        (b"Connection", b"close"),
+    ]
     peer = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
     try:
         with suppress(trio.BrokenResourceError):  # it may have answered a request that it does not take
-            await _send_request(http, request, target, server, peer)
+            await _send(server, peer, h11.Request(method=request.method, target=target.path, headers=headers))
+            while piece := await http.body():
+                await _send(server, peer, h11.Data(data=piece))
+            await _send(server, peer, h11.EndOfMessage())
         while not isinstance(event := await _next(server, peer), h11.EndOfMessage):
             if isinstance(event, h11.Response):
-                await http.head(event.status_code, downward(event.headers.raw_items()), bytes(event.reason))
+                found = [each for each in downward(event.headers.raw_items()) if each[0].lower() != b"content-length"]
+                await http.head(event.status_code, [*found, *_length(event.headers, chunked=False)], bytes(event.reason))
             elif isinstance(event, h11.Data):
                 await http.piece(bytes(event.data))
         await http.end()
-    except (h11.RemoteProtocolError, trio.BrokenResourceError, trio.TooSlowError) as error:
+        await http.discard()
+    except (h11.ProtocolError, trio.BrokenResourceError, trio.TooSlowError) as error:
         raise NoWayError(502, f"{target.shown} does not answer as it should: {error or 'it is silent'}") from error
 
 
-async def _send_request(
-    http: HttpServer, request: h11.Request, target: Target, server: trio.SocketStream, peer: h11.Connection
-) -> None:
-    assert target.path is not None
-    framing = [(name, value) for name, value in request.headers if name in {b"content-length", b"transfer-encoding"}]
-    host = target.shown.removesuffix(":80").encode()
-    headers = [(b"Host", host), *upward(request.headers.raw_items(), None, ""), *framing, (b"Connection", b"close")]
+def _length(headers: Iterable[tuple[bytes, bytes]], *, chunked: bool = True) -> list[tuple[bytes, bytes]]:
+    """Return the header that says how long a body is. Beside chunks a length means nothing, and a server could believe it.
+    `chunked`: chunks are said; else h11 does that where no length is said."""
+    if any(name == b"transfer-encoding" for name, _ in headers):
+        return [(b"Transfer-Encoding", b"chunked")] if chunked else []
+    return [(b"Content-Length", value) for name, value in headers if name == b"content-length"][:1]
+
+
+async def _send(server: trio.SocketStream, peer: h11.Connection, event: h11.Event) -> None:
     with trio.fail_after(IDLE_TIMEOUT):
-        await server.send_all(peer.send(h11.Request(method=request.method, target=target.path, headers=headers)) or b"")
-    while piece := await http.body():
-        with trio.fail_after(IDLE_TIMEOUT):
-            await server.send_all(peer.send(h11.Data(data=piece)) or b"")
-    await server.send_all(peer.send(h11.EndOfMessage()) or b"")
+        await server.send_all(peer.send(event) or b"")
 
 
 async def _next(server: trio.SocketStream, peer: h11.Connection) -> h11.Event:

@@ -98,12 +98,14 @@ class HttpServer:
         if not self._asked_for_head:
             await self.piece(body)
         await self.end()
-        if not waits and self._http.their_state is h11.SEND_BODY:
-            await self._discard()
+        if not waits:
+            await self.discard()
 
-    async def _discard(self) -> None:
+    async def discard(self) -> None:
         """Take the rest of a request that is answered already: closing the connection before would reset it, and lose the reply."""
         size = 0
+        if self._http.their_state is not h11.SEND_BODY:
+            return
         with trio.move_on_after(DISCARD_TIMEOUT):
             while size <= MAX_DISCARDED and (piece := await self.body()):
                 size += len(piece)

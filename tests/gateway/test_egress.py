@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -203,9 +203,59 @@ async def test_plain_http() -> None:
         assert (answer.status, answer.body, answer.headers.count((b"X-A", b"1"))) == (200, b"found", 1)
         lines = seen[0].partition(b"\r\n\r\n")[0].decode().split("\r\n")
         assert lines[0] == "POST /?q=http://b/ HTTP/1.1"
-        assert sorted(lines[1:]) == sorted([f"Host: 127.0.0.1:{port}", "X-Kept: 1", "content-length: 4", "Connection: close"])
+        assert sorted(lines[1:]) == sorted([f"Host: 127.0.0.1:{port}", "X-Kept: 1", "Content-Length: 4", "Connection: close"])
         assert seen[0].endswith(b"\r\n\r\nbody")
         assert the.gate.placed[0][1] == "x"
+
+
+async def test_a_length_beside_chunks_is_left_out() -> None:
+    """Two readers could take different ends of the message."""
+    seen: list[bytes] = []
+
+    async def serve(stream: trio.SocketStream) -> None:
+        while not seen or not seen[0].endswith(b"0\r\n\r\n"):
+            seen[:] = [b"".join(seen) + await stream.receive_some(1000)]
+        chunks = b"Transfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n5\r\nfound\r\n0\r\n\r\n"
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n" + chunks)
+
+    async with reaching("127.0.0.1:{}", serve=serve) as (the, port):
+        head = f"POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n"
+        answer = await the.ask(head.encode() + b"4\r\nbody\r\n0\r\n\r\n")
+        assert (answer.status, answer.body, answer.header("content-length")) == (200, b"found", None)
+        assert b"content-length" not in seen[0].lower()
+        assert seen[0].endswith(b"\r\n\r\n4\r\nbody\r\n0\r\n\r\n")
+        assert not the.trouble
+
+
+async def test_an_answer_before_the_body() -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some(1000)
+        await stream.send_all(reply(b"too large", status=b"413 Content Too Large"))
+
+    async with reaching("127.0.0.1:{}", serve=serve) as (the, port):
+        answer = await the.ask(post(f"http://127.0.0.1:{port}/", b"x" * 3_000_000))
+        assert answer.status in (413, 502)  # 502: the server's reset has discarded its answer
+        assert not the.trouble
+
+
+NO_HTTP = (
+    b"", b"junk\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", b"HTTP/1.1 101 x\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", NO_HTTP)
+async def test_a_server_that_speaks_no_http(answer: bytes) -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some(1000)
+        with suppress(trio.BrokenResourceError):  # the gateway reads no more of a head that is too long
+            await stream.send_all(answer)
+
+    async with reaching("127.0.0.1:{}", serve=serve) as (the, port):
+        found = await asked(the, f"http://127.0.0.1:{port}/")
+        assert found.status == 502 or found.broken
+        await until(lambda: the.proxy.under_way == 0)
+        assert not the.trouble
 
 
 async def test_a_server_that_does_not_answer() -> None:
