@@ -68,6 +68,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--isolate",), "isolate",
         "Start the command in a sandbox (bubblewrap); with =net it reaches nothing but the gateway. Children inherit it",
         "on|net", alone="on"),
+    Option(("--egress",), "egress",
+        "With --isolate=net: what the run also reaches, as HOST, HOST:PORT or *.DOMAIN; * is all but models. Ports: 443 and 80",
+        "HOST[,HOST]", many=True),
     Option(("--writable",), "writable",
         "A path that the sandbox may write to, beside the working directory. Implies --isolate", "PATH", many=True),
     Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (sfactl mcp): claude, codex, gemini, opencode"),
@@ -129,6 +132,7 @@ class SpawnOptions(Struct, frozen=True):
     gateway: bool = False
     no_gateway: bool = False
     isolate: str | None = None
+    egress: Sequence[str] = ()
     writable: Sequence[str] = ()
     mcp: bool = False
     no_queue: bool = False
@@ -166,6 +170,8 @@ def check(wanted: SpawnOptions) -> None:
     _check_text(wanted)
     if wanted.isolate not in (None, "on", "net"):
         raise UsageError(f"--isolate: {wanted.isolate!r} is neither on nor net")
+    if wanted.egress and not _words(wanted.egress):
+        raise UsageError("--egress: no host is named; write one such as 'packages.example.com'")
     if wanted.meter not in (None, *METERS):
         raise UsageError(f"--meter: unknown meter {wanted.meter!r}; choose from: {', '.join(METERS)}")
 
@@ -232,10 +238,11 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
 
 
 def _isolation(wanted: SpawnOptions) -> Isolation | None:
-    if wanted.isolate is None and not wanted.writable:
+    egress = _words(wanted.egress)
+    if wanted.isolate is None and not wanted.writable and not egress:
         return None
     paths = [os.path.realpath(os.fsencode(path)) for path in wanted.writable]
-    return Isolation(network=wanted.isolate != "net", writable=paths)
+    return Isolation(network=wanted.isolate != "net", writable=paths, egress=egress)
 
 
 def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:

@@ -25,6 +25,7 @@ from .config_values import (
     COMMAND,
     COUNT,
     DURATION,
+    EGRESS,
     EVENTS,
     GROUP,
     LIMITS,
@@ -149,6 +150,8 @@ class IsolationConfig(Struct, frozen=True, kw_only=True):
     """The least isolation of every run."""
     writable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
     """Where each isolated run may write, beside its working directory."""
+    egress: Annotated[tuple[str, ...], Meta(extra=EGRESS)] = ()
+    """What each run with a network of its own reaches through the gateway, beside its model."""
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from .protocol import units
+from .protocol.egress import FORMS, destination
 from .protocol.event_types import HOOK_TYPES, unknown_pattern
 
 MAX_PORT = 65535
@@ -37,6 +38,7 @@ URL = {"unit": "url"}
 NAMES = {"unit": "names"}
 PATTERNS = {"unit": "patterns"}
 PATHS = {"unit": "paths"}
+EGRESS = {"unit": "egress"}
 EVENTS = {"unit": "events"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
@@ -65,6 +67,7 @@ _WORDS = {
     "paths": "a list of absolute paths, or of paths that begin with ~/",
     "patterns": 'a list of names in which * stands for any letters, such as "claude-*"',
     "events": 'a list of types of events in which * stands for any letters, such as "run_failed" or "alert_*"',
+    "egress": f"a list of hosts, each as {FORMS}",
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
     "listen": '"127.0.0.1:PORT", "[::1]:PORT" or "unix:/PATH"',
@@ -120,6 +123,9 @@ def converted(kind: Any, value: Any) -> Any:
     result = msgspec.convert(value, kind)
     if unit == "events" and "" not in result and (unknown := unknown_pattern(result, HOOK_TYPES)) is not None:
         raise NotAllowed(f"types of events, and patterns that match one; {unknown!r} matches none of {', '.join(HOOK_TYPES)}")
+    if unit == "egress":
+        for each in result:
+            destination(each)
     if unit == "listen":
         listen_address(result)
     if (unit == "url" and not is_base_url(value)) or (unit in ("patterns", "events") and "" in value):

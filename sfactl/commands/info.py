@@ -70,7 +70,8 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.direct is not None:
         yield "gateway", f"not used: {output.plain(run.direct)}"
     if run.isolation is not None:
-        yield "isolation", {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[run.isolation]
+        words = {"on": "on", "net": "net: only the gateway", "offline": "net: no network at all"}[run.isolation]
+        yield "isolation", words + (f", and through it {output.plain(', '.join(run.egress))}" if run.egress else "")
     if run.pid is not None:
         yield "pid", str(run.pid)
     if run.processes is not None:

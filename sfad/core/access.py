@@ -77,6 +77,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "text": Access(narrowed_by="logs"),
     "transcript": Access(narrowed_by="logs"),
     "unasked_call": _FOR_GATEWAY,
+    "refused_egress": _FOR_GATEWAY,
     "wait": _ONE,
     "watch": _ONE,
     "watch_runs": Access(narrowed_by="list", scope="many"),

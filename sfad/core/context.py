@@ -43,6 +43,8 @@ class Facts(TypedDict, total=False):
     state: Literal["raised", "cleared"]
     value: float
     window_s: float
+    host: str
+    port: int
 
 
 class Context:
@@ -117,6 +119,12 @@ class Context:
         """Return whether what the peer does at will is published. A run, and a user who is not the operator, could otherwise fill
         the ledger."""
         return (peer.owner and peer.run is None) or self._event_rate.admits(peer.run or peer.uid, at)
+
+    def egress_refused(self, run: Run, host: str, port: int, why: str, at: float) -> None:
+        """Publish that a run was refused a host, unless it was too often: a program that tries again would fill the ledger."""
+        if self._event_rate.admits((EventType.EGRESS_REFUSED, run.id), at):
+            message = f"the gateway refused {host}, port {port}: {why}"
+            self.publish(EventType.EGRESS_REFUSED, run, message, "medium", host=host, port=port)
 
     def end(self, run: Run) -> None:
         self.tree.remove(run)

@@ -255,6 +255,14 @@ class ModelReached(OfRun, frozen=True):
     """The host and the port."""
 
 
+class EgressRefused(OfRun, frozen=True):
+    """The gateway has refused a run a host that is not in its `--egress`, or may not be."""
+
+    host: str
+    port: int
+    why: str
+
+
 class AdviceLearned(At, frozen=True):
     """What the ledger taught about the limits of a user's type or name (`limits.advice_key`), for `limits.adaptive`."""
 
@@ -374,7 +382,7 @@ class Reconfigured(At, frozen=True):
 
 OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed | AgentSeen | ModelReached
 OfMeters = UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfRuns = OfLauncher | OfMeters | ClientBack | TimerFired
+OfRuns = OfLauncher | OfMeters | ClientBack | TimerFired | EgressRefused
 OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns

@@ -206,6 +206,8 @@ class Machine:
                 self._unadmitted.agent_seen(run, event)
             case e.ModelReached():
                 self._bypasses.model_reached(run, event)
+            case e.EgressRefused():
+                self._ctx.egress_refused(run, event.host, event.port, event.why, event.at)
             case e.UseSeen():
                 self._limit_enforcement.use_seen(run, event)
                 self._bypasses.look(run, event.at)

@@ -74,6 +74,7 @@ class EventType(Word):
     INCREASE_DENIED = "increase_denied"
     UNADMITTED = "unadmitted"
     GATEWAY_BYPASSED = "gateway_bypassed"
+    EGRESS_REFUSED = "egress_refused"
     RUN_REPEATING = "run_repeating"
     ALERT_SURVIVORS = "alert_survivors"
     ALERT_COST = "alert_cost"

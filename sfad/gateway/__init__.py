@@ -14,6 +14,9 @@
 `estimate`     how many tokens the input of a call has
 `trust`        the authorities whose certificates are trusted
 `upstreams`    where calls go, and what is changed in their heads
+`egress`       the proxy of isolated runs, to hosts that are no model
+`egress_rules` which hosts those are
+`client_hello` the name of the server in the first message of TLS
 `gate`         what the gateway asks of the daemon about each call
 `daemon_link`  the gateway's connection to its daemon
 `__main__`     starts it

@@ -11,6 +11,7 @@ import trio
 
 from ..host.secrecy import hide_memory
 from .daemon_link import ALONE_MAX, DaemonLink
+from .egress import Egress
 from .estimate import Estimates
 from .exchange import Shared, new_client
 from .journal import Journal
@@ -37,9 +38,10 @@ async def _serve(daemon: str, journal: Journal) -> None:
     link = DaemonLink(daemon, LISTENER, journal)
     trust = Trust(_complain)
     async with new_client(trust) as client:
-        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust)
         # each connection may have one to an upstream
         most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
+        egress = Egress(most=max(1, most // 2))  # calls need the others
+        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust, egress)
         proxy = Proxy(shared, most=most, trouble=_complain)
         gc.freeze()
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:

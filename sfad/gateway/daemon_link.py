@@ -9,6 +9,7 @@ from typing import TypeVar
 import trio
 
 from ..protocol import messages as m
+from ..protocol.egress import destination
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.types import Tokens
 from .callers import Caller
@@ -80,7 +81,7 @@ class DaemonLink:
         placed = await self._ask(
             m.CallerPlaced, lambda number: m.PlaceCaller(id=number, uid=caller.uid, cgroup=caller.cgroup, token=token)
         )
-        return Placed(placed.run, _upstreams(placed.upstreams), placed.certificates)
+        return Placed(placed.run, _upstreams(placed.upstreams), placed.certificates, tuple(map(destination, placed.egress)))
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         answer = await self._ask(
@@ -121,6 +122,9 @@ class DaemonLink:
                 )
             )
         )  # fmt: skip
+
+    def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
+        self._send(_Open(m.RefusedEgress(id=self._number(), run=run, host=host, port=port, why=why)))
 
     async def settled(self) -> None:
         """Return when the daemon knows of each call that has ended."""

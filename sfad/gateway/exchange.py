@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from math import ceil
 from typing import TypeVar
 
@@ -18,12 +19,14 @@ from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .checkup import checkup
 from .coding import Coding, UnreadableBodyError
+from .egress import Egress, NoWayError, is_outward, target_of
+from .egress_rules import EgressRefusedError
 from .estimate import Estimates, text_size
 from .gate import AskedCall, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .memory import Memory, NoMemoryError, Space
 from .trust import Trust
-from .upstreams import RawHeaders, Route, Upstream, downward, proxy_variable, route_of, upward
+from .upstreams import RawHeaders, Route, Upstream, downward, proxy_token, proxy_variable, route_of, upward
 
 MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
@@ -57,6 +60,7 @@ class Shared:
     estimates: Estimates
     memory: Memory
     trust: Trust
+    egress: Egress
 
 
 def new_client(trust: Trust) -> httpx2.AsyncClient:
@@ -133,12 +137,15 @@ class Exchange:
             if self._request.target == b"/" and self._method == "GET":
                 await self._check_up()
                 return
+            if is_outward(self._request):
+                await self._lead_out()
+                return
             route = route_of(self._request.target.decode("ascii", "replace"))
             if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in self._request.headers):
                 raise _AnsweredError(426, "the gateway speaks HTTP only; use a POST")
             upstream = self._shared.upstreams().get(route.upstream) if route is not None else None
             api = upstream.api_of(route.path) if route is not None and upstream is not None else None
-            placed = await self._place(route) if route is not None else None
+            placed = await self._place(route.token) if route is not None else None
             upstreams = {**self._shared.upstreams(), **(placed.upstreams if placed is not None else {})}
             for path in placed.certificates if placed is not None else ():
                 await self._shared.trust.add(path)
@@ -159,12 +166,31 @@ class Exchange:
             raise _AnsweredError(403, "only the daemon's own user may ask how the gateway is")
         await self._http.answer(200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller))
 
-    async def _place(self, route: Route) -> Placed:
+    async def _place(self, token: str | None) -> Placed:
         # for each request of a connection: it may outlive its run
         try:
-            return await self._shared.gate.place(self._caller, route.token)
+            return await self._shared.gate.place(self._caller, token)
         except CallRefusedError as refusal:
             raise _AnsweredError(403, str(refusal)) from refusal
+
+    async def _lead_out(self) -> None:
+        """Serve as the proxy of an isolated run."""
+        token = proxy_token(self._request.headers)
+        try:
+            placed = await self._place(token)
+        except _AnsweredError as error:
+            # git tells its name after it was asked for it
+            raise _AnsweredError(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, str(error)) if token is None else error from error
+        known = [*self._shared.upstreams().values(), *placed.upstreams.values()]
+        upstreams = {endpoint for each in known for endpoint in each.endpoints}
+        try:
+            target = target_of(self._request)
+            await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
+        except EgressRefusedError as refusal:
+            self._shared.gate.egress_refused(placed.run, target.host, target.port, str(refusal))
+            raise _AnsweredError(403, f"sfad refuses {target.shown}: {refusal}") from refusal
+        except NoWayError as error:
+            raise _AnsweredError(error.status, str(error)) from error
 
     async def _say(
         self, status: int, message: str, api: Api | None, retry_after: float | None = None, *, headers: RawHeaders = ()
@@ -174,9 +200,13 @@ class Exchange:
         seconds = None if retry_after is None else ceil(retry_after)
         body = api.refusal(message, seconds) if api is not None else message.encode() + b"\n"
         headers = [_JSON if api is not None else (b"content-type", b"text/plain"), *headers]
+        if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+            headers.append((b"proxy-authenticate", b'Basic realm="sfad"'))
         if seconds is not None:
             headers.append((b"retry-after", b"%d" % seconds))
-        await self._http.answer(status, headers, body)
+        # programs print the reason of a refused CONNECT, and not its body
+        reason = message.encode("ascii", "replace") if self._method == "CONNECT" else b""
+        await self._http.answer(status, headers, body, reason)
 
     async def _forward(self, placed: Placed, upstream: Upstream, api: Api, route: Route) -> None:
         with self._shared.memory.space(placed.run) as space:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ..protocol.egress import Destination
 from ..protocol.types import Tokens
 from .apis import ToolUse
 from .callers import Caller
@@ -28,6 +29,8 @@ class Placed:
     """What the setups of the run's tree say, beside the gateway's upstreams, or instead of those of the same name."""
     certificates: Sequence[str] = ()
     """Files of certificates to trust, beside those of the gateway's environment."""
+    egress: tuple[Destination, ...] = ()
+    """What the run reaches beside its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +145,6 @@ class Gate(Protocol):
 
     def unasked(self, request: Unasked) -> None:
         """Have a request recorded that was not asked for."""
+
+    def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
+        """Tell that a run may not reach a host."""

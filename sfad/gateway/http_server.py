@@ -90,19 +90,22 @@ class HttpServer:
         if not self.answering:
             await self.answer(error.status, [(b"content-type", b"text/plain")], f"{error}\n".encode())
 
-    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+    async def answer(self, status: int, headers: Headers, body: bytes, reason: bytes = b"") -> None:
         """Send a reply of the gateway's own, before or after the request's body has come."""
         waits = self._http.they_are_waiting_for_100_continue
-        await self.head(status, [*headers, (b"content-length", b"%d" % len(body))], HTTPStatus(status).phrase.encode())
+        length = b"content-length", b"%d" % len(body)
+        await self.head(status, [*headers, length], reason or HTTPStatus(status).phrase.encode())
         if not self._asked_for_head:
             await self.piece(body)
         await self.end()
-        if not waits and self._http.their_state is h11.SEND_BODY:
-            await self._discard()
+        if not waits:
+            await self.discard()
 
-    async def _discard(self) -> None:
+    async def discard(self) -> None:
         """Take the rest of a request that is answered already: closing the connection before would reset it, and lose the reply."""
         size = 0
+        if self._http.their_state is not h11.SEND_BODY:
+            return
         with trio.move_on_after(DISCARD_TIMEOUT):
             while size <= MAX_DISCARDED and (piece := await self.body()):
                 size += len(piece)
@@ -117,6 +120,13 @@ class HttpServer:
 
     async def end(self) -> None:
         await self._send(h11.EndOfMessage())
+
+    async def switch(self) -> bytes:
+        """Agree to a CONNECT. From now on `stream` is the caller's alone; return what has been read of it already."""
+        while await self.body():
+            pass
+        await self.head(200, [], b"Connection established")
+        return self._http.trailing_data[0]
 
     def next(self) -> bool:
         """Get ready for the next request of this connection. Return whether there can be one."""

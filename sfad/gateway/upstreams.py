@@ -2,13 +2,17 @@
 
 import os
 import re
+from base64 import b64decode
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_plus, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
+from ..protocol.egress import PORTS, host_of
 from .apis import APIS, Api
+from .egress_rules import literal
 
 _HOP_BY_HOP = {
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
@@ -44,6 +48,15 @@ class Upstream:
     @property
     def host(self) -> str:
         return urlsplit(self.url).hostname or self.name
+
+    @property
+    def endpoints(self) -> set[tuple[str, int]]:
+        """The host, in the spelling of `host_of`, with its port; a name also with the ports that mostly are the same service."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        with suppress(ValueError):
+            host = host_of(host)
+        ports = {urlsplit(self.url).port or (443 if self.url.startswith("https") else 80)}
+        return {(host, port) for port in (ports if literal(host) is not None else ports | {*PORTS})}
 
     def api_of(self, path: str) -> Api:
         """Return the format of a request. OpenAI's base URL serves two."""
@@ -115,6 +128,15 @@ def proxy_variable(url: str) -> str | None:
     if proxy_bypass(parts.hostname or "", proxies):
         return None
     return next((f"{scheme.upper()}_PROXY" for scheme in (parts.scheme, "all") if scheme in proxies), None)
+
+
+def proxy_token(headers: RawHeaders) -> str | None:
+    """Return the run's token, which is the user in the URL of its proxy where runs have no cgroup."""
+    words = next((value for name, value in headers if name.lower() == b"proxy-authorization"), b"").split()
+    with suppress(ValueError):
+        if len(words) == 2 and words[0].lower() == b"basic":
+            return b64decode(words[1]).decode().partition(":")[0]
+    return None
 
 
 def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, bytes]]:

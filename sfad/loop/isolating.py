@@ -8,15 +8,21 @@ from msgspec.structs import replace
 
 from ..config import Configuration
 from ..core.naming import program_name
+from ..gateway.egress_rules import is_model_api
 from ..launch.isolation.sandbox import Sandbox, impossible
 from ..launch.isolation.visible import AGENT_FILES, AGENT_VARIABLES
+from ..protocol.egress import Destination, destination
 from ..protocol.messages import Spawn
-from ..protocol.types import Isolation
+from ..protocol.types import Isolation, RunId
 from ..runs.live import Live
 from .gateway_process import GatewayProcess
 
 Least = Literal["off", "on", "net"]
 _AGENT_PLACES = tuple(f"{name}=/".encode() for name in AGENT_VARIABLES.values())
+_PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "npm_config_proxy", "npm_config_https_proxy")
+"""curl does not obey HTTP_PROXY, which a CGI program would take from its client. npm's are stronger than a person's .npmrc."""
+_NO_PROXIES = ("no_proxy", "NO_PROXY", "npm_config_noproxy")
+_REPLACED = {name.lower().encode() for name in (*_PROXIES, *_NO_PROXIES, "all_proxy", "NODE_USE_ENV_PROXY")}
 
 
 class IsolationError(Exception):
@@ -25,6 +31,18 @@ class IsolationError(Exception):
 
 class IsolationImpossible(Exception):
     """This machine cannot isolate the run. The message says why, and what to do."""
+
+
+def _destinations(texts: Sequence[str]) -> dict[Destination, str]:
+    """Return entries of `--egress`, each with its text. Raise `IsolationError`."""
+    try:
+        found = {destination(text): text for text in texts}
+    except ValueError as error:
+        raise IsolationError(f"--egress: {error}") from None
+    for entry, text in found.items():
+        if is_model_api(entry.host):
+            raise IsolationError(f"--egress: {text} is the API of a model, which a run reaches through the gateway: leave it out")
+    return found
 
 
 class Isolating:
@@ -50,26 +68,63 @@ class Isolating:
         if (why := impossible(uid)) is not None:
             raise IsolationImpossible(f"the run cannot be isolated: {why}")
         network = least != "net" and (asked is None or asked.network) and (inherited is None or inherited.network)
+        egress = self._egress(request, above, network)
         if inherited is None:
-            return replace(request, isolation=self._first(request, asked.writable if asked is not None else [], network))
+            return replace(request, isolation=self._first(request, asked.writable if asked is not None else [], network, egress))
         if above is not None and asked is not None and asked.writable:
             raise IsolationError(
                 f"run {above.run.id} is isolated, so what it starts can write only where it can itself: leave out --writable"
             )
-        return replace(request, isolation=replace(inherited, network=network))
+        return replace(request, isolation=replace(inherited, network=network, egress=egress))
 
-    def _first(self, request: Spawn, writable: list[bytes], network: bool) -> Isolation:
+    def _egress(self, request: Spawn, above: Live | None, network: bool) -> list[str]:
+        """Return what a run reaches beside its model: at most what the run above it does. Raise `IsolationError`."""
+        asked = request.isolation.egress if request.isolation is not None else []
+        inherited = above.spawn.isolation if above is not None else None
+        if asked and network:
+            raise IsolationError("--egress is a way out of --isolate=net, and this run keeps the whole network: add --isolate=net")
+        if asked and not request.gateway:
+            raise IsolationError("--egress leads through the gateway, and this run has none: start it with --gateway")
+        wanted = _destinations(asked)
+        if above is None or inherited is None or inherited.network:
+            return [] if network else [*asked, *self._config.egress]
+        if not asked:
+            return inherited.egress
+        more = wanted.keys() - _destinations(inherited.egress).keys()
+        if more:
+            raise IsolationError(
+                f"run {above.run.id} is isolated, so what it starts has at most its --egress: leave out {wanted[min(more)]}"
+            )
+        return asked
+
+    def _first(self, request: Spawn, writable: list[bytes], network: bool, egress: list[str]) -> Isolation:
         home = next((item[5:] for item in request.env if item.startswith(b"HOME=/")), b"")
         program = program_name([os.fsdecode(word) for word in request.argv])
         more = [os.fsencode(path) for path in self._config.writable]
         return Isolation(
             network=network,
             writable=[*writable, *(home + path[1:] if path.startswith(b"~/") else path for path in more)],
+            egress=egress,
             directory=request.cwd,
             home=home,
             agent=program if program in AGENT_FILES else "",
             variables=[item for item in request.env if item.startswith(_AGENT_PLACES)],
         )
+
+    def environment(self, run: RunId, spawn: Spawn, env: list[bytes]) -> list[bytes]:
+        """Return the environment of a run. If it reaches hosts through the gateway, that is its proxy. A person's is left out,
+        because the run cannot reach it. Raises `OSError`."""
+        egress = spawn.isolation.egress if spawn.isolation is not None and spawn.gateway else []
+        if not egress:
+            return env
+        token = self._gateway.token(run)
+        user = f"{token}:run@" if token is not None else ""
+        proxy = f"http://{user}127.0.0.1:{self._gateway.port}"
+        # the gateway itself, and what the run serves within its sandbox
+        direct = "127.0.0.1" if any(destination(text).host == "localhost" for text in egress) else "127.0.0.1,localhost"
+        told = dict.fromkeys(_PROXIES, proxy) | dict.fromkeys(_NO_PROXIES, direct) | {"NODE_USE_ENV_PROXY": "1"}
+        kept = [item for item in env if item.partition(b"=")[0].lower() not in _REPLACED]
+        return kept + [f"{name}={value}".encode() for name, value in told.items()]
 
     def sandbox(self, spawn: Spawn, *, terminal: bool, shims: Sequence[bytes]) -> list[bytes] | None:
         """Return `LaunchSpec.sandbox` of a run; `None` if it is not isolated. Raises `OSError`."""

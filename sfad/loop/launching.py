@@ -116,12 +116,11 @@ class Launching:
         deadline = wall_clock().timestamp() + min(left)
         shims = self._shims(live)
         terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
+        env = run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
         return LaunchSpec(
             argv=self.gateway.naming(run.id, argv_of(spawn, run.attempt)),
             cwd=spawn.cwd,
-            env=self.gateway.naming(
-                run.id, run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
-            ),
+            env=self.isolating.environment(run.id, spawn, self.gateway.naming(run.id, env)),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,

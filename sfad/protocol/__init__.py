@@ -6,6 +6,7 @@
 `limits_object` limits as programs write them: one JSON object
 `units`       durations, sizes, counts and money as people write them, and as they are shown
 `known`       agent programs, meters and profiles that are built in
+`egress`      hosts as `--egress` names them
 `messages`    all requests and replies: a struct each, tagged by `type`
 `requests`    the same by subject
 `structs`     what the declarations are made of: msgspec's structs, or light ones

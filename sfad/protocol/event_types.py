@@ -8,9 +8,9 @@ EVENT_TYPES = (
     "run_failed", "run_timeout", "run_cancelled", "run_lost", "run_repeating", "limit_nearing", "limit_exceeded", "limit_changed",
     "increase_requested", "increase_approved", "increase_denied", "unadmitted", "alert_survivors", "alert_cost",
     "alert_terminations", "alert_limit", "alert_repeating", "alert_unreachable", "alert_disk_full", "meter_gap", "meter_silent",
-    "meter_unpriced", "gateway_bypassed", "gateway_ended", "hook_failed", "daemon_recovered", "daemon_reexecuting",
-    "daemon_reexecuted",
-    "daemon_ledger_failing", "daemon_ledger_replaced", "daemon_state_dir_lost", "daemon_state_dir_back", "daemon_socket_renewed",
+    "meter_unpriced", "gateway_bypassed", "egress_refused", "gateway_ended", "hook_failed", "daemon_recovered",
+    "daemon_reexecuting", "daemon_reexecuted", "daemon_ledger_failing", "daemon_ledger_replaced", "daemon_state_dir_lost",
+    "daemon_state_dir_back", "daemon_socket_renewed",
 )  # fmt: skip
 
 HOOK_TYPES = tuple(each for each in EVENT_TYPES if not each.startswith("hook_"))

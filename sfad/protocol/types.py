@@ -333,6 +333,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
     isolation: Literal["on", "net", "offline"] | None = None
     """Of a live run. `net`: it reaches nothing but the gateway; `offline`: nothing."""
+    egress: list[str] = []
+    """With `net`: what it reaches through the gateway beside its model."""
     alerts: list[AlertState] = []
     """Of a live run: the alerts about it that are raised."""
     direct: str | None = None
@@ -345,13 +347,15 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
-    """How a run is isolated. A client says only `network` and `writable`; the daemon fills in the rest for the run that is isolated
-    first, and what that starts inherits it."""
+    """How a run is isolated. A client says only `network`, `writable` and `egress`; the daemon fills in the rest for the run that
+    is isolated first, and what that starts inherits it."""
 
     network: bool = True
     """Whether it keeps the machine's network; else it reaches nothing but the gateway."""
     writable: list[bytes] = []
     """Absolute paths that it may write to, beside its working directory."""
+    egress: list[str] = []
+    """Without `network`: hosts that it reaches through the gateway, as HOST, HOST:PORT, *.DOMAIN or * (docs/isolation.md)."""
     directory: bytes = b""
     """The working directory that is writable: that of the run that was isolated first."""
     home: bytes = b""
@@ -504,6 +508,9 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """For an alert, with the next two."""
     value: float | None = None
     window_s: float | None = None
+    host: str | None = None
+    """For `egress_refused`, with the next: what the run may not reach."""
+    port: int | None = None
 
     @property
     def is_milestone(self) -> bool:

@@ -24,6 +24,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
     """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and memory then."""
     run, latest, account, ended = live.run, live.run.latest, live.run.account, live.run.status.terminal
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
+    isolated = live.spawn.isolation if not ended else None
     return RunInfo(
         id=run.id,
         name=run.name,
@@ -62,7 +63,8 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         api_trouble=_trouble(run) if latest.known_trouble is not None else None,
         session=run.asked.session is not None,
         repeating=run.repeating if run.streak is not None and not ended else None,
-        isolation=_isolation(live) if live.spawn.isolation is not None and not ended else None,
+        isolation=_isolation(live) if isolated is not None else None,
+        egress=isolated.egress if isolated is not None and live.spawn.gateway else [],
         api_silence=_silence(run, now) if account.reservations else None,
         alerts=alerts_of(run, now) if run.alerts else [],
         direct=live.spawn.direct if not ended else None,

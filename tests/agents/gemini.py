@@ -27,7 +27,8 @@ def is_turn(body: Body) -> bool:
 
 def maximum(body: Body) -> int | None:
     """Return how many tokens a reply may have; `None` if the request does not say."""
-    return body.get("generationConfig", {}).get("maxOutputTokens")
+    found: int | None = body.get("generationConfig", {}).get("maxOutputTokens")
+    return found
 
 
 def tool_outputs(body: Body) -> list[str]:

@@ -62,14 +62,15 @@ def calls(at: Desk) -> list[dict[str, Any]]:
     return [json.loads(line) for line in at.sfactl("calls", "--json", run["id"]).stdout.splitlines()]
 
 
-@pytest.mark.parametrize("isolation", ["--isolate", "--isolate=net"])
+@pytest.mark.parametrize("isolation", ["--isolate", "--isolate=net", "--isolate=net --egress=*"])
 def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation: str) -> None:
-    """It finds its own settings and the gateway, and can write to its own files and its working directory."""
+    """It finds its own settings and the gateway, also where that is its proxy too, and can write to its own files and its working
+    directory."""
     at = desk_of(desk, any_cli, PRICES, (Shell("echo one > written"), Say("Done.")))
     del at.env["CLAUDE_CODE_TMPDIR"]  # only a TMPDIR that cannot be written is replaced there
     work = Path(at.env["HOME"], "work")
     work.mkdir()
-    done = at.sfactl("run", isolation, "--cwd", str(work), *any_cli.by_name)
+    done = at.sfactl("run", *isolation.split(), "--cwd", str(work), *any_cli.by_name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (work / "written").exists(), done.stdout + done.stderr
     assert metered(at)["turns"] == 1

@@ -137,12 +137,12 @@ def test_a_child_with_a_login_of_its_own_is_left_and_said(desk: MakeDesk, hosts:
 def test_a_chatgpt_login_goes_to_its_own_backend(
     desk: MakeDesk, hosts: tuple[Model, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No test may reach it: the gateway's proxy is asked for it, and refuses."""
+    """No test may reach it: the proxy of both is asked for it, and refuses."""
     provider, own = hosts
-    with serving({}) as proxy, serving({}) as proxy_of_codex:
+    with serving({}) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
         at = desk_of(desk, hosts, Case("", chatgpt_login()))
-        at.env["HTTPS_PROXY"] = proxy_of_codex.url
+        at.env["HTTPS_PROXY"] = proxy.url
         done = at.sfactl("run", "--limit", "time=15", *CODEX.by_name)
         assert done.returncode != 0, done.stdout + done.stderr
         assert {seen.target for seen in proxy.seen} == {"chatgpt.com:443"}

@@ -43,7 +43,16 @@ POSITIONS = {
 }
 """What the run may do that the peer is in."""
 
-OF_GATEWAY = {"admit_call", "end_call", "place_caller", "serve_gateway", "silent_call", "unasked_call", "withdraw_call"}
+OF_GATEWAY = {
+    "admit_call",
+    "end_call",
+    "place_caller",
+    "refused_egress",
+    "serve_gateway",
+    "silent_call",
+    "unasked_call",
+    "withdraw_call",
+}
 OF_ADMINS = {"config", "metrics", "reload", "test_hook"}
 OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload", "test_hook"}
 UNBOUND = {"hello", "select", "session_rights"}

@@ -11,6 +11,7 @@ import h11
 import trio
 
 from sfad.gateway.callers import Caller
+from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
@@ -18,6 +19,7 @@ from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.trust import Trust
 from sfad.gateway.upstreams import Upstream
+from sfad.protocol.egress import destination
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 """Answers a request: gets the connection and the request, head and body."""
@@ -119,6 +121,8 @@ class ScriptedGate:
     told: list[CallEnded] = field(default_factory=list)
     silent_calls: list[Silent] = field(default_factory=list)
     unasked_for: list[Unasked] = field(default_factory=list)
+    egress: tuple[str, ...] = ()
+    refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
 
     async def place(self, caller: Caller | None, token: str | None) -> Placed:
@@ -126,7 +130,7 @@ class ScriptedGate:
         self.placed.append((caller, token))
         if self.unplaced is not None:
             raise CallRefusedError(self.unplaced)
-        return Placed(self.run, self.upstreams, self.certificates)
+        return Placed(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)))
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         self.asked.append(asked)
@@ -152,6 +156,9 @@ class ScriptedGate:
 
     def unasked(self, request: Unasked) -> None:
         self.unasked_for.append(request)
+
+    def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
+        self.refused_hosts.append((run, host, port, why))
 
 
 @dataclass
@@ -202,7 +209,7 @@ async def house(
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
-        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), trust)
+        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most))
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:

@@ -118,6 +118,15 @@ class UnaskedCall(Request, tag="unasked_call"):
     error: str | None = None
 
 
+class RefusedEgress(Request, tag="refused_egress"):
+    """Tell that a run was refused a host. Answered by `Done`."""
+
+    run: str
+    host: str
+    port: int
+    why: str
+
+
 class UpstreamInfo(Struct, frozen=True, kw_only=True):
     url: str
     api: str
@@ -137,6 +146,8 @@ class CallerPlaced(Reply, tag="caller_placed"):
     run: RunId
     upstreams: dict[str, UpstreamInfo] = {}
     certificates: list[str] = []
+    egress: list[str] = []
+    """Hosts that the run reaches through the gateway, as in `Isolation`."""
 
 
 class CallAdmitted(Reply, tag="call_admitted"):

@@ -27,4 +27,5 @@ def place_caller(call: Call, request: PlaceCaller) -> None:
         return
     setups = call.runtime.catalogue.live[live.run.root.id].setups
     upstreams = {name: UpstreamInfo(url=each.url, api=each.api) for name, each in setups.upstreams.items()}
-    call.reply(CallerPlaced(id=request.id, run=live.run.id, upstreams=upstreams, certificates=setups.certificates))
+    egress = live.spawn.isolation.egress if live.spawn.isolation is not None else []
+    call.reply(CallerPlaced(id=request.id, run=live.run.id, upstreams=upstreams, certificates=setups.certificates, egress=egress))

@@ -294,6 +294,7 @@ def _check_characters(request: Spawn) -> None:
 def _check_sizes(request: Spawn) -> None:
     """What the daemon keeps and shows while it remembers the run is bounded here; argv and env by the frame and by execve(2)."""
     paths = request.isolation.writable if request.isolation is not None else []
+    egress = request.isolation.egress if request.isolation is not None else []
     tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
@@ -307,6 +308,7 @@ def _check_sizes(request: Spawn) -> None:
         ("characters of tool names, with 1 more for each", tools, 65536),
         ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
         ("bytes of writable paths, with 1 more for each", sum(len(path) + 1 for path in paths), 65536),
+        ("characters of --egress, with 1 more for each", sum(len(host) + 1 for host in egress), 16384),
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
     ):
