@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -63,7 +64,9 @@ def test_options_stay_apart_from_the_task(common: Daemon, agent: str | None, wor
     assert given.env == asked.env
 
 
-def test_variables_keep_what_they_said(common: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_keep_what_they_said(
+    common: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     defaults = tmp_path / "defaults.json"
     defaults.write_text('{"theme": "dark", "mcpServers": {"other": {"command": "x"}}}')
@@ -84,6 +87,8 @@ def test_variables_keep_what_they_said(common: Daemon, tmp_path: Path, monkeypat
     assert (opencode["model"], set(opencode["mcp"])) == ("m", {"other", "sfad"})
     gemini = json.loads(Path(found["gemini"]["GEMINI_CLI_SYSTEM_DEFAULTS_PATH"]).read_text())
     assert (gemini["theme"], set(gemini["mcpServers"])) == ("dark", {"other", "sfad"})
+    # pytest's directory is below one that all may write to, or a user's
+    assert re.search(r"Gemini CLI 0.61 ignores the server, because /.* is not root's", capfd.readouterr().err)
 
 
 def test_variables_that_a_program_held_back_are_restored() -> None:
