@@ -285,4 +285,6 @@ def pause_warning(run: RunInfo) -> str | None:
     program = os.path.basename(run.argv[0]) if run.argv else ""
     if program not in METERED and run.meter not in METERED:
         return None
-    return f"{run.id}: a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"
+    bill = "the gateway reads and counts it" if run.by_gateway else "its cost is known after the resume"
+    late = "a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"
+    return f"{run.id}: {late}; the provider goes on with the reply and bills it, and {bill}"

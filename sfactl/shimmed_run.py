@@ -22,7 +22,7 @@ else:
 
 NAME = "SFA_CHILD_NAME"
 """The name of the child run, because the command line belongs to the program."""
-_BY_ITSELF = ("exit", "signal", "agent")
+_BY_ITSELF = ("exit", "signal", "agent", "interrupt")
 """Kinds of reasons for an end that only the program caused."""
 
 

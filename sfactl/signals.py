@@ -91,8 +91,9 @@ class StopSignals:
             self._note("sfactl: the run will be stopped when the daemon is back")
         if self._run is None:
             return
-        if first == signal.SIGINT and count == 1 and (not self._spawn.quiet or os.isatty(2)):
-            # with -q too: after Ctrl-C at a terminal the user must know why the prompt does not come
+        if first == signal.SIGINT and count == 1 and (not self._spawn.quiet or os.isatty(2)) and not self._spawn.shim:
+            # with -q too: after Ctrl-C at a terminal the user must know why the prompt does not come. But of a shim's caller only
+            # the program is known.
             self._note(f"sfactl: stopping {self._run}; Ctrl-C again to kill")
         grace = 0.0 if count == 2 else self._spawn.grace
         self._requests.ask(Stop(id=0, runs=[self._run], signal=number, grace=grace), _stopped)

@@ -2,8 +2,9 @@
 
 Returns when all processes are frozen.
 
-A pause of more than about 4 minutes in the middle of a model's reply breaks the reply: Claude Code fails, Codex repeats the call.
-Between calls a pause may take any time.
+The provider goes on with a reply that is under way, and bills it. The gateway reads it meanwhile and counts it; without the gateway
+its cost is known after the resume. A pause of more than about 4 minutes in the middle of a reply makes Claude Code fail and Codex
+repeat the call. Between calls a pause may take any time.
 """
 
 from __future__ import annotations

@@ -23,12 +23,17 @@ _LISTED = ("run_id", "name", "status", "elapsed_s", "turns", "tokens", "cost_usd
 
 def text(words: str, *, failed: bool = False) -> Json:
     """Return the result of a tool that says this."""
-    return {"content": [part(words)], "isError": failed}
+    return {"content": [{"type": "text", "text": words}], "isError": failed}
 
 
-def part(words: str) -> Json:
-    """Return a text as a part of a result."""
-    return {"type": "text", "text": words}
+def with_news(result: Json, news: Sequence[str]) -> Json:
+    """Return a result that also says these sentences, where each client looks: Claude Code shows the model only the object of one
+    that has it, and Codex lets newer models write scripts, which take the first text."""
+    if not news:
+        return result
+    if "structuredContent" in result:
+        return _structured(result["structuredContent"] | {"news": news})
+    return text("\n".join((result["content"][0]["text"], *news)), failed=result["isError"])
 
 
 def accepted(view: SessionView) -> Json:

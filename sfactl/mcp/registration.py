@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from sfad.protocol.known import PROGRAMS as KNOWN
-from sfad.protocol.paths import xdg
+from sfad.protocol.paths import not_only_of_root, xdg
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.structs import replace
 
+from .. import output
 from ..connection import Client
 from ..exits import UsageError
 
@@ -154,6 +155,11 @@ def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(text)
     draft.rename(path)
+    if (insecure := not_only_of_root(path)) is not None:
+        output.note(
+            f"sfactl: --mcp: Gemini CLI 0.61 ignores the server, because {insecure} is not root's, or others may write to it; "
+            "register the server instead: sfactl mcp --print-config gemini"
+        )
     return path
 
 

@@ -108,7 +108,7 @@ class SessionTools:
             result = answers.text(f"{name}: {_wrong(error)}", failed=True)
         if "content" in result and not request.cancelled:
             news = [self._news.pop(run, None) for run in list(self._news)]
-            result["content"] += [answers.part(words) for words in news if words]
+            result = answers.with_news(result, [words for words in news if words])
         return result
 
     def resources(self, _request: ClientRequest) -> Json:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -30,6 +30,8 @@ from .upstreams import RawHeaders, Route, Upstream, downward, proxy_token, proxy
 
 MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
+MAX_UNSENT = 64 << 20
+"""Bytes of a reply that are kept for a client that takes none, as a paused agent. Beyond that the provider is held back."""
 MAX_PATH = 200
 """Characters of a path that are recorded."""
 CONNECT_TIMEOUT = 60.0
@@ -47,6 +49,10 @@ class _AnsweredError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = headers
+
+
+class _BrokenOffError(Exception):
+    """The upstream's reply has ended in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,8 @@ class Exchange:
         self._caller = caller
         self._method = request.method.decode("ascii")
         self._headers = request.headers.raw_items()
+        self._room = 0
+        """Bytes of memory that what the client has not taken may fill."""
 
     async def run(self) -> None:
         """Answer the request. Raises `ClientGoneError`."""
@@ -211,7 +219,13 @@ class Exchange:
     async def _forward(self, placed: Placed, upstream: Upstream, api: Api, route: Route) -> None:
         with self._shared.memory.space(placed.run) as space:
             raw = await self._body(space)
-            await self._forward_whole(placed, upstream, api, route, raw, space)
+            try:
+                await self._forward_whole(placed, upstream, api, route, raw, space)
+            except _BrokenOffError as error:
+                # the client sees what it would have seen without the gateway: the connection ends in the middle
+                await self._while_there(self._http.flush)
+                raise ClientGoneError(str(error)) from error
+            await self._while_there(self._http.end)  # the call is told already: a paused client takes the rest later
 
     async def _body(self, space: Space) -> bytes:
         _check_size(next((int(value) for name, value in self._request.headers if name == b"content-length"), 0))
@@ -230,7 +244,7 @@ class Exchange:
         if call is None:
             unasked = self._unasked(placed, upstream, api, route, plain)
             with _closing(unasked):
-                await self._pass(upstream, route, raw, self._headers, unasked)
+                await self._pass(upstream, route, raw, self._headers, unasked, space)
             return
         size = text_size(plain)
         estimate = self._shared.estimates.input(placed.run, call, size)
@@ -259,7 +273,7 @@ class Exchange:
             if changed is not plain:
                 space.grow(len(changed))
                 sent, headers = changed, [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-            await self._pass(upstream, route, sent, headers, record)
+            await self._pass(upstream, route, sent, headers, record, space)
 
     def _plain(self, raw: bytes) -> bytes:
         """Return the body without its encoding."""
@@ -306,6 +320,7 @@ class Exchange:
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
+            nursery.start_soon(self._flush, nursery.cancel_scope)
             if record is not None:
                 nursery.start_soon(_tell_if_silent, record)
             try:
@@ -323,6 +338,12 @@ class Exchange:
         await self._http.gone()
         scope.cancel()
 
+    async def _flush(self, scope: trio.CancelScope) -> None:
+        try:
+            await self._http.keep_flushing()
+        except ClientGoneError:
+            scope.cancel()
+
     async def _pass(
         self,
         upstream: Upstream,
@@ -330,6 +351,7 @@ class Exchange:
         body: bytes,
         headers: list[tuple[bytes, bytes]],
         record: RequestRecord | None,
+        space: Space,
     ) -> None:
         try:
             key = upstream.key()
@@ -346,9 +368,11 @@ class Exchange:
             raise _AnsweredError(
                 502, f"no request can be sent to upstream '{upstream.name}' ({upstream.shown}): {error}"
             ) from error
-        await self._while_there(partial(self._relay, upstream, request, record), record)
+        await self._while_there(partial(self._relay, upstream, request, record, space), record)
 
-    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None) -> None:
+    async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: Space) -> None:
+        """Pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider goes on and bills: so the
+        reply is read all the same."""
         if record is not None:
             record.sending()
         try:
@@ -362,25 +386,29 @@ class Exchange:
             if record is not None:
                 record.begun(response)
             await self._http.head(response.status_code, downward(response.headers.raw), response.reason_phrase.encode())
-            gone: ClientGoneError | None = None
-            with trio.CancelScope() as reading:
-                async for piece in response.aiter_raw():
-                    try:
-                        await self._http.piece(piece)
-                    except ClientGoneError as error:  # raised here, it would leave generators of httpx2 to the garbage collector
-                        gone = error
-                        reading.cancel()
-                    finally:  # after it has gone on to the agent, which waits for it
-                        if record is not None:
-                            record.piece(piece)
-            if gone is not None:
-                raise gone
+            async for piece in response.aiter_raw():
+                self._http.put(piece)
+                if record is not None:
+                    record.piece(piece)
+                if not self._keeps(space):
+                    # what ends this task is raised again with the next piece, inside of httpx2: only that closes its generators
+                    with suppress(ClientGoneError, trio.Cancelled):
+                        await self._http.flush()
             if record is not None:
                 record.whole = True
-            await self._http.end()
         except httpx2.HTTPError as error:
-            # the client sees what it would have seen without the gateway: the connection ends in the middle
-            raise ClientGoneError(f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}") from error
+            raise _BrokenOffError(f"upstream '{upstream.name}' broke off its reply: {_text_of(error)}") from error
         finally:
             with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
                 await response.aclose()
+
+    def _keeps(self, space: Space) -> bool:
+        """Return whether there is memory for what the client has not taken."""
+        more = self._http.unsent - self._room
+        if more > 0:
+            try:
+                space.grow(more)
+            except NoMemoryError:
+                return False
+            self._room += more
+        return self._http.unsent <= MAX_UNSENT

@@ -1,5 +1,6 @@
 """One client's connection: requests in, replies out (HTTP/1.1, by h11)."""
 
+import os
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -12,8 +13,8 @@ IDLE_TIMEOUT = 300.0
 """Seconds that a connection may wait for its next request. Clients keep theirs for some minutes."""
 BODY_TIMEOUT, WHOLE_BODY_TIMEOUT = 60.0, 600.0
 """Seconds without any byte of a request's body, and for all of it. It takes memory, of which there is not enough for all."""
-SEND_TIMEOUT = 600.0
-"""Seconds that a client may take no byte of a reply. An agent that is paused takes none."""
+SEND_TIMEOUT = 86400.0
+"""Seconds that a client may take no byte of a reply. An agent that is paused takes none, and by default may be paused for a day."""
 DISCARD_TIMEOUT = 30.0
 MAX_DISCARDED = 128 << 20
 """Seconds and bytes of a request's body that are taken after it was answered."""
@@ -39,6 +40,10 @@ class HttpServer:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         self.answering = False
         """The head of a reply was sent."""
+        self._unsent = bytearray()
+        """What the client has not taken."""
+        self._sending = trio.Lock()
+        self._waiting = trio.lowlevel.ParkingLot()
         self._asked_for_head = False
         self._body_until: float | None = None
 
@@ -115,8 +120,36 @@ class HttpServer:
         await self._send(h11.Response(status_code=status, headers=list(headers), reason=reason))
 
     async def piece(self, data: bytes) -> None:
+        self.put(data)
+        await self.flush()
+
+    def put(self, data: bytes) -> None:
+        """Send of a piece of the reply what the client takes at once, and leave the rest to `flush`."""
         if data:
-            await self._send(h11.Data(data=data))
+            self._put(h11.Data(data=data))
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client has not taken yet."""
+        return len(self._unsent)
+
+    async def flush(self) -> None:
+        """Send what was put. Raises `ClientGoneError`."""
+        async with self._sending:
+            while self._unsent:
+                try:
+                    with trio.fail_after(SEND_TIMEOUT):
+                        sent = await self.stream.socket.send(self._unsent[:_PIECE])
+                except (OSError, trio.TooSlowError) as error:
+                    raise ClientGoneError(str(error) or "it took nothing of the reply") from error
+                del self._unsent[:sent]
+
+    async def keep_flushing(self) -> None:
+        """Send what is put from now on. Raises `ClientGoneError`."""
+        while True:
+            await self.flush()
+            if not self._unsent:
+                await self._waiting.park()
 
     async def end(self) -> None:
         await self._send(h11.EndOfMessage())
@@ -158,11 +191,20 @@ class HttpServer:
             raise ClientGoneError(str(error)) from error
 
     async def _send(self, event: h11.Event) -> None:
-        data = self._http.send(event)
-        if not data:
-            return
+        self._put(event)
+        await self.flush()
+
+    def _put(self, event: h11.Event) -> None:
+        data = self._http.send(event) or b""
+        if data and not self._unsent:
+            data = data[self._written(data) :]
+        if data:
+            self._unsent += data
+            self._waiting.unpark_all()
+
+    def _written(self, data: bytes) -> int:
+        """Return how much the client takes at once. Without a switch of tasks, so that an event is not late."""
         try:
-            with trio.fail_after(SEND_TIMEOUT):
-                await self.stream.send_all(data)
-        except (trio.BrokenResourceError, trio.TooSlowError) as error:
-            raise ClientGoneError(str(error) or "it took nothing of the reply") from error
+            return os.write(self.stream.socket.fileno(), data)
+        except OSError:  # it takes nothing now, or has gone: `flush` finds out
+            return 0

@@ -55,7 +55,7 @@ def daemon_socket(
 
 def not_only_of_root(path: Path) -> Path | None:
     """Return the first of a file and the directories above it that another user than root owns or may write to; `None` if there is
-    none. Gemini CLI takes no settings for one run from below such a directory (0.61)."""
+    none. Gemini CLI (0.61) takes no settings for one run from such a file, or from below such a directory."""
     for name in dict.fromkeys((path.absolute(), path.resolve())):
         for part in (*reversed(name.parents), name):
             try:

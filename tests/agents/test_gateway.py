@@ -13,7 +13,7 @@ import pytest
 from tests.agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli, packages
 from tests.agents.conftest import MakeDesk
 from tests.agents.desk import Desk, in_a_terminal
-from tests.agents.script import Reply, Say, Shell
+from tests.agents.script import Reply, Say, Shell, Stall
 from tests.harness import wait_until
 
 MODELS = ("claude-sonnet-4-5", "gpt-6.1-sol", "gemini-2.5-pro")
@@ -142,6 +142,23 @@ def test_each_program_starts_with_a_placeholder_instead_of_a_key(desk: MakeDesk,
         with in_a_terminal(at, "run", "--stdio", "inherit", "--name", "planner", "--", *command(any_cli, "in_terminal")):
             wait_until(lambda: at.talk(any_cli).answered > before, "it has made a call")
             at.sfactl("stop", "planner")
+
+
+def test_a_reply_to_a_paused_program_is_charged_and_not_lost(desk: MakeDesk, any_cli: Cli) -> None:
+    at = desk_of(desk, any_cli, PRICES, (Shell("echo one"), Stall("I think so.")))
+    run = at.spawn("planner", *command(any_cli, "as_text"))
+    talk = at.talk(any_cli)
+    wait_until(lambda: talk.stalled, "a reply is in its middle")
+    paused = at.sfactl("pause", run)
+    assert ("the gateway reads and counts it" in paused.stderr) is (any_cli is not CODEX)  # it is started by a script
+    at.model.released.set()
+    wait_until(lambda: {call["state"] for call in calls(at)} == {"ended"}, "the gateway has read it")
+    charged = metered(at) | {"elapsed_s": 0}
+    assert charged["messages"] == talk.answered + talk.helped
+    at.sfactl("resume", run)
+    assert at.sfactl("wait", run).returncode == 0
+    assert "I think so." in at.sfactl("logs", run).stdout
+    assert metered(at) | {"elapsed_s": 0} == charged
 
 
 @pytest.mark.parametrize("cli", [CLAUDE, CODEX, GEMINI_CLI], ids=lambda cli: cli.name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,19 @@ def test_a_subagent_that_delegates_back_is_refused_and_finishes(desk: MakeDesk, 
     (result,) = at.talk(first).told()
     assert "I finish with what I have.\n</subagent_result>" in result
     assert [(run["name"], run["status"]) for run in at.listed()][:2] == [("planner", "completed"), ("reviewer", "completed")]
+
+
+def test_an_ended_session_is_announced_with_any_answer(desk: MakeDesk, any_cli: Cli, tmp_path: Path) -> None:
+    """Also with one that has structured content: Claude Code and Codex show the model nothing else of it."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    config = f'[agents.patient]\ncommand = ["cat", "{go}"]\n'
+    spawn = Tool("sessions_spawn", {"task": "count the files", "agent": "patient", "worker_name": "counter"})
+    script = [spawn, Shell(f"echo 3 > {go}; sfactl wait counter"), Tool("sessions_list", {}), Say("Thanks.")]
+    at = desk(config=config, **{any_cli.name: script})
+    at.env["ENABLE_TOOL_SEARCH"] = "false"  # else Claude Code's model must first search for most tools
+    done = at.sfactl("run", "--mcp", "--name", "planner", "--", *any_cli.argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+    accepted, _, listed = at.talk(any_cli).told()
+    assert "accepted" in accepted
+    assert "(counter): completed" in listed, listed

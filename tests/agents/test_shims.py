@@ -58,3 +58,14 @@ def test_in_a_terminal_within_a_run(desk: MakeDesk, cli: Cli) -> None:
         _, child = at.listed()
         at.sfactl("stop", child["id"])
     assert [run["status"] for run in at.listed()] == ["failed", "cancelled"]
+
+
+def test_the_shell_of_each_program_finds_the_automatic_shims(desk: MakeDesk, any_cli: Cli, containment: str) -> None:
+    """Codex runs commands in a login shell, and Claude Code in one that has read a snapshot of it. Both set PATH again."""
+    at = desk_of(desk, any_cli, PRICES, (Shell("command -v claude codex gemini opencode"), Say("Done.")), mode=containment)
+    done = at.sfactl("run", "-q", *any_cli.by_name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (told,) = at.talk(any_cli).told()
+    found = [line for line in told.splitlines() if line.startswith("/")]
+    assert [line.rpartition("/")[2] for line in found] == ["claude", "codex", "gemini", "opencode"], told
+    assert all("/automatic/" in line for line in found), told

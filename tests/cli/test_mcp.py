@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sfactl import output
 from sfactl.exits import UsageError
 from sfactl.mcp import json_text, registration, tools
 from sfad.protocol import messages as m
@@ -65,6 +67,9 @@ def test_options_stay_apart_from_the_task(common: Daemon, agent: str | None, wor
 
 def test_variables_keep_what_they_said(common: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tmp_path.chmod(0o777)
+    notes: list[str] = []
+    monkeypatch.setattr(output, "note", notes.append)
     defaults = tmp_path / "defaults.json"
     defaults.write_text('{"theme": "dark", "mcpServers": {"other": {"command": "x"}}}')
     env = {
@@ -84,6 +89,7 @@ def test_variables_keep_what_they_said(common: Daemon, tmp_path: Path, monkeypat
     assert (opencode["model"], set(opencode["mcp"])) == ("m", {"other", "sfad"})
     gemini = json.loads(Path(found["gemini"]["GEMINI_CLI_SYSTEM_DEFAULTS_PATH"]).read_text())
     assert (gemini["theme"], set(gemini["mcpServers"])) == ("dark", {"other", "sfad"})
+    assert re.search(r"Gemini CLI 0.61 ignores the server, because /.* is not root's, or others may write to it", notes[0])
 
 
 def test_variables_that_a_program_held_back_are_restored() -> None:

@@ -189,9 +189,14 @@ def test_a_terminal(place: World, tmp_path: Path) -> None:
     screen.expect("claude wait")
     screen.type("\x03")
     screen.expect("> $")
+    screen.type("claude wait | cat\r")
+    screen.expect(r"\d+\r")
+    screen.type("\x03")
+    screen.expect("> $")
     screen.type("exit 6\r")
     assert screen.exit_code() == 6
     screen.close()
+    assert "sfactl: stopping" not in screen.text
 
 
 def outside(world: World, *words: str, path: str) -> subprocess.CompletedProcess[str]:

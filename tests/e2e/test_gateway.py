@@ -471,6 +471,25 @@ def test_nothing_is_frozen_while_a_call_is_held(serving: Daemon, provider: Provi
         stopped(client, run.id)
 
 
+def test_the_reply_to_a_run_that_is_paused_is_charged_meanwhile_and_not_lost(serving: Daemon, provider: Provider) -> None:
+    """It is of 12 MB, more than the kernel keeps."""
+    with serving.client() as client:
+        run = calling(client, limit("cost", 100), output=3_000_000, stall=True)
+        wait_until(lambda: provider.stalled == 1, "a reply is in its middle")
+        done = serving.sfactl("pause", run.id)
+        assert done.returncode == 0, done.stderr
+        provider.released.set()
+        wait_until(lambda: states(client, run.id) == ["ended"], "the reply was read")
+        paused = info(client, run.id)
+        assert (paused.status, frozen(paused.pid)) == (Status.PAUSED, True)
+        assert paused.total_cost_usd == pytest.approx(provider.usd)
+        assert serving.sfactl("resume", run.id).returncode == 0
+        over = ended(client, run.id)
+    assert (over.status, over.usage.partial) == (Status.COMPLETED, False)
+    assert over.total_cost_usd == pytest.approx(provider.usd)
+    assert results(serving, run.id)[0]["whole"]
+
+
 def test_a_caller_that_hangs_up_is_forgotten(serving: Daemon, provider: Provider, tmp_path: Path) -> None:
     done = tmp_path / "done"
     with serving.client() as client:

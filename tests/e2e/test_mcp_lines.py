@@ -350,7 +350,7 @@ def test_a_cancelled_delegate_is_stopped(share: Start, how: str) -> None:
             line.notify("notifications/cancelled", requestId=str(number))
             assert ended(client, run).status is Status.CANCELLED
             line.call("sessions_list")
-            news = line.read()["result"]["content"][1]["text"]
+            (news,) = line.read()["result"]["structuredContent"]["news"]
             assert news == f"Session {run} was stopped because your call was cancelled. sessions_log shows what it had done."
             return
         run = started(daemon, seen)

@@ -390,9 +390,39 @@ async def test_a_held_call_goes_on() -> None:
         assert answer.body == WHOLE
 
 
-async def test_a_client_that_takes_nothing_of_a_reply_holds_the_provider_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reply is not kept in memory, and the client is given up after a while."""
+LONG = [START, TEXT, *(200 * [b": " + b"x" * 100_000 + b"\n\n"]), LAST, STOP]
+"""20 MB, of which the kernel keeps 7 at most for a client that reads nothing."""
+
+
+@pytest.mark.parametrize("breaks_off", [False, True])
+async def test_the_reply_to_a_paused_client_is_read_and_charged_and_kept(*, breaks_off: bool) -> None:
+    """It takes nothing of it, and all later, up to where the provider broke off."""
+    raw = SSE + b"".join(map(chunk, LONG[:-2] if breaks_off else LONG)) + (b"" if breaks_off else b"0\r\n\r\n")
+    async with house(Provider(saying(raw))) as the, await the.connect() as stream:
+        request = post(MESSAGES, STREAMED)
+        await stream.send_all(request)
+        with trio.fail_after(20):
+            await until(lambda: bool(the.gate.told))
+            (told,) = the.gate.told
+            assert (told.tokens is not None and told.tokens.output == 50, told.partial) == (not breaks_off, breaks_off)
+            assert len(raw) > the.shared.memory.held > 10_000_000
+            answer = await read_answer(stream, request)
+        assert answer.body == b"".join(LONG[:-2] if breaks_off else LONG)
+        assert bool(answer.broken) == breaks_off
+        await until(lambda: not the.shared.memory.held)
+        assert not the.trouble
+
+
+@pytest.mark.parametrize("bound", ["one", "all"])
+async def test_a_client_that_takes_nothing_of_too_long_a_reply_holds_the_provider_back(
+    monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """There is a bound for what is kept in memory, and the client is given up after a while."""
     monkeypatch.setattr(http_server, "SEND_TIMEOUT", 0.3)
+    if bound == "one":
+        monkeypatch.setattr(exchange, "MAX_UNSENT", 1_000_000)
+    else:
+        monkeypatch.setattr(memory, "MAX_BODIES", 2_000_000)
     sent = 0
     provider = Provider(saying())
 
@@ -404,14 +434,13 @@ async def test_a_client_that_takes_nothing_of_a_reply_holds_the_provider_back(mo
             sent += 100_000
 
     provider.script = script
-    async with house(provider) as the:
-        stream = await the.connect()
+    async with house(provider) as the, await the.connect() as stream:
         await stream.send_all(post(MESSAGES, STREAMED))
         with trio.fail_after(10):
             await provider.hung_up.wait()
         assert sent < 30_000_000
         assert (await the.told()).partial
-        await stream.aclose()
+        await until(lambda: not the.shared.memory.held)
 
 
 async def drip(stream: trio.SocketStream) -> int:
@@ -805,6 +834,6 @@ async def test_200_streams_at_a_time() -> None:
         await until(lambda: len(the.gate.told) == 200)
         assert [told.tokens for told in the.gate.told] == [Tokens(input=10, output=50)] * 200
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 120)  # 100 are kept for the next calls
-        assert the.proxy.under_way == 0
+        await until(lambda: not the.proxy.under_way)
         assert the.shared.memory.held == 0
         assert not the.trouble
