@@ -67,6 +67,7 @@ class Spending:
             output_tokens=used.output_tokens,
             cost_usd=to_usd(used.cost),
             partial=used.partial,
+            at_most=used.at_most,
             status=end.status,
             cache_write_tokens=end.cache_write_tokens,
             tools=end.tools,
@@ -121,8 +122,9 @@ class Spending:
             source = reservation.source
             account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
             self.budgets_changed = True  # what was only reserved is used now
-            use = replace(reservation.use, partial=True)
-            self._record(run, reservation, use, e.CallEnd(error="its run ended before it did; it was charged as reserved"))
+            self._record(
+                run, reservation, reservation.use, e.CallEnd(error="its run ended before it did; it was charged as reserved")
+            )
         if not account.sources:
             return
         assert run.ending is not None

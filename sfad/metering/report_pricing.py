@@ -1,7 +1,7 @@
 """What agents report and reserve, with its price."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
@@ -82,10 +82,12 @@ class ReportPricing:
         if request.run in self.runs:
             self.runs[request.run].live.uses_model(request.model)
         if request.tokens is None:
-            return replace(reservation.use, partial=True)
+            return reservation.use
         tokens, prices = request.tokens, self._prices(request.run)
         model = prices.charged_as(request.model, request.api)
         cost = _cost_of_call(request, model, tokens, prices)
+        sure = tokens if request.sure is None else request.sure
+        sure_cost = cost if request.sure is None else _cost_of_call(request, model, sure, prices)
         return Use(
             turns=len(request.tools),
             messages=int(request.status is not None and request.status < 400),
@@ -95,6 +97,8 @@ class ReportPricing:
             cost=to_nanos(cost),
             cost_from=None if cost is None else "prices",
             unpriced_tokens=tokens.input + tokens.output if cost is None else None,
+            unsure_tokens=max(0, tokens.input + tokens.output - sure.input - sure.output) or None,
+            unsure_cost=max(0, to_nanos(cost) - to_nanos(sure_cost or 0.0)) or None if cost is not None else None,
             partial=request.partial,
             estimated=model != request.model,
         )

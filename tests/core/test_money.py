@@ -147,7 +147,13 @@ def test_a_reservation_that_is_not_settled_is_charged_in_full() -> None:
     assert not run.account.reservations
     assert run.account.used(COST) == 812_500_000
     assert run.account.sources["report"] == use(
-        input_tokens=100, output_tokens=0, cost=0.8125, cost_from="prices", planning_cost=0.5
+        input_tokens=100,
+        output_tokens=0,
+        cost=0.8125,
+        cost_from="prices",
+        planning_cost=0.5,
+        unsure_tokens=100,
+        unsure_cost=750_000_000,
     )
     assert cost(t, a) == [0.8125]
     t.reserved(t.reserve(a, 0.03125, role="execution"))
