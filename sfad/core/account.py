@@ -16,6 +16,9 @@ from .money import NANOS
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
 """The best first. The first source's figure is shown; the largest figure is enforced (docs/metering.md)."""
 
+OF_AGENT: frozenset[Source] = frozenset({"stream", "session"})
+"""Sources that tell what the agent itself knows."""
+
 CostFrom = Literal["agent", "prices"]
 
 

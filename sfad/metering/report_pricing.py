@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from msgspec.structs import replace as changed
+
 from ..core import events as e
 from ..core.account import OpenReservation, Use
 from ..core.calls import MAX_WORDS
@@ -15,10 +17,6 @@ from .metered_run import MeteredRun
 from .price_list import PriceList
 from .pricing import Prices
 from .use import PriceGaps, report_of_settlement, reservation_of, use_of_report
-
-LONG_CACHE = 2.0
-"""What input costs that is written to a cache for an hour, by the price of input
-(https://platform.claude.com/docs/en/build-with-claude/prompt-caching, "Pricing")."""
 
 
 class CallPrice(NamedTuple):
@@ -62,10 +60,8 @@ class ReportPricing:
         most, model = size + request.more_input, prices.charged_as(request.model, request.api)
 
         def cost(tokens: int) -> float | None:
-            cost = prices.cost(model, Tokens(input=tokens, cache_write=tokens if request.caches else 0))
-            if cost is not None and request.caches and request.long_cache:
-                cost = max(cost, LONG_CACHE * (prices.cost(model, Tokens(input=tokens)) or 0.0))
-            return cost
+            written = tokens if request.caches else 0
+            return prices.cost(model, Tokens(input=tokens, cache_write=written, long_write=written if request.long_cache else 0))
 
         likely, dearest = cost(size), cost(most)
         million = prices.cost(model, Tokens(output=1_000_000), request_input=most)
@@ -133,12 +129,5 @@ def rounded(seconds: float | None) -> float | None:
 
 
 def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:
-    cost = prices.cost(model, tokens)
-    if cost is None:
-        return None
-    if request.long_cached:
-        written, size = request.long_cached, tokens.input
-        plain = prices.cost(model, Tokens(input=written), request_input=size) or 0.0
-        short = prices.cost(model, Tokens(input=written, cache_write=written), request_input=size) or 0.0
-        cost += max(0.0, LONG_CACHE * plain - short)
-    return request.factor * cost + request.fees_usd
+    cost = prices.cost(model, changed(tokens, long_write=request.long_cached))
+    return None if cost is None else request.factor * cost + request.fees_usd

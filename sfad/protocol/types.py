@@ -155,6 +155,8 @@ class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     output: int = 0
     cached: int = 0
     cache_write: int = 0
+    long_write: int = 0
+    """The part of `cache_write` that is kept for an hour."""
 
 
 Role = Literal["planning", "execution"]
