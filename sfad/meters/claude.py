@@ -309,7 +309,9 @@ class ClaudeSession(SessionMeter[_ClaudeLine]):
         elif event.type == "assistant" and event.message is not None and event.message.model != _SYNTHETIC:
             self._say(event.message)
         elif event.type == "user":
-            self._unanswered = self._unanswered or not _tells_interruption(event.message)
+            interrupted = _tells_interruption(event.message)
+            self._unanswered = self._unanswered or not interrupted
+            self.reading.broken |= interrupted  # it exits with 0 after Ctrl-C
             self._asked()
 
     def _say(self, message: _ClaudeMessage) -> None:

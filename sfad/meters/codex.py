@@ -173,8 +173,9 @@ class CodexSession(SessionMeter[_CodexLine]):
     follows it; both are repeated, and older versions write only the second."""
 
     wanted = lines_of_type(
-        "response_item", "turn_context", "thread_settings_applied", "token_count", "token_usage_record", "task_complete"
-    )
+        "response_item", "turn_context", "thread_settings_applied", "token_count", "token_usage_record", "task_complete",
+        "turn_aborted",
+    )  # fmt: skip
     decoder = msgspec.json.Decoder(_CodexLine)
     _model = ""
     _total = Tokens()
@@ -213,6 +214,8 @@ class CodexSession(SessionMeter[_CodexLine]):
                 counters.add(self.reading.models, self._model, more)
         elif payload.type == "task_complete":
             self.reading.partial = False
+        elif payload.type == "turn_aborted":
+            self.reading.broken |= ours
 
 
 class _CodexFiles(SessionFiles):

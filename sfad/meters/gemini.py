@@ -149,6 +149,7 @@ class _GeminiLine(msgspec.Struct, rename="camel"):
     id: str = ""
     timestamp: Any = None
     model: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"")
     tokens: _GeminiTokens | None = None
     tool_calls: list[_GeminiCall] | None = None
 
@@ -158,13 +159,18 @@ class GeminiSession(SessionMeter[_GeminiLine]):
 
     wanted = lines_of_type("user", "gemini")
     decoder = msgspec.json.Decoder(_GeminiLine)
+    _unanswered = False
 
     def _take(self, event: _GeminiLine) -> None:
         if not self._in_time(event.timestamp):
             return
         if event.type == "user":
+            # a reply that was interrupted is not saved; the results of tools, of which several may come, are a user's lines, too
+            self.reading.broken |= self._unanswered and not bytes(event.content).startswith(b'[{"functionResponse"')
+            self._unanswered = True
             self._asked()
         elif event.type == "gemini":
+            self._unanswered = False
             counters.recognised(self.reading)
             self._say(event)
 

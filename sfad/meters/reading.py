@@ -47,7 +47,8 @@ class Reading:
     tier: str = ""
     """The provider's tier that the agent asks for, as far as that is not in `cost_usd`."""
     broken: bool = False
-    """A call has failed without an answer of the API, such as by a lost connection: it may be billed, and is in no figure."""
+    """A call has ended without the end of its reply, by a lost connection or an interrupt. It may be billed, and no figure has all
+    of it."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
 

@@ -18,6 +18,9 @@ from tests.agents.clis import Cli
 from tests.agents.model import Model, Talk
 from tests.harness import PATIENCE, Daemon, wait_until
 
+NO_GATEWAY = "[gateway]\nenabled = false\n"
+"""The config of a test of meters: the figures of the gateway would come first."""
+
 
 @dataclass(frozen=True)
 class Desk:

@@ -7,9 +7,11 @@ from itertools import repeat
 from pathlib import Path
 from uuid import uuid4
 
-from tests.agents.clis import CLAUDE, Cli
+import pytest
+
+from tests.agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli
 from tests.agents.conftest import MakeDesk
-from tests.agents.desk import Desk, held_up
+from tests.agents.desk import NO_GATEWAY, Desk, held_up, in_a_terminal
 from tests.agents.script import Say, Shell
 from tests.harness import alive, strays, wait_until
 
@@ -18,7 +20,7 @@ LEAVES_SOMETHING = "setsid sleep 300 > /dev/null 2>&1 & echo $!; sleep 0.5"
 
 
 def test_a_turn_limit_ends_an_agent_that_would_never_end(desk: MakeDesk, cli: Cli, containment: str) -> None:
-    at = desk(mode=containment, **{cli.name: repeat(Shell(LEAVES_SOMETHING))})
+    at = desk(config=NO_GATEWAY, mode=containment, **{cli.name: repeat(Shell(LEAVES_SOMETHING))})
     done = at.sfactl("run", "--name", "planner", "--limit", "turns=3", "--", *cli.argv)
     left = [int(output.split()[-1]) for output in at.talk(cli).told()]
     assert [pid for pid in left if alive(pid)] == []
@@ -69,7 +71,7 @@ def elapsed(at: Desk, run: str) -> float:
 def test_claude_tells_its_exact_totals_when_it_is_stopped(desk: MakeDesk, tmp_path: Path, containment: str) -> None:
     """Only its main process is interrupted. It prints the totals and makes no further call."""
     os.mkfifo(tmp_path / "never")
-    at = desk(mode=containment, claude=[Shell("echo one"), *repeat(Shell(f"cat {tmp_path / 'never'}"), 5)])
+    at = desk(config=NO_GATEWAY, mode=containment, claude=[Shell("echo one"), *repeat(Shell(f"cat {tmp_path / 'never'}"), 5)])
     run = at.spawn("planner", *CLAUDE.argv)
     wait_until(lambda: at.running(run)["usage"]["turns"] == 2, "the second call of a tool")
     assert at.sfactl("stop", run).returncode == 0
@@ -83,7 +85,7 @@ def test_claude_tells_its_exact_totals_when_it_is_stopped(desk: MakeDesk, tmp_pa
 
 
 def test_a_limit_holds_for_an_agent_that_prints_text(desk: MakeDesk) -> None:
-    at = desk(claude=repeat(Shell("sleep 0.3")))
+    at = desk(config=NO_GATEWAY, claude=repeat(Shell("sleep 0.3")))
     named = ("--session-id", str(uuid4()))  # so that its file is known from the start
     done = at.sfactl("run", "--name", "planner", "--limit", "turns=3", "--", *CLAUDE.as_text, *named)
     assert done.returncode == 4, done.stdout + done.stderr
@@ -91,3 +93,16 @@ def test_a_limit_holds_for_an_agent_that_prints_text(desk: MakeDesk) -> None:
     assert (run["status"], run["reason"]["limit_kind"]) == ("failed", "turns")
     assert [limit["enforced_by"] for limit in run["limits"] if limit["kind"] == "turns"] == ["meter"]
     assert len(at.talk(CLAUDE).requests) <= 12
+
+
+@pytest.mark.parametrize("cli", [CLAUDE, CODEX, GEMINI_CLI], ids=lambda cli: cli.name)
+def test_a_limit_acts_in_a_terminal_from_the_first_second(desk: MakeDesk, cli: Cli) -> None:
+    """Without the gateway, and without an id: only the session file tells what is used."""
+    at = desk(**{cli.name: repeat(Shell("sleep 0.3"))})
+    words = ("--no-gateway", "--stdio", "inherit", "--name", "planner", "--limit", "turns=3")
+    with in_a_terminal(at, "run", *words, "--", *cli.in_terminal):
+        wait_until(lambda: at.listed() and at.listed()[0]["ended_at"], "the limit has ended it")
+    (run,) = at.listed()
+    assert (run["status"], run["reason"]["limit_kind"], run["usage"]["source"]) == ("failed", "turns", "session")
+    assert run["usage"]["partial"]
+    assert run["reason"]["used"] <= 8, "what it had used when it was seen; Codex goes on while it is asked to end"
