@@ -265,11 +265,6 @@ class State:
             return failing
         return min([*(silence.since for silence in self.account.silences), *([] if failing is None else [failing])], default=None)
 
-    def miss_calls(self) -> None:
-        self.misses_calls = True
-        for source in OF_AGENT & self.account.sources.keys():
-            self.account.sources[source] = replace(self.account.sources[source], partial=True)
-
     @property
     def clearing(self) -> bool:
         """Whether the ladder clears what a failed attempt left, and does not end the run."""
@@ -372,6 +367,14 @@ class Run(State):
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(self.id, self.status, to)
         self.status = to
+
+    def miss_calls(self) -> None:
+        """Note that its agent may not know of all its calls, unless it has told each one by itself."""
+        if self.asked.tells_each_call:
+            return
+        self.misses_calls = True
+        for source in OF_AGENT & self.account.sources.keys():
+            self.account.sources[source] = replace(self.account.sources[source], partial=True)
 
     def adopt(self, pid: int | None) -> None:
         """Take the main process that an earlier daemon launched; `None`: it is not alive."""
