@@ -41,6 +41,7 @@ def test_usage_is_seen_while_the_agent_runs_and_is_exact_at_its_end(desk: MakeDe
         "output_tokens": 3 * any_cli.price.output,
         "tokens": 3 * (any_cli.price.input + any_cli.price.output),
     }
+    assert info["usage"]["partial"] is (any_cli is OPENCODE)
 
 
 def test_the_cost_of_claude_is_the_one_that_it_reports(desk: MakeDesk) -> None:
