@@ -11,6 +11,7 @@ from sfad.protocol.limits import format_amount
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
 from sfad.protocol.units import counted, format_usd
 
+from . import output
 from .exits import UsageError, understood
 from .options import Option
 from .output import percent, plain, seconds
@@ -146,14 +147,14 @@ def _amounts(usage: Usage) -> Iterator[str]:
     for name in COUNTS:
         if (number := getattr(usage, name)) is not None:
             yield counted(number, name.removesuffix("s"))
-    least = "at least " if usage.partial else ""
+    bound = output.bound(partial=usage.partial, at_most=usage.at_most)
     if usage.input_tokens is not None:
         cached = "" if usage.cached_tokens is None else f" ({usage.cached_tokens} from a cache)"
-        yield f"{least}{usage.input_tokens} tokens in{cached}"
+        yield f"{bound}{usage.input_tokens} tokens in{cached}"
     if usage.output_tokens is not None:
-        yield f"{least}{usage.output_tokens} tokens out"
+        yield f"{bound}{usage.output_tokens} tokens out"
     if usage.cost_usd is not None:
-        yield f"cost {least}{format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}{_ESTIMATED if usage.estimated else ''}"
+        yield f"cost {bound}{format_usd(usage.cost_usd)} USD{_COST_FROM[usage.cost_from]}{_ESTIMATED if usage.estimated else ''}"
     if usage.unpriced_tokens:
         yield f"and what {usage.unpriced_tokens} tokens of models without a price cost"
     for role, cost in (("planning", usage.planning_cost_usd), ("execution", usage.execution_cost_usd)):
@@ -176,12 +177,12 @@ def by_source(run: RunInfo) -> Iterator[str]:
 
 def totals(run: RunInfo) -> str:
     """Return what the run and its descendants have used; empty if nothing is known."""
-    least = "at least " if run.total_partial else ""
+    bound = output.bound(partial=run.total_partial, at_most=run.total_at_most)
     parts = []
     if run.total_tokens is not None:
-        parts.append(f"{least}{run.total_tokens} tokens")
+        parts.append(f"{bound}{run.total_tokens} tokens")
     if run.total_cost_usd is not None:
-        parts.append(f"{least}{format_usd(run.total_cost_usd)} USD")
+        parts.append(f"{bound}{format_usd(run.total_cost_usd)} USD")
     return f"{', '.join(parts)} with its descendants" if parts else ""
 
 

@@ -103,15 +103,24 @@ def percent(share: float) -> str:
     return f"{min(100 * share, 99) if share < 1 else 100 * share:.0f} %"
 
 
-def bounded(text: str, *, partial: bool) -> str:
-    """Return a figure of a table: `≥0.31` if it may still grow."""
-    return f"≥{text}" if partial and text != "-" else text
+_MARKS = {(True, False): ("≥", "at least "), (False, True): ("≤", "at most "), (True, True): ("≈", "about ")}
+"""Of a figure that may still grow, of an upper bound, of both."""
 
 
-def at_least(usage: Usage) -> str | None:
+def bounded(text: str, *, partial: bool, at_most: bool) -> str:
+    """Return a figure of a table: `≥0.31` if it may still grow, `≤0.31` if it is an upper bound, `≈0.31` if it is an estimate."""
+    return f"{_MARKS[partial, at_most][0]}{text}" if (partial or at_most) and text != "-" else text
+
+
+def bound(*, partial: bool, at_most: bool) -> str:
+    """Return the same in words, with a space: `at least `; empty for a final figure."""
+    return _MARKS[partial, at_most][1] if partial or at_most else ""
+
+
+def bounded_use(usage: Usage) -> str | None:
     """Return `at least 0.31 USD`, or tokens if the cost is unknown; `None` for final and for unknown figures."""
-    amount = used(usage) if usage.partial else None
-    return amount and f"at least {amount}"
+    words, amount = bound(partial=usage.partial, at_most=usage.at_most), used(usage)
+    return f"{words}{amount}" if words and amount else None
 
 
 def used(usage: Usage) -> str | None:

@@ -117,10 +117,10 @@ def _ending(final: RunInfo) -> str:
 
 def _used(final: RunInfo) -> str | None:
     if final.reason:  # the reason of a limit contains the figure
-        return output.at_least(final.usage)
+        return output.bounded_use(final.usage)
     if final.descendants:
         # Imported here because few foreground runs have descendants.
         from .limits import totals
 
         return totals(final)
-    return output.at_least(final.usage) or output.used(final.usage)
+    return output.bounded_use(final.usage) or output.used(final.usage)

@@ -63,6 +63,8 @@ class SessionView(Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     partial: bool = False
     """Tokens and cost may still grow."""
+    at_most: bool = False
+    """A part of them is an upper bound."""
     parent_id: str | None = None
     channel: str
     created_at: str
@@ -199,10 +201,11 @@ def described(session: SessionView) -> Iterator[str]:
     yield headline(session)
     if session.elapsed_s is not None:
         yield f"time     {output.seconds(session.elapsed_s)}"
+    bound = output.bound(partial=session.partial, at_most=session.at_most)
     figures = {"turns": session.turns, "tokens": session.tokens, "USD": session.cost_usd}
     for name, value in figures.items():
         if value is not None:
-            yield f"{name:<8} {'at least ' if session.partial and name in {'tokens', 'USD'} else ''}{value:.15g}"
+            yield f"{name:<8} {bound if name in {'tokens', 'USD'} else ''}{value:.15g}"
     yield from (f"limit    {line}" for line in session.limits)
     yield from (f"lowered  {line}" for line in session.lowered)
     if session.advice is not None:
@@ -303,6 +306,7 @@ def _shown(run: RunInfo, lowered: Sequence[Lowered] = (), *, result: str | None 
         tokens=run.total_tokens if run.total_tokens is not None else usage.tokens,
         cost_usd=run.total_cost_usd if run.total_cost_usd is not None else usage.cost_usd,
         partial=usage.partial or run.total_partial,
+        at_most=usage.at_most or run.total_at_most,
         parent_id=run.parent_id,
         channel=safe(run.channel),
         created_at=run.created_at.isoformat(timespec="seconds"),

@@ -4,7 +4,8 @@ Without a filter: the live runs and the last 50 that ended, newest last. With a 
 --label may be repeated, and match any of the values given; labels of several keys must all match.
 
 TOKENS and USD are the run's own use; TOTAL is the cost of the run and its descendants. A column without any figure is left out, and
-on a terminal also those that do not fit: see --wide. A figure with ≥ may still grow. Times are local.
+on a terminal also those that do not fit: see --wide. A figure with ≥ may still grow, one with ≤ is an upper bound, one with
+≈ an estimate. Times are local.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Found:
         self.truncated = False
         self.cost_usd: float | None = None
         self.tokens: int | None = None
-        self.partial = False
+        self.partial = self.at_most = False
 
     def add(self, run: RunInfo, shown: Any) -> None:
         """Count a run once: one that ended meanwhile comes a second time, in a later page."""
@@ -146,6 +147,7 @@ class Found:
         if usage.tokens is not None:
             self.tokens = (self.tokens or 0) + usage.tokens
         self.partial |= usage.partial or bool(usage.unpriced_tokens)
+        self.at_most |= usage.at_most
 
     def in_order(self) -> list[Any]:
         return [self.runs[run] for run in sorted(self.runs)]
@@ -191,7 +193,8 @@ def listed(client: Client, selection: RunSelection) -> RunSelection:
 
 
 def _object(found: Found, *, sum_: bool) -> bytes:
-    sums = {"runs": len(found.runs), "cost_usd": _rounded(found), "tokens": found.tokens, "partial": found.partial}
+    sums = {"runs": len(found.runs), "cost_usd": _rounded(found), "tokens": found.tokens}
+    sums |= {"partial": found.partial, "at_most": found.at_most}
     more = to_json(({"sum": sums} if sum_ else {}) | ({"truncated": True} if found.truncated else {}))
     return b'{"runs":[%b]%b\n' % (b",".join(found.in_order()), more.replace(b"{", b",", 1) if len(more) > 2 else more[1:])
 
@@ -217,10 +220,14 @@ class Column(Struct, frozen=True):
         return not self.needs or wide or {"live": live, "labels": labels}.get(self.needs, False)
 
 
+def _bounded(text: str, of: Usage | Found) -> str:
+    return output.bounded(text, partial=of.partial, at_most=of.at_most)
+
+
 def _total(run: RunInfo) -> str:
     if not run.descendants or run.total_cost_usd is None:
         return "-"
-    return output.bounded(output.usd(run.total_cost_usd), partial=run.total_partial)
+    return output.bounded(output.usd(run.total_cost_usd), partial=run.total_partial, at_most=run.total_at_most)
 
 
 COLUMNS = (
@@ -239,8 +246,8 @@ COLUMNS = (
     Column("PROCS", lambda run: "-" if run.processes is None else str(run.processes), "live", known=True),
     Column("MEMORY", lambda run: output.size(run.memory_bytes), "live", known=True),
     Column("TURNS", lambda run: output.short(run.usage.turns), known=True),
-    Column("TOKENS", lambda run: output.bounded(output.short(run.usage.tokens), partial=run.usage.partial), known=True),
-    Column("USD", lambda run: output.bounded(output.usd(run.usage.cost_usd), partial=run.usage.partial), known=True),
+    Column("TOKENS", lambda run: _bounded(output.short(run.usage.tokens), run.usage), known=True),
+    Column("USD", lambda run: _bounded(output.usd(run.usage.cost_usd), run.usage), known=True),
     Column("TOTAL", _total, known=True),
     Column("LABELS", lambda run: ",".join(f"{key}={value}" for key, value in run.labels.items()) or "-", "labels"),
     Column("COMMAND", output.command),
@@ -262,6 +269,6 @@ def drawn(columns: Sequence[Column], found: Found, *, sum_: bool = False, room: 
 
 
 def _sums(found: Found) -> dict[str, str]:
-    tokens = output.bounded(output.short(found.tokens), partial=found.partial)
-    cost = output.bounded(output.usd(_rounded(found)), partial=found.partial)
+    tokens = _bounded(output.short(found.tokens), found)
+    cost = _bounded(output.usd(_rounded(found)), found)
     return {"ID": "sum", "NAME": counted(len(found.runs), "run"), "TOKENS": tokens, "USD": cost}

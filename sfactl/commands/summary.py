@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from sfad.protocol.requests.advice import Summarise, Summarised
-from sfad.protocol.statistics import GROUPED_BY, By, Failed, Summary
+from sfad.protocol.statistics import GROUPED_BY, By, Costly, Failed, Group, Summary
 from sfad.protocol.units import counted
 
 from .. import output, table
@@ -68,13 +68,10 @@ def parts(found: Summary, by: str) -> Iterator[list[str]]:
     if not found.runs:
         return
     if len(found.groups) > 1:
-        rows = [
-            [one.key or "-", str(one.runs), str(one.failed), *_used(one.tokens, one.cost_usd, partial=one.partial)]
-            for one in found.groups[:SHOWN]
-        ]
+        rows = [[one.key or "-", str(one.runs), str(one.failed), *_used(one)] for one in found.groups[:SHOWN]]
         yield _table([by.upper(), "RUNS", "FAILED", "TOKENS", "USD"], rows, len(found.groups))
     if found.costly:
-        dear = [[one.run_id, one.name, one.status, *_used(one.tokens, one.cost_usd, partial=one.partial)] for one in found.costly]
+        dear = [[one.run_id, one.name, one.status, *_used(one)] for one in found.costly]
         yield ["most expensive runs", *_table(["ID", "NAME", "STATUS", "TOKENS", "USD"], dear)]
     if found.breaches:
         yield ["limits exceeded", *_breaches(found)]
@@ -93,13 +90,14 @@ def _head(found: Summary) -> Iterator[str]:
     if found.cost_usd is not None or found.tokens is not None:
         tokens = "" if found.tokens is None else f"{output.short(found.tokens)} tokens"
         cost = "" if found.cost_usd is None else f"{output.usd(found.cost_usd)} USD"
-        yield f"{'at least ' if found.partial else ''}{', '.join(filter(None, (cost, tokens)))}"
+        yield f"{output.bound(partial=found.partial, at_most=found.at_most)}{', '.join(filter(None, (cost, tokens)))}"
     elif found.runs:
         yield "cost and tokens are not known"
 
 
-def _used(tokens: int | None, cost: float | None, *, partial: bool) -> list[str]:
-    return [output.bounded(output.short(tokens), partial=partial), output.bounded(output.usd(cost), partial=partial)]
+def _used(one: Group | Costly) -> list[str]:
+    figures = output.short(one.tokens), output.usd(one.cost_usd)
+    return [output.bounded(figure, partial=one.partial, at_most=one.at_most) for figure in figures]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> list[str]:

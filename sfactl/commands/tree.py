@@ -4,6 +4,7 @@ Shows live runs and those that ended recently, below their parents. With RUN, on
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.structs import replace
@@ -59,12 +60,9 @@ def describe(run: RunInfo) -> str:
 
 def _used(usage: Usage) -> str:
     turns = "" if usage.turns is None else f"  {counted(usage.turns, 'turn')}"
-    tokens = "" if usage.tokens is None else f"  {output.bounded(output.short(usage.tokens), partial=usage.partial)} tokens"
-    return (
-        turns
-        + tokens
-        + ("" if usage.cost_usd is None else f"  {output.bounded(output.usd(usage.cost_usd), partial=usage.partial)} USD")
-    )
+    shown = partial(output.bounded, partial=usage.partial, at_most=usage.at_most)
+    tokens = "" if usage.tokens is None else f"  {shown(output.short(usage.tokens))} tokens"
+    return turns + tokens + ("" if usage.cost_usd is None else f"  {shown(output.usd(usage.cost_usd))} USD")
 
 
 def _nested(run: RunInfo, below: Below) -> dict[str, object]:

@@ -61,7 +61,7 @@ def _paused_since(client: Client, run: RunInfo) -> datetime | None:
 def sentence(run: RunInfo, now: datetime | None = None, since: datetime | None = None) -> str:
     """Return why the run is as it is, what is wrong first. `since`: when it was paused."""
     now = now or datetime.now(UTC)
-    used = output.at_least(run.usage)
+    used = output.bounded_use(run.usage)
     more = _could_not(run) + _refused_calls(run) + _unadmitted(run)
     return _sentence(run, now, since) + more + (f"; it used {used}" if used else "")
 

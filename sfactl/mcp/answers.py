@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
-_LISTED = ("run_id", "name", "status", "elapsed_s", "turns", "tokens", "cost_usd", "partial", "reason")
+_LISTED = ("run_id", "name", "status", "elapsed_s", "turns", "tokens", "cost_usd", "partial", "at_most", "reason")
 
 
 def text(words: str, *, failed: bool = False) -> Json:
@@ -61,7 +61,7 @@ def whole(view: SessionView) -> str:
 
 def line(view: SessionView) -> str:
     """Return a session in one line: `a5 (reviewer): running, 42s, 3 turns, 0.31 USD`."""
-    cost = f"{'at least ' if view.partial else ''}{output.usd(view.cost_usd)} USD"
+    cost = f"{output.bound(partial=view.partial, at_most=view.at_most)}{output.usd(view.cost_usd)} USD"
     shown = (
         view.status,
         None if view.elapsed_s is None else output.seconds(view.elapsed_s),

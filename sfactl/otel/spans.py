@@ -132,6 +132,7 @@ def _run_attributes(run: RunInfo) -> dict[str, Any]:
         "sfad.usage.turns": usage.turns,
         "sfad.usage.cost_usd": usage.cost_usd,
         "sfad.usage.partial": usage.partial or None,
+        "sfad.usage.at_most": usage.at_most or None,
     }
 
 

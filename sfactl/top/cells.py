@@ -67,8 +67,10 @@ def _cores(run: RunInfo) -> Text:
 def _cost(run: RunInfo) -> Text:
     usage = run.usage
     if run.descendants and run.total_cost_usd is not None:
-        return output.bounded(f"{run.total_cost_usd:.2f}", partial=run.total_partial), PLAIN
-    return ("-", DIM) if usage.cost_usd is None else (output.bounded(f"{usage.cost_usd:.2f}", partial=usage.partial), PLAIN)
+        return output.bounded(f"{run.total_cost_usd:.2f}", partial=run.total_partial, at_most=run.total_at_most), PLAIN
+    if usage.cost_usd is None:
+        return "-", DIM
+    return output.bounded(f"{usage.cost_usd:.2f}", partial=usage.partial, at_most=usage.at_most), PLAIN
 
 
 def _age(run: RunInfo, now: datetime) -> Text:

@@ -16,6 +16,9 @@ from .money import NANOS
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
 """The best first. The first source's figure is shown; the largest figure is enforced (docs/metering.md)."""
 
+OF_AGENT: frozenset[Source] = frozenset({"stream", "session"})
+"""Sources that tell what the agent itself knows."""
+
 CostFrom = Literal["agent", "prices"]
 
 
@@ -34,6 +37,9 @@ class Use:
     execution_cost: int | None = None
     unpriced_tokens: int | None = None
     """Tokens that are not in `cost`, since their model has no price."""
+    unsure_tokens: int | None = None
+    unsure_cost: int | None = None
+    """The part that may not have been used: of calls of which too little is known, whose figure is an upper bound."""
     partial: bool = False
     estimated: bool = False
     """A part of `cost` is of a model without a price, at the price of another one."""
@@ -44,10 +50,19 @@ class Use:
             return None
         return (self.input_tokens or 0) + (self.output_tokens or 0)
 
+    @property
+    def at_most(self) -> bool:
+        return bool(self.unsure_tokens or self.unsure_cost)
+
     def of(self, kind: LimitKind) -> int | None:
         """Return the amount that a limit of this kind counts; `None` also for a kind that no source tells, such as `pids`."""
         figure: int | None = getattr(self, kind.value, None)
         return figure
+
+    def sure_of(self, kind: LimitKind) -> int | None:
+        """Return the same without the part that may not have been used."""
+        figure, unsure = self.of(kind), {LimitKind.TOKENS: self.unsure_tokens, LimitKind.COST: self.unsure_cost}.get(kind)
+        return figure if figure is None else figure - (unsure or 0)
 
     def plus(self, more: Use) -> Use:
         """Return the sum of both. Its cost is the agent's only if no part of it was computed from prices."""
@@ -64,10 +79,13 @@ MOST = 10**15
 """The largest sum of tokens, or of dollars: whatever an agent reports, its descendants' sum can be encoded in 64 bits."""
 
 
+_MONEY = COSTS | {"unsure_cost"}
+
+
 def _sum(name: str, one: int | None, other: int | None) -> int | None:
     if one is None or other is None:
         return other if one is None else one
-    return min(one + other, MOST * NANOS if name in COSTS else MOST)
+    return min(one + other, MOST * NANOS if name in _MONEY else MOST)
 
 
 def _first(figures: Iterable[int | None]) -> int | None:
@@ -147,6 +165,7 @@ class OpenReservation:
 
     @property
     def use(self) -> Use:
+        """What it counts as when nothing tells what was used: all of it, which is an upper bound."""
         return Use(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
@@ -155,6 +174,8 @@ class OpenReservation:
             planning_cost=self.cost if self.role == "planning" else None,
             execution_cost=self.cost if self.role == "execution" else None,
             messages=self.messages or None,
+            unsure_tokens=self.input_tokens + self.output_tokens,
+            unsure_cost=self.cost,
             estimated=self.estimated or (self.call is not None and self.call.estimated),
         )
 
@@ -223,6 +244,8 @@ class Account:
             cost=cost.cost,
             cost_from=cost.cost_from,
             unpriced_tokens=cost.unpriced_tokens,
+            unsure_tokens=tokens.unsure_tokens,
+            unsure_cost=cost.unsure_cost,
             partial=tokens.partial or cost.partial,
             estimated=cost.estimated,
         )
@@ -274,16 +297,17 @@ class Account:
     def _sums_of(self, reservation: OpenReservation) -> dict[LimitKind, int]:
         return self.under_way if reservation.source == "gateway" else self.reserved
 
-    def own(self, kind: LimitKind) -> int | None:
+    def own(self, kind: LimitKind, *, sure: bool = False) -> int | None:
         """Return what the run itself has used and reserved: the largest figure of any source. Reservations add to the reports and
-        to what the gateway saw."""
+        to what the gateway saw. `sure`: without the parts that may not have been used."""
         if not self.sources and not self.reservations:
             return None
-        figures = [figure for use in self.sources.values() if (figure := use.of(kind)) is not None]
+        of = Use.sure_of if sure else Use.of
+        figures = [figure for use in self.sources.values() if (figure := of(use, kind)) is not None]
         if reserved := self.reserved.get(kind, 0):
-            figures.append(reserved + (self.sources.get("report", NOTHING).of(kind) or 0))
+            figures.append(reserved + (of(self.sources.get("report", NOTHING), kind) or 0))
         if under_way := self.under_way.get(kind, 0):
-            figures.append(under_way + (self.sources.get("gateway", NOTHING).of(kind) or 0))
+            figures.append(under_way + (of(self.sources.get("gateway", NOTHING), kind) or 0))
         return max(figures, default=None)
 
     def used(self, kind: LimitKind) -> float | None:
@@ -293,6 +317,10 @@ class Account:
         if kind not in self.below:
             return own
         return (own or 0) + self.below[kind]
+
+    def unsure(self, kind: LimitKind) -> int:
+        """Return the part of `own(kind)` that may not have been used."""
+        return (self.own(kind) or 0) - (self.own(kind, sure=True) or 0)
 
     def own_tree_use(self) -> tuple[int, ...]:
         return tuple(self.own(kind) or 0 for kind in TREE_USE) if self.metered else NO_TREE_USE

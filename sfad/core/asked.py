@@ -33,6 +33,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     type: str | None = None
     agent_program: bool = False
     """Its command is an agent program that sfad knows by name."""
+    tells_each_call: bool = False
+    """Its meter reads lines that its agent prints after each call, for the meter."""
     limits: tuple[Limit, ...] = ()
     on_limit: Action | None = None
     max_depth: Bound | None = None

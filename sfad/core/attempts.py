@@ -69,6 +69,8 @@ class AttemptTracker:
         latest = run.latest
         latest.exit, latest.pid = ProcessExit(ev.code, ev.signal), None
         self._ctx.changed(run)
+        if not latest.knows_its_calls or (run.status is Status.STOPPING and not latest.finished):
+            run.miss_calls()
         if run.status is Status.STOPPING:
             if ev.empty and not run.children:
                 self._lifecycle.finish(run, ev.at)

@@ -11,7 +11,7 @@ limit is exceeded by the error of one estimate at most.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from msgspec.structs import replace as changed
@@ -28,7 +28,7 @@ from .call_rates import Barrier, CallRates
 from .context import Context
 from .limit_enforcement import LimitEnforcement
 from .limit_holds import WAITING
-from .limits import ActiveLimit
+from .limits import ActiveLimit, amount
 from .model_rules import forbidden_model
 from .repeats import Repeats
 from .run import Run, Token
@@ -178,7 +178,7 @@ class Calls:
             self.settled(noted)
         lost = self._reservations()
         for run, name, reservation in lost:
-            self._spending.end_call(run, name, replace(reservation.use, partial=True), _BROKEN_OFF)
+            self._spending.end_call(run, name, reservation.use, _BROKEN_OFF)
         for run in dict.fromkeys(run for run, _, _ in lost):
             self._limits.enforce(run, ev.at)
 
@@ -381,9 +381,15 @@ class Calls:
         else:
             assert tight.limited is not None
             assert tight.active is not None
+            unsure = sum(each.account.unsure(tight.kind) for each in tight.limited.subtree())
             used = tight.limited.account.used(tight.kind) or 0
             refusal = over_limit(tight.limited, tight.active, used, more)
-            self._limits.reservation_refused(tight.limited, tight.active, used, more, at, freeze=False)
+            if tight.output(-unsure) < tight.least or tight.active.action in WAITING:
+                self._limits.reservation_refused(tight.limited, tight.active, used, more, at, freeze=False)
+            else:  # what may not have been used ends no run
+                refusal = changed(
+                    refusal, message=f"{refusal.message}; {amount(tight.kind, unsure)} of that may not have been used"
+                )
         if _held(run):
             return False
         self._ctx.reply(ev.token, c.CallAnswer(run, None, None, refusal))

@@ -11,6 +11,10 @@ from .run import Paused, Run
 from .stop_requests import StopRequests
 from .vocabulary import EventType, Timer
 
+REPLY_OUTLIVES = 240.0
+"""Seconds for which a reply that is being generated outlives the pause of its agent. After a longer one the agent makes the call
+again, and knows nothing of what the first one has used."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
@@ -27,7 +31,7 @@ class Pausing:
         self._ctx.changed(run)
         if paused is not None:
             paused.by_hand = paused.no_money is not None and (paused.by_hand or not ev.suspended)
-            self._freeze(run, paused)
+            self._freeze(run, paused, ev.at)
         if paused is not None and not run.pause_tokens:
             self._ctx.reply(ev.token, c.Changed(run))
             return
@@ -47,7 +51,7 @@ class Pausing:
         told: bool = True,
     ) -> None:
         """Freeze a run and everything below it, unless only its calls are held, and halt their clocks. `told`: publish that."""
-        run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze)
+        run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze, frozen_at=at if freeze else None)
         for each in run.subtree():
             if each.status is Status.RUNNING:
                 each.move(Status.PAUSED)
@@ -60,9 +64,9 @@ class Pausing:
         if told:
             self._ctx.publish(EventType.RUN_PAUSED, run, why)
 
-    def _freeze(self, run: Run, paused: Paused) -> None:
+    def _freeze(self, run: Run, paused: Paused, at: float) -> None:
         if not paused.frozen:
-            paused.frozen = True
+            paused.frozen, paused.frozen_at = True, at
             self._ctx.do(c.Freeze(run.id))
 
     def frozen(self, run: Run) -> None:
@@ -77,6 +81,10 @@ class Pausing:
     def resume(self, run: Run, at: float, *, told: bool = True) -> None:
         """Thaw a run that is frozen itself, and everything below it that no other pause holds. `told`: publish that."""
         suspended = run.suspended
+        if run.paused is not None and run.paused.frozen_at is not None and at - run.paused.frozen_at >= REPLY_OUTLIVES:
+            for each in run.subtree():
+                each.miss_calls()
+                self._ctx.changed(each)
         self._lifecycle.unpause(run)
         if suspended:
             self._stop_requests.expect_client(run, at)

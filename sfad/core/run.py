@@ -6,7 +6,7 @@ The table is the only place that says what may follow what; docs/states.md is ge
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from signal import SIGINT
 
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
 from .access import FULL, Permissions
-from .account import Account
+from .account import OF_AGENT, Account
 from .alert import RaisedAlert
 from .asked import Asked
 from .ladder import Ladder
@@ -110,6 +110,11 @@ class Attempt(Struct, omit_defaults=True, gc=False):
         return self.trouble or self.failing
 
     @property
+    def knows_its_calls(self) -> bool:
+        """Whether the agent has ended by itself, so that it knows what its calls have used."""
+        return self.failed is None and (self.finished or (self.exit is not None and self.exit.success))
+
+    @property
     def succeeded(self) -> bool:
         return self.exit is not None and self.exit.success and self.failed is None
 
@@ -139,6 +144,8 @@ class Paused(Struct):
     frozen: bool = True
     """Its processes stand still. Where a call to its model was not made, only its calls do: a reply must not be frozen in its
     middle."""
+    frozen_at: float | None = None
+    """Since when they do."""
 
 
 class LimitHold(Struct):
@@ -236,6 +243,9 @@ class State:
     """A call of it, or of a run below it, has come through the gateway."""
     bypassed: set[str] = field(default_factory=set)
     """How it was seen to use its model around the gateway: `stream`, `session`, `connection`; `below`: a run below it was."""
+    misses_calls: bool = False
+    """Its agent may have made calls that it does not know of: it failed, was interrupted, or stood still for long. They may be
+    billed, so what its output and its session files tell is partial."""
     cut: Reason | None = None
     """Its last word was cut by a limit: a reply ended at a maximum that the gateway had lowered. So it cannot be completed."""
 
@@ -357,6 +367,14 @@ class Run(State):
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(self.id, self.status, to)
         self.status = to
+
+    def miss_calls(self) -> None:
+        """Note that its agent may not know of all its calls, unless it has told each one by itself."""
+        if self.asked.tells_each_call:
+            return
+        self.misses_calls = True
+        for source in OF_AGENT & self.account.sources.keys():
+            self.account.sources[source] = replace(self.account.sources[source], partial=True)
 
     def adopt(self, pid: int | None) -> None:
         """Take the main process that an earlier daemon launched; `None`: it is not alive."""

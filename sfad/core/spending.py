@@ -10,7 +10,7 @@ from ..protocol.types import LimitKind, Source, Status
 from ..protocol.units import format_usd
 from . import commands as c
 from . import events as e
-from .account import NO_TREE_USE, NOTHING, OpenReservation, Periods, Use, add_below, add_ended
+from .account import NO_TREE_USE, NOTHING, OF_AGENT, OpenReservation, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
 from .calls_under_way import CallsUnderWay
 from .context import Context
@@ -47,7 +47,7 @@ class Spending:
     def set_use(self, run: Run, source: Source, use: Use) -> None:
         """Take what a source tells of the run's use in all."""
         before = run.account.own_tree_use()
-        run.account.sources[source] = use
+        run.account.sources[source] = replace(use, partial=True) if run.misses_calls and source in OF_AGENT else use
         self._count(run, before)
 
     def end_call(self, run: Run, name: str, used: Use, end: e.CallEnd) -> None:
@@ -67,6 +67,7 @@ class Spending:
             output_tokens=used.output_tokens,
             cost_usd=to_usd(used.cost),
             partial=used.partial,
+            at_most=used.at_most,
             status=end.status,
             cache_write_tokens=end.cache_write_tokens,
             tools=end.tools,
@@ -121,8 +122,9 @@ class Spending:
             source = reservation.source
             account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
             self.budgets_changed = True  # what was only reserved is used now
-            use = replace(reservation.use, partial=True)
-            self._record(run, reservation, use, e.CallEnd(error="its run ended before it did; it was charged as reserved"))
+            self._record(
+                run, reservation, reservation.use, e.CallEnd(error="its run ended before it did; it was charged as reserved")
+            )
         if not account.sources:
             return
         assert run.ending is not None

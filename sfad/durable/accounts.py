@@ -20,7 +20,7 @@ _PARTS: dict[str, tuple[str, Any]] = {
 }
 """The attribute of `Account` and its type, by the key that it is saved under."""
 
-_MONEY = COSTS | {"more_cost"}
+_MONEY = COSTS | {"more_cost", "unsure_cost"}
 _SUMS = ("held", "below", "ended")
 _NOTHING: dict[str, dict[str, Any]] = {key: {} for key in _PARTS}
 

@@ -1,10 +1,12 @@
 """What a call has used, read from its reply while that passes."""
 
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import httpx2
+from msgspec.structs import replace
 
+from ..meters.counters import BYTES_A_TOKEN
 from ..protocol.types import Tokens
 from ..protocol.units import format_elapsed
 from .apis import Api, ModelCall
@@ -23,6 +25,17 @@ MAX_PIECE = 16 << 20
 GIVEN_UP_AFTER = 3.0
 """Seconds without a byte, after which an agent that hangs up counts as one whose call has failed. Before that, a person or another
 call may have made it needless."""
+
+
+class _Used(NamedTuple):
+    """What to charge for a call: `None` for what was reserved. `partial` and `sure` as in `CallEnded`."""
+
+    tokens: Tokens | None
+    partial: bool = False
+    sure: Tokens | None = None
+
+
+_AS_RESERVED = _Used(None)
 
 
 class RequestRecord(Protocol):
@@ -152,15 +165,11 @@ class CallRecord:
 
     def _note(self) -> None:
         """Note what is to be charged if the gateway is killed now."""
-        tokens, partial = self._used()
-        if (
-            partial and self._reply.tokens is None and not self._reply.written
-        ):  # whether the model had begun, and how far it was, is not known
-            tokens = None
-        error = (
-            f"the gateway was killed before it ended; it was charged {'as reserved' if tokens is None else 'for what had passed'}"
-        )
-        self._gate.passed(self._ended(tokens, partial, error))
+        used = self._used()
+        if used.partial and self._reply.tokens is None and not self._reply.written:
+            used = _AS_RESERVED  # whether the model had begun, and how far it was, is not known
+        how = "as reserved" if used.tokens is None else "for what had passed"
+        self._gate.passed(self._ended(used, f"the gateway was killed before it ended; it was charged {how}"))
 
     def _stop_reading(self, error: UnreadableBodyError) -> None:
         self._coding, self._unreadable, self.error = None, True, f"the reply cannot be read: {error}"
@@ -186,19 +195,20 @@ class CallRecord:
     def close(self) -> None:
         if self.whole:
             self._reply.end()
-        tokens, partial = self._used()
-        if tokens is not None and not partial:
-            self._estimates.learn(self._asked.run, self._call, self._size, tokens, self._reply.written)
-        self._gate.ended(self._ended(tokens, partial, self.error))
+        used = self._used()
+        if used.tokens is not None and not used.partial:
+            self._estimates.learn(self._asked.run, self._call, self._size, used.tokens, self._reply.written)
+        self._gate.ended(self._ended(used, self.error))
 
-    def _ended(self, tokens: Tokens | None, partial: bool, error: str | None) -> CallEnded:
+    def _ended(self, used: _Used, error: str | None) -> CallEnded:
         return CallEnded(
             run=self._asked.run,
             model=self._asked.model,
             reservation=self._admitted.reservation,
             status=self._status,
-            tokens=tokens,
-            partial=partial,
+            tokens=used.tokens,
+            partial=used.partial,
+            sure=used.sure,
             tools=tuple(self._reply.tools),
             factor=self._api.factor(self._call.model, self._call.tiers, self._reply.tiers),
             long_cached=self._reply.long_cached,
@@ -211,18 +221,21 @@ class CallRecord:
             api=self._api.name,
         )
 
-    def _used(self) -> tuple[Tokens | None, bool]:
-        """Return the tokens to charge, `None` for those that were reserved, and whether more may have been used."""
+    def _used(self) -> _Used:
         reply = self._reply
         if not self.sent or (self._status is not None and not 200 <= self._status < 300):
-            return Tokens(), False  # providers do not bill a call that they answered with an error
+            return _Used(Tokens())  # providers do not bill a call that they answered with an error
         if self._unreadable or reply.unknown:
-            return None, True
+            return _AS_RESERVED
         known = reply.tokens if reply.tokens is not None and reply.tokens.input else Tokens(input=self._asked.input_tokens)
         believed = known is reply.tokens and known.output * MOST_BYTES_A_TOKEN >= reply.written
         if reply.told and believed:
-            return known, False
+            return _Used(known)
         estimated = self._estimates.output(self._asked.run, self._call, reply.written)
         most = (self._admitted.max_output or self._asked.max_output) * self._asked.choices
         output = max(known.output, min(estimated, most))
-        return Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write), True
+        charged = Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write)
+        told = reply.tokens if reply.tokens is not None else Tokens()
+        # the words alone do not tell how much the model has thought, but that they have at least so many tokens
+        sure = replace(charged, input=told.input, output=min(output, max(told.output, reply.written // BYTES_A_TOKEN)))
+        return _Used(charged, partial=True, sure=sure if sure != charged else None)

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from ..meters.counters import BYTES_A_TOKEN as WRITTEN_A_TOKEN
+from ..meters.counters import BYTES_A_TOKEN as _WRITTEN_A_TOKEN
 from ..protocol.types import Tokens
 from .apis import ModelCall
 
@@ -92,7 +92,7 @@ class Estimates:
     def output(self, run: str, call: ModelCall, written: int) -> int:
         """Return the tokens of so many bytes that a model has written."""
         known = self._runs.get((run, call.model), _NOTHING)
-        return -(-written * known.output // known.written) if known.written else -(-written // WRITTEN_A_TOKEN)
+        return -(-written * known.output // known.written) if known.written else -(-written // _WRITTEN_A_TOKEN)
 
     def learn(self, run: str, call: ModelCall, size: int, used: Tokens, written: int) -> None:
         """Take how many tokens a call had, and how many bytes its reply."""

@@ -81,7 +81,9 @@ class CallEnded:
     tokens: Tokens | None
     """`None`: the reply could not be read, so what was reserved counts."""
     partial: bool
-    """The provider has not told its final figures."""
+    """The provider has not told its final figures, so it may have been more."""
+    sure: Tokens | None
+    """What it has used at least, where `tokens` may be too much."""
     tools: tuple[ToolUse, ...]
     factor: float
     long_cached: int

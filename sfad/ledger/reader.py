@@ -270,10 +270,10 @@ class Reader:
 
     def used_below(self, root: RunId) -> dict[RunId, Used]:
         sql = (
-            "SELECT id, parent_id, cost_usd, tokens, partial FROM runs INDEXED BY runs_root "
+            "SELECT id, parent_id, cost_usd, tokens, partial, at_most FROM runs INDEXED BY runs_root "
             "WHERE root_id = ? AND parent_id IS NOT NULL"
         )
-        return {row[0]: Used(row[1], row[2], row[3], bool(row[4])) for row in self._connection.execute(sql, (root,))}
+        return {row[0]: Used(row[1], row[2], row[3], bool(row[4]), bool(row[5])) for row in self._connection.execute(sql, (root,))}
 
     def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
         """Return calls of a run in the order of their time, those after a time in seconds since the epoch and a number."""

@@ -65,7 +65,19 @@ _FIXED_EXTRA_JSON = ("allowed_tools", "blocked_tools")
 _STATE_INFO = ("exit_code", "signal", "attempts", "descendants", "milestone", "pid")
 _STATE_TIMES = ("deadline", "started_at", "ended_at")
 _STATE_EXTRA = ("pid_started", "model", "provider")
-_STATE_COMPUTED = ("status", "ended", "reason", "limits", "usage", "cost_usd", "tokens", "partial", "boot_id", "result_head")
+_STATE_COMPUTED = (
+    "status",
+    "ended",
+    "reason",
+    "limits",
+    "usage",
+    "cost_usd",
+    "tokens",
+    "partial",
+    "at_most",
+    "boot_id",
+    "result_head",
+)
 
 _FIXED = ("number", "created_at", *_FIXED_INFO, *_FIXED_INFO_JSON, *_FIXED_EXTRA, *_FIXED_EXTRA_JSON)
 _STATE = (*_STATE_COMPUTED, *_STATE_INFO, *_STATE_TIMES, *_STATE_EXTRA)
@@ -137,6 +149,7 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         info.usage.cost_usd,
         info.usage.tokens,
         int(at_least(info.usage)),
+        int(info.usage.at_most),
         extra.boot_id or (boot_id if info.pid is not None else None),
         None if extra.result_head is None else extra.result_head[:RESULT_HEAD],
     )
@@ -214,7 +227,7 @@ def event_of(row: Sequence[Any]) -> Event:
 
 def call_of(row: Sequence[Any]) -> CallInfo:
     fields = dict(zip(CALL_COLUMNS, row, strict=True))
-    flags = {name: bool(fields[name]) for name in ("partial", "streamed", "estimated")}
+    flags = {name: bool(fields[name]) for name in ("partial", "streamed", "estimated", "at_most")}
     return CallInfo(run_id=run_id(fields.pop("run")), **fields | flags | {"time": _moment(fields["time"])})
 
 

@@ -84,6 +84,7 @@ class Summariser:
             cost_usd=use.cost_usd,
             tokens=use.tokens,
             partial=use.partial,
+            at_most=use.at_most,
             groups=self._groups(),
             breaches=list(self._breaches()),
             failed=self._failed(),
@@ -127,7 +128,15 @@ class Summariser:
             for name, use in self._uses(info, model):
                 add(name, 1, int(info.status in FAILED), use)
         groups = [
-            Group(key=key, runs=runs, cost_usd=use.cost_usd, tokens=use.tokens, failed=bad, partial=use.partial)
+            Group(
+                key=key,
+                runs=runs,
+                cost_usd=use.cost_usd,
+                tokens=use.tokens,
+                failed=bad,
+                partial=use.partial,
+                at_most=use.at_most,
+            )
             for key, (runs, bad, use) in found.items()
         ]
         return sorted(groups, key=lambda group: (-(group.cost_usd or 0.0), -group.runs, group.key or ""))[:GROUPS]
@@ -149,11 +158,19 @@ class Summariser:
         return sorted(found, key=lambda one: one.run_id)[-LISTED:]
 
     def _costly(self) -> list[Costly]:
-        columns = "runs.id, runs.name, runs.status, runs.cost_usd, runs.tokens, runs.partial"
+        columns = "runs.id, runs.name, runs.status, runs.cost_usd, runs.tokens, runs.partial, runs.at_most"
         rows = self._rows(columns, f"AND runs.cost_usd > 0 ORDER BY runs.cost_usd DESC LIMIT {COSTLY}")
         found = [
-            Costly(run_id=run, name=name, status=Status(status), cost_usd=cost, tokens=tokens, partial=bool(partial))
-            for run, name, status, cost, tokens, partial in rows
+            Costly(
+                run_id=run,
+                name=name,
+                status=Status(status),
+                cost_usd=cost,
+                tokens=tokens,
+                partial=bool(partial),
+                at_most=bool(at_most),
+            )
+            for run, name, status, cost, tokens, partial, at_most in rows
         ]
         found += _costly(info for info, _ in self._unwritten)
         return sorted(found, key=lambda one: -one.cost_usd)[:COSTLY]
@@ -185,10 +202,10 @@ class Summariser:
         return fits
 
 
-_USED = "sum(runs.cost_usd), sum(runs.tokens), max(runs.partial)"
+_USED = "sum(runs.cost_usd), sum(runs.tokens), max(runs.partial), max(runs.at_most)"
 _CALLS_USED = (
     "sum(calls.cost_usd), sum(ifnull(calls.input_tokens, 0) + ifnull(calls.output_tokens, 0)), "
-    "max(calls.partial OR (calls.cost_usd IS NULL AND calls.output_tokens > 0))"
+    "max(calls.partial OR (calls.cost_usd IS NULL AND calls.output_tokens > 0)), max(calls.at_most)"
 )
 _GATED = (
     """(runs.usage GLOB '{"gateway"*' AND EXISTS (SELECT 1 FROM calls WHERE calls.run = runs.number AND calls.state = 'ended'))"""
@@ -200,8 +217,8 @@ _reason = msgspec.json.Decoder(Reason)
 
 
 def _used(columns: Sequence[Any]) -> Used:
-    cost, tokens, partial = columns
-    return Used(None, cost, tokens, bool(partial))
+    cost, tokens, partial, at_most = columns
+    return Used(None, cost, tokens, bool(partial), bool(at_most))
 
 
 def _failed(run: RunId, name: str, reason: Reason | None) -> Failed:
@@ -213,7 +230,13 @@ def _costly(runs: Iterable[RunInfo]) -> Iterator[Costly]:
         use = used_by(None, info.usage)
         if use.cost_usd:
             yield Costly(
-                run_id=info.id, name=info.name, status=info.status, cost_usd=use.cost_usd, tokens=use.tokens, partial=use.partial
+                run_id=info.id,
+                name=info.name,
+                status=info.status,
+                cost_usd=use.cost_usd,
+                tokens=use.tokens,
+                partial=use.partial,
+                at_most=use.at_most,
             )
 
 

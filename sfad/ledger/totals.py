@@ -17,19 +17,20 @@ class Used(NamedTuple):
     cost_usd: float | None
     tokens: int | None
     partial: bool
+    at_most: bool
 
     def plus(self, more: Used) -> Used:
         costs = [cost for cost in (self.cost_usd, more.cost_usd) if cost is not None]
         tokens = [count for count in (self.tokens, more.tokens) if count is not None]
-        partial = self.partial or more.partial
-        return Used(self.parent, round(sum(costs), 9) if costs else None, sum(tokens) if tokens else None, partial)
+        marks = self.partial or more.partial, self.at_most or more.at_most
+        return Used(self.parent, round(sum(costs), 9) if costs else None, sum(tokens) if tokens else None, *marks)
 
 
-NOTHING = Used(None, None, None, partial=False)
+NOTHING = Used(None, None, None, partial=False, at_most=False)
 
 
 def used_by(parent: RunId | None, usage: Usage) -> Used:
-    return Used(parent, usage.cost_usd, usage.tokens, at_least(usage))
+    return Used(parent, usage.cost_usd, usage.tokens, at_least(usage), usage.at_most)
 
 
 def at_least(usage: Usage) -> bool:
@@ -49,4 +50,10 @@ def with_totals(runs: Iterable[RunInfo], used: Mapping[RunId, Used]) -> list[Run
 
 
 def _with_total(info: RunInfo, total: Used) -> RunInfo:
-    return msgspec.structs.replace(info, total_cost_usd=total.cost_usd, total_tokens=total.tokens, total_partial=total.partial)
+    return msgspec.structs.replace(
+        info,
+        total_cost_usd=total.cost_usd,
+        total_tokens=total.tokens,
+        total_partial=total.partial,
+        total_at_most=total.at_most,
+    )

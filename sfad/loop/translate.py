@@ -8,7 +8,7 @@ from ..core.asked import Asked, SessionAsked
 from ..core.naming import AGENT_PROGRAMS, derive_name
 from ..core.policy import AlertPolicy, CallBounds, Policy, SessionPolicy
 from ..protocol.kinds import DEFAULT_KEYS, KINDS
-from ..protocol.known import CODING_AGENT
+from ..protocol.known import ANY_PROGRAM, CODING_AGENT
 from ..protocol.messages import Spawn
 from ..protocol.types import Action, Bound, Limit, LimitKind
 
@@ -25,6 +25,7 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None, *, 
         kind=spawn.kind,
         identity=spawn.agent,
         agent_program=derived in AGENT_PROGRAMS,
+        tells_each_call=spawn.meter == ANY_PROGRAM,
         type=spawn.run_type,
         limits=tuple(spawn.limits),
         on_limit=spawn.on_limit,

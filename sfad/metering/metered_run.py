@@ -28,6 +28,7 @@ class MeteredRun:
         self._feed = feed
         self._stream: Sequence[Reading] = ()
         self._session: Sequence[Reading] = ()
+        self._tier = ""
         self._said = _said(Reading())
 
     @property
@@ -73,9 +74,10 @@ class MeteredRun:
     def read_in_session(self, readings: Sequence[Reading]) -> None:
         """Take what its session files tell by now: a reading for each file."""
         self._session = readings
-        model = most_used_model(readings)
-        if self.live.model is None and model is not None:
+        model, tier = most_used_model(readings), next((reading.tier for reading in readings if reading.tier), "")
+        if (self.live.model is None and model is not None) or tier != self._tier:
             self.live.uses_model(model)
+            self._tier = tier
             if any(not reading.blank for reading in self._stream):
                 self._tell("stream", self._stream)  # Codex's events do not name the model
         self._tell("session", readings)
@@ -108,7 +110,7 @@ class MeteredRun:
         self._feed(e.UseSeen(trio.current_time(), run.id, source, use))
 
     def _use(self, readings: Sequence[Reading]) -> tuple[Use, PriceGaps]:
-        return use_of_readings(readings, self.prices, self.program, self.live.model)
+        return use_of_readings(readings, self.prices, self.program, self.live.model, self._tier)
 
 
 def _said(reading: Reading) -> tuple[bool, str | None, ApiTrouble | None]:

@@ -40,6 +40,10 @@ _MAKERS = {
 }
 """The library's ids of providers, by agent program and by API of the gateway."""
 
+LONG_CACHE = 2.0
+"""What input costs that is written to a cache for an hour, by the price of input
+(https://platform.claude.com/docs/en/build-with-claude/prompt-caching, "Pricing")."""
+
 _INPUT_SHARE, _LONG_REQUEST = 10, 1_000_000
 """Tokens of input for a token of output, and of the input of one request, by which models are compared. Agents read more than they
 write, and a model that speaks is dear only by its output."""
@@ -179,10 +183,13 @@ def _total(tokens: Tokens, rates: _Rates) -> float | None:
     if rates.input is None and rates.output is None:
         return None
     cached, written = max(0, tokens.cached), max(0, tokens.cache_write)
+    long = min(max(0, tokens.long_write), written)
+    write = rates.input if rates.cache_write is None else rates.cache_write
     parts = (
         (max(0, tokens.input - cached - written), rates.input),
         (cached, rates.input if rates.cached is None else rates.cached),
-        (written, rates.input if rates.cache_write is None else rates.cache_write),
+        (written - long, write),
+        (long, None if write is None else max(write, LONG_CACHE * (rates.input or 0.0))),
         (max(0, tokens.output), rates.output),
     )
     if any(count and rate is None for count, rate in parts):

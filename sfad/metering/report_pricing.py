@@ -1,9 +1,11 @@
 """What agents report and reserve, with its price."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
+
+from msgspec.structs import replace as changed
 
 from ..core import events as e
 from ..core.account import OpenReservation, Use
@@ -15,10 +17,6 @@ from .metered_run import MeteredRun
 from .price_list import PriceList
 from .pricing import Prices
 from .use import PriceGaps, report_of_settlement, reservation_of, use_of_report
-
-LONG_CACHE = 2.0
-"""What input costs that is written to a cache for an hour, by the price of input
-(https://platform.claude.com/docs/en/build-with-claude/prompt-caching, "Pricing")."""
 
 
 class CallPrice(NamedTuple):
@@ -62,10 +60,8 @@ class ReportPricing:
         most, model = size + request.more_input, prices.charged_as(request.model, request.api)
 
         def cost(tokens: int) -> float | None:
-            cost = prices.cost(model, Tokens(input=tokens, cache_write=tokens if request.caches else 0))
-            if cost is not None and request.caches and request.long_cache:
-                cost = max(cost, LONG_CACHE * (prices.cost(model, Tokens(input=tokens)) or 0.0))
-            return cost
+            written = tokens if request.caches else 0
+            return prices.cost(model, Tokens(input=tokens, cache_write=written, long_write=written if request.long_cache else 0))
 
         likely, dearest = cost(size), cost(most)
         million = prices.cost(model, Tokens(output=1_000_000), request_input=most)
@@ -82,10 +78,12 @@ class ReportPricing:
         if request.run in self.runs:
             self.runs[request.run].live.uses_model(request.model)
         if request.tokens is None:
-            return replace(reservation.use, partial=True)
+            return reservation.use
         tokens, prices = request.tokens, self._prices(request.run)
         model = prices.charged_as(request.model, request.api)
         cost = _cost_of_call(request, model, tokens, prices)
+        sure = tokens if request.sure is None else request.sure
+        sure_cost = cost if request.sure is None else _cost_of_call(request, model, sure, prices)
         return Use(
             turns=len(request.tools),
             messages=int(request.status is not None and request.status < 400),
@@ -95,6 +93,8 @@ class ReportPricing:
             cost=to_nanos(cost),
             cost_from=None if cost is None else "prices",
             unpriced_tokens=tokens.input + tokens.output if cost is None else None,
+            unsure_tokens=max(0, tokens.input + tokens.output - sure.input - sure.output) or None,
+            unsure_cost=max(0, to_nanos(cost) - to_nanos(sure_cost or 0.0)) or None if cost is not None else None,
             partial=request.partial,
             estimated=model != request.model,
         )
@@ -129,12 +129,5 @@ def rounded(seconds: float | None) -> float | None:
 
 
 def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:
-    cost = prices.cost(model, tokens)
-    if cost is None:
-        return None
-    if request.long_cached:
-        written, size = request.long_cached, tokens.input
-        plain = prices.cost(model, Tokens(input=written), request_input=size) or 0.0
-        short = prices.cost(model, Tokens(input=written, cache_write=written), request_input=size) or 0.0
-        cost += max(0.0, LONG_CACHE * plain - short)
-    return request.factor * cost + request.fees_usd
+    cost = prices.cost(model, changed(tokens, long_write=request.long_cached))
+    return None if cost is None else request.factor * cost + request.fees_usd

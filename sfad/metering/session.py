@@ -13,7 +13,8 @@ from .session_search import FileSearch
 
 CERTAIN_AFTER = 15.0
 """Seconds after the start of a session from which on a file of another process is not mistaken for the run's: an agent creates
-its own within 2 s, and within 10 s on a machine with four times as much to do as it can."""
+its own within 2 s, and within 10 s on a machine with four times as much to do as it can. Until then the session counts as well,
+because an agent in a terminal may spend several times its limit meanwhile, but a second one makes it unknown."""
 MOST_FILES = 256
 """Files of one session that are read: one, and one for each subagent. Also the files whose beginning one look reads."""
 OWNER_WITHIN = 256 << 10
@@ -48,6 +49,8 @@ class Session:
     given: InitVar[str | None] = None
     """The id of the session in the command."""
     session_id: str | None = None
+    guess: str | None = None
+    """The session that counts until its id is certain."""
     ended: bool = False
     readings: tuple[Reading, ...] = ()
     """One for each file."""
@@ -99,7 +102,7 @@ class Session:
         return whole
 
     def _only_session(self, taken: Container[str]) -> str | None:
-        """Return the session that must be the run's, because no other was begun in its directory since its start."""
+        """Return the session that is the run's, because no other was begun in its directory since its start."""
         since, project = timestamp(self.began), self.files.project(os.path.realpath(self.cwd))
         resumes = self.files.resumes(self.argv)
         found: dict[str, str] = {}
@@ -115,9 +118,10 @@ class Session:
                 raise TooMany
         certain = timestamp(datetime.fromtimestamp(time.time() - CERTAIN_AFTER, UTC))
         session = min(found, key=found.__getitem__, default=None)
+        self.guess = session
         if session is not None and (self.ended or found[session] <= certain):
             self.name(session)
-        return self.session_id
+        return session
 
     def _candidates(self, session: str | None) -> Iterator[tuple[str, int]]:
         search = SessionSearch(self.env, os.path.realpath(self.cwd), self.began, session)

@@ -166,8 +166,9 @@ class Sessions:
             return True
         whole, before = True, session.readings
         others = [other for _, other in self._all() if other is not session and other.uid == session.uid]
-        taken = {other.session_id for other in others if other.session_id is not None}
-        session.siblings = 1 + sum(_alike(session, other) for other in self._runs[run].values() if other is not session)
+        own = [other for other in self._runs[run].values() if other is not session]
+        taken = {each for each in (*(other.session_id for other in others), *(other.guess for other in own)) if each is not None}
+        session.siblings = 1 + sum(_alike(session, other) for other in own)
         try:
             whole = await in_thread(session.look, taken, abandon=True, limiter=self._threads)
             if not session.ended:
@@ -196,6 +197,8 @@ class Sessions:
     def _lose(self, key: _Key, session: Session) -> None:
         if self._session(key) is session:
             self._drop(key)
+            if session.readings:
+                self.seen(key[0], self.told(key[0]))  # without what may be another process's
             self.lost(
                 key[0],
                 f"what the run uses is not read from its {session.files.program} session: several sessions began in {session.cwd} "
@@ -216,4 +219,10 @@ def _may_grow(session: Session) -> bool:
 
 def _alike(one: Session, other: Session) -> bool:
     """Return whether nothing tells which of two programs of a run has begun which session of their directory."""
-    return other.session_id is None and other.files is one.files and other.cwd == one.cwd and other.env == one.env
+    return (
+        other.session_id is None
+        and other.guess is None
+        and other.files is one.files
+        and other.cwd == one.cwd
+        and other.env == one.env
+    )

@@ -11,6 +11,7 @@ from typing import Any
 from ..core.account import NOTHING, OpenReservation, Use
 from ..core.money import to_nanos
 from ..meters import Reading
+from ..meters.tiers import OPENAI_FACTORS, factor_of
 from ..protocol import messages as m
 from ..protocol.kinds import COUNTS
 from ..protocol.types import Tokens
@@ -44,22 +45,22 @@ class PriceGaps:
 
 
 def use_of_readings(
-    readings: Iterable[Reading], prices: Prices, program: str | None = None, unnamed: str | None = None
+    readings: Iterable[Reading], prices: Prices, program: str | None = None, unnamed: str | None = None, tier: str = ""
 ) -> tuple[Use, PriceGaps]:
-    """`program`: the agent's, which tells the provider of a model without a price. `unnamed`: the model of tokens of which the
-    readings name none."""
+    """`program`: the agent's, which tells the provider of a model without a price. `unnamed`, `tier`: the model of tokens, and the
+    tier, of which the readings name none."""
     total, gaps = NOTHING, PriceGaps()
     for reading in readings:
-        use, more = _use_of_reading(reading, prices, program, unnamed or "")
+        use, more = _use_of_reading(reading, prices, program, unnamed or "", reading.tier or tier)
         total = total.plus(use)
         gaps.add(more)
     return total, gaps
 
 
-def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnamed: str) -> tuple[Use, PriceGaps]:
+def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnamed: str, tier: str) -> tuple[Use, PriceGaps]:
     told = reading.models.values()
     gaps = PriceGaps()
-    price = _price(reading, prices, program, unnamed, gaps)
+    price, least = _price(reading, prices, program, unnamed, tier, gaps)
     cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
     use = Use(
         **_counts(reading),
@@ -69,15 +70,19 @@ def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnam
         cost=to_nanos(cost),
         cost_from=None if cost is None else "agent" if price is None else "prices",
         unpriced_tokens=gaps.unpriced.total() or None,
+        unsure_cost=None if price is None else to_nanos(price - least) or None,
         # a call that failed or was broken off may be billed, and the agent does not know of it
-        partial=reading.partial or reading.failed is not None or reading.trouble is not None,
+        partial=reading.partial or reading.broken or reading.failed is not None or reading.trouble is not None,
         estimated=bool(gaps.estimated),
     )
     return use, gaps
 
 
-def _price(reading: Reading, prices: Prices, program: str | None, unnamed: str, gaps: PriceGaps) -> float | None:
-    """Return the price of the tokens whose cost the agent has not told."""
+def _price(
+    reading: Reading, prices: Prices, program: str | None, unnamed: str, tier: str, gaps: PriceGaps
+) -> tuple[float | None, float]:
+    """Return the price of the tokens whose cost the agent has not told, and the least that it may be: whether the provider gave a
+    cheaper tier than its usual one, only its reply tells."""
     # the tokens are sums over messages, and the price of a message depends on its length
     messages = max(1, reading.messages or 1)
     costs = [
@@ -86,7 +91,8 @@ def _price(reading: Reading, prices: Prices, program: str | None, unnamed: str, 
         if tokens.input or tokens.output
     ]
     known = [cost for cost in costs if cost is not None]
-    return sum(known) if known else None
+    factor = factor_of(OPENAI_FACTORS, unnamed or next(iter(reading.to_price), ""), [tier]) if tier else 1.0
+    return max(1.0, factor) * sum(known) if known else None, factor * sum(known)
 
 
 def use_of_report(request: m.Report, prices: Prices, program: str | None = None) -> tuple[Use, PriceGaps]:

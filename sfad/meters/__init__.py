@@ -10,6 +10,7 @@
 `counters`    sums of what agents say, bounded whatever an agent says
 `reading`     what a meter returns
 `speech`      what an agent says to its user
+`tiers`       what faster and slower tiers multiply prices by
 `text`        the text in an agent's events, for `run --text` and `result`
 
 A meter is pure: no clock, no file, no task. It is fed what a run has written, in pieces of any size, and keeps its `Reading`

@@ -37,11 +37,16 @@ _ABORTED_CALL = "aborted_streaming"
 although the provider bills it (seen with 2.1.330)."""
 
 
+class _ClaudeCaches(msgspec.Struct):
+    ephemeral_1h_input_tokens: Any = 0
+
+
 class _ClaudeUsage(msgspec.Struct):
     input_tokens: Any = 0
     output_tokens: Any = 0
     cache_read_input_tokens: Any = 0
     cache_creation_input_tokens: Any = 0
+    cache_creation: _ClaudeCaches | None = None
 
 
 class _ClaudeModelUsage(msgspec.Struct, rename="camel"):
@@ -55,7 +60,9 @@ def _tokens(usage: _ClaudeUsage | _ClaudeModelUsage | None) -> Tokens:
     if usage is None:
         return Tokens()
     read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
-    return counters.tokens(fresh=usage.input_tokens, read=read, written=written, output=usage.output_tokens)
+    caches = usage.cache_creation if isinstance(usage, _ClaudeUsage) else None
+    long = caches.ephemeral_1h_input_tokens if caches is not None else 0
+    return counters.tokens(fresh=usage.input_tokens, read=read, written=written, long=long, output=usage.output_tokens)
 
 
 class _ClaudeBlock(msgspec.Struct):
@@ -302,7 +309,9 @@ class ClaudeSession(SessionMeter[_ClaudeLine]):
         elif event.type == "assistant" and event.message is not None and event.message.model != _SYNTHETIC:
             self._say(event.message)
         elif event.type == "user":
-            self._unanswered = self._unanswered or not _tells_interruption(event.message)
+            interrupted = _tells_interruption(event.message)
+            self._unanswered = self._unanswered or not interrupted
+            self.reading.broken |= interrupted  # it exits with 0 after Ctrl-C
             self._asked()
 
     def _say(self, message: _ClaudeMessage) -> None:

@@ -147,6 +147,10 @@ class _CodexInfo(msgspec.Struct):
     total_token_usage: _CodexUsage | None = None
 
 
+class _CodexSettings(msgspec.Struct):
+    service_tier: Any = None
+
+
 class _CodexPayload(msgspec.Struct):
     type: str = ""
     role: str = ""
@@ -155,6 +159,7 @@ class _CodexPayload(msgspec.Struct):
     call_id: str = ""
     info: _CodexInfo | None = None
     thread_token_usage: _CodexUsage | None = None
+    thread_settings: _CodexSettings | None = None
 
 
 class _CodexLine(msgspec.Struct):
@@ -167,7 +172,10 @@ class CodexSession(SessionMeter[_CodexLine]):
     """Totals are those of the thread. `token_usage_record` is written with the reply, `token_count` after the tool call that
     follows it; both are repeated, and older versions write only the second."""
 
-    wanted = lines_of_type("response_item", "turn_context", "token_count", "token_usage_record", "task_complete")
+    wanted = lines_of_type(
+        "response_item", "turn_context", "thread_settings_applied", "token_count", "token_usage_record", "task_complete",
+        "turn_aborted",
+    )  # fmt: skip
     decoder = msgspec.json.Decoder(_CodexLine)
     _model = ""
     _total = Tokens()
@@ -179,6 +187,8 @@ class CodexSession(SessionMeter[_CodexLine]):
         ours = self._in_time(event.timestamp)
         if event.type == "turn_context":
             self._model = payload.model[:MAX_NAME]
+        elif payload.thread_settings is not None:
+            self.reading.tier = counters.printable(payload.thread_settings.service_tier, MAX_NAME)
         elif event.type == "response_item":
             if ours:
                 self._item(payload)
@@ -204,6 +214,8 @@ class CodexSession(SessionMeter[_CodexLine]):
                 counters.add(self.reading.models, self._model, more)
         elif payload.type == "task_complete":
             self.reading.partial = False
+        elif payload.type == "turn_aborted":
+            self.reading.broken |= ours
 
 
 class _CodexFiles(SessionFiles):

@@ -35,11 +35,13 @@ def dollars(value: Any) -> float | None:
     return float(value) if type(value) in {int, float} and 0 <= value <= MOST_SPENT else None
 
 
-def tokens(*, fresh: Any = 0, read: Any = 0, written: Any = 0, output: Any = 0, reasoning: Any = 0) -> Tokens:
-    """Return the tokens of a program that counts separately those read from a cache, those written to it, and the rest."""
+def tokens(*, fresh: Any = 0, read: Any = 0, written: Any = 0, long: Any = 0, output: Any = 0, reasoning: Any = 0) -> Tokens:
+    """Return the tokens of a program that counts separately those read from a cache, those written to it, and the rest. `long`: of
+    those written, those that are kept for an hour."""
     cached, cache_write = number(read), number(written)
     total = number(fresh) + cached + cache_write
-    return Tokens(input=total, output=number(output) + number(reasoning), cached=cached, cache_write=cache_write)
+    all_output = number(output) + number(reasoning)
+    return Tokens(input=total, output=all_output, cached=cached, cache_write=cache_write, long_write=min(number(long), cache_write))
 
 
 def tokens_in_all(*, total: Any = 0, read: Any = 0, written: Any = 0, output: Any = 0) -> Tokens:
@@ -62,7 +64,9 @@ def _each(one: Tokens, other: Tokens, sign: int) -> Tokens:
     whole = _within(one.input + sign * other.input)
     cached = min(_within(one.cached + sign * other.cached), whole)
     written = min(_within(one.cache_write + sign * other.cache_write), whole - cached)
-    return Tokens(input=whole, output=_within(one.output + sign * other.output), cached=cached, cache_write=written)
+    long = min(_within(one.long_write + sign * other.long_write), written)
+    output = _within(one.output + sign * other.output)
+    return Tokens(input=whole, output=output, cached=cached, cache_write=written, long_write=long)
 
 
 def _within(value: int) -> int:
@@ -130,6 +134,7 @@ def _bytes(text: Any) -> bytes:
 def failed_call(reading: Reading, status: Any = None, error: Any = None, *, count: Any = None) -> None:
     """Count a call of the model that failed. `count`: the number of failures in a row that the agent itself tells."""
     code = number(status)
+    reading.broken |= not code
     so_far = reading.trouble.count if reading.trouble is not None else 0
     reading.trouble = ApiTrouble(
         count=max(so_far + 1, min(number(count), MAX_IDS)),

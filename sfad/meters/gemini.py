@@ -22,6 +22,9 @@ from .program import ANY_NAME, AgentProgram, SessionFiles, SessionPlace, Session
 from .reading import MAX_NAME
 from .speech import AgentFailure, Speech, TextBreak, TextDelta, ToolCall, WholeText
 
+_LOOP = "Loop detected"
+"""What it says, as a warning, when it ends because its model repeats itself; its result is a success nevertheless."""
+
 
 class _GeminiStats(msgspec.Struct):
     total_tokens: Any = 0
@@ -66,6 +69,8 @@ class _GeminiState(msgspec.Struct, array_like=True):
     speaking: bool = False
     calls: counters.RecentIds[bool] = msgspec.field(default_factory=counters.RecentIds[bool])
     written: counters.Estimate = msgspec.field(default_factory=counters.Estimate)
+    looped: bool = False
+    """It has broken off a reply: the usage of that is in no figure."""
 
 
 class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
@@ -79,7 +84,8 @@ class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
         elif event.type in {"init", "tool_use", "result"}:
             self._state.speaking = False
             if event.type == "init":
-                self._state.model = event.model[: 4 * MAX_NAME]
+                # `auto` is none: it chooses one for each call, which its session file names
+                self._state.model = "" if event.model.startswith("auto") else event.model[: 4 * MAX_NAME]
                 self.reading.session = event.session_id[:MAX_NAME]
                 self.reading.finished, self.reading.partial = False, True
             elif event.type == "tool_use":
@@ -87,6 +93,7 @@ class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
             else:
                 self._conclude(event)
         elif event.type == "error":
+            self._state.looped |= isinstance(event.message, str) and event.message.startswith(_LOOP)
             if event.severity != "warning":
                 counters.failed_call_in_words(self.reading, event.message)
         else:
@@ -117,7 +124,7 @@ class GeminiMeter(LineMeter[_GeminiEvent, _GeminiState]):
         if event.stats is None:
             return
         self._state.written.withdraw(self.reading)
-        self.reading.partial = False
+        self.reading.partial = self._state.looped
         for name, stats in (event.stats.models or {self._state.model: event.stats}).items():
             used = stats.tokens()
             if used.input + used.output:
@@ -142,6 +149,7 @@ class _GeminiLine(msgspec.Struct, rename="camel"):
     id: str = ""
     timestamp: Any = None
     model: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"")
     tokens: _GeminiTokens | None = None
     tool_calls: list[_GeminiCall] | None = None
 
@@ -151,18 +159,24 @@ class GeminiSession(SessionMeter[_GeminiLine]):
 
     wanted = lines_of_type("user", "gemini")
     decoder = msgspec.json.Decoder(_GeminiLine)
+    _unanswered = False
 
     def _take(self, event: _GeminiLine) -> None:
         if not self._in_time(event.timestamp):
             return
         if event.type == "user":
+            # a reply that was interrupted is not saved; the results of tools, of which several may come, are a user's lines, too
+            self.reading.broken |= self._unanswered and not bytes(event.content).startswith(b'[{"functionResponse"')
+            self._unanswered = True
             self._asked()
         elif event.type == "gemini":
+            self._unanswered = False
             counters.recognised(self.reading)
             self._say(event)
 
     def _say(self, event: _GeminiLine) -> None:
-        self.reading.partial = event.tokens is None
+        # the results of tools go back to the model
+        self.reading.partial = event.tokens is None or bool(event.tool_calls)
         told = event.tokens or _GeminiTokens()
         output = counters.number(told.output) + counters.number(told.thoughts)
         total = counters.number(told.input) + counters.number(told.tool)

@@ -14,7 +14,7 @@ from .reading import Reading
 E = TypeVar("E")
 S = TypeVar("S", bound=msgspec.Struct)
 
-STATE = 4
+STATE = 5
 """The version of what meters dump. Raise it when a field of `Reading`, or of a meter's state, is added, removed or changes its
 meaning: older dumps are then ignored and the run's output is read again."""
 

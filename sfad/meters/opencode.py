@@ -99,7 +99,7 @@ class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
     def _count(self, kind: str, part: _OpencodePart) -> None:
         if not self._state.parts.first(part.id, True):
             return  # a part is printed again whenever it is updated, as when its session is compacted
-        self.reading.partial = kind != "step_finish"
+        self.reading.partial = True  # it tells nothing of its subagents' calls and of the one for a title
         if kind == "step_finish":
             counters.message(self.reading)
             self._charge(part)

@@ -44,6 +44,11 @@ class Reading:
     """Why the agent failed, in its own words, whatever its exit code; one line of at most `MAX_WORDS` characters."""
     trouble: ApiTrouble | None = None
     """The calls of the model that have failed since its last answer."""
+    tier: str = ""
+    """The provider's tier that the agent asks for, as far as that is not in `cost_usd`."""
+    broken: bool = False
+    """A call has ended without the end of its reply, by a lost connection or an interrupt. It may be billed, and no figure has all
+    of it."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
 

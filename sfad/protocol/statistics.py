@@ -35,6 +35,7 @@ class Group(Struct, frozen=True, kw_only=True):
     tokens: int | None
     failed: int
     partial: bool = False
+    at_most: bool = False
 
 
 class Breach(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,7 @@ class Costly(Struct, frozen=True, kw_only=True):
     cost_usd: float
     tokens: int | None
     partial: bool
+    at_most: bool = False
 
 
 class Summary(Struct, frozen=True, kw_only=True):
@@ -76,3 +78,5 @@ class Summary(Struct, frozen=True, kw_only=True):
     breaches: list[Breach]
     failed: list[Failed]
     costly: list[Costly] = []
+    at_most: bool = False
+    """A part of the sums is an upper bound."""

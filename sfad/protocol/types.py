@@ -155,6 +155,8 @@ class Tokens(Struct, frozen=True, kw_only=True, gc=False):
     output: int = 0
     cached: int = 0
     cache_write: int = 0
+    long_write: int = 0
+    """The part of `cache_write` that is kept for an hour."""
 
 
 Role = Literal["planning", "execution"]
@@ -212,6 +214,8 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     estimate from the streamed text."""
     estimated: bool = False
     """A part of the cost is of a model without a price, and counts at that of the dearest known model of its provider."""
+    at_most: bool = False
+    """A part of tokens and costs is an upper bound, because nothing tells what became of a call. With `partial`: an estimate."""
 
 
 _SMALL = ("three", "four", "five", "six", "seven", "eight", "nine")
@@ -320,6 +324,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     `descendants`, too."""
     total_partial: bool = False
     """The totals are lower bounds: a part of them may still grow, or has no price."""
+    total_at_most: bool = False
+    """A part of the totals is an upper bound."""
     session: bool = False
     """A run of a registered agent that was started as a session."""
     repeating: Repetition | None = None
@@ -405,6 +411,8 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """So many calls after it were refused or withdrawn in the same minute, and have no row of their own."""
     estimated: bool = False
     """Its model has no price: the cost is that of the dearest known model of its provider."""
+    at_most: bool = False
+    """As in `Usage`."""
 
 
 class Refusal(Struct, frozen=True, kw_only=True):

@@ -89,13 +89,15 @@ def _isolation(live: Live) -> Literal["on", "net", "offline"] | None:
 def info_with_totals(live: Live, now: float, footprint: Footprint | None, cpu: float | None) -> RunInfo:
     """Return the run as it is shown at `now`, with the cores that it uses, and what its account says of it and its descendants."""
     info, account = info_of(live, now, footprint), live.run.account
+    uses = [best[1] for each in live.run.subtree() if (best := each.account.best) is not None]
     costs, tokens = account.used(LimitKind.COST), account.used(LimitKind.TOKENS)
     return replace(
         info,
         cpu_cores=None if cpu is None else round(cpu, 2),
         total_cost_usd=to_usd(None if costs is None else int(costs)),
         total_tokens=None if tokens is None else int(tokens),
-        total_partial=info.usage.partial,
+        total_partial=any(use.partial for use in uses),
+        total_at_most=any(use.at_most for use in uses),
     )
 
 
@@ -206,4 +208,5 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
         source=source,
         partial=use.partial,
         estimated=use.estimated,
+        at_most=use.at_most,
     )

@@ -21,10 +21,10 @@ from tests.agents.desk import Desk, in_a_terminal
 from tests.agents.script import Write
 from tests.harness import wait_until
 
-PRICES = "[prices]\n" + "".join(
+CONFIG = "[gateway]\n[prices]\n" + "".join(
     f'"{model}" = {{input_mtok = 3, output_mtok = 15}}\n' for model in ("claude-opus-5-5", "gpt-6.1-sol", "gemini-2.5-pro")
 )
-"""Of the models that the programs choose, as much as Claude Sonnet 4.5 costs."""
+"""The gateway as it is by default. The models that the programs choose cost as much as Claude Sonnet 4.5."""
 LIMIT = 1.0
 ERROR = 0.02
 """The part of the limit that the error of one input estimate may exceed it by."""
@@ -53,7 +53,7 @@ def cases() -> Iterator[Any]:
 def test_the_bill_stays_below_the_limit_and_most_of_it_can_be_used(
     desk: MakeDesk, cli: Cli, way: str, size: str, action: str
 ) -> None:
-    at = desk(config=PRICES, **{cli.name: repeat(Write(SIZES[size]))})
+    at = desk(config=CONFIG, **{cli.name: repeat(Write(SIZES[size]))})
     words = ["run", "--limit", f"cost={LIMIT}:{action}", "--limit", "turns=100"]
     if way == "terminal":
         with in_a_terminal(at, *words, "--", *cli.in_terminal) as client:

@@ -7,9 +7,11 @@ from itertools import repeat
 from pathlib import Path
 from uuid import uuid4
 
-from tests.agents.clis import CLAUDE, Cli
+import pytest
+
+from tests.agents.clis import CLAUDE, CODEX, GEMINI_CLI, Cli
 from tests.agents.conftest import MakeDesk
-from tests.agents.desk import Desk, held_up
+from tests.agents.desk import Desk, held_up, in_a_terminal
 from tests.agents.script import Say, Shell
 from tests.harness import alive, strays, wait_until
 
@@ -91,3 +93,16 @@ def test_a_limit_holds_for_an_agent_that_prints_text(desk: MakeDesk) -> None:
     assert (run["status"], run["reason"]["limit_kind"]) == ("failed", "turns")
     assert [limit["enforced_by"] for limit in run["limits"] if limit["kind"] == "turns"] == ["meter"]
     assert len(at.talk(CLAUDE).requests) <= 12
+
+
+@pytest.mark.parametrize("cli", [CLAUDE, CODEX, GEMINI_CLI], ids=lambda cli: cli.name)
+def test_a_limit_acts_in_a_terminal_from_the_first_second(desk: MakeDesk, cli: Cli) -> None:
+    """Without the gateway, and without an id: only the session file tells what is used."""
+    at = desk(**{cli.name: repeat(Shell("sleep 0.3"))})
+    words = ("--no-gateway", "--stdio", "inherit", "--name", "planner", "--limit", "turns=3")
+    with in_a_terminal(at, "run", *words, "--", *cli.in_terminal):
+        wait_until(lambda: at.listed() and at.listed()[0]["ended_at"], "the limit has ended it")
+    (run,) = at.listed()
+    assert (run["status"], run["reason"]["limit_kind"], run["usage"]["source"]) == ("failed", "turns", "session")
+    assert run["usage"]["partial"]
+    assert run["reason"]["used"] <= 8, "what it had used when it was seen; Codex goes on while it is asked to end"

@@ -77,8 +77,18 @@ def test_a_figure_that_may_still_grow_is_shown_as_a_lower_bound() -> None:
     found = run(usage=usage, limits=[])
     assert facts(found) == [("usage", "2 turns, at least 10 tokens in, at least 5 tokens out, cost at least 0.31 USD [stream]")]
     assert why.sentence(found).endswith("; it used at least 0.31 USD")
-    assert output.at_least(Usage(tokens=15, partial=True)) == "at least 15 tokens"
+    assert output.bounded_use(Usage(tokens=15, partial=True)) == "at least 15 tokens"
     assert [column.cell(found) for column in list_.COLUMNS if column.name in ("TURNS", "TOKENS", "USD")] == ["2", "-", "≥0.31"]
+
+
+def test_an_upper_bound_and_an_estimate_are_shown_as_such() -> None:
+    usage = Usage(input_tokens=10, output_tokens=5, cost_usd=0.31, source="gateway", at_most=True)
+    found = run(usage=usage, limits=[])
+    assert facts(found) == [("usage", "at most 10 tokens in, at most 5 tokens out, cost at most 0.31 USD [gateway]")]
+    assert why.sentence(found).endswith("; it used at most 0.31 USD")
+    assert [column.cell(found) for column in list_.COLUMNS if column.name == "USD"] == ["≤0.31"]
+    assert output.bounded_use(Usage(tokens=15, partial=True, at_most=True)) == "about 15 tokens"
+    assert output.bounded("0.31", partial=True, at_most=True) == "≈0.31"
 
 
 def test_info_shows_every_source_where_there_are_several() -> None:

@@ -61,7 +61,7 @@ def test_totals_count_each_run_once_and_the_sum_each_run_s_own_use(night: World)
         True,
     )
     assert (clerk["total_cost_usd"], clerk["total_partial"], other["total_partial"]) == (0.25, True, False)
-    assert found["sum"] == {"runs": 7, "cost_usd": 1.75, "tokens": 700, "partial": True}
+    assert found["sum"] == {"runs": 7, "cost_usd": 1.75, "tokens": 700, "partial": True, "at_most": False}
     assert night.json("info", "a1")["total_cost_usd"] == 1.75
     assert "at least 1.75 USD with its descendants" in night.sfactl("info", "a1").stdout
     *_, last = night.sfactl("list", "--root", "a1", "--sum").stdout.splitlines()

@@ -13,7 +13,7 @@ from sfad.protocol.statistics import Breach, Failed, Summary
 
 from .conftest import World
 
-CONTRACT = {"since", "until", "runs", "by_status", "cost_usd", "tokens", "partial", "groups", "breaches", "failed"}
+CONTRACT = {"since", "until", "runs", "by_status", "cost_usd", "tokens", "partial", "groups", "breaches", "failed", "at_most"}
 
 
 def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
@@ -22,8 +22,8 @@ def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
     assert (found["runs"], found["by_status"]) == (700, {"completed": 693, "failed": 7})
     assert (found["cost_usd"], found["tokens"], found["partial"]) == (175.0, 70_000, True)
     assert found["groups"] == [
-        {"key": "clerk", "runs": 600, "cost_usd": 150.0, "tokens": 60_000, "failed": 6, "partial": True},
-        {"key": "boss", "runs": 100, "cost_usd": 25.0, "tokens": 10_000, "failed": 1, "partial": False},
+        {"key": "clerk", "runs": 600, "cost_usd": 150.0, "tokens": 60_000, "failed": 6, "partial": True, "at_most": False},
+        {"key": "boss", "runs": 100, "cost_usd": 25.0, "tokens": 10_000, "failed": 1, "partial": False, "at_most": False},
     ]
     turns = {"limit_kind": "turns", "used": 26.0, "threshold": 25.0, "scope": "run"}
     assert found["breaches"] == [{"run_id": run_id(number), **turns} for number in (200, 699)]

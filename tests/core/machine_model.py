@@ -227,6 +227,7 @@ class World:
             c.RecordRefusal: self._record_refusal,
             c.CountRefusal: lambda x: self._has_row(x.run),
             c.Rebound: lambda x: self._alive(x.run.id),
+            c.MeterAgent: lambda x: self._alive(x.run),
             c.Charge: self._charge,
             c.Launch: self._launch,
             c.Terminate: self._empty_it,

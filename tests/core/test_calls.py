@@ -435,7 +435,8 @@ def test_what_an_earlier_gateway_did_not_settle_is_charged_in_full() -> None:
     account = t.run(a).account
     assert not account.reservations
     assert account.used(LimitKind.COST) == 303_000_000
-    assert account.sources["gateway"].partial
+    assert account.sources["gateway"].at_most
+    assert not account.sources["gateway"].partial
     (t >> t.called(name, cost=0.1)).skip()
     assert account.used(LimitKind.COST) == 303_000_000, "it is not charged twice"
 
@@ -536,6 +537,16 @@ def test_what_a_gateway_never_learnt_to_be_admitted_is_given_back() -> None:
     assert [(call.state, call.cost_usd or 0) for call in t.calls] == [("withdrawn", 0), ("ended", 0.1)]
 
 
+def test_what_may_not_have_been_used_ends_no_run() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.35")
+    t.admitted(t.call(a))
+    (t >> e.GatewayStarted(t.at)).skip()
+    assert t.run(a).account.unsure(LimitKind.COST) == 303_000_000
+    assert "0.303 USD of that may not have been used" in t.not_called(t.call(a)).message
+    assert t.run(a).status is Status.RUNNING
+
+
 def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
     t = Transcript()
     a, b = t.start("a", limits="cost=1"), t.start("b", limits="cost=1")
@@ -544,9 +555,9 @@ def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:
     (t >> t.exited(b)).skip()
     (t >> e.GatewayStarted(t.at)).skip()
     of_run, of_gateway = t.calls
-    assert (of_run.run_id, of_run.cost_usd, of_run.partial, of_run.output_tokens) == (b, WHOLE, True, 20_000)
+    assert (of_run.run_id, of_run.cost_usd, of_run.at_most, of_run.output_tokens) == (b, WHOLE, True, 20_000)
     assert "its run ended" in (of_run.error or "")
-    assert (of_gateway.run_id, of_gateway.cost_usd, of_gateway.partial) == (a, WHOLE, True)
+    assert (of_gateway.run_id, of_gateway.cost_usd, of_gateway.at_most) == (a, WHOLE, True)
     assert "the gateway was killed" in (of_gateway.error or "")
 
 

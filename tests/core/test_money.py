@@ -10,6 +10,7 @@ from sfad.core import commands as c
 from sfad.core import use_requests
 from sfad.core.account import Account, Use
 from sfad.core.money import to_usd
+from sfad.core.pausing import REPLY_OUTLIVES
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, use
@@ -147,7 +148,13 @@ def test_a_reservation_that_is_not_settled_is_charged_in_full() -> None:
     assert not run.account.reservations
     assert run.account.used(COST) == 812_500_000
     assert run.account.sources["report"] == use(
-        input_tokens=100, output_tokens=0, cost=0.8125, cost_from="prices", planning_cost=0.5
+        input_tokens=100,
+        output_tokens=0,
+        cost=0.8125,
+        cost_from="prices",
+        planning_cost=0.5,
+        unsure_tokens=100,
+        unsure_cost=750_000_000,
     )
     assert cost(t, a) == [0.8125]
     t.reserved(t.reserve(a, 0.03125, role="execution"))
@@ -508,3 +515,39 @@ def test_use_that_a_source_takes_back_is_given_back_to_the_budget() -> None:
         t.skip()
     assert t.charged == {"user ann": 0.75}
     assert charged(t) == {"ann": 1.75}
+
+
+@pytest.mark.parametrize(("pause", "partial"), [(REPLY_OUTLIVES - 1, False), (REPLY_OUTLIVES, True)])
+def test_what_an_agent_tells_after_a_long_pause_is_partial(pause: float, partial: bool) -> None:
+    """The reply that it was reading may have been billed before it made the call again."""
+    t = Transcript()
+    a, b = t.chain("a", "b")
+    (t >> t.used(b, input_tokens=10, output_tokens=1, cost=0.25)).skip()
+    (t >> t.pause(a)).skip()
+    t.later(pause)
+    (t >> t.resume(a)).skip()
+    assert t.run(b).account.sources["stream"].partial is partial
+    (t >> t.used(b, input_tokens=20, output_tokens=2, cost=0.5)).skip()
+    (t >> t.used(b, "gateway", input_tokens=20, output_tokens=2, cost=0.5)).skip()
+    assert (t.run(b).account.sources["stream"].partial, t.run(b).account.sources["gateway"].partial) == (partial, False)
+
+
+@pytest.mark.parametrize(("code", "finished", "partial"), [(0, False, False), (1, False, True), (1, True, False)])
+def test_what_an_agent_told_that_did_not_end_by_itself_is_partial(code: int, finished: bool, partial: bool) -> None:
+    t = Transcript()
+    a = t.start("a", attempts=2)
+    run = t.run(a)
+    (t >> t.used(a, input_tokens=10, output_tokens=1, cost=0.25)).skip()
+    (t >> t.said_by_agent(a, finished=finished)).skip()
+    (t >> t.exited(a, code)).skip()
+    assert run.account.sources["stream"].partial is partial
+
+
+def test_what_an_agent_tells_that_was_stopped_is_partial_though_it_exits_with_0() -> None:
+    t = Transcript()
+    a = t.start("a")
+    run = t.run(a)
+    (t >> t.used(a, input_tokens=10, output_tokens=1, cost=0.25)).skip()
+    (t >> t.stop(a)).skip()
+    (t >> t.exited(a, 0)).skip()
+    assert run.account.sources["stream"].partial

@@ -30,6 +30,7 @@ PLAN: dict[str, Any] = {
     "output": 20_000,  # tokens that each call asks for, and gets
     "padding": 0,  # bytes of its input
     "tool": None,  # that each reply asks for
+    "does": None,  # what the provider does, of `provider.DOES`
     "stall": False,  # the provider waits in the middle of the first reply of each thread
     "tries": 1,
     "on": False,  # a call that failed does not end the thread
@@ -65,7 +66,7 @@ def call(plan: dict[str, Any], *, stall: bool) -> dict[str, Any]:
         "max_tokens": plan["output"],
         "stream": True,
         "messages": [{"role": "user", "content": "x" * plan["padding"]}],
-        "metadata": {"stall": stall, "tool": plan["tool"]},
+        "metadata": {"stall": stall, "tool": plan["tool"], "does": plan["does"]},
     }
     connection = http.client.HTTPConnection(url.netloc, timeout=plan["hang_up"] or 120)
     try:

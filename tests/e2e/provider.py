@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +16,13 @@ from typing import Any
 PIECES = 10
 WORD = "word"
 """What a token of output is."""
-IN_USD, OUT_USD = 3e-6, 15e-6
-"""For a token."""
+IN_USD, CACHED_USD, WRITTEN_USD, LONG_USD, OUT_USD = 3e-6, 0.3e-6, 3.75e-6, 6e-6, 15e-6
+"""For a token: of input, read from a cache, written to one for five minutes and for an hour, of output."""
+ERRORS = {"500": 500, "429": 429, "529": 529}
+"""What a call may ask for in its metadata, as `does`: an answer without a bill."""
+DOES = (*ERRORS, "reset", "error", "hang", "thinks", "caches", "fast")
+"""The same: a reply that breaks off in the middle, by a reset or with an event; that never begins, and is billed; that thinks
+more than it shows; that uses caches; that is fast."""
 
 
 @dataclass
@@ -29,11 +36,26 @@ class Bill:
     key: str | None = None
     output: int = 0
     """Tokens that were sent."""
+    cached: int = 0
+    written: int = 0
+    long: int = 0
+    """Of the written ones: for an hour. None of these are in `input`."""
+    factor: float = 1.0
 
     @property
     def usd(self) -> float:
         """What it costs."""
-        return IN_USD * self.input + OUT_USD * self.output
+        caches = CACHED_USD * self.cached + WRITTEN_USD * (self.written - self.long) + LONG_USD * self.long
+        return self.factor * (IN_USD * self.input + caches + OUT_USD * self.output)
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """What the beginning of the reply tells."""
+        told: dict[str, Any] = {"input_tokens": self.input, "output_tokens": 1}
+        if self.written:
+            told |= {"cache_read_input_tokens": self.cached, "cache_creation_input_tokens": self.written}
+            told["cache_creation"] = {"ephemeral_1h_input_tokens": self.long}
+        return told | ({"speed": "fast"} if self.factor > 1 else {})
 
 
 @dataclass
@@ -85,32 +107,47 @@ class _Handler(BaseHTTPRequestHandler):
             provider.overloaded -= refused
             provider.under_way += 1
         try:
-            if refused:
-                self._overloaded()
+            request = json.loads(data)
+            if refused or request["metadata"].get("does") in ERRORS:
+                self._refuse(ERRORS.get(request["metadata"].get("does"), 529))
             else:
-                self._answer(provider, data, json.loads(data))
+                self._answer(provider, data, request)
         finally:
             with provider.lock:
                 provider.under_way -= 1
 
-    def _overloaded(self) -> None:
-        self.send_response(529)
+    def _refuse(self, status: int) -> None:
+        self.send_response(status)
         self.send_header("Content-Length", "2")
         self.end_headers()
         self.wfile.write(b"{}")
 
     def _answer(self, provider: Provider, data: bytes, request: dict[str, Any]) -> None:
         bill = Bill(len(data), int(len(data) / provider.bytes_a_token), request["max_tokens"], self.headers["x-api-key"])
+        does = request["metadata"].get("does")
+        if does == "caches":
+            bill.cached, bill.written, bill.long = 4000, 2000, 500
+        bill.factor = 2.0 if does == "fast" else 1.0
         with provider.lock:
             provider.bills.append(bill)
+        if does == "hang":
+            self._stall(provider)
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        self._event(type="message_start", message={"usage": {"input_tokens": bill.input, "output_tokens": 1}})
+        self._event(type="message_start", message={"usage": bill.usage})
         for number in range(PIECES):
             tokens = bill.max_tokens * (number + 1) // PIECES - bill.max_tokens * number // PIECES
             self._event(type="content_block_delta", index=0, delta={"type": "text_delta", "text": WORD * tokens})
-            bill.output += tokens
+            bill.output += 3 * tokens if does == "thinks" else tokens
+            if number == PIECES // 2 and does == "error":
+                self._event(type="error", error={"type": "overloaded_error", "message": "Overloaded"})
+                return
+            if number == PIECES // 2 and does == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+                return
             if number == 0 and request["metadata"]["stall"]:
                 self._stall(provider)
         if (tool := request["metadata"]["tool"]) is not None:

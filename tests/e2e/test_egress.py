@@ -241,7 +241,7 @@ INSTALLS = {
 @needs_root
 def test_programs_install_and_clone(world: World) -> None:
     """With `*`, and with the host alone; a person's proxy, which the sandbox cannot reach, is replaced."""
-    persons = ("HTTPS_PROXY=http://127.0.0.1:9", "all_proxy=http://127.0.0.1:9", "NO_PROXY=packages.example")
+    persons = ("npm_config_proxy=http://127.0.0.1:9", "npm_config_https_proxy=http://127.0.0.1:9", "NO_PROXY=packages.example")
     for program, script in INSTALLS.items():
         if shutil.which(program.split()[0]) is None:
             continue

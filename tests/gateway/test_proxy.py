@@ -216,14 +216,15 @@ async def test_a_provider_that_resets_before_it_answers(body: bytes, tokens: Tok
         assert answer.status == 502
         assert "'up'" in json.loads(answer.body)["error"]["message"]
         told = await the.told()
-        assert (told.status, told.tokens, told.partial) == (None, tokens, True)
+        assert (told.status, told.tokens, told.partial) == (None, tokens, tokens is not None)
+        assert told.sure == (None if tokens is None else Tokens())
 
 
 async def test_a_whole_reply_that_breaks_off_counts_as_reserved() -> None:
     async with house(Provider(saying(reply(WHOLE, JSON)[:-20]))) as the:
         assert (await the.ask(post(MESSAGES, CALL))).broken
         told = await the.told()
-        assert (told.tokens, told.partial) == (None, True)
+        assert (told.tokens, told.partial) == (None, False)
 
 
 async def test_a_provider_that_is_not_there() -> None:
@@ -267,7 +268,7 @@ async def test_a_reply_that_cannot_be_decoded_counts_as_reserved(headers: list[b
     async with house(Provider(saying(reply(WHOLE, *headers)))) as the:
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
         told = await the.told()
-        assert (told.tokens, told.partial) == (None, True)
+        assert (told.tokens, told.partial) == (None, False)
         assert told.error is not None
         assert told.error.startswith("the reply cannot be read: ")
 
@@ -291,7 +292,7 @@ async def test_a_client_that_hangs_up_while_the_provider_thinks(streamed: bool) 
             await stream.aclose()
             await provider.hung_up.wait()
         told = await the.told()
-        assert told.partial
+        assert told.partial is streamed
         assert told.tokens == (Tokens(input=the.gate.asked[0].input_tokens) if streamed else None)
         assert told.error == "it hung up"
 

@@ -20,7 +20,11 @@ def test_a_run_without_descendants_has_its_own_use() -> None:
 
 
 def test_each_descendant_counts_once_at_every_level() -> None:
-    used = {"a2": Used("a1", 0.1, 10, False), "a3": Used("a2", 0.2, None, False), "a4": Used("a1", None, 1, False)}
+    used = {
+        "a2": Used("a1", 0.1, 10, False, False),
+        "a3": Used("a2", 0.2, None, False, False),
+        "a4": Used("a1", None, 1, False, False),
+    }
     runs = [
         run(1, descendants=3, usage=Usage(cost_usd=1.0, tokens=100)),
         run(2, parent_id="a1", root_id="a1", descendants=1, usage=Usage(cost_usd=0.1, tokens=10)),
@@ -47,4 +51,8 @@ async def test_totals_include_queued_writes(tmp_path: Path) -> None:
         ledger.record(later, PLAIN)
         queued = ledger.records.used_below({"a1"})
         await ledger.flush()
-        assert ledger.records.used_below({"a1"}) == queued == {"a2": Used("a1", 0.2, 2, False), "a3": Used("a1", 5.0, 50, True)}
+        assert (
+            ledger.records.used_below({"a1"})
+            == queued
+            == {"a2": Used("a1", 0.2, 2, False, False), "a3": Used("a1", 5.0, 50, True, False)}
+        )

@@ -332,3 +332,11 @@ def test_models_that_count_as_themselves(prices: Prices) -> None:
     for name in ("claude-sonnet-4-5", "ollama/llama3", ""):
         assert prices.charged_as(name, "claude") == name
     assert Prices().charged_as("unheard-of", "claude") == "unheard-of", "the library is not loaded"
+
+
+def test_input_that_is_kept_in_a_cache_for_an_hour_costs_twice(prices: Prices) -> None:
+    plain = prices.cost("claude-sonnet-4-5", Tokens(input=1000))
+    assert plain is not None
+    assert prices.cost("claude-sonnet-4-5", Tokens(input=1000, cache_write=1000, long_write=1000)) == pytest.approx(2 * plain)
+    half = prices.cost("claude-sonnet-4-5", Tokens(input=1000, cache_write=1000, long_write=500))
+    assert half == pytest.approx((2 + 1.25) / 2 * plain)

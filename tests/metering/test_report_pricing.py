@@ -83,3 +83,12 @@ def test_figures_of_an_agent_that_failed_are_partial(trouble: dict[str, Any]) ->
     reading = Reading(models={"m": Tokens(input=10)}, finished=True, **trouble)
     use, _ = use_of_readings([reading], PRICING.price_list.current)
     assert use.partial is bool(trouble)
+
+
+@pytest.mark.parametrize(("tier", "cost", "at_most"), [("", 1.5, False), ("priority", 3.0, False), ("flex", 1.5, True)])
+def test_the_tier_that_an_agent_asks_for(tier: str, cost: float, at_most: bool) -> None:
+    """Whether a cheaper one was given, only the reply tells."""
+    reading = Reading(messages=1, models={"m": Tokens(input=1_000_000, output=100_000)}, tier=tier)
+    use, _ = use_of_readings([reading], PRICING.price_list.current)
+    assert (use.cost, use.at_most) == (cost * 1e9, at_most)
+    assert use.unsure_cost == (750_000_000 if at_most else None)

@@ -22,6 +22,7 @@ from sfad.metering.session_search import FileSearch
 from sfad.metering.sessions import Sessions
 from sfad.meters import Reading, session_files_of
 from sfad.protocol.types import Tokens
+from tests.gateway.scripted import until
 from tests.harness import GONE, as_root
 
 ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
@@ -98,12 +99,23 @@ def test_of_two_new_sessions_neither_belongs_to_the_run(home: Home) -> None:
     assert used(home.session("--session-id", OTHER)) == 1, "the command says which"
 
 
-def test_a_session_that_has_just_begun_counts_when_the_run_has_ended(home: Home) -> None:
+def test_a_session_that_has_just_begun_counts_at_once_and_no_more_if_there_is_another(home: Home) -> None:
     home.file(ONE, at=datetime.now(UTC))
     session = home.session()
-    assert used(session) == -1, "the run's own may still come"
-    session.end(succeeded=False)
     assert used(session) == 1
+    assert session.session_id is None, "the run's own may still come"
+    home.file(OTHER, at=datetime.now(UTC))
+    with pytest.raises(TooMany):
+        session.look(())
+
+
+async def test_what_a_session_told_is_withdrawn_when_it_may_be_another_process_s(heard: Heard, home: Home) -> None:
+    home.file(ONE, at=datetime.now(UTC))
+    heard.sessions.begin("a1", home.session())
+    await until(lambda: bool(heard.seen))
+    home.file(OTHER, at=datetime.now(UTC))
+    await until(lambda: bool(heard.lost))
+    assert [len(readings) for readings in heard.seen] == [1, 0]
 
 
 def test_a_session_of_another_directory_does_not_belong_to_the_run(home: Home) -> None:

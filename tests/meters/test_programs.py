@@ -133,7 +133,7 @@ def test_gemini_use_by_model_with_thoughts_as_output() -> None:
     used = {"pro": Tokens(input=100, output=50, cached=30), "flash": Tokens(input=10, output=2)}
     assert read("gemini", lines(result)).models == used
     older = {"type": "result", "status": "success", "stats": pro}
-    assert read("gemini", lines({"type": "init", "model": "auto"}, older)).models == {"auto": used["pro"]}
+    assert read("gemini", lines({"type": "init", "model": "auto"}, older)).models == {"": used["pro"]}
 
 
 def test_gemini_output_is_estimated_until_its_result() -> None:
@@ -178,12 +178,12 @@ def test_opencode_the_output_of_a_step_is_estimated_until_it_has_ended() -> None
     call = {"type": "tool_use", "part": {"id": "prt_8", "tool": "bash", "state": {"input": {"command": "z" * 26}}}}
     before, after = read("opencode", lines(*OPENCODE[:3])), read("opencode", lines(*OPENCODE[:3], text, call))
     assert in_all(after).output == in_all(before).output + 20
-    assert (before.partial, after.partial, after.to_price) == (False, True, {"anthropic/claude-sonnet-4-5": Tokens(output=20)})
+    assert (before.partial, after.partial, after.to_price) == (True, True, {"anthropic/claude-sonnet-4-5": Tokens(output=20)})
     ended = read("opencode", lines(*OPENCODE[:3], text, call, OPENCODE[5]))
     assert (in_all(ended), ended.to_price, ended.partial) == (
         in_all(read("opencode", lines(*OPENCODE[:3], OPENCODE[5]))),
         {},
-        False,
+        True,
     )
 
 
@@ -269,3 +269,24 @@ def test_the_documented_lines_mean_what_the_page_says() -> None:
     assert reading.models == {"my-model": Tokens(input=1200, output=80, cached=1000)}
     assert (reading.turns, reading.messages, reading.cost_usd) == (2, 1, 0.004)
     assert (reading.tools, reading.finished, reading.failed) == (["search"], True, "the index is gone")
+
+
+def test_gemini_that_broke_off_a_reply_because_it_loops_tells_a_part() -> None:
+    events = [
+        {"type": "init", "model": "gemini-2.5-pro", "session_id": "s"},
+        {"type": "message", "role": "assistant", "content": "again " * 100, "delta": True},
+        {"type": "error", "severity": "warning", "message": "Loop detected, stopping execution"},
+        {"type": "result", "status": "success", "stats": {"total_tokens": 1, "input_tokens": 1, "output_tokens": 0}},
+    ]
+    data = [json.dumps(event) + "\n" for event in events]
+    assert read("gemini", "".join(data).encode()).partial
+    assert not read("gemini", "".join([*data[:2], data[3]]).encode()).partial
+
+
+@pytest.mark.parametrize(
+    ("message", "broken"), [("Reconnecting... 1/5 (stream disconnected)", True), ("unexpected status 503", False)]
+)
+def test_a_call_that_failed_without_an_answer_may_be_billed(message: str, broken: bool) -> None:
+    events = [{"type": "error", "message": message}, {"type": "turn.completed", "usage": {"input_tokens": 9, "output_tokens": 1}}]
+    reading = read("codex", "".join(json.dumps(event) + "\n" for event in events).encode())
+    assert (reading.broken, reading.trouble) == (broken, None)

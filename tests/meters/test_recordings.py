@@ -71,6 +71,7 @@ EXPECTED = {
         trouble=ApiTrouble(
             count=1, error='{"error": {"message": "scripted failure", "type": "invalid_request_error", "code": "bad"}}'
         ),
+        broken=True,
     ),
     "gemini-success": Reading(
         turns=2,

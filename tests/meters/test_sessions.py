@@ -183,3 +183,30 @@ def test_the_environment_moves_the_directories() -> None:
 def test_times_compare_as_texts() -> None:
     assert timestamp(datetime(2026, 11, 22, 1, 2, 3, 4000, tzinfo=UTC)) == "2026-11-22T01:02:03.004Z"
     assert SessionHead("s", "p", "2026-11-22T01:02:03.005Z").began > "2026-11-22T01:02:03.004Z"
+
+
+def test_codex_tells_its_tier_in_its_session() -> None:
+    settings_ = {"type": "thread_settings_applied", "thread_settings": {"model": "gpt-6.1-sol", "service_tier": "priority"}}
+    line = json.dumps({"timestamp": "2026-11-22T20:58:08.766Z", "type": "event_msg", "payload": settings_}) + "\n"
+    assert read("codex", recording("codex") + line.encode()).tier == "priority"
+    assert read("codex", recording("codex")).tier == ""
+
+
+def test_what_claude_writes_to_a_cache_for_an_hour_is_told_apart() -> None:
+    short = b'"cache_creation":{"ephemeral_1h_input_tokens":0'
+    assert short in recording("claude")
+    reading = read("claude", recording("claude").replace(short, short[:-1] + b"40"))
+    (used,) = reading.models.values()
+    assert (used.cache_write, used.long_write) == (100, 80)
+
+
+def test_a_reply_that_was_interrupted_is_in_no_figure() -> None:
+    aborted = {"timestamp": "2026-11-22T20:58:08.766Z", "type": "event_msg", "payload": {"type": "turn_aborted"}}
+    assert read("codex", recording("codex") + json.dumps(aborted).encode() + b"\n").broken
+    asked = next(line for line in recording("gemini").splitlines(keepends=True) if b'"text":"go"' in line)
+    said = {"message": {"content": [{"type": "text", "text": "[Request interrupted by user]"}]}}
+    interrupted = {"type": "user", "timestamp": "2026-11-22T21:03:20.000Z"} | said
+    assert read("claude", recording("claude") + json.dumps(interrupted).encode() + b"\n").broken
+    whole = read("gemini", recording("gemini") + asked)
+    assert (whole.broken, whole.partial) == (False, True), "the answer may still come"
+    assert read("gemini", recording("gemini") + asked + asked).broken

@@ -32,6 +32,6 @@ def _row(session: SessionView) -> tuple[str, ...]:
         session.status,
         output.seconds(session.elapsed_s),
         output.short(session.turns),
-        output.bounded(output.short(session.tokens), partial=session.partial),
-        output.bounded(output.usd(session.cost_usd), partial=session.partial),
+        output.bounded(output.short(session.tokens), partial=session.partial, at_most=session.at_most),
+        output.bounded(output.usd(session.cost_usd), partial=session.partial, at_most=session.at_most),
     )

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
+from ...meters.tiers import ANTHROPIC_FACTORS
 from ...protocol.types import Tokens
 from .base import MAX_TOOL_USES, MODEL_MAX, Api, ModelCall, OpenToolUse, ReplyReader, encoded, fields, positive, tool_use
-from .extras import ANTHROPIC_FACTORS, ANTHROPIC_FEES, most_fees, words
+from .extras import ANTHROPIC_FEES, most_fees, words
 
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...meters.counters import printable
+from ...meters.tiers import Factors, factor_of
 from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
 from ..sse import EventStream
-from .extras import Factors, factor_of
 
 MAX_REPLY = 16 << 20
 """Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""

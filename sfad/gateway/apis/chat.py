@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
+from ...meters.tiers import OPENAI_FACTORS
 from .base import MAX_TOOL_USES, MODEL_MAX, Api, ModelCall, OpenToolUse, ReplyReader, encoded, fields, positive
-from .extras import OPENAI_FACTORS, words
+from .extras import words
 from .responses import OPENAI_FREE, OPENAI_REFERENCES, OPENAI_UNGATED, openai_refusal
 
 

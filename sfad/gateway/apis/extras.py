@@ -1,24 +1,12 @@
-"""What a call costs beyond its tokens at list prices: faster tiers, longer caches, and the providers' own tools."""
+"""What a call costs beyond its tokens: the providers' own tools."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 MOST_USES = 10
 """Uses of the provider's tools in one call, where the request says no maximum. A guess."""
-
-Factors = Mapping[str, tuple[tuple[str, float], ...]]
-"""By the word of a tier: what it multiplies all prices by, for models whose names have the pattern. The first one counts."""
-
-ANTHROPIC_FACTORS: Factors = {"fast": (("opus-4-[67]", 6.0), ("", 2.0)), "us": (("", 1.1),), "batch": (("", 0.5),)}
-"""https://platform.claude.com/docs/en/build-with-claude/fast-mode, and `inference_geo` and batches of
-https://platform.claude.com/docs/en/about-claude/pricing. The tier `priority` has no list price: it is agreed on by contract."""
-OPENAI_FACTORS: Factors = dict.fromkeys(("priority", "fast"), ((r"gpt-5\.5", 2.5), ("", 2.0))) | {"flex": (("", 0.5),)}
-"""https://openai.com/api-fast-mode/; some models cost 1.7 times. `flex` has the prices of batches, which are half."""
-GEMINI_FACTORS: Factors = {"priority": (("", 2.0),), "flex": (("", 0.5),)}
-"""https://ai.google.dev/gemini-api/docs/priority-inference: 1.75 to 2 times; flex-inference: half."""
 
 ANTHROPIC_FEES = {"web_search": 0.01}
 OPENAI_FEES = {"web_search": 0.01, "file_search": 0.0025, "code_interpreter": 0.03, "image_generation": 0.25}
@@ -35,14 +23,6 @@ class _ServerTool(msgspec.Struct):
 
 
 _TOOLS = msgspec.json.Decoder(list[_ServerTool])
-
-
-def factor_of(factors: Factors, model: str, tiers: Iterable[str]) -> float:
-    """Return what the tiers multiply the price of a model by."""
-    found = 1.0
-    for tier in tiers:
-        found *= next((factor for pattern, factor in factors.get(tier, ()) if re.search(pattern, model)), 1.0)
-    return found
 
 
 def words(**told: Any) -> dict[str, str]:

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
+from ...meters.tiers import GEMINI_FACTORS
 from .base import MODEL_MAX, Api, Fields, ModelCall, ReplyReader, encoded, fields, positive, tool_use
-from .extras import GEMINI_FACTORS, GEMINI_QUERY, GEMINI_SEARCH, MOST_USES, words
+from .extras import GEMINI_QUERY, GEMINI_SEARCH, MOST_USES, words
 
 _CALL = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)$")
 

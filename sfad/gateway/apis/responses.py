@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from ...meters import counters
+from ...meters.tiers import OPENAI_FACTORS
 from .base import MODEL_MAX, Api, ModelCall, ReplyReader, encoded, fields, positive, tool_use
-from .extras import OPENAI_FACTORS, OPENAI_FEES, fee_of_use, most_fees, words
+from .extras import OPENAI_FEES, fee_of_use, most_fees, words
 
 
 class _ResponsesRequest(msgspec.Struct):

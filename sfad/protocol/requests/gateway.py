@@ -71,7 +71,9 @@ class EndCall(Request, tag="end_call"):
     tokens: Tokens | None = None
     """`None`: the reply could not be read, so what was reserved counts."""
     partial: bool = False
-    """The provider has not told its final figures."""
+    """The provider has not told its final figures, so it may have been more."""
+    sure: Tokens | None = None
+    """What it has used at least, where `tokens` is an estimate that may be too high."""
     status: int | None = None
     """Of HTTP; `None` if no reply came."""
     tools: list[tuple[str, str]] = []
