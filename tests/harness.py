@@ -292,6 +292,13 @@ GONE = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to act as another user")
 
 
+def let_others_into(directory: Path) -> None:
+    """Let every user enter the directories of pytest above this one, which are root's alone."""
+    for parent in directory.parents:
+        if not parent.stat().st_mode & 0o001:
+            parent.chmod(0o755)
+
+
 def as_nobody(call: Callable[[], object]) -> str:
     """Return as text what `call` returns or raises in a process of the user nobody."""
     read, write = os.pipe()

@@ -17,6 +17,7 @@ import trio
 from sfad.ledger import LedgerError, OpenedLedger
 from sfad.ledger.database import is_damage
 from sfad.protocol.types import Event, Status
+from tests.harness import let_others_into
 
 from .samples import PLAIN, WHEN, run, started
 
@@ -228,8 +229,7 @@ def test_a_file_of_another_user_is_refused(filled: Path, mode: int, of_file: int
     filled.chmod(mode)
     (filled / FILE).chmod(of_file)
     before = (filled / FILE).read_bytes()
-    for parent in filled.parents[:3]:
-        parent.chmod(0o755)
+    let_others_into(filled)
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, filled], capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30
     )
@@ -243,8 +243,7 @@ def test_a_ledger_that_lost_its_mode_bits_is_used(filled: Path) -> None:
     for name in (filled, *filled.iterdir()):
         os.chown(name, 65534, 65534)
     (filled / FILE).chmod(0)
-    for parent in filled.parents[:3]:
-        parent.chmod(0o755)
+    let_others_into(filled)
     text = f"{AS_NOBODY}\nprint(OpenedLedger(Path(sys.argv[1])).next_number)"
     done = subprocess.run(
         [sys.executable, "-c", text, filled], capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sfad.spool import Store, StoreError
 from sfad.spool import store as journal
+from tests.harness import let_others_into
 
 ROOT = Path(__file__).parents[2]
 KIB, MIB = 1 << 10, 1 << 20
@@ -188,9 +189,7 @@ print(Store(path).items, oct(path.stat().st_mode))
 def test_a_store_that_lost_its_mode_bits_is_read(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     os.chown(tmp_path / "spool", 65534, 65534)
-    for parent in tmp_path.parents[:3]:
-        parent.chmod(0o755)
-    tmp_path.chmod(0o755)
+    let_others_into(tmp_path / "spool")
     command = [sys.executable, "-c", AS_NOBODY, str(tmp_path / "spool" / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": os.getcwd()}, timeout=30)
     assert done.stdout == "{'a': b'1'} 0o100600\n", done.stderr
