@@ -144,12 +144,10 @@ def _numbers(run: RunInfo) -> str:
     kind = LimitKind(reason.limit_kind)
     state = next((state for state in run.limits if state.kind is kind), None)
     counted = "; what its descendants used counts too" if state is not None and state.scope == "tree" else ""
-    late = state is not None and state.enforced_by == "meter" and kind is LimitKind.COST and not reason.refused
-    advice = "; --gateway refuses such a call before it is made" if late else ""
     if kind is LimitKind.TIME and reason.exceeded_by < 0.1:
         return ""  # the clock was read a moment after the limit
     over = "that would have been " if reason.refused else ""
-    return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted}{advice})"
+    return f" ({over}{format_amount(kind, reason.exceeded_by)} over{counted})"
 
 
 def _waiting(run: RunInfo, now: datetime) -> str:

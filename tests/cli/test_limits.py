@@ -136,7 +136,7 @@ def over(kind: str, used: float, threshold: float) -> Any:
         (
             Status.FAILED,
             {"reason": over("cost", 0.45, 0.3), "limits": [state(COST, 0.3, enforced_by="meter")]},
-            "(0.15 USD over; --gateway refuses such a call before it is made)",
+            "(0.15 USD over)",
         ),
         (Status.FAILED, {"reason": over("turns", 26, 25)}, "set by --limit turns (1 over)"),
         (Status.TIMEOUT, {"reason": over("time", 60, 60)}, "ended as timeout: used 60; its time limit is 60, set by --limit time"),
