@@ -49,7 +49,7 @@ async def serve(
         stack.callback(close_all, stored)
         children = ChildSignals()
         stack.callback(children.close)
-        log = open_log(loaded.config.log, handed=handed is not None)
+        log = open_log(loaded.config.log, replaces=handed is not None or loaded.rejected is not None)
         stack.callback(log.close)
         listener = inherited_listener(home, handed, stored)
         users = loaded.config.access.users
