@@ -176,6 +176,10 @@ def test_the_life_of_a_users_service(unified: Booted) -> None:
         goes_on(service, runs)
         waits_for_a_config(service)
         given_up(service)
+        with serving(Service(unified)):
+            shown = unified.run("sh", "-c", "sfactl list 2>&1", user=True)
+            assert "your own daemon is not running" in shown
+            assert "the system's daemon answers (/run/sfad/sfad.sock)" in shown
     unified.run("systemctl", "stop", f"user@{UID}.service")
 
 
