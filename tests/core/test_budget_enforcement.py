@@ -209,7 +209,7 @@ def test_a_tree_that_spends_nothing_goes_on_until_it_can() -> None:
     spent(t, a)
     assert [t.run(run).status for run in (a, metered)] == [Status.PAUSED] * 2
     assert [t.run(run).status for run in (script, caller, other, child)] == [Status.RUNNING] * 4
-    process = e.AgentProcess("claude", 7, 1, "claude -p", own_group=True)
+    process = e.AgentProcess(7, 1, "claude", "claude -p", own_group=True)
     (t >> e.AgentSeen(t.at, child, process)).skip()
     assert t.run(script).status is Status.PAUSED
     (t >> t.call(caller)).skip()
