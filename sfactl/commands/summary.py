@@ -13,11 +13,11 @@ from sfad.protocol.requests.advice import Summarise, Summarised
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.statistics import GROUPED_BY, By, Failed, Summary
 from sfad.protocol.structs import replace
-from sfad.protocol.types import Status
+from sfad.protocol.types import ErrorCode, Status
 from sfad.protocol.units import counted
 
 from .. import output, table
-from ..connection import Client
+from ..connection import Client, DaemonError
 from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..limits import share
@@ -69,9 +69,13 @@ def main(
 def _waiting(client: Client, wanted: Summarise, found: Summary) -> Iterator[Waiting]:
     live = List(id=0, status=[status for status in Status if not status.terminal and not status.rejected], rows=0)
     live = replace(live, name=wanted.name, user=wanted.user, labels=wanted.labels)
-    # without a daemon, what the ledger calls live may have ended
-    runs = [run for run in client.call(live, RunList).runs if run.reason is None or run.reason.kind != "no_daemon"]
-    now = datetime.now(UTC)
+    now, runs = datetime.now(UTC), []
+    try:
+        # without a daemon, what the ledger calls live may have ended
+        runs = [run for run in client.call(live, RunList).runs if run.reason is None or run.reason.kind != "no_daemon"]
+    except DaemonError as error:
+        if error.error is not ErrorCode.NOT_PERMITTED:  # a run may be allowed `summary` and not `list`
+            raise
     yield from of_live(runs, now)
     yield from of_queue(client, runs, now)
     yield from of_refused(found.by_status)

@@ -129,3 +129,9 @@ def test_it_begins_with_what_waits_for_a_person(daemon: World) -> None:
     assert "is queued: you have 4 live trees, and quotas.trees_per_user is 4; it is number 2 of 2 that wait" in why
     assert re.search(r"; a slot is free when a tree ends, at the latest at [\d:]+, in \d+", why)
     assert daemon.json("info", queued[1])["queue"]["place"] == 2
+
+
+@pytest.mark.alone
+def test_a_run_that_may_not_list_gets_its_summary(daemon: World) -> None:
+    shown = daemon.sfactl("run", "-q", "--deny", "list", "--", "sh", "-c", "$SFACTL summary --json").stdout
+    assert msgspec.json.decode(shown)["waiting"] == []

@@ -157,11 +157,12 @@ def test_a_services_life(unified: Booted) -> None:
         service.systemctl("start", "sfad.service", code=1)
         shows(service, "not started: ")
         assert "guard.max_dept: unknown key" in service.systemctl("status", "sfad.service", code=3)
-        service.set_config('[access]\nusers = "all"\n')  # a user's daemon does not read it
+        service.set_config("")
 
 
 def test_the_life_of_a_users_service(unified: Booted) -> None:
     unified.run("systemctl", "start", f"user@{UID}.service")
+    unified.write("/etc/sfad/sfad.toml", '[access]\nusers = "all"\n')  # the system's, which this daemon does not read
     with serving(Service(unified, user=True), "[Unit]", "StartLimitBurst=2") as service:
         pid = killed(service)
         runs = service.runs()
