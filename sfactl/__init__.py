@@ -59,6 +59,7 @@ Output:
 `limits`            limits on the command line, and as they are shown
 `table`             tables
 `trouble`           what is wrong with a live run
+`waiting`           what waits for a person
 `timeline`          what has happened to a run
 `follower`          copies output files, or an agent's text, as they grow
 `line_follower`     copies output files line by line

@@ -10,13 +10,14 @@ import _socket as socket  # `socket` makes enums of all constants, which takes a
 import errno
 import os
 import select
+import sys
 import time
 from struct import calcsize
 from struct import pack as packed
 from struct import unpack as unpacked
 
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, ProtocolError
-from sfad.protocol.places import SYSTEM_SOCKET, client_sockets, connect_path
+from sfad.protocol.places import SYSTEM_SOCKET, SYSTEM_STATE, client_sockets, connect_path, state_directory
 from sfad.protocol.requests.base import MAX_DESCRIPTORS, Error, Hello, Reply, Request, Welcome, pack_message
 from sfad.protocol.structs import Struct
 from sfad.protocol.types import ErrorCode
@@ -81,11 +82,11 @@ class Answer(Struct, frozen=True):
     descriptors: list[int]
 
 
-def connect(flag: str | None) -> Client:
+def connect(flag: str | None, *, tell: bool = True) -> Client:
     """Connect to the daemon at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's
     sockets that exists. If a daemon hangs or denies access, the next place is not tried, with one exception: root's
     daemon at the system's place may serve no other user. Raise `Unreachable` for the first place, or for one that has
-    a socket."""
+    a socket. `tell`: print a note if the system's daemon answers in place of the user's own."""
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:
@@ -93,12 +94,38 @@ def connect(flag: str | None) -> Client:
     failures: list[Unreachable] = []
     for place in places:
         try:
-            return Client(place)
+            client = Client(place)
         except Unreachable as error:
             if error.kind not in ABSENT and not (failures and place == SYSTEM_SOCKET and error.kind == "denied"):
                 raise
             failures.append(error)
+        else:
+            if tell and failures and place == SYSTEM_SOCKET:
+                _tell_stand_in(failures)
+            return client
     raise next((f for f in failures if f.kind == "refused"), failures[0])
+
+
+_told = False
+
+
+def _tell_stand_in(failures: Sequence[Unreachable]) -> None:
+    """Say once that the system's daemon answers, if the user has a daemon of their own: their runs are not the system's."""
+    global _told  # a program that connects again and again would say it each time
+    try:
+        state = state_directory(os.environ, os.getuid())
+    except ValueError:  # no home, so no daemon either
+        return
+    left = [failure for failure in failures if failure.kind == "refused"]
+    if _told or state == SYSTEM_STATE or not (left or os.path.exists(f"{state}/ledger.db")):
+        return
+    _told = True
+    print(
+        f"sfactl: your own daemon is not running ({(left or failures)[0].path}); the system's daemon answers ({SYSTEM_SOCKET}), "
+        "which knows none of its runs. To start yours: systemctl --user start sfad, or sfad serve",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def call(flag: str | None, request: Request, expected: type[R]) -> R:

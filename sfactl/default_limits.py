@@ -45,7 +45,7 @@ def paragraph() -> str:
 
 def _settings() -> list[Setting]:
     try:
-        with within(PATIENCE), connect(None) as client:
+        with within(PATIENCE), connect(None, tell=False) as client:
             return client.call(Config(id=0), ConfigReply).settings
     except (Quit, Late):
         pass  # the help must work if no daemon is running

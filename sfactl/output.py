@@ -13,7 +13,7 @@ from . import exits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
     from typing import Any
 
@@ -66,6 +66,17 @@ def plain(text: str) -> str:
 def harmless(text: str) -> str:
     """Return `text` in its lines, with visible control characters."""
     return "".join(plain(c) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f" else c for c in text)
+
+
+def of_others(users: Iterable[str]) -> bool:
+    """Return whether one of these is another user than this process's."""
+    import pwd  # only the lists of runs need it
+
+    try:
+        own = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        own = str(os.getuid())
+    return any(user != own for user in users)
 
 
 def width(text: str) -> int:

@@ -39,7 +39,7 @@ def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candida
 
 
 def _listed(socket: str | None, status: Sequence[Status] = ()) -> list[RunInfo]:
-    with connect(socket) as client:
+    with connect(socket, tell=False) as client:
         return client.call(List(id=0, status=list(status)), RunList).runs[::-1]
 
 
@@ -60,7 +60,7 @@ def _types(socket: str | None) -> Iterator[Candidate]:
 
 def _agents(socket: str | None) -> Iterator[Candidate]:
     try:
-        with connect(socket) as client:
+        with connect(socket, tell=False) as client:
             found = client.call(Agents(id=0), AgentList).agents
     except Quit:
         yield from ((word, "") for word in AGENTS)

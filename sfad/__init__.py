@@ -29,6 +29,7 @@ A package imports only packages above it:
 `daemon`    a daemon from its start to its end, and what it does on signals
 `startup`   opens everything that a daemon needs, and adopts what an earlier one left
 `reloading` the config of a running daemon, read again
+`usable_config` whether a daemon can use a config on this machine
 `kept_config` the config of a live daemon, kept for the next one
 `reexec`    a daemon becomes the installed program in place
 `__main__`  the command `sfad`

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from . import __version__, exits, serving
+from . import __version__, exits, kept_config, serving, usable_config
 from . import config as configuration
 from .durable.spool import Spool
 from .hooks.programs import program_trouble
@@ -22,9 +22,7 @@ from .host.loop_turns import LoopTurns
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
 from .install import Installer, InstallError
-from .launch.choice import check_containment
 from .launch.contain.cgroup.controllers import release_unit
-from .launch.launcher import CgroupImpossible
 from .launch.sweep import sweep as sweep_instance
 from .ledger import LedgerError, back_up
 from .ledger.database import FILE as LEDGER_FILE
@@ -92,11 +90,16 @@ def serve(socket: Socket = None, state_dir: StateDir = None, config: ConfigFile 
 
 
 @app.command("check-config")
-def check_config(config: ConfigFile = None) -> None:
+def check_config(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Check the config, and print its settings.
 
-    Exit 0; 2 with a message if something is wrong."""
-    loaded = load(configuration.config_files(os.environ, config))
+    Exit 0; 2 with a message if a daemon that is started here would refuse it."""
+    where = place(None, state_dir, config)
+    try:
+        loaded = usable_config.read(where.config_files)
+        _check_containment(loaded.config, where)
+    except configuration.ConfigError as error:
+        die(str(error), exits.USAGE)
     for setting in loaded.settings:
         print(f"{setting.key} = {msgspec.json.encode(setting.value).decode()}  ({setting.source})")
     wrong = [f"hook '{name}': {why}" for name, hook in loaded.config.hooks.items() if (why := program_trouble(hook.command))]
@@ -104,16 +107,25 @@ def check_config(config: ConfigFile = None) -> None:
         die("; ".join(wrong), exits.USAGE)
 
 
+def _check_containment(config: configuration.Configuration, where: DaemonHome) -> None:
+    """Raise `ConfigError` if no daemon could contain runs as the config says. Print a note if only this shell cannot."""
+    try:
+        usable_config.check_containment(config, where)
+    except configuration.ConfigError as error:
+        if os.geteuid() == 0 or config.containment.cgroup_parent is not None:
+            raise
+        print(f"sfad: {error}; a service of systemd has a cgroup of its own, where this may work", file=sys.stderr)
+
+
 @app.command("check-start", hidden=True)
 def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     """Exit 0 if this sfad could replace the one that serves this state directory."""
     where = place(None, state_dir, config)
-    containment = load(where.config_files).config.containment
+    load(where)
     try:
         check_known(where.state_dir)
         check_version(where.state_dir / "spool" / "runs")
-        check_containment(where.instance, containment.mode, containment.cgroup_parent)
-    except (LedgerError, StoreError, CgroupImpossible) as error:
+    except (LedgerError, StoreError) as error:
         die(str(error), exits.UNAVAILABLE)
 
 
@@ -121,7 +133,7 @@ def check_start(state_dir: StateDir = None, config: ConfigFile = None) -> None:
 def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: StopPost = False) -> None:
     """Kill processes that a dead daemon left behind.
 
-    The daemon is that of this state directory. Refuses while one is alive."""
+    The daemon is that of this state directory. Refuses while one is alive, and while only its config keeps one from starting."""
     where = place(None, state_dir, config)
     try:
         # held until this process ends: no daemon may start meanwhile. A live daemon's directory may have been removed
@@ -132,7 +144,7 @@ def sweep(state_dir: StateDir = None, config: ConfigFile = None, stop_post: Stop
         release_unit()
         return
     try:
-        report = sweep_instance(where.instance, _cgroup_parent(where.config_files))
+        report = sweep_instance(where.instance, _cgroup_parent(where, wait=not stop_post))
     except OSError as error:
         die(f"cannot look for processes: {error}", exits.SURVIVED)
     if not report.pids:
@@ -213,10 +225,15 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
                 die(f"{text}: give --state-dir {earlier.place}", exits.UNAVAILABLE)
 
 
-def _cgroup_parent(files: tuple[list[Path], bool]) -> str | None:
-    # a config that cannot be read may be why there is no daemon: a sweep works without it, because it looks everywhere anyway
+def _cgroup_parent(where: DaemonHome, *, wait: bool) -> str | None:
+    """Return the setting. `wait`: exit if the next daemon only waits for a config that it can use, and then takes the runs over."""
     try:
-        return configuration.load(files[0], required=files[1]).config.containment.cgroup_parent
+        return kept_config.load(where).config.containment.cgroup_parent
     except configuration.ConfigError as error:
+        if wait:
+            die(f"nothing is killed while the config keeps a daemon from starting: {error}; correct it, or {_ANYWAY}", exits.USAGE)
         print(f"sfad: {error}; containment.cgroup_parent is taken as not set", file=sys.stderr)
         return None
+
+
+_ANYWAY = "end the runs with 'sfad sweep --config /dev/null'"

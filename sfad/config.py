@@ -1,4 +1,4 @@
-"""Layered TOML: built-in values, the system's file, the user's file, key by key.
+"""Layered TOML: built-in values, the operator's file, the user's file, key by key.
 
 A misspelt key or a value outside its range is an error that names the file, the key and what is allowed: a limit that an operator
 believes to be set must not be silently absent. Each key is written once, as a field of a section below: its range is in the type,
@@ -49,9 +49,13 @@ from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, METERS, PROGRAMS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
-from .protocol.paths import xdg
+from .protocol.paths import is_systems, state_dir, xdg
 
 SYSTEM_CONFIG = Path("/etc/sfad/sfad.toml")
+"""The config of the system's daemon alone: it names users, keys and commands that no user's own daemon has a right to."""
+
+USERS_CONFIG = Path("/etc/sfad/user.toml")
+"""What the operator sets for the daemons of users. Their own files override it."""
 
 BUILT_IN = "built-in"
 """The source of a value that no file sets."""
@@ -363,15 +367,18 @@ class _FileValues:
     names: dict[str, dict[str, Path]]
 
 
-def config_files(env: Mapping[str, str], flag: str | None = None) -> tuple[list[Path], bool]:
-    """Return the config files, the weakest first, and whether they must exist, as the one of `flag` or SFAD_CONFIG must."""
+def config_files(env: Mapping[str, str], state: Path, flag: str | None = None) -> tuple[list[Path], bool]:
+    """Return the config files of the daemon with this state directory, the weakest first, and whether they must exist: the one of
+    `flag` or SFAD_CONFIG must."""
     chosen = flag or env.get("SFAD_CONFIG")
     if chosen:
         return [Path(chosen).absolute()], True
-    try:
-        return [SYSTEM_CONFIG, xdg(env, "XDG_CONFIG_HOME", ".config") / "sfad" / "sfad.toml"], False
-    except ValueError:  # no home: a service of the system
+    if is_systems(state):
         return [SYSTEM_CONFIG], False
+    try:
+        return [USERS_CONFIG, xdg(env, "XDG_CONFIG_HOME", ".config") / "sfad" / "sfad.toml"], False
+    except ValueError:  # no home
+        return [USERS_CONFIG], False
 
 
 def load(files: Sequence[Path] = (), *, required: bool = False) -> Loaded:
@@ -622,10 +629,10 @@ def _check_otel(config: Configuration, found: _FileValues) -> None:
 
 def main() -> None:
     """Print, as JSON, the settings of a daemon that would be started here. `sfactl run --help` shows them if no daemon runs."""
-    files, required = config_files(os.environ)
     try:
+        files, required = config_files(os.environ, state_dir(os.environ, os.geteuid()))
         print(msgspec.json.encode(load(files, required=required).settings).decode())
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         sys.exit(f"sfad: {error}")
 
 

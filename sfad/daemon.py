@@ -16,7 +16,7 @@ from .core.events import DrainRequested
 from .durable.adoption import Adoption, Rows
 from .durable.handover import Handover
 from .host import logout, systemd
-from .host.audience import socket_mode
+from .host.audience import directory_mode, socket_mode
 from .host.headroom import raise_priority
 from .host.socket_file import bind_socket
 from .host.state_dir import StateLock
@@ -49,7 +49,7 @@ async def serve(
         stack.callback(close_all, stored)
         children = ChildSignals()
         stack.callback(children.close)
-        log = open_log(loaded.config.log, handed=handed is not None)
+        log = open_log(loaded.config.log, replaces=handed is not None or loaded.rejected is not None)
         stack.callback(log.close)
         listener = inherited_listener(home, handed, stored)
         users = loaded.config.access.users
@@ -69,7 +69,12 @@ async def serve(
         gc.freeze()
         gc.enable()
         try:
-            listener = listener or bind_socket(home.socket, held=home.state_dir, mode=socket_mode(everyone=runtime.everyone))
+            listener = listener or bind_socket(
+                home.socket,
+                held=home.state_dir,
+                mode=socket_mode(everyone=runtime.everyone),
+                directory_mode=directory_mode(users, home.socket),
+            )
             server = Server(
                 listener,
                 runtime,

@@ -112,7 +112,8 @@ class History:
         (info,) = self._runs.shown([self._resolve(request.run)])
         made, refused = self._reader.count_calls(info.id)
         if made or refused or info.by_gateway:
-            info = msgspec.structs.replace(info, calls=made, calls_refused=refused)
+            last = self._reader.last_refusal(info.id) if refused else None
+            info = msgspec.structs.replace(info, calls=made, calls_refused=refused, last_refusal=last)
         return m.RunReply(id=request.id, run=info)
 
     def _list(self, request: m.List) -> m.Reply:

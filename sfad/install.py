@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from . import exits
@@ -144,6 +145,9 @@ class Installer:
         self._steps.run(*self._systemctl, "enable", *STARTED)
         self._start(changed=any(changed))
         self._tell_lasting(linger)
+        if not self._user and find_spec("textual") is None:
+            pip = shlex.join([sys.executable, "-m", "pip", "install", ".[top]"])
+            print(f"note: for sfactl top, install sfad with its extra top, as in the checkout: {pip}")
         print(f"next: {shlex.join([*client(), 'status'])}")
 
     def remove(self, *, linger: bool = False) -> None:

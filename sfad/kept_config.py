@@ -12,7 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from . import config as configuration
+from . import usable_config
 from .host.private_files import create, is_regular
+from .startup import DaemonHome
 
 FILE = "config.kept"
 _UNFINISHED = "config.new"
@@ -24,24 +26,26 @@ class _Files(Struct):
     strongest: str | None
 
 
-def load(files: tuple[list[Path], bool], state_dir: Path) -> configuration.Loaded:
-    """Read the config files, and if they have an error, the config that an earlier daemon kept. Raises `ConfigError`."""
+def load(home: DaemonHome) -> configuration.Loaded:
+    """Read the config files, and if this daemon cannot use them, the config that an earlier daemon kept. Raises `ConfigError`."""
     try:
-        return configuration.load(files[0], required=files[1])
+        return usable_config.load(home)
     except configuration.ConfigError as error:
-        if (kept := _read(state_dir)) is None:
+        if (kept := _read(home)) is None:
             raise
         return replace(kept, rejected=str(error))
 
 
-def _read(state_dir: Path) -> configuration.Loaded | None:
-    path = state_dir / FILE
+def _read(home: DaemonHome) -> configuration.Loaded | None:
+    path = home.state_dir / FILE
     try:
         if not is_regular(path):
             return None
         found = msgspec.msgpack.decode(path.read_bytes(), type=_Files)
         strongest = None if found.strongest is None else Path(found.strongest)
-        return configuration.understand([(Path(name), content) for name, content in found.contents], strongest)
+        kept = configuration.understand([(Path(name), content) for name, content in found.contents], strongest)
+        usable_config.check_containment(kept.config, home)
+        return kept
     except (OSError, msgspec.DecodeError, configuration.ConfigError):  # the caller reports the error of the files themselves
         return None
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from . import config as configuration
-from . import kept_config
+from . import kept_config, usable_config
 from .observe.log import Log
 from .protocol.messages import Change, Setting
 
@@ -29,10 +29,9 @@ class ConfigFiles:
     def read(self) -> tuple[configuration.Loaded, list[Change]]:
         """Read the files again. Return the config that is in force then, and what is different. Raises `ConfigError`, and the old
         one stays."""
-        files, required = self._files
         try:
             self._log.reopen()  # it may have been rotated away
-            loaded = configuration.load(files, required=required)
+            loaded = usable_config.read(self._files)
         except (configuration.ConfigError, OSError) as error:
             self._log.error(f"the config was not reloaded: {error}")
             raise configuration.ConfigError(str(error)) from error

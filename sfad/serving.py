@@ -4,13 +4,12 @@ import os
 import sys
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import trio
 
 from . import config as configuration
-from . import daemon, exits, kept_config
+from . import daemon, exits, kept_config, usable_config
 from .durable.handover import taken
 from .host import systemd
 from .host.clock import MonotonicClock
@@ -29,7 +28,7 @@ def serve(socket: str | None = None, state_dir: str | None = None, config: str |
     keep_one_heap()
     where = place(socket, state_dir, config)
     try:
-        loaded = kept_config.load(where.config_files, where.state_dir)
+        loaded = kept_config.load(where)
     except configuration.ConfigError as wrong:
         _tell_systemd(f"not started: {wrong}")
         die(str(wrong), exits.USAGE)
@@ -67,19 +66,20 @@ def place(socket: str | None, state_dir: str | None, config: str | None) -> Daem
     """Return where this daemon lives. Exits if a path cannot be one."""
     try:
         uid = os.geteuid()
+        state = resolve_state_dir(os.environ, uid, state_dir)
         return DaemonHome(
-            socket=Path(daemon_socket(os.environ, uid, socket)),
-            state_dir=Path(resolve_state_dir(os.environ, uid, state_dir)),
-            config_files=configuration.config_files(os.environ, config),
+            socket=daemon_socket(os.environ, uid, socket),
+            state_dir=state,
+            config_files=configuration.config_files(os.environ, state, config),
         )
     except ValueError as error:
         die(str(error), exits.USAGE)
 
 
-def load(files: tuple[list[Path], bool]) -> configuration.Loaded:
-    """Return the config. Exits if it is wrong."""
+def load(home: DaemonHome) -> configuration.Loaded:
+    """Return the config of the daemon's files. Exits if that daemon would refuse it."""
     try:
-        return configuration.load(files[0], required=files[1])
+        return usable_config.load(home)
     except configuration.ConfigError as error:
         die(str(error), exits.USAGE)
 

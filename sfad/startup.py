@@ -52,12 +52,12 @@ class DaemonHome:
         return hashlib.sha256(os.fsencode(self.state_dir.resolve())).hexdigest()[:12]
 
 
-def open_log(setting: configuration.LogConfig, *, handed: bool) -> Log:
-    """Open the log. Raises `PathError`; a daemon that was re-executed uses stderr instead."""
+def open_log(setting: configuration.LogConfig, *, replaces: bool) -> Log:
+    """Open the log. Raises `PathError`; a daemon that takes over the runs of another uses stderr instead."""
     try:
         return Log(level=setting.level, file=Path(setting.file) if setting.file is not None else None)
     except OSError as error:
-        if not handed:
+        if not replaces:
             raise PathError(f"log.file = {setting.file} cannot be opened: {error.strerror}") from error
         log = Log(level=setting.level)
         log.error(f"log.file = {setting.file} cannot be opened: {error.strerror}; going on with stderr")

@@ -338,10 +338,12 @@ def test_durations_are_short() -> None:
 
 
 def test_the_config_files() -> None:
-    home = {"HOME": "/home/ann"}
-    system = Path("/etc/sfad/sfad.toml")
-    assert config_files(home) == ([system, Path("/home/ann/.config/sfad/sfad.toml")], False)
-    assert config_files({**home, "XDG_CONFIG_HOME": "/c"}) == ([system, Path("/c/sfad/sfad.toml")], False)
-    assert config_files({}) == ([system], False)
-    assert config_files({"SFAD_CONFIG": "/e"}) == ([Path("/e")], True)
-    assert config_files({"SFAD_CONFIG": "/e"}, "/f") == ([Path("/f")], True)
+    home, own = {"HOME": "/home/ann"}, Path("/home/ann/.local/state/sfad")
+    operators = Path("/etc/sfad/user.toml")
+    assert config_files(home, own) == ([operators, Path("/home/ann/.config/sfad/sfad.toml")], False)
+    assert config_files({**home, "XDG_CONFIG_HOME": "/c"}, own) == ([operators, Path("/c/sfad/sfad.toml")], False)
+    assert config_files({}, own) == ([operators], False)
+    assert config_files(home, Path("/var/lib/sfad")) == ([Path("/etc/sfad/sfad.toml")], False)
+    for state in (own, Path("/var/lib/sfad")):
+        assert config_files({"SFAD_CONFIG": "/e"}, state) == ([Path("/e")], True)
+        assert config_files({"SFAD_CONFIG": "/e"}, state, "/f") == ([Path("/f")], True)

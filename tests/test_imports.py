@@ -43,6 +43,7 @@ LAYERS = [
         "sfad.startup",
         "sfad.reloading",
         "sfad.kept_config",
+        "sfad.usable_config",
         "sfad.reexec",
         "sfad.serving",
         "sfad.history",

@@ -1,7 +1,7 @@
 """Show the daemon's settings and where each comes from, or the schema of --limits.
 
-Precedence: flag, environment, user's file, system's file, built-in. `sfactl config schema` prints the JSON Schema of --limits, and
-needs no daemon.
+Precedence: flag, environment, user's file, /etc/sfad/user.toml, built-in. The system's daemon reads only /etc/sfad/sfad.toml.
+`sfactl config schema` prints the JSON Schema of --limits, and needs no daemon.
 """
 
 from sfad.protocol.requests.daemon import Config, ConfigReply

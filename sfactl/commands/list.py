@@ -3,9 +3,9 @@
 Without a filter: the live runs and the last 50 that ended, newest last. With a filter: all runs that match. --status, --name and
 --label may be repeated, and match any of the values given; labels of several keys must all match.
 
-TOKENS and USD are the run's own use; TOTAL is the cost of the run and its descendants. A column without any figure is left out, and
-on a terminal also those that do not fit: see --wide. A figure with ≥ may still grow, one with ≤ is an upper bound, one with
-≈ an estimate. Times are local.
+TOKENS and USD are the run's own use; TOTAL is the cost of the run and its descendants. A column without any figure is left out,
+USER where all runs are yours, and on a terminal also the columns that do not fit: see --wide. A figure with ≥ may still grow, one
+with ≤ is an upper bound, one with ≈ an estimate. Times are local.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main(
     if json:
         output.write(_object(found, sum_=sum_))
     else:
-        print(drawn(columns, found, sum_=sum_, room=None if wide else table.terminal_width()))
+        print(drawn(columns, found, sum_=sum_, wide=wide, room=None if wide else table.terminal_width()))
     if found.truncated and most is not None:
         output.note(f"sfactl: only the newest {most} of the ended runs are shown; there are more (--limit-rows)")
     return ExitCode.DONE
@@ -133,12 +133,14 @@ class Found:
         self.cost_usd: float | None = None
         self.tokens: int | None = None
         self.partial = self.at_most = False
+        self.users: set[str] = set()
 
     def add(self, run: RunInfo, shown: Any) -> None:
         """Count a run once: one that ended meanwhile comes a second time, in a later page."""
         if run.id not in self.runs:
             self.runs[run.id] = shown
             self.ended += run.status.terminal
+            self.users.add(run.user)
             self._use(run.usage)
 
     def _use(self, usage: Usage) -> None:
@@ -238,7 +240,7 @@ COLUMNS = (
     Column("DEPTH", lambda run: str(run.depth)),
     Column("PARENT", lambda run: run.parent_id or "-"),
     Column("TYPE", lambda run: run.type or "-", "wide"),
-    Column("USER", lambda run: run.user, "wide"),
+    Column("USER", lambda run: run.user),
     Column("METER", output.meter, "wide", known=True),
     Column("AGE", lambda run: output.age(run.created_at)),
     Column("RAN", lambda run: output.seconds(run.usage.elapsed_s)),
@@ -257,11 +259,13 @@ LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "END
 """Columns to leave out on a narrow terminal, the least important first."""
 
 
-def drawn(columns: Sequence[Column], found: Found, *, sum_: bool = False, room: int | None = None) -> str:
+def drawn(columns: Sequence[Column], found: Found, *, sum_: bool = False, wide: bool = False, room: int | None = None) -> str:
     rows = found.in_order()
     if sum_:
         rows.append([_sums(found).get(column.name, "") for column in columns])
     empty = {column.name for i, column in enumerate(columns) if column.known and all(row[i] in ("-", "") for row in rows)}
+    if not wide and not output.of_others(found.users):
+        empty.add("USER")
     kept = [i for i, column in enumerate(columns) if column.name not in empty]
     names = [columns[i].name for i in kept]
     rows = [[row[i] for i in kept] for row in rows]

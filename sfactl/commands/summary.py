@@ -1,22 +1,29 @@
-"""Summarise how runs ended, what they cost and why some failed.
+"""Summarise what waits for you, how runs ended, what they cost and why some failed.
 
+It begins with the live runs that do not go on by themselves, whenever they were created, each with the command that helps.
 Live runs count with their current state, children count as runs of their own, and each run's own use counts once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from datetime import UTC, datetime
 
 from sfad.protocol.requests.advice import Summarise, Summarised
+from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.statistics import GROUPED_BY, By, Costly, Failed, Group, Summary
+from sfad.protocol.structs import replace
+from sfad.protocol.types import ErrorCode, Status
 from sfad.protocol.units import counted
 
 from .. import output, table
+from ..connection import Client, DaemonError
 from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..limits import share
 from ..options import COMMON, LABEL, NAME, USER, Option, Parameter
 from ..selection import labels
+from ..waiting import Waiting, of_live, of_queue, of_refused
 from .list import moment
 
 TYPE_CHECKING = False
@@ -50,11 +57,34 @@ def main(
     wanted = Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
     with connect(socket) as client:
         found = client.call(wanted, Summarised).summary
+        waits = list(_waiting(client, wanted, found))
     if json:
-        output.print_json({field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"})
+        fields = {field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"}
+        output.print_json(fields | {"waiting": waits})
     else:
-        print("\n\n".join("\n".join(part) for part in parts(found, by) if part))
+        print("\n\n".join("\n".join(part) for part in (waiting_lines(waits), *parts(found, by)) if part))
     return ExitCode.DONE
+
+
+def _waiting(client: Client, wanted: Summarise, found: Summary) -> Iterator[Waiting]:
+    live = List(id=0, status=[status for status in Status if not status.terminal and not status.rejected], rows=0)
+    live = replace(live, name=wanted.name, user=wanted.user, labels=wanted.labels)
+    now, runs = datetime.now(UTC), []
+    try:
+        # without a daemon, what the ledger calls live may have ended
+        runs = [run for run in client.call(live, RunList).runs if run.reason is None or run.reason.kind != "no_daemon"]
+    except DaemonError as error:
+        if error.error is not ErrorCode.NOT_PERMITTED:  # a run may be allowed `summary` and not `list`
+            raise
+    yield from of_live(runs, now)
+    yield from of_queue(client, runs, now)
+    yield from of_refused(found.by_status)
+
+
+def waiting_lines(waits: Sequence[Waiting]) -> list[str]:
+    lines = [line for one in waits[:SHOWN] for line in (f"  {one.message}", f"    → {one.command}")]
+    more = [f"  and {len(waits) - SHOWN} more: see --json"] if len(waits) > SHOWN else []
+    return ["waiting for you", *lines, *more] if waits else []
 
 
 def _by(text: str) -> By:

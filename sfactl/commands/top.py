@@ -21,13 +21,14 @@ from sfad.protocol.structs import replace
 
 from ..connection import connect
 from ..exits import ExitCode, UsageError
-from ..options import LABEL, NAME, RUN, SOCKET, Option, Parameter, whole
+from ..options import LABEL, NAME, RUN, SOCKET, USER, Option, Parameter, whole
 from ..selection import labels
 
 PARAMETERS: tuple[Parameter, ...] = (
     SOCKET,
     replace(RUN, target="root", metavar="RUN", required=False),
     NAME,
+    USER,
     LABEL,
     Option(("--web",), "in_browser", "Show it in a browser: print an address on loopback that can be opened once"),
     Option(("--port",), "port", "With --web: the port (default: a free one)", "N"),
@@ -41,6 +42,7 @@ def main(
     *,
     root: str | None = None,
     name: Sequence[str] = (),
+    user: str | None = None,
     label: Sequence[str] = (),
     in_browser: bool = False,
     port: str | None = None,
@@ -50,12 +52,12 @@ def main(
         raise UsageError(
             "top needs a package that is not installed; install sfad with its extra top, as in the checkout: pip install '.[top]'"
         )
-    wanted = WatchRuns(id=0, root=root, name=list(name) or None, labels=labels(label))
+    wanted = WatchRuns(id=0, root=root, name=list(name) or None, user=user, labels=labels(label))
     if in_browser:
         connect(socket).close()  # an error belongs here, not into the browser
         from ..top.web import serve
 
-        return serve(_command(root, name, label, socket), 0 if port is None else whole("--port", port, 1, 65535))
+        return serve(_command(root, name, user, label, socket), 0 if port is None else whole("--port", port, 1, 65535))
     if port is not None:
         raise UsageError("--port needs --web")
     served = "TEXTUAL_DRIVER" in os.environ
@@ -77,9 +79,10 @@ def _end_with_server() -> None:
         raise SystemExit(ExitCode.TERMINATED)
 
 
-def _command(root: str | None, name: Sequence[str], label: Sequence[str], socket: str | None) -> list[str]:
+def _command(root: str | None, name: Sequence[str], user: str | None, label: Sequence[str], socket: str | None) -> list[str]:
     """Return the command that each browser window gets."""
     options = [("--socket", os.path.abspath(socket))] if socket is not None else []
+    options += [("--user", user)] if user is not None else []
     options += [("--name", each) for each in name] + [("--label", each) for each in label]
     words = [word for option in options for word in option]
     return [sys.executable, "-P", "-m", "sfactl", "top", *words, *([root] if root is not None else [])]

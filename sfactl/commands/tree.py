@@ -1,6 +1,7 @@
 """Show runs as a tree.
 
-Shows live runs and those that ended recently, below their parents. With RUN, only its tree.
+Shows live runs and those that ended recently, below their parents. With RUN, only its tree. The time is the age of a live run, and
+how long one that has ended ran. The user is named if there are runs of other users.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,29 +34,31 @@ def main(*, root: str | None = None, live: bool = False, socket: str | None = No
     if json:
         output.print_json({"tree": [_nested(run, below) for run in below.get(None, ())]})
     else:
-        print("\n".join(lines(below)) or "no runs")
+        users = output.of_others(run.user for run in runs)
+        print("\n".join(lines(below, users=users)) or "no runs")
     return ExitCode.DONE
 
 
-def lines(below: Below, parent: str | None = None, indent: str = "") -> Iterator[str]:
-    """Yield a line for each run, children drawn below their parent."""
+def lines(below: Below, parent: str | None = None, indent: str = "", *, users: bool = False) -> Iterator[str]:
+    """Yield a line for each run, children drawn below their parent. `users`: name the user of each tree."""
     siblings = below.get(parent, ())
     for run in siblings:
         last = run is siblings[-1]
         branch, deeper = ("", "") if parent is None else ("└─ ", "   ") if last else ("├─ ", "│  ")
-        yield indent + branch + describe(run)
+        yield indent + branch + describe(run, user=users and parent is None)
         yield from lines(below, run.id, indent + deeper)
 
 
-def describe(run: RunInfo) -> str:
+def describe(run: RunInfo, *, user: bool = False) -> str:
     processes = "" if run.processes is None else counted(run.processes, "process", "processes")
     load = f"  {processes}  {output.size(run.memory_bytes)}" if processes else ""
     tight = "".join(f"  {state.kind} {output.percent(share(state))}" for state in near(run)[:1] if not run.status.terminal)
     said = f"  {output.plain(run.milestone)}" if run.milestone else ""
-    age = output.age(run.created_at)
-    return (
-        f"{run.id}  {output.plain(run.name)}  {output.outcome(run)}  depth {run.depth}  {age}{load}{_used(run.usage)}{tight}{said}"
-    )
+    whose = f"  {output.plain(run.user)}" if user else ""
+    ran = f"  ran {output.seconds(run.usage.elapsed_s)}" if run.usage.elapsed_s is not None else ""
+    time = ran if run.status.terminal else f"  {output.age(run.created_at)}"
+    who = f"{run.id}  {output.plain(run.name)}{whose}"
+    return f"{who}  {output.outcome(run)}  depth {run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
 
 
 def _used(usage: Usage) -> str:

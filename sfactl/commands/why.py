@@ -23,6 +23,7 @@ from ..limits import share
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
 from ..trouble import troubles
+from ..waiting import queued
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,7 +77,10 @@ def _refused_calls(run: RunInfo) -> str:
     if not run.calls_refused:
         return ""
     calls = counted(run.calls_refused, "call of its model was", "calls of its model were")
-    return f"; {calls} refused (sfactl calls {run.id} --refused)"
+    last = ""
+    if run.last_refusal is not None:
+        last = f"{', the last one' if run.calls_refused > 1 else ''}: {output.plain(run.last_refusal).rstrip('.')}"
+    return f"; {calls} refused{last} (sfactl calls {run.id} --refused)"
 
 
 def _unadmitted(run: RunInfo) -> str:
@@ -110,7 +114,7 @@ def _sentence(run: RunInfo, now: datetime, since: datetime | None) -> str:
         return f"{who} is paused{f' since {output.clock(since, now)}' if since is not None else ''}: {_waiting(run, now)}"
     if found := list(troubles(run, now)):
         who = f"{who} {'; it '.join(found)}; it"
-    why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else ""
+    why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else f": {queued(run.queue, now)}" if run.queue else ""
     return f"{who} is {run.status.value}{why}; {_bounds(run, now)}"
 
 

@@ -73,13 +73,16 @@ def _cost(run: RunInfo) -> Text:
     return output.bounded(f"{usage.cost_usd:.2f}", partial=usage.partial, at_most=usage.at_most), PLAIN
 
 
-def _age(run: RunInfo, now: datetime) -> Text:
-    return output.age(run.created_at, now), DIM if run.status.terminal else PLAIN
+def _time(run: RunInfo, now: datetime) -> Text:
+    """Return the age of a live run, and how long one that has ended ran."""
+    return (output.seconds(run.usage.elapsed_s), DIM) if run.status.terminal else (output.age(run.created_at, now), PLAIN)
 
 
+STATE = CellColumn("STATE", 9, _status, 90, left=True)
 COLUMNS = (
-    CellColumn("STATE", 9, _status, 90, left=True),
-    CellColumn("AGE", 6, _age, 80),
+    STATE,
+    CellColumn("USER", 8, lambda run, _: (output.plain(run.user), DIM if run.status.terminal else PLAIN), 85, left=True),
+    CellColumn("TIME", 6, _time, 80),
     CellColumn("DEPTH", 5, lambda run, _: (str(run.depth), DIM), 20),
     CellColumn("PROC", 4, lambda run, _: _count(run.processes), 50),
     CellColumn("CPU", 5, lambda run, _: _cores(run), 60),
@@ -91,6 +94,7 @@ COLUMNS = (
 LEAST_NAME, NAME = 18, 30
 """Columns that the tree has at least, and where there is room."""
 LEAST_BARS, WIDE_BARS = 8, 36
+"""Columns of the limits. They go before the state does."""
 MILESTONE = 24
 """Columns from which on the last milestone is shown."""
 
@@ -104,9 +108,12 @@ class Layout(NamedTuple):
     milestone: int
 
     @classmethod
-    def of(cls, width: int) -> "Layout":
-        columns = list(COLUMNS)
+    def of(cls, width: int, *, users: bool = False) -> "Layout":
+        """`users`: name the users of runs."""
+        columns = [column for column in COLUMNS if users or column.title != "USER"]
         rest = width - LEAST_NAME - LEAST_BARS - 1
+        if rest < STATE.width + 1:
+            return cls(max(width - STATE.width - 2, 0), (STATE,), 0, 0)
         while columns and sum(column.width + 1 for column in columns) > rest:
             columns.remove(min(columns, key=lambda column: column.rank))
         rest -= sum(column.width + 1 for column in columns)

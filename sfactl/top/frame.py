@@ -36,7 +36,7 @@ FOOTER = (
 def draw(keys: Keys, width: int, height: int, now: datetime | None = None) -> list[Strip]:
     """Return `height` lines of `width` columns as of `now`, and note in `keys` how many of them are tree and pane."""
     now, passed = now or datetime.now(UTC), monotonic()
-    layout = Layout.of(width)
+    layout = Layout.of(width, users=keys.table.of_others)
     tree, pane = _heights(height, keys)
     keys.tree_height, keys.pane_height = tree, max(pane - 1, 0)
     rows = keys.rows
@@ -107,7 +107,8 @@ def _titles(keys: Keys, layout: Layout, width: int) -> Strip:
     name = "RUN" if keys.table.order == DEFAULT_ORDER else f"RUN (by {keys.table.order})"
     parts = [(set_cell_size(name, layout.name), DIM)]
     parts += [(" " + (column.title.ljust if column.left else column.title.rjust)(column.width), DIM) for column in layout.columns]
-    parts.append((" " + set_cell_size("LIMITS", layout.bars), DIM))
+    if layout.bars:
+        parts.append((" " + set_cell_size("LIMITS", layout.bars), DIM))
     if layout.milestone:
         parts.append((" MILESTONE", DIM))
     return _line(parts, width)
@@ -129,7 +130,7 @@ def _row(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, li
     for column in layout.columns:
         text, kind = column.cell(run, now)
         parts.append((" " + _sized(text, column.width, column.left), kind))
-    drawn = [] if run.status.terminal else bars(run.limits, elapsed, layout.bars, limit_share)
+    drawn = [] if run.status.terminal or not layout.bars else bars(run.limits, elapsed, layout.bars, limit_share)
     parts += [(" ", PLAIN), *drawn, (" " * (layout.bars - sum(len(text) for text, _ in drawn)), PLAIN)]
     if layout.milestone:
         parts.append((" " + _sized(output.plain(run.milestone or ""), layout.milestone, True), DIM))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sfad.protocol.structs import replace
 from sfad.protocol.types import RunId, RunInfo, Status
 
+from .. import output
 from ..trouble import NEAR
 from .ranking import ENDED, QUIET, STUCK, rank
 
@@ -35,6 +36,7 @@ ORDERS: dict[str, Order] = {
     "tokens": (_tokens, True),
     "turns": (lambda run: run.usage.turns or 0, True),
     "name": (attrgetter("name"), False),
+    "user": (attrgetter("user"), False),
 }
 
 
@@ -67,6 +69,8 @@ class RunTable:
         """The share of a limit from which a run is near it."""
         self.counts: tuple[Counter[Status], Counter[int]] = (Counter(), Counter())
         """Runs by status, and by their rank."""
+        self.of_others = False
+        """Whether there are runs of other users than this process's."""
         self._seen: dict[RunId, float] = {}
         """When the run was told last, on the caller's clock."""
 
@@ -102,6 +106,7 @@ class RunTable:
 
     def _count(self) -> None:
         self._rows = None
+        self.of_others = output.of_others({run.user for run in self.runs.values()})
         statuses = Counter(run.status for run in self.runs.values())
         self.counts = statuses, Counter(self._ranks.values())
 

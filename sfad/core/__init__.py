@@ -26,6 +26,7 @@ those before it in this list:
 `calls`              calls of a model that the gateway asks for
 `admission`          `spawn`, from the guard to the launch
 `adopting`           runs of an earlier daemon
+`budget_alerts`      what alerts watch of budgets
 `alerts`             what operators are told without asking: looks after each event at what it has changed
 `machine`            routes events and timers
 

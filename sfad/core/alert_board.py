@@ -6,6 +6,7 @@ from . import commands as c
 from .alert import Change, Measure
 from .context import AlertFacts, Context
 from .run import Run
+from .shared_alerts import Scope
 from .vocabulary import EventType, Timer
 
 
@@ -18,10 +19,12 @@ class AlertBoard:
     def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
         self._ctx.publish(what, run, _words(change, message), _severity(change), scope="run", **_facts(change, measure))
 
-    def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, user: str) -> None:
-        """Publish an alert about all runs, or those of a user."""
-        scope, facts = "user" if user else "daemon", _facts(change, measure)
-        event = types.Event(type=what, severity=_severity(change), message=_words(change, message), scope=scope, **facts)
+    def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, scope: Scope) -> None:
+        """Publish an alert about all runs, or those of a user or a team."""
+        severity, facts = _severity(change), _facts(change, measure)
+        if what is EventType.ALERT_BUDGET and change == "raised" and measure.threshold < 1:
+            severity = "medium"  # a part of it is left
+        event = types.Event(type=what, severity=severity, message=_words(change, message), scope=scope, **facts)
         self._ctx.do(c.Publish(event, ()))
 
     def look_at(self, run: Run, due: float | None) -> None:

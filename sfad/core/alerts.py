@@ -13,22 +13,25 @@ from . import events as e
 from .account import Account
 from .alert import RaisedAlert, changed
 from .alert_board import AlertBoard
+from .budget_alerts import budgets_in_use
 from .context import Context
 from .run import Run
 from .run_alerts import is_quiet, message_of, next_look, watched_of
-from .shared_alerts import Key, SavedAlerts, SharedAlerts
+from .shared_alerts import Key, SavedAlerts, SharedAlerts, subject_of
+from .spending import Spending
 from .vocabulary import EventType, ReasonKind
 
 _BY_A_BOUND = (ReasonKind.LIMIT, ReasonKind.BUDGET)
 
-_ABOUT_ALL = (e.AlertsDue, e.Reconfigured, e.RunsAdopted)
+_ABOUT_ALL = (e.AlertsDue, e.Reconfigured, e.RunsAdopted, e.BudgetsKnown)
 """They may raise or clear an alert about all runs, though nothing is counted."""
 
 
 class Alerts:
-    def __init__(self, context: Context, board: AlertBoard) -> None:
+    def __init__(self, context: Context, board: AlertBoard, spending: Spending) -> None:
         self._ctx = context
         self._board = board
+        self._spending = spending
         self._shared = SharedAlerts()
         self._due: float | None = None
         """When `AlertsDue` will be fed."""
@@ -56,7 +59,7 @@ class Alerts:
                 self._board.look_at(run, None)
             else:
                 self._look_at(run, event.at)
-        if counted or isinstance(event, _ABOUT_ALL):
+        if counted or self._spending.take_charged() or isinstance(event, _ABOUT_ALL):
             self._look_at_all(event.at, counted=counted)
 
     def _touched(self, outcome: c.Outcome, event: e.Event) -> Iterable[Run]:
@@ -102,11 +105,11 @@ class Alerts:
         self._board.look_at(run, next_look(run, self._ctx.policy, at))
 
     def _look_at_all(self, at: float, *, counted: bool) -> None:
-        changes = list(self._shared.look(self._ctx.policy, at))
+        changes = list(self._shared.look(self._ctx.policy, at, budgets_in_use(self._spending, self._ctx.policy)))
         if changes or counted:
             self._ctx.do(c.SaveAlerts(soon=not changes))
-        for (what, user), change, measure, message in changes:
-            self._board.tell_of_all(EventType(what), change, measure, message, user)
+        for key, change, measure, message in changes:
+            self._board.tell_of_all(EventType(key[0]), change, measure, message, subject_of(key)[0])
         due = self._shared.next_look()
         if due != self._due:
             self._due = due

@@ -59,6 +59,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     claim: Claim = NO_CLAIM
     gated: bool = False
     """Its calls go through the gateway."""
+    metered: bool = False
+    """A meter, or reports, tell what it uses."""
     uncounted: str | None = None
     """Why nothing will tell what the run uses."""
     unnamed: bool = False

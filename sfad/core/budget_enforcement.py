@@ -1,4 +1,4 @@
-"""Pauses or ends live trees whose budgets have run out, and resumes them when there is money again."""
+"""Pauses or ends live trees that can spend and whose budgets have run out, and resumes them when there is money again."""
 
 from dataclasses import dataclass
 
@@ -35,14 +35,21 @@ class BudgetEnforcement:
 
     def run_short(self, budget: Budget, at: float) -> None:
         """Take the action for a budget of which too little is left for a call of a model."""
-        budget.short = True
+        self._spending.found_short(budget)
         self.enforce(at)
 
     def enforce_on(self, run: Run, at: float) -> None:
-        """Do the same for one tree, if the run is its root. A tree that has not been launched is looked at when it has been."""
-        budgets = self._spending.budgets.of(run.user)
-        if run.parent is None and (budgets or run.no_money is not None):
-            self._enforce_on(run, self._spending.used_up(budgets), at)
+        """Do the same for the tree of a run that has just been launched."""
+        budgets, root = self._spending.budgets.of(run.user), run.root
+        if budgets or root.no_money is not None:
+            self._enforce_on(root, self._spending.used_up(budgets), at)
+
+    def agent_seen(self, run: Run, at: float) -> None:
+        """Note that a run holds an agent program, so that its tree can spend."""
+        if not run.holds_agent:
+            run.holds_agent = True
+            self._ctx.changed(run)
+            self.enforce_on(run, at)
 
     def _enforce_on(self, root: Run, used_up: set[tuple[str, str]], at: float) -> None:
         budgets = self._spending.budgets.of(root.user)
@@ -50,7 +57,7 @@ class BudgetEnforcement:
         action = self._ctx.policy.budget_action
         if budget is None or action is Action.WARN:
             self._resume_funded(root, at)
-        elif root.status not in {Status.RUNNING, Status.PAUSED}:
+        elif root.status not in {Status.RUNNING, Status.PAUSED} or not root.tree_can_spend:
             return
         elif action is Action.TERMINATE:
             self._stopping.stop_for(root, _out_of_money(ReasonKind.LIMIT, budget), at)

@@ -47,7 +47,7 @@ class Budget:
     @property
     def sentence(self) -> str:
         used = f"{format_usd(to_usd(self.charged))} of {format_usd(to_usd(self.allowed))} USD a {self.period}"
-        return f"{self.scope} {self.name} has used {used}; it renews at {self.renews}"
+        return f"{self.scope} {self.name} has used {used}; it renews at {self.renews.replace('T', ' ')[:16]}"
 
 
 class Budgets:

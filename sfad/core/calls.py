@@ -357,11 +357,14 @@ class Calls:
             call=info,
             lowered_by=(lowest.limited.id, lowest.kind) if lowest is not None and lowest.limited is not None else None,
         )
+        self._note_called(run)
+        self._ctx.reply(ev.token, c.CallAnswer(run, self._spending.reserve(run, reservation), lowered))
+
+    def _note_called(self, run: Run) -> None:
         for each in run.lineage:
             if not each.called:
                 each.called = True
                 self._ctx.changed(each)
-        self._ctx.reply(ev.token, c.CallAnswer(run, self._spending.reserve(run, reservation), lowered))
 
     def _reserved(self, room: _Room) -> int:
         """Return what open reservations hold of a limit or a budget. Only asked for where a call does not fit."""
@@ -376,6 +379,7 @@ class Calls:
         ev = call.asked
         more = tight.needed(tight.least)
         if tight.budget is not None:
+            self._note_called(run)  # so its tree can spend, and the action is taken on it too
             refusal = over_budget(tight.budget, more)
             self._budgets.run_short(tight.budget, at)
         else:

@@ -69,7 +69,7 @@ class Machine:
             self._limit_holds, self._admission,
         )  # fmt: skip
 
-        self._alerts = Alerts(context, board)
+        self._alerts = Alerts(context, board, self._spending)
 
         # what the shell reads and asks
         self.tree = context.tree
@@ -204,6 +204,7 @@ class Machine:
                 self._stop_requests.surveyed(run, event)
             case e.AgentSeen():
                 self._unadmitted.agent_seen(run, event)
+                self._budget_enforcement.agent_seen(run, event.at)
             case e.ModelReached():
                 self._bypasses.model_reached(run, event)
             case e.EgressRefused():

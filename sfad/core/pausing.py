@@ -62,7 +62,11 @@ class Pausing:
             self._ctx.do(c.Freeze(run.id))
         self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
         if told:
-            self._ctx.publish(EventType.RUN_PAUSED, run, why)
+            reason = no_money or (run.breach.reason if run.breach is not None else None)
+            self._ctx.publish(
+                EventType.RUN_PAUSED, run, why or (reason.message if reason is not None else ""),
+                "low" if reason is None else "medium",
+            )  # fmt: skip
 
     def _freeze(self, run: Run, paused: Paused, at: float) -> None:
         if not paused.frozen:

@@ -62,6 +62,17 @@ class SlidingWindow:
         return (at if place < 0 else self._times[place] + self.span) + rounds * self.span
 
 
+class QueuePlace(NamedTuple):
+    key: str
+    """The quota that has no room."""
+    used: int
+    limit: int
+    place: int
+    """1 is the first."""
+    waiting: int
+    """Trees of its user that wait."""
+
+
 _Place = tuple[int, int, RunId]
 """Negative priority, and the order of coming."""
 
@@ -126,6 +137,17 @@ class Slots:
 
     def waits(self, root: RunId) -> bool:
         return root in self._waiting
+
+    def place_of(self, root: RunId) -> QueuePlace | None:
+        """Return what a waiting root waits for, and its place among those of its user; `None` if it does not wait."""
+        if root not in self._waiting:
+            return None
+        user, entry = self._waiting[root]
+        queue = self._queues[user]
+        place = queue.index(entry) + 1
+        if self.full_for(user):
+            return QueuePlace("quotas.trees_per_user", self.user_count(user), self.per_user, place, len(queue))
+        return QueuePlace("quotas.trees", self.count, self.total, place, len(queue))
 
     def leave(self, root: RunId) -> None:
         """Free the slot of a root that has ended, or its place in the queue."""

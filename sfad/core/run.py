@@ -240,7 +240,9 @@ class State:
     counted_cost: int = 0
     """The part of its own cost, in nano-dollars, that alerts have counted."""
     called: bool = False
-    """A call of it, or of a run below it, has come through the gateway."""
+    """A call of it, or of a run below it, has come to the gateway."""
+    holds_agent: bool = False
+    """An agent program was seen in it."""
     bypassed: set[str] = field(default_factory=set)
     """How it was seen to use its model around the gateway: `stream`, `session`, `connection`; `below`: a run below it was."""
     misses_calls: bool = False
@@ -354,6 +356,15 @@ class Run(State):
     def own_deadline(self) -> float | None:
         """When its own clock ends it; `None` while that is halted."""
         return self.clock.reaches(self.allowed_time) if self.clock.since is not None else None
+
+    @property
+    def tree_can_spend(self) -> bool:
+        """Whether the run or one below it may cost money: it has, something is to tell what it costs, or it holds an agent program.
+        That calls would go through the gateway says nothing: so it is with most runs that never make one."""
+        return bool(self.account.below) or any(
+            run.asked.agent_program or run.asked.metered or run.holds_agent or run.called or run.account.metered
+            for run in self.subtree()
+        )
 
     def subtree(self) -> list[Run]:
         """Return this run and all live descendants, parents before children."""

@@ -1,23 +1,51 @@
-"""What alerts watch of all runs together: what they cost within a window, and how many of them limits have ended."""
+"""What alerts watch of all runs together: what they cost within a window, how many of them limits have ended, and budgets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from ..protocol.units import format_duration, format_usd
 from .alert import Change, Measure, RaisedAlert, changed
+from .budgets import Budget
 from .money import to_nanos, to_usd
 from .policy import Policy
 from .vocabulary import EventType
 from .windows import SummedWindow
 
 Key = tuple[str, str]
-"""The type of an alert, and the user that it is about, or an empty text."""
+"""The type of an alert, and the user that it is about, `team NAME`, or an empty text."""
+
+Scope = Literal["user", "team", "daemon"]
+
+_TEAM = "team "
+
+RUN_OUT = 1.0
+"""The threshold of the second alert about a budget."""
 
 EVERYBODY: Key = (EventType.ALERT_COST, "")
 TERMINATIONS: Key = (EventType.ALERT_TERMINATIONS, "")
+
+
+def key_of_budget(budget: Budget) -> Key:
+    return EventType.ALERT_BUDGET, budget.name if budget.scope == "user" else _TEAM + budget.name
+
+
+def subject_of(key: Key) -> tuple[Scope, str]:
+    """Return whom an alert is about: a user, a team, or everybody (an empty name)."""
+    what, name = key
+    if what == EventType.ALERT_BUDGET and name.startswith(_TEAM):
+        return "team", name.removeprefix(_TEAM)
+    return ("user", name) if name else ("daemon", "")
+
+
+class BudgetUse(NamedTuple):
+    share: float
+    """Of what is allowed."""
+    run_out: bool
+    message: str
 
 
 class SavedAlerts(Struct, frozen=True, array_like=True):
@@ -59,19 +87,42 @@ class SharedAlerts:
         window.span = policy.alerts.window
         return window
 
-    def look(self, policy: Policy, at: float) -> Iterator[tuple[Key, Change, Measure, str]]:
+    def look(
+        self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse]
+    ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
         """Yield each alert that has changed, with its value and what it says."""
-        for key in sorted(self._windows.keys() | self.raised.keys()):
-            now, before = self._reading(key, policy, at), self.raised.pop(key, None)
-            after, change = changed(before, now, at)
-            message = _message(key, now) if now is not None else ""
-            if after is not None:
-                self.raised[key] = after
-                after.message = message if change == "raised" else after.message
-            if change is not None and (measure := now or (before and before.measure)):
-                yield key, change, measure, message
+        for key in sorted(self._windows.keys() | self.raised.keys() | budgets.keys()):
+            if key[0] == EventType.ALERT_BUDGET:
+                yield from self._look_at_budget(key, budgets.get(key), policy, at)
+                continue
+            now = self._reading(key, policy, at)
+            yield from self._change(key, now, _message(key, now) if now is not None else "", at)
             if key in self._windows and not self._windows[key].total(at):
                 del self._windows[key]
+
+    def _look_at_budget(
+        self, key: Key, use: BudgetUse | None, policy: Policy, at: float
+    ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
+        """Look at both thresholds of a budget. The alert at the second one takes the place of that at the first."""
+        share, before = policy.alerts.limit_share, self.raised.get(key)
+        message = use.message if use is not None else before.message if before is not None else ""
+        above = before is not None and before.measure.threshold >= RUN_OUT
+        if use is not None and use.run_out and not above:
+            self.raised.pop(key, None)
+            above = True
+        if above:
+            yield from self._change(key, None if use is None else Measure(use.share, RUN_OUT, use.run_out), message, at)
+        if key not in self.raised or not above:
+            yield from self._change(key, None if use is None else Measure(use.share, share, use.share >= share), message, at)
+
+    def _change(self, key: Key, now: Measure | None, message: str, at: float) -> Iterator[tuple[Key, Change, Measure, str]]:
+        before = self.raised.pop(key, None)
+        after, change = changed(before, now, at)
+        if after is not None:
+            self.raised[key] = after
+            after.message = message if change == "raised" else after.message
+        if change is not None and (measure := now or (before and before.measure)):
+            yield key, change, measure, message
 
     def next_look(self) -> float | None:
         """Return when the passing of time alone may clear an alert."""

@@ -30,6 +30,8 @@ class Spending:
         self._last_reservation = reserved
         self.budgets_changed = False
         """A budget may have run out, or have been given back to, since `take_used_up`."""
+        self._charged = False
+        """A budget was charged, or found short, since `take_charged`."""
 
     def restore(self, runs: Iterable[Run]) -> None:
         """Continue with what an earlier daemon has counted for all its runs. Each was saved at another moment, so their sums are
@@ -106,6 +108,7 @@ class Spending:
             if not change:
                 continue
             budget.charged += change
+            self._charged = True
             self._ctx.do(c.Charge(budget.scope, budget.name, change))
             if not budget.near and budget.charged >= self._ctx.policy.nearing * budget.allowed:
                 budget.near = True
@@ -173,6 +176,15 @@ class Spending:
             budget.refused = True
             self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
         return budget
+
+    def found_short(self, budget: Budget) -> None:
+        """Note that too little is left of a budget for a call of a model."""
+        budget.short = self._charged = True
+
+    def take_charged(self) -> bool:
+        """Return whether a budget was charged or found short since the last call."""
+        charged, self._charged = self._charged, False
+        return charged
 
     def take_used_up(self) -> set[tuple[str, str]]:
         """Return `used_up` of all budgets, and note that they were looked at."""

@@ -78,6 +78,7 @@ class EventType(Word):
     RUN_REPEATING = "run_repeating"
     ALERT_SURVIVORS = "alert_survivors"
     ALERT_COST = "alert_cost"
+    ALERT_BUDGET = "alert_budget"
     ALERT_TERMINATIONS = "alert_terminations"
     ALERT_LIMIT = "alert_limit"
     ALERT_REPEATING = "alert_repeating"

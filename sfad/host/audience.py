@@ -10,18 +10,24 @@ from .socket_file import PathError
 Users = Literal["auto", "all", "own"]
 """`access.users` of the config."""
 
+_OWN = 'set it to "own"'
+
 
 def serves_all(users: Users, socket: Path, containment: Literal["cgroup", "tags"]) -> bool:
     """Return whether the daemon serves every user. Raise `PathError` if it is told to and cannot.
 
     Only root can start processes of other users. By tags, the orphans of two users' runs cannot be told apart."""
+    check_owner(users)
     able = os.geteuid() == 0 and containment == "cgroup"
     if users == "all" and not able:
-        raise PathError(
-            f'access.users = "all" needs a daemon of root that contains runs by cgroup; this one has uid {os.geteuid()} and '
-            f'contains runs by {containment}: set it to "own"'
-        )
+        raise PathError(f'access.users = "all" needs runs contained by cgroup; here they are contained by {containment}: {_OWN}')
     return able and (users == "all" or (users == "auto" and socket == SYSTEM_SOCKET))
+
+
+def check_owner(users: Users) -> None:
+    """Raise `PathError` if the daemon is told to serve every user and is not root's."""
+    if users == "all" and os.geteuid() != 0:
+        raise PathError(f'access.users = "all" needs a daemon of root; this one has uid {os.geteuid()}: {_OWN}')
 
 
 def directory_mode(users: Users, socket: Path) -> int:

@@ -1,5 +1,6 @@
 """The choice of a containment: cgroups where that is possible, else tags."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -20,9 +21,13 @@ Mode = Literal["auto", "cgroup", "tags"]
 
 
 def check_containment(instance: str, mode: Mode, cgroup_parent: str | None) -> None:
-    """Raise `CgroupImpossible` where `choose_launcher` would."""
+    """Raise `CgroupImpossible` where `choose_launcher` would. Leave nothing behind."""
     if mode == "cgroup":
-        probing.probe(probing.base_of(instance, cgroup_parent))
+        base = probing.base_of(instance, cgroup_parent)
+        made = not os.path.isdir(base.directory)
+        probing.probe(base)
+        if made:
+            cgroupfs.remove_tree(base.directory)
 
 
 def choose_launcher(

@@ -289,6 +289,12 @@ class Reader:
         made, refused = self._row(sql, number_of(run), *(value for key in keys for value in key))
         return made, refused
 
+    def last_refusal(self, run: RunId) -> str | None:
+        """Return why the last refused call of a run was refused; `None` if none was."""
+        sql = "SELECT refused FROM calls WHERE run = ? AND state = 'refused' ORDER BY time DESC, number DESC LIMIT 1"
+        row = self._connection.execute(sql, (number_of(run),)).fetchone()
+        return row[0] if row is not None else None
+
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
         """Return when these runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
         marks = ", ".join("?" * len(runs))

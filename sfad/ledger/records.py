@@ -127,6 +127,9 @@ class Records:
     def count_calls(self, run: RunId, but: Iterable[tuple[float, int]] = ()) -> tuple[int, int]:
         return self._reader.count_calls(run, but)
 
+    def last_refusal(self, run: RunId) -> str | None:
+        return self._reader.last_refusal(run)
+
     def _lookup(self, run_id: RunId) -> tuple[RunInfo, RunExtra] | None:
         queued = self._unwritten.get(run_id)
         return (queued.info, queued.extra) if queued is not None else self._reader.get(run_id)

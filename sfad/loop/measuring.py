@@ -67,7 +67,7 @@ class Measuring:
         return text if trio.current_time() < made + RECENT else await self.text()
 
     def values(self) -> Values:
-        return {**self._of_daemon(), **self._of_runs(), **_of_types(self.counts), **self._of_calls()}
+        return {**self._of_daemon(), **self._of_runs(), **_of_types(self.counts), **self._of_users(), **self._of_calls()}
 
     def _of_daemon(self) -> Values:
         began = time.time() - trio.current_time() + self.began
@@ -106,6 +106,19 @@ class Measuring:
             "sfad_queue_wait_seconds": {(): counts.queue_wait},
             "sfad_budget_usd": {(budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets},
             "sfad_budget_used_usd": {(budget.scope, budget.name): to_usd(budget.charged) for budget in budgets},
+        }
+
+    def _of_users(self) -> Values:
+        counts, each = self.counts, self.counts.by_user
+        live = Counter(counts.user_label(one.run.user) for one in self.catalogue.live.values())
+        tokens: dict[Labels, float] = {}
+        for user, of in each.items():
+            tokens |= {(user, "input"): of.input_tokens, (user, "output"): of.output_tokens}
+        return {
+            "sfad_user_live_runs": {(user,): live[user] for user in dict.fromkeys([*each, *live])},
+            "sfad_user_runs_ended": {(user,): of.ended for user, of in each.items()},
+            "sfad_user_cost_usd": {(user,): of.cost_usd for user, of in each.items()},
+            "sfad_user_tokens": tokens,
         }
 
     def _of_calls(self) -> Values:

@@ -15,8 +15,11 @@ from ..protocol.types import CallInfo, Event, RunId, RunInfo
 MAX_TYPES = 50
 """Types with figures of their own, beside those of registered agents. Each has some 40 lines of text."""
 
+MAX_USERS = 100
+"""Users with figures of their own."""
+
 OTHER = "other"
-"""The type of runs whose own one is not counted apart."""
+"""The type, or user, of runs whose own one is not counted apart."""
 
 UNTYPED = "untyped"
 
@@ -70,6 +73,15 @@ class TypeCounts(Struct, kw_only=True):
     output_tokens: int = 0
 
 
+class UserCounts(Struct, kw_only=True):
+    """Ended runs of one user, as far as it is known what they used."""
+
+    ended: int = 0
+    cost_usd: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
 class Counts(Struct, kw_only=True):
     ended: dict[str, int] = {}
     """Runs by status."""
@@ -83,6 +95,7 @@ class Counts(Struct, kw_only=True):
     calls: dict[str, dict[Outcome, int]] = {}
     """Calls of models by upstream and outcome."""
     by_type: dict[str, TypeCounts] = {}
+    by_user: dict[str, UserCounts] = {}
     spawn: Histogram = _empty(SHORT)
     """Seconds from a request to the execution of its command, of runs that did not wait in the queue."""
     queue_wait: Histogram = _empty(LONG)
@@ -141,8 +154,17 @@ class Counts(Struct, kw_only=True):
             counts.turns.observe(usage.turns)
         if usage.cost_usd is not None:
             counts.cost.observe(usage.cost_usd)
-        counts.input_tokens += usage.input_tokens or 0
-        counts.output_tokens += usage.output_tokens or 0
+        users = self.by_user.setdefault(self.user_label(info.user), UserCounts())
+        users.ended += 1
+        users.cost_usd += usage.cost_usd or 0.0
+        for each in (counts, users):
+            each.input_tokens += usage.input_tokens or 0
+            each.output_tokens += usage.output_tokens or 0
+
+    def user_label(self, user: str) -> str:
+        """Return a user's name as metrics show it, or `OTHER` where too many are counted apart already."""
+        label = type_label(user)
+        return label if label in self.by_user or len(self.by_user) < MAX_USERS else OTHER
 
     def _of_type(self, info: RunInfo) -> TypeCounts:
         label = type_label(info.type or info.meter or UNTYPED)

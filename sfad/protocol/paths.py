@@ -19,17 +19,22 @@ def state_dir(env: Mapping[str, str], uid: int, flag: str | None = None) -> Path
     return Path(places.state_directory(env, uid, flag))
 
 
+def is_systems(state: Path) -> bool:
+    """Return whether the daemon with this state directory is the system's, and not a user's own. Root has no other by default."""
+    return state == SYSTEM_STATE
+
+
 def shim_dir(state: Path) -> Path:
     """The directory of the shims that the runs of a daemon find first in their PATH, given its state directory.
 
     The system's state is open to root only, but its runs have other users."""
-    return SYSTEM_SHIMS if state == SYSTEM_STATE else state / "shims"
+    return SYSTEM_SHIMS if is_systems(state) else state / "shims"
 
 
 def automatic_shim_dir(state: Path) -> Path:
     """The directory with the shims that a daemon makes by itself, given its state directory. As for `shim_dir`, the system's runs
     could not enter its state."""
-    return SYSTEM_AUTOMATIC_SHIMS if state == SYSTEM_STATE else state / "automatic"
+    return SYSTEM_AUTOMATIC_SHIMS if is_systems(state) else state / "automatic"
 
 
 def xdg(env: Mapping[str, str], name: str, default: str) -> Path:

@@ -269,8 +269,8 @@ class AlertState(Struct, frozen=True, kw_only=True, gc=False):
     """An alert that is raised."""
 
     type: str
-    """`alert_cost`, `alert_terminations`, `alert_limit`, `alert_repeating` or `alert_unreachable`."""
-    scope: Literal["run", "user", "daemon"]
+    """`alert_cost`, `alert_budget`, `alert_terminations`, `alert_limit`, `alert_repeating` or `alert_unreachable`."""
+    scope: Literal["run", "user", "team", "daemon"]
     value: float
     """When the alert was raised."""
     threshold: float
@@ -280,6 +280,22 @@ class AlertState(Struct, frozen=True, kw_only=True, gc=False):
     run_id: RunId | None = None
     user: str | None = None
     """For the scope `user`."""
+    team: str | None = None
+    """For the scope `team`."""
+
+
+class QueueState(Struct, frozen=True, kw_only=True, gc=False):
+    """What a queued tree waits for."""
+
+    key: str
+    """The quota that has no room."""
+    used: int
+    limit: int
+    place: int
+    """Among the trees of its user that wait. 1 is the first."""
+    waiting: int
+    free_by: datetime | None = None
+    """The first deadline of the trees that have a slot: by then one is free. `None` if none of them has a deadline now."""
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
@@ -333,6 +349,10 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     calls: int | None = None
     """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
     calls_refused: int | None = None
+    last_refusal: str | None = None
+    """Why the last of these was refused. Only in the answer to `Info`."""
+    queue: QueueState | None = None
+    """Of a tree that waits for a slot. Only in the answer to `Info`."""
     api_silence: ApiSilence | None = None
     """Of a live run whose calls of the model are not answered."""
     cpu_cores: float | None = None

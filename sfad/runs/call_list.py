@@ -36,6 +36,12 @@ class CallList:
         made += len(self._under_way(run)) + sum(call.state == "ended" for call in unwritten.values())
         return made, refused + sum(1 + call.more for call in unwritten.values() if call.state == "refused")
 
+    def last_refusal(self, run: RunId) -> str | None:
+        """Return why the last refused call of a run was refused; `None` if none was."""
+        unwritten = self._unwritten(run)
+        refused = [call.refused for _, call in sorted(unwritten.items()) if call.state == "refused"]
+        return refused[-1] if refused else self._records.last_refusal(run)
+
     def _unwritten(self, run: RunId) -> dict[tuple[float, int], CallInfo]:
         live = self._live.get(run)
         return {key(call): call for call in live.calls} if live is not None and live.calls is not None else {}

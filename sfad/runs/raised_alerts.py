@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
+from typing import Literal
 
 from ..core.alert import RaisedAlert
 from ..core.run import Run
-from ..core.shared_alerts import Key
+from ..core.shared_alerts import Key, subject_of
 from ..host.clock import wall_clock
 from ..protocol.types import AlertState, RunId
 
@@ -14,7 +15,7 @@ MOST = 500
 
 
 def alerts_of(run: Run, now: float) -> list[AlertState]:
-    return [_shown(what, alert, now, run=run.id) for what, alert in run.alerts.items()]
+    return [_shown(what, alert, now, "run", run=run.id) for what, alert in run.alerts.items()]
 
 
 def all_alerts(runs: Iterable[Run], shared: Mapping[Key, RaisedAlert], now: float) -> list[AlertState]:
@@ -23,18 +24,22 @@ def all_alerts(runs: Iterable[Run], shared: Mapping[Key, RaisedAlert], now: floa
 
 
 def _shared(shared: Mapping[Key, RaisedAlert], now: float) -> Iterator[AlertState]:
-    for (what, user), alert in shared.items():
-        yield _shown(what, alert, now, user=user or None)
+    for key, alert in shared.items():
+        scope, name = subject_of(key)
+        yield _shown(key[0], alert, now, scope, user=name if scope == "user" else None, team=name if scope == "team" else None)
 
 
 def _since(state: AlertState) -> float:
     return state.since.timestamp()
 
 
-def _shown(what: str, alert: RaisedAlert, now: float, *, run: RunId | None = None, user: str | None = None) -> AlertState:
+def _shown(
+    what: str, alert: RaisedAlert, now: float, scope: Literal["run", "user", "team", "daemon"], *,
+    run: RunId | None = None, user: str | None = None, team: str | None = None,
+) -> AlertState:  # fmt: skip
     return AlertState(
         type=str(what),
-        scope="run" if run is not None else "user" if user is not None else "daemon",
+        scope=scope,
         value=alert.measure.value,
         threshold=alert.measure.threshold,
         message=alert.message,
@@ -42,4 +47,5 @@ def _shown(what: str, alert: RaisedAlert, now: float, *, run: RunId | None = Non
         window_s=alert.measure.window,
         run_id=run,
         user=user,
+        team=team,
     )

@@ -21,7 +21,7 @@ from sfactl.exits import ExitCode, Quit
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from sfad.protocol.types import ErrorCode
-from tests.harness import as_nobody, as_root
+from tests.harness import as_nobody, as_root, running
 
 Script = Callable[[socket.socket, Callable[[], m.Request]], None]
 
@@ -271,6 +271,28 @@ def test_the_place_of_roots_daemon_keeps_no_user_from_one_of_their_own(monkeypat
         assert as_nobody(failure) == "missing own"
         places.pop(0)
         assert as_nobody(failure) == "denied roots", "a place that was chosen"
+
+
+def test_the_systems_daemon_in_place_of_the_users_own_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, state = tmp_path / "run" / "sock", tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("SFAD_STATE_DIR", str(state))
+    (tmp_path / "d").mkdir()
+    with running(tmp_path / "d") as daemon:
+        system = daemon.socket
+        monkeypatch.setattr(connection, "client_sockets", lambda *_: [str(own), str(system)])
+        monkeypatch.setattr(connection, "SYSTEM_SOCKET", str(system))
+        monkeypatch.setattr(connection, "_told", False)
+        connection.connect(None).close()
+        assert capsys.readouterr().err == "", "the user never had one"
+        (state / "ledger.db").touch()
+        connection.connect(None, tell=False).close()
+        assert capsys.readouterr().err == ""
+        for _ in range(2):
+            connection.connect(None).close()
+        assert capsys.readouterr().err.count(f"your own daemon is not running ({own}); the system's daemon answers ({system})") == 1
 
 
 def test_a_path_longer_than_an_address_holds(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ MODULES = {
     "report RUN --turns 1 --json": f"{USE} sfactl.commands.report {JSON}",
     "reserve --model m --input-tokens 1 --max-output-tokens 1 RUN": f"{USE} sfactl.commands.reserve",
     "list": f"{VERB} sfad.protocol.requests.listing sfad.protocol.requests.steering sfad.protocol.known sfactl.history "
-    "sfactl.selection sfactl.table sfactl.commands.list",
+    "sfactl.selection sfactl.table sfactl.commands.list pwd",
     "list --json": f"{VERB} sfad.protocol.requests.listing sfad.protocol.requests.steering sfactl.history sfactl.selection "
     f"sfactl.table sfactl.commands.list {JSON}",
 }

@@ -65,6 +65,8 @@ def test_calls_through_the_gateway_are_counted_and_their_refusals_named() -> Non
     found = run(usage=usage, usage_by_source={"gateway": usage}, limits=[], meter="claude", calls=3, calls_refused=2)
     assert facts(found)[-2:] == [("calls", "3, 2 refused (sfactl calls a1 --refused)"), ("meter", "gateway, claude")]
     assert why.sentence(found).endswith("; 2 calls of its model were refused (sfactl calls a1 --refused)")
+    last = why.sentence(structs.replace(found, last_refusal="0.30 of 0.31 USD are used."))
+    assert "; 2 calls of its model were refused, the last one: 0.30 of 0.31 USD are used (sfactl" in last
     assert "1 agent program was started within it" in (one := why.sentence(run(unadmitted=1)))
     assert "and counts as a descendant; to have it ask: sfactl shim install PROGRAM" in one
     assert "and count as descendants; to have them ask: sfactl shim install PROGRAM" in why.sentence(run(unadmitted=2))

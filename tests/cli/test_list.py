@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import pwd
 import re
 import subprocess
 from datetime import timedelta
@@ -100,6 +101,9 @@ def _all_of(master: int) -> bytes:
 # ---- the table
 
 
+OWN = pwd.getpwuid(os.getuid()).pw_name
+
+
 def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
     columns = [column for column in list_.COLUMNS if column.shown(live=False, labels=False, wide=False)]
     found = list_.Found()
@@ -109,12 +113,22 @@ def rows_of(*runs: RunInfo, **options: Any) -> list[str]:
 
 
 def test_usage_has_columns_where_it_is_known() -> None:
-    unknown, known = run(id="a1"), run(id="a2", usage=Usage(elapsed_s=3.0, turns=12, tokens=48_000, cost_usd=0.45, source="report"))
+    usage = Usage(elapsed_s=3.0, turns=12, tokens=48_000, cost_usd=0.45, source="report")
+    unknown, known = run(id="a1", user=OWN), run(id="a2", user=OWN, usage=usage)
     header, first, second = rows_of(unknown, known)
     assert header.split()[6:] == ["RAN", "TURNS", "TOKENS", "USD", "COMMAND"]
     assert first.split()[7:10] == ["-", "-", "-"]
     assert second.split()[7:10] == ["12", "48.0k", "0.45"]
     assert "USD" not in rows_of(unknown)[0]
+
+
+def test_the_user_has_a_column_where_there_are_runs_of_others() -> None:
+    own, other = run(id="a1", user=OWN), run(id="a2", user="zoe")
+    assert "USER" not in rows_of(own)[0]
+    assert "USER" in rows_of(own, wide=True)[0]
+    for shown in (rows_of(other), rows_of(own, other)):
+        assert shown[0].split()[5:7] == ["USER", "AGE"]
+        assert shown[-1].split()[5] == "zoe"
 
 
 def test_the_least_important_columns_go_first_and_then_what_is_too_long_is_cut() -> None:

@@ -88,6 +88,6 @@ def test_a_log_that_cannot_be_opened_is_named(daemon: World, tmp_path: Path) -> 
     config.write_text('[log]\nfile = "/nonexistent/log"\n')
     places = ["--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "other"), "--config", str(config)]
     done = subprocess.run([sys.executable, "-m", "sfad", "serve", *places], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 69
+    assert done.returncode == 2
     assert "log.file = /nonexistent/log cannot be opened" in done.stderr
     wait_until(lambda: daemon.sfactl("status").returncode == 0, "the other daemon is not concerned")

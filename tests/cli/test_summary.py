@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -10,10 +11,24 @@ import pytest
 from sfactl.commands import summary
 from sfad.core.ids import run_id
 from sfad.protocol.statistics import Breach, Failed, Summary
+from tests.harness import wait_until
 
 from .conftest import World
 
-CONTRACT = {"since", "until", "runs", "by_status", "cost_usd", "tokens", "partial", "groups", "breaches", "failed", "at_most"}
+CONTRACT = {
+    "since",
+    "until",
+    "runs",
+    "by_status",
+    "cost_usd",
+    "tokens",
+    "partial",
+    "groups",
+    "breaches",
+    "failed",
+    "at_most",
+    "waiting",
+}
 
 
 def test_a_night_in_numbers_each_run_counted_once(night: World) -> None:
@@ -92,3 +107,44 @@ def test_a_night_without_runs() -> None:
         "  a7  budget of its user, cost 3.14 of 3.00 USD",
         "  a7  cost 3.14 of 3.00 USD",
     ]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("config", ["[quotas]\ntrees_per_user = 4\n"])
+def test_it_begins_with_what_waits_for_a_person(daemon: World) -> None:
+    report = "$SFACTL report --turns 2; sleep 60"
+    by_hand = daemon.spawn("--name", "hand", "--", "sleep", "60")
+    limited = daemon.spawn("--limit", "turns=1:pause", "--name", "limited", "--", "sh", "-c", report)
+    asking = daemon.spawn("--limit", "turns=1:request_increase", "--name", "asking", "--", "sh", "-c", report)
+    silent = (
+        'echo \'{"type": "system", "subtype": "api_retry", "attempt": 1, "error_status": 529, "error": "overloaded"}\'; sleep 60'
+    )
+    unreachable = daemon.spawn("--meter", "claude", "--name", "cut-off", "--timeout", "90s", "--", "sh", "-c", silent)
+    queued = [daemon.spawn("--name", "late", "--", "sleep", "60") for _ in range(2)]
+    daemon.sfactl("run", "-q", "--no-queue", "--", "true", code=None)
+    daemon.sfactl("pause", by_hand)
+    wait_until(lambda: [daemon.status(run) for run in (limited, asking)] == ["paused"] * 2, "they are paused")
+    wait_until(lambda: daemon.json("info", unreachable).get("api_trouble"), "it cannot reach its model")
+    waits = daemon.json("summary")["waiting"]
+    found = {(one["what"], *one["runs"]): one["command"] for one in waits}
+    assert found == {
+        ("paused", by_hand): f"sfactl resume {by_hand}",
+        ("paused", limited): f"sfactl resume {limited} [--limit turns=N]",
+        ("approval", asking): f"sfactl approve {asking} [--limit turns=N], or sfactl deny {asking}",
+        ("unreachable", unreachable): f"sfactl logs {unreachable} --stderr, or sfactl stop {unreachable}",
+        ("queued", *queued): f"sfactl why {queued[0]}",
+        ("refused",): "sfactl list --status rejected_concurrency",
+    }
+    shown = daemon.sfactl("summary").stdout
+    assert shown.startswith("waiting for you\n")
+    assert f"{limited} (limited) is paused: used 2 turns" in shown
+    why = daemon.sfactl("why", queued[1]).stdout
+    assert "is queued: you have 4 live trees, and quotas.trees_per_user is 4; it is number 2 of 2 that wait" in why
+    assert re.search(r"; a slot is free when a tree ends, at the latest at [\d:]+, in \d+", why)
+    assert daemon.json("info", queued[1])["queue"]["place"] == 2
+
+
+@pytest.mark.alone
+def test_a_run_that_may_not_list_gets_its_summary(daemon: World) -> None:
+    shown = daemon.sfactl("run", "-q", "--deny", "list", "--", "sh", "-c", "$SFACTL summary --json").stdout
+    assert msgspec.json.decode(shown)["waiting"] == []

@@ -10,6 +10,7 @@ commands alone, and are compared with the machine's own counters.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -851,8 +852,13 @@ class World:
             self._told(command.event)
 
     def _alert(self, event: types.Event) -> None:
-        """Check that an alert is raised and cleared in turn."""
+        """Check that an alert is raised and cleared in turn. A budget's at 100 % takes the place of that at 80 %."""
         about = (event.type, event.run_id or "")
+        if (whose := re.search(r"(?:user |(team ))(\S+) has used", event.message)) and event.type == "alert_budget":
+            about = (event.type, (whose[1] or "") + whose[2])
+            assert (event.severity == "high") == (event.state == "raised" and event.threshold == 1)
+            if event.severity == "high":
+                self.raised.discard(about)
         assert (about in self.raised) == (event.state == "cleared"), f"{about} was {event.state} twice"
         self.raised ^= {about}
 

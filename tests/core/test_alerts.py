@@ -17,7 +17,7 @@ from sfad.core.shared_alerts import SavedAlerts
 from sfad.core.windows import PARTS, SummedWindow
 from sfad.protocol.types import ApiTrouble, Event
 
-from .transcript import BOB, Transcript, seconds
+from .transcript import BOB, Transcript, purse, seconds
 
 
 def told(t: Transcript) -> list[str]:
@@ -263,3 +263,37 @@ def test_an_alert_that_is_switched_off_is_cleared() -> None:
     (t >> e.Reconfigured(t.at, Policy(alerts=AlertPolicy(cost_usd=None)))).skip()
     pass_time(t, HOLD)
     assert told(t) == ["raised alert_cost daemon", "cleared alert_cost daemon"]
+
+
+def test_a_budget_at_80_and_at_100_percent() -> None:
+    t = watched(cost_usd=None)
+    (t >> t.budgets(purse(1, "ann"), purse(10, "ann", "bob", team="crew"), purse(0, "carol"))).skip()
+    a = t.start("a", limits="cost=50")
+    (t >> t.used(a, cost=0.79)).skip()
+    assert told(t) == []
+    (t >> t.used(a, cost=0.85)).skip()
+    event = last(t)
+    assert (event.severity, event.value, event.threshold) == ("medium", 0.85, 0.8)
+    assert event.message == "user ann has used 0.85 of 1.00 USD a day; it renews at midnight"
+    assert told(t) == ["raised alert_budget user"]
+    (t >> t.used(a, cost=1.0)).skip()
+    assert (last(t).severity, last(t).value, last(t).threshold) == ("high", 1.0, 1.0)
+    assert told(t) == ["raised alert_budget user"]
+    (t >> t.budgets(purse(1.2, "ann", charged=1.0), purse(10, "ann", "bob", team="crew", charged=9.0))).skip()
+    assert told(t) == ["raised alert_budget team"]
+    pass_time(t, HOLD)
+    assert last(t).severity == "medium"  # 83 %
+    assert told(t) == ["cleared alert_budget user", "raised alert_budget user"]
+    (t >> t.budgets(purse(9, "ann"))).skip()
+    pass_time(t, HOLD)
+    assert told(t) == ["cleared alert_budget user", "cleared alert_budget team"]
+
+
+def test_what_is_only_reserved_of_a_budget_raises_no_alert() -> None:
+    t = watched(cost_usd=None)
+    (t >> t.budgets(purse(1, "ann"))).skip()
+    a = t.start("a", limits="cost=50")
+    name = t.reserved(t.reserve(a, 0.9))
+    assert told(t) == []
+    (t >> t.settle(name, cost=0.9)).skip()
+    assert told(t) == ["raised alert_budget user"]

@@ -19,7 +19,7 @@ def test_every_live_tree_of_the_user_is_paused_and_no_other() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
-    idle, other = t.start("idle"), t.start("other", BOB)
+    idle, other = t.start("idle", agent_program=True), t.start("other", BOB)
     child = t.start("child", inside(idle))
     t >> t.used(a, cost=0.5)
     t.skip()
@@ -43,7 +43,7 @@ def test_every_live_tree_of_the_user_is_paused_and_no_other() -> None:
 def test_a_team_whose_budget_has_run_out() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann", "bob", team="crew"), purse(9, "ann"))
-    a, b = t.start("a", limits="cost=9"), t.start("b", BOB)
+    a, b = t.start("a", limits="cost=9"), t.start("b", BOB, agent_program=True)
     spent(t, a)
     assert [t.run(run).status for run in (a, b)] == [Status.PAUSED] * 2
 
@@ -52,7 +52,7 @@ def test_trees_continue_when_the_budget_is_renewed_or_raised() -> None:
     for again in (purse(1, "ann"), purse(5, "ann", charged=1.0)):
         t = Transcript()
         t >> t.budgets(purse(1, "ann"))
-        a, idle = t.start("a", limits="cost=9"), t.start("idle")
+        a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
         spent(t, a)
         t >> t.budgets(purse(1.5, "ann", charged=1.5))  # still nothing left
         t.quiet()
@@ -64,7 +64,7 @@ def test_trees_continue_when_the_budget_is_renewed_or_raised() -> None:
 def test_what_was_paused_by_hand_too_stays_paused() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
-    before, after, only = (t.start(name, limits="cost=9") for name in ("before", "after", "only"))
+    before, after, only = (t.start(name, limits="cost=9", agent_program=True) for name in ("before", "after", "only"))
     (t >> t.pause(before)).skip()
     spent(t, only)
     (t >> t.pause(after)).skip()
@@ -105,7 +105,7 @@ def test_it_cannot_be_resumed_before_and_a_stop_ends_it() -> None:
 def test_terminate_and_warn() -> None:
     t = Transcript(budget_action=Action.TERMINATE)
     t >> t.budgets(purse(1, "ann"))
-    a, idle = t.start("a", limits="cost=9"), t.start("idle")
+    a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
     run = t.run(idle)
     t >> t.used(a, cost=1.0) << "charge user ann 1" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     t << "terminate a2 SIGTERM" << "arm a2 grace +5"
@@ -135,7 +135,7 @@ def test_a_tree_that_is_launched_later_is_paused_too() -> None:
     t = Transcript(trees=1)
     t >> t.budgets(purse(1, "ann"))
     a = t.start("a", limits="cost=9")
-    (t >> t.spawn("b")).skip()
+    (t >> t.spawn("b", agent_program=True)).skip()
     (t >> t.committed("a2")).skip()
     spent(t, a)
     (t >> t.stop(a)).skip()
@@ -157,7 +157,7 @@ def test_a_reservation_of_the_last_money_pauses_no_tree() -> None:
 def test_an_unsettled_reservation_counts_when_its_run_has_ended() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
-    a, idle = t.start("a", limits="cost=9"), t.start("idle")
+    a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
     t.reserved(t.reserve(a, 1.0))
     (t >> t.exited(a)).skip()
     assert t.run(idle).status is Status.PAUSED
@@ -179,7 +179,7 @@ def test_the_next_daemon_continues_it() -> None:
 def test_fg_continues_a_suspended_run_only_when_its_budget_does() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
-    a, idle = t.start("a", limits="cost=9"), t.start("idle")
+    a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
     (t >> e.PauseRequested(t.at, t.token(), ANN, idle, suspended=True)).skip()
     spent(t, a)
     (t >> e.ResumeRequested(t.at, t.token(), ANN, idle, (), suspended=True)).skip()
@@ -191,10 +191,38 @@ def test_fg_continues_a_suspended_run_only_when_its_budget_does() -> None:
 def test_a_suspended_run_stays_paused_when_its_budget_is_renewed() -> None:
     t = Transcript()
     t >> t.budgets(purse(1, "ann"))
-    a, idle = t.start("a", limits="cost=9"), t.start("idle")
+    a, idle = t.start("a", limits="cost=9"), t.start("idle", agent_program=True)
     (t >> e.PauseRequested(t.at, t.token(), ANN, idle, suspended=True)).skip()
     spent(t, a)
     (t >> t.budgets(purse(5, "ann", charged=1.0))).skip()
     assert t.run(idle).status is Status.PAUSED
     (t >> e.ResumeRequested(t.at, t.token(), ANN, idle, (), suspended=True)).skip()
     assert t.run(idle).status is Status.RUNNING
+
+
+def test_a_tree_that_spends_nothing_goes_on_until_it_can() -> None:
+    t = Transcript()
+    t >> t.budgets(purse(1, "ann"))
+    a = t.start("a", limits="cost=9")
+    script, caller, metered, other = t.start("script"), t.start("caller"), t.start("m", metered=True), t.start("server")
+    child = t.start("child", inside(script))
+    spent(t, a)
+    assert [t.run(run).status for run in (a, metered)] == [Status.PAUSED] * 2
+    assert [t.run(run).status for run in (script, caller, other, child)] == [Status.RUNNING] * 4
+    process = e.AgentProcess(7, 1, "claude", "claude -p", own_group=True)
+    (t >> e.AgentSeen(t.at, child, process)).skip()
+    assert t.run(script).status is Status.PAUSED
+    (t >> t.call(caller)).skip()
+    assert t.run(caller).status is Status.PAUSED
+    assert t.run(other).status is Status.RUNNING
+
+
+def test_a_pause_by_a_limit_or_a_budget_is_of_medium_severity() -> None:
+    t = Transcript(hear=frozenset({"publish"}))
+    (t >> t.budgets(purse(1, "ann"))).skip()
+    a, b, c = t.start("a", limits="cost=9"), t.start("b", limits="turns=1:pause"), t.start("c")
+    (t >> t.used(a, cost=1.0)).skip()
+    (t >> t.used(b, turns=2)).skip()
+    (t >> t.pause(c)).skip()
+    paused = [(each.run_id, each.severity, each.message[:14]) for each in t.published if each.type == "run_paused"]
+    assert paused == [(a, "medium", "there is no mo"), (b, "medium", "used 2 turns; "), (c, "low", "")]

@@ -784,14 +784,14 @@ class MachineAgainstShell(RuleBasedStateMachine):
 
     @invariant()
     def no_tree_goes_on_without_money(self) -> None:
-        """Where budgets pause, a tree is paused for a budget exactly while one has run out."""
+        """Where budgets pause, a tree that can spend is paused for a budget exactly while one has run out."""
         empty = self.world.machine._spending.used_up(self.world.machine.budgets)
         budgets = self.world.machine.budgets
         pauses = self.world.machine.policy.budget_action is Action.PAUSE
         for root in self.world.machine.tree.roots():
             spent = any((budget.scope, budget.name) in empty for budget in budgets.of(root.user))
             if root.status in {Status.RUNNING, Status.PAUSED}:
-                assert (root.no_money is not None) == (spent and pauses)
+                assert (root.no_money is not None) == (spent and pauses and root.tree_can_spend)
             assert root.no_money is None or root.paused
 
     @invariant()

@@ -111,6 +111,7 @@ class Transcript:
         """Messages of `run_progress`."""
         self.repeated: list[Event] = []
         """Events `run_repeating`."""
+        self.published: list[Event] = []
         self.reasons: dict[RunId, Reason | None] = {}
         self.alerts: list[c.Command] = []
         """Commands of alerts, which stand beside those of the other components; test_alerts has them."""
@@ -171,6 +172,7 @@ class Transcript:
     def _note(self, command: c.Command) -> None:
         match command:
             case c.Publish(event):
+                self.published.append(event)
                 self.events.append(f"{event.type} {event.run_id}")
                 if event.type == "run_progress":
                     self.progress.append(event.message)

@@ -133,6 +133,8 @@ def test_calls_that_are_refused_again_and_again_fill_no_disk(gated: Daemon) -> N
     assert (len(rows), found.calls, found.calls_refused) == (10, 0, 50)
     assert (rows[-1].more, rows[0].more) == (40, 0)
     assert "above its cost limit" in (rows[0].refused or "")
+    assert found.last_refusal == rows[-1].refused
+    assert f"50 calls of its model were refused, the last one: {found.last_refusal}"[:-1] in gated.sfactl("why", found.id).stdout
 
 
 UNASKED = """

@@ -20,7 +20,7 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start
-from tests.harness import IMPATIENT, Daemon, ended, spawn, started, stopped, strays, wait_until
+from tests.harness import IMPATIENT, Daemon, alive, ended, spawn, started, stopped, strays, wait_until
 from tests.leaks import cgroups
 
 from .agents import limit
@@ -105,6 +105,46 @@ def test_a_bad_config_is_named(tmp_path: Path) -> None:
         assert f"{config}" in done.stderr
         assert "guard.max_dept" in done.stderr
     assert not (tmp_path / "d").exists()
+
+
+REFUSED = {
+    "users": ('[access]\nusers = "all"\n[containment]\nmode = "tags"\n', 'access.users = "all" needs'),
+    "log": ('[log]\nfile = "/proc/nowhere/log"\n', "log.file = /proc/nowhere/log cannot be opened"),
+    "cgroup": ('[containment]\nmode = "cgroup"\ncgroup_parent = "/proc/nowhere"\n', "runs cannot be contained by cgroup: "),
+}
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_serve_refuses_check_config_refuses(tmp_path: Path, text: str, why: str) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(text)
+    for verb in ("check-config", "serve"):
+        command = [sys.executable, "-m", "sfad", "--state-dir", str(tmp_path / "d"), "--config", str(config), verb]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("key", ["users", "log"])  # runs stay in their cgroups whatever the config says of those
+def test_a_config_that_no_daemon_can_use_does_not_end_runs(start: Start, key: str) -> None:
+    daemon, text = start(), REFUSED[key][0]
+    good = daemon.config.read_text()
+    with daemon.client() as client:
+        run = started(client, ["sleep", "600"])
+    daemon.config.write_text(text)
+    daemon.kill()
+    daemon.restart()  # with the config that was kept
+    with daemon.client() as client:
+        assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.pid == run.pid
+    daemon.kill()
+    (daemon.state_dir / "config.kept").unlink()
+    refused = sfad(daemon, "sweep")
+    assert (refused.returncode, alive(run.pid)) == (2, True)
+    assert "nothing is killed while the config keeps a daemon from starting" in refused.stderr
+    daemon.config.write_text(good)
+    daemon.restart()
+    with daemon.client() as client:
+        assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.pid == run.pid
+        stopped(client, run.id)
 
 
 def test_a_daemon_that_died_comes_back_whatever_the_config_is_now(start: Start) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -104,6 +106,16 @@ def test_a_run_is_its_submitters(everyones: Daemon, home: Path) -> None:
     assert status == {"CapInh": "0" * 16, "CapEff": "0" * 16, "NoNewPrivs": "0"}
     assert f"/{run.id}" in lines[-1]
     assert run.user == str(FIRST)
+
+
+def test_an_operator_sees_whose_runs_they_are(everyones: Daemon) -> None:
+    as_user(FIRST, lambda: ended(everyones.socket, "sh", "-c", "sleep 1"))
+    ended(everyones.socket, "true")
+    header, *rows = everyones.sfactl("list").stdout.splitlines()
+    at = header.split().index("USER")
+    assert {str(FIRST), "root"} <= {row.split()[at] for row in rows}
+    assert re.search(rf"^\w+  \S+  {FIRST}  completed  depth 0  ran 1", everyones.sfactl("tree").stdout, re.MULTILINE)
+    assert json.loads(everyones.sfactl("list", "--json", "--user", str(FIRST)).stdout)["runs"]
 
 
 def test_no_new_privs_stays(everyones: Daemon) -> None:

@@ -231,14 +231,27 @@ def test_a_budget_that_refused_too_much_still_says_when_it_is_exceeded(start: St
     assert any((used or 0) >= 5 for used in exceeded), exceeded
 
 
-def test_trees_are_paused_while_their_users_budget_is_used_up(start: Start) -> None:
-    """The idle one too; and they go on when it is raised."""
-    daemon = start(config=f"[budgets.users.{USER}]\ndaily_usd = 1")
+def test_trees_are_paused_while_their_users_budget_is_used_up(start: Start, tmp_path: Path) -> None:
+    """Also the one that has spent little; not the one that spends nothing. They go on when it is raised. Hooks are told."""
+    told = tmp_path / "told"
+    hook = f"""
+[[hooks]]
+on = ["alert_*", "run_paused"]
+command = ["sh", "-c", 'printf "%s %s\\n" "$SFAD_EVENT_TYPE" "$SFAD_EVENT_SEVERITY" >> {told}']
+"""
+    daemon = start(config=f"{hook}[budgets.users.{USER}]\ndaily_usd = 1")
     with daemon.client() as client:
         spender, _ = watched(client, ["sleep", "60"], limit("cost", 100), meter=None)
-        idle = started(client, ["sleep", "60"])
-        client.call(m.Report(id=client.next_id(), run=spender.id, cost_usd=1.5), m.RunReply)
+        idle, server = started(client, ["sleep", "60"]), started(client, ["sleep", "60"])
+        client.call(m.Report(id=client.next_id(), run=idle.id, cost_usd=0.01), m.RunReply)
+        client.call(m.Report(id=client.next_id(), run=spender.id, cost_usd=0.85), m.RunReply)
+        wait_until(lambda: told.exists() and told.read_text() == "alert_budget medium\n", "the hook is told of 80 %")
+        client.call(m.Report(id=client.next_id(), run=spender.id, cost_usd=0.64), m.RunReply)
         assert {info(client, run.id).status for run in (spender, idle)} == {Status.PAUSED}
+        assert info(client, server.id).status is Status.RUNNING
+        expected = ["alert_budget high", "alert_budget medium", "run_paused medium", "run_paused medium"]
+        wait_until(lambda: sorted(told.read_text().splitlines()) == expected, "the hook is told of 100 % and of the pauses")
+        assert "alert_budget since" in daemon.sfactl("status").stdout
         why = daemon.sfactl("why", idle.id).stdout
         assert f"user {USER} has used 1.50 of 1.00 USD a day; it renews at " in why
         assert "paused (budget)" in daemon.sfactl("list").stdout
@@ -251,7 +264,7 @@ def test_trees_are_paused_while_their_users_budget_is_used_up(start: Start) -> N
         daemon.config.write_text(f"[budgets.users.{USER}]\ndaily_usd = 2")
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: {info(client, run.id).status for run in (spender, idle)} == {Status.RUNNING}, "they go on")
-        stopped(client, spender.id, idle.id)
+        stopped(client, spender.id, idle.id, server.id)
 
 
 def test_a_model_has_a_name_of_bounded_length(daemon: Daemon) -> None:

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from sfad.observe.counts import MAX_TYPES, OTHER, UNTYPED, Counts, Histogram, type_label
+from sfad.observe.counts import MAX_TYPES, MAX_USERS, OTHER, UNTYPED, Counts, Histogram, type_label
 from sfad.protocol.types import Action, Event, RunInfo, Status, Usage
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -96,3 +97,13 @@ def test_counts_can_be_handed_over() -> None:
     counts.published(Event(type="limit_exceeded", limit_kind="turns", action=Action.PAUSE), 60.0)
     counts.run_ended(info(kind="x", usage=Usage(elapsed_s=3.0)))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(counts), type=Counts) == counts
+
+
+def test_users_are_counted_apart_up_to_a_bound() -> None:
+    counts = Counts()
+    for number in range(MAX_USERS + 5):
+        counts.run_ended(replace(info(usage=Usage(cost_usd=0.5, input_tokens=3)), user=f"u{number}"))
+    counts.run_ended(replace(info(usage=Usage(cost_usd=0.5)), user="u1"))
+    assert len(counts.by_user) == MAX_USERS + 1
+    assert (counts.by_user["u1"].ended, counts.by_user["u1"].cost_usd, counts.by_user["u1"].input_tokens) == (2, 1.0, 3)
+    assert (counts.by_user[OTHER].ended, counts.user_label("late")) == (5, OTHER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import re
 import socket
@@ -64,6 +65,8 @@ def test_what_happened_is_counted_and_a_reexecution_keeps_it(common: Daemon) -> 
         assert more(before, after, "sfad_runs_ended_total", status="completed") == 1
         assert more(before, after, "sfad_spawns_refused_total", rule="loop") == 1
         assert value(after, "sfad_run_duration_seconds_count", type="evil??x?") == 1
+        assert value(after, "sfad_user_live_runs", user=getpass.getuser()) == 1
+        assert more(before, after, "sfad_user_runs_ended_total", user=getpass.getuser()) == 1
         assert more(before, after, "sfad_spawn_duration_seconds_count") == 2
         assert value(after, "sfad_ledger_commit_duration_seconds_count") >= 2
         assert value(after, "process_open_fds") > 0

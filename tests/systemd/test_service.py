@@ -108,13 +108,11 @@ def stopped(service: Service) -> None:
 
 
 def given_up(service: Service) -> None:
-    """No daemon can start: its runs are ended, other processes are not."""
+    """No daemon starts: the runs are ended, other processes are not."""
     service.system.run("systemd-run", "--quiet", "--unit=stranger", "sleep", "98764")
     if not service.runs():
         crowd(service)
-    service.set_config("[guard]\nmax_dept = 3\n")
-    state = f"/home/{USER}/.local/state/sfad" if service.user else "/var/lib/sfad"
-    service.system.run("rm", f"{state}/config.kept")
+    service.configure("ExecStart=", "ExecStart=/bin/false", "[Unit]", "StartLimitBurst=2")
     service.signal(signal.SIGKILL)
     until(lambda: service.show("ActiveState") == "failed", "systemd gives up")
     until(lambda: service.swept() not in ("", "0\nactivating"), "the sweep is done")
@@ -122,6 +120,21 @@ def given_up(service: Service) -> None:
     assert service.alive() == []
     assert service.system.run("systemctl", "is-active", "stranger.service").strip() == "active"
     service.system.run("systemctl", "stop", "stranger.service")
+
+
+def waits_for_a_config(service: Service) -> None:
+    """The config keeps each daemon from starting, and none is kept: the runs go on, and the next daemon takes them over."""
+    runs = service.runs()
+    service.set_config("[guard]\nmax_dept = 3\n")
+    state = f"/home/{USER}/.local/state/sfad" if service.user else "/var/lib/sfad"
+    service.system.run("rm", f"{state}/config.kept")
+    service.signal(signal.SIGKILL)
+    until(lambda: service.show("ActiveState") == "failed", "systemd gives up")
+    until(lambda: service.swept() == "2\nfailed", "the sweep is refused")
+    service.set_config("")
+    service.systemctl("reset-failed")
+    service.systemctl("start", "sfad.service")
+    goes_on(service, runs)
 
 
 def test_a_services_life(unified: Booted) -> None:
@@ -144,20 +157,30 @@ def test_a_services_life(unified: Booted) -> None:
         service.systemctl("start", "sfad.service", code=1)
         shows(service, "not started: ")
         assert "guard.max_dept: unknown key" in service.systemctl("status", "sfad.service", code=3)
-        service.set_config("")  # a user's daemon reads it, too
+        service.set_config("")
 
 
 def test_the_life_of_a_users_service(unified: Booted) -> None:
     unified.run("systemctl", "start", f"user@{UID}.service")
+    unified.write("/etc/sfad/sfad.toml", '[access]\nusers = "all"\n')  # the system's, which this daemon does not read
     with serving(Service(unified, user=True), "[Unit]", "StartLimitBurst=2") as service:
         pid = killed(service)
         runs = service.runs()
         reloaded(service)
+        unified.write("/etc/sfad/user.toml", "[guard]\nmax_depth = 6\nmax_descendants = 9\n")
+        service.sfactl("reload")
+        settings = {each["key"]: each["value"] for each in json.loads(service.sfactl("config", "--json"))["settings"]}
+        assert [settings[key] for key in ("guard.max_depth", "guard.max_descendants", "access.users")] == [7, 9, "auto"]
         service.signal(signal.SIGUSR2)
         until(lambda: "re-executing" in service.journal(), "SIGUSR2 is obeyed")
         same_and_active(service, pid)
         goes_on(service, runs)
+        waits_for_a_config(service)
         given_up(service)
+        with serving(Service(unified)):
+            shown = unified.run("sh", "-c", "sfactl list 2>&1", user=True)
+            assert "your own daemon is not running" in shown
+            assert "the system's daemon answers (/run/sfad/sfad.sock)" in shown
     unified.run("systemctl", "stop", f"user@{UID}.service")
 
 
@@ -165,7 +188,7 @@ def test_the_life_of_a_users_service(unified: Booted) -> None:
 def test_giving_up_on_a_hybrid_machine() -> None:
     with booted("hybrid") as system, serving(Service(system), "[Unit]", "StartLimitBurst=2") as service:
         given_up(service)
-        service.set_config("")
+        service.configure()
         service.systemctl("reset-failed")
         service.systemctl("start", "sfad.service")
         runs = json.loads(service.sfactl("list", "--json"))["runs"]

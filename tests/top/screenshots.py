@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from pathlib import Path
@@ -33,7 +34,7 @@ def limit(kind: LimitKind, used: float, threshold: float, action: Action = Actio
 
 
 def run(number: int, name: str, minutes: float, parent: int | None = None, **fields: object) -> RunInfo:
-    load = {"processes": 3, "memory_bytes": 340 << 20, "cpu_cores": 0.12}
+    load = {"processes": 3, "memory_bytes": 340 << 20, "cpu_cores": 0.12, "user": getpass.getuser()}
     return info(number, parent, name=name, created_at=NOW - timedelta(minutes=minutes), **(load | fields))
 
 
@@ -51,7 +52,7 @@ def runs() -> list[RunInfo]:
         ),
         run(
             3, "docs", 9, 1, status=Status.COMPLETED, processes=None, memory_bytes=None, cpu_cores=None,
-            usage=Usage(turns=9, tokens=104_000, cost_usd=0.21),
+            usage=Usage(elapsed_s=480.0, turns=9, tokens=104_000, cost_usd=0.21),
         ),
         run(
             4, "migrate", 33, status=Status.PAUSED, reason=over, cpu_cores=0.0,

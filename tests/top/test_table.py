@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from datetime import UTC, datetime
 
 from hypothesis import given
@@ -72,9 +74,9 @@ def test_ended_runs_are_forgotten_but_not_live_ones() -> None:
     assert statuses.count(Status.RUNNING) == 3 * MOST_ENDED // 2 - 1
 
 
-@given(st.integers(27, 300))
-def test_the_width_is_shared_out_whole(width: int) -> None:
-    layout = Layout.of(width)
+@given(st.integers(12, 300), st.booleans())
+def test_the_width_is_shared_out_whole(width: int, users: bool) -> None:
+    layout = Layout.of(width, users=users)
     used = 0 if not layout.milestone else layout.milestone + 1
     used += layout.name + sum(column.width + 1 for column in layout.columns) + 1 + layout.bars
     assert used == width
@@ -99,3 +101,23 @@ def test_a_prompt_takes_any_keys(keys: list[str]) -> None:
             prompt.type(key)
         assert 0 <= prompt.at <= len(prompt.text)
     assert prompt.text.isprintable()
+
+
+def test_a_narrow_terminal_keeps_the_state_before_the_limits() -> None:
+    layout = Layout.of(30)
+    assert ([column.title for column in layout.columns], layout.bars) == (["STATE"], 0)
+    assert Layout.of(37).bars == 8
+
+
+def test_the_user_is_shown_where_there_are_others_and_groups_the_trees() -> None:
+    own = pwd.getpwuid(os.getuid()).pw_name
+    table = RunTable()
+    others = []
+    for runs in ([info(1, user=own)], [info(2, user="zoe"), info(3, user="ben"), info(4, user="zoe")]):
+        table.update(runs, 0.0)
+        others.append(table.of_others)
+    assert others == [False, True]
+    assert "USER" in [column.title for column in Layout.of(120, users=True).columns]
+    assert "USER" not in [column.title for column in Layout.of(120).columns]
+    table.sort_by("user")
+    assert [row.run.user for row in table.rows] == sorted([own, "ben", "zoe", "zoe"])

@@ -11,6 +11,7 @@ from ...core.budgets import Budget
 from ...core.money import to_usd
 from ...core.quotas import QuotaUse
 from ...core.run import Run
+from ...core.shared_alerts import subject_of
 from ...host import logout
 from ...protocol.messages import DaemonInfo, DaemonStatus
 from ...protocol.types import AlertState, BudgetState, QuotaState, Status
@@ -103,7 +104,9 @@ def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:
     """Return the alerts about the peer's own runs, and about all runs or the runs of a user where that concerns the peer."""
     scope, shared = call.scope, call.runtime.machine.shared_alerts
     if scope != EVERYTHING:
-        shared = {key: alert for key, alert in shared.items() if scope.run is None and key[1] == call.peer.user}
+        teams = {each.name for each in call.runtime.machine.budgets.of(call.peer.user) if each.scope == "team"}
+        own = {("user", call.peer.user), *(("team", name) for name in teams)} if scope.run is None else set()
+        shared = {key: alert for key, alert in shared.items() if subject_of(key) in own}
     return all_alerts((live.run for live in mine), shared, trio.current_time())
 
 

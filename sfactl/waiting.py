@@ -1,0 +1,108 @@
+"""What waits for a person: live runs that do not go on by themselves, each with the command that helps."""
+
+from __future__ import annotations
+
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.listing import Info
+from sfad.protocol.structs import Struct
+from sfad.protocol.types import ErrorCode, QueueState, RunId, RunInfo, Status
+from sfad.protocol.units import counted
+
+from . import output
+from .connection import Client, DaemonError
+from .trouble import troubles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+
+class Waiting(Struct, frozen=True, kw_only=True):
+    what: str
+    """`approval`, `paused`, `unreachable`, `queued` or `refused`."""
+    runs: Sequence[RunId]
+    message: str
+    command: str
+
+
+def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
+    """Yield what keeps these live runs from going on, but for the queue. A pause is told once for a tree that stands still."""
+    paused = {run.id for run in runs if run.status is Status.PAUSED}
+    for run in runs:
+        reason, who = run.reason, f"{run.id} ({output.plain(run.name)})"
+        if output.waits_for_approval(run):
+            assert reason is not None
+            left = f" within {output.until(run.deadline, now)}" if run.deadline is not None else ""
+            yield Waiting(
+                what="approval",
+                runs=[run.id],
+                message=f"{who} waits for approval{left}: {output.plain(reason.message)}",
+                command=f"sfactl approve {run.id} [--limit {reason.limit_kind}=N], or sfactl deny {run.id}",
+            )
+        elif run.id in paused:
+            if run.parent_id not in paused or (reason is not None and reason.limit_kind is not None):
+                yield _paused(run, who)
+        elif run.api_silence is not None or run.api_trouble is not None or output.unanswered(run):
+            yield Waiting(
+                what="unreachable",
+                runs=[run.id],
+                message=f"{who} {next(iter(troubles(run, now)))}",
+                command=f"sfactl logs {run.id} --stderr, or sfactl stop {run.id}",
+            )
+
+
+def _paused(run: RunInfo, who: str) -> Waiting:
+    reason = run.reason
+    why, command = "by hand", f"sfactl resume {run.id}"
+    if reason is not None:
+        why = output.plain(reason.message)
+        if reason.kind == "budget":
+            command = "raise the budget in the config, then: sfactl reload"
+        elif reason.limit_kind is not None:
+            command += f" [--limit {reason.limit_kind}=N]"
+    return Waiting(what="paused", runs=[run.id], message=f"{who} is paused: {why}", command=command)
+
+
+def of_queue(client: Client, runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
+    """Yield what the trees that wait for a slot wait for."""
+    waiting = [run for run in runs if run.status is Status.QUEUED]
+    if not waiting:
+        return
+    try:
+        first = client.call(Info(id=0, run=waiting[0].id), RunReply).run
+    except DaemonError as error:  # it may have ended, or the caller may not ask
+        if error.error not in (ErrorCode.NO_SUCH_RUN, ErrorCode.NOT_PERMITTED):
+            raise
+        return
+    if first.queue is not None:
+        yield Waiting(
+            what="queued",
+            runs=[run.id for run in waiting],
+            message=f"{counted(len(waiting), 'tree waits', 'trees wait')} for a slot: {queued(first.queue, now)}",
+            command=f"sfactl why {first.id}",
+        )
+
+
+def queued(queue: QueueState, now: datetime) -> str:
+    """Return which quota a tree waits for, its place, and until when."""
+    whose = "you have" if queue.key.endswith("_per_user") else "there are"
+    if queue.free_by is None:
+        until = "when a tree ends; none of them has a deadline now"
+    else:
+        until = f"when a tree ends, at the latest at {output.clock(queue.free_by, now)}, in {output.until(queue.free_by, now)}"
+    return (
+        f"{whose} {queue.used} live trees, and {queue.key} is {queue.limit}; it is number {queue.place} of {queue.waiting} that "
+        f"wait; a slot is free {until}"
+    )
+
+
+def of_refused(by_status: dict[Status, int]) -> Iterator[Waiting]:
+    """Yield the starts that were refused."""
+    refused = {status: count for status, count in by_status.items() if status.rejected}
+    if refused:
+        rules = ", ".join(f"{status.removeprefix('rejected_')} {count}" for status, count in refused.items())
+        options = " ".join(f"--status {status}" for status in refused)
+        total = sum(refused.values())
+        message = f"{counted(total, 'start was', 'starts were')} refused ({rules})"
+        yield Waiting(what="refused", runs=[], message=message, command=f"sfactl list {options}")
