@@ -56,7 +56,7 @@ def test_the_bill_stays_below_the_limit_and_most_of_it_can_be_used(
     at = desk(config=CONFIG, **{cli.name: repeat(Write(SIZES[size]))})
     words = ["run", "--limit", f"cost={LIMIT}:{action}", "--limit", "turns=100", "--timeout", "10m"]
     if way == "terminal":
-        with in_a_terminal(at, *words, "--", *cli.in_terminal) as client:
+        with in_a_terminal(at, *words, "--stdio", "inherit", "--", *cli.in_terminal) as client:
             until_bounded(at, client, action)
     else:
         with at.client(*words, *command(at, cli, way)) as client:
