@@ -6,7 +6,8 @@ directory, those that `--settings` names (the last, of two), and what an adminis
 not JSON does not count.
 
 So the address is set in the environment where no settings name one, and by `--settings` where they do. With other settings, that
-would send their keys elsewhere: a run in another directory, or with another home, is then left as it is.
+would send their keys elsewhere: a run in another directory, or with another home, is then left as it is. So is one for which a
+script has chosen another provider.
 
 A key, the output of `apiKeyHelper` and a login (CLAUDE_CODE_OAUTH_TOKEN, or a subscription) pass through with the call.
 """
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from ..protocol.known import KEYS
 from . import network, variables
 from .files import UnreadableError, at, json_file, merged
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
@@ -80,9 +82,18 @@ def setup(surroundings: Surroundings) -> Setup:
         return Setup("claude", direct=f"a .env file or a profile of Anthropic's SDKs names {BASE_URL}")
     certificates = network.certificates(surroundings, found.own | found.managed)  # those of `env` are of any program
     if led.variables.keys() & found.own.keys():
-        return replace(_by_settings(led, surroundings), certificates=certificates)
-    env = tuple(led.variables.items())
-    return Setup("claude", led.upstreams, env=env, undone_by=_OTHER_ADDRESS, certificates=certificates)
+        setup = _by_settings(led, surroundings)
+    else:
+        setup = Setup("claude", led.upstreams, env=tuple(led.variables.items()), undone_by=_OTHER_ADDRESS)
+    choice = _choice(found, foundry=chosen is not None)
+    keys = KEYS["anthropic"] if led.upstreams else ()
+    return replace(setup, only_with=setup.only_with + choice, keys=keys, certificates=certificates)
+
+
+def _choice(found: ClaudeSettings, *, foundry: bool) -> tuple[tuple[str, str], ...]:
+    """Return the variables that choose where calls go, beside the addresses, where no settings have them: settings would win."""
+    names = (*_ELSEWHERE, _RESOURCE) if foundry else _ELSEWHERE
+    return tuple((name, found.env.get(name, "")) for name in names if name not in found.own and name not in found.managed)
 
 
 class _Led(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..protocol.known import KEYS
 from ..protocol.paths import not_only_of_root
 from .files import UnreadableError, at, dotenv, json_file, merged, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
@@ -60,7 +61,8 @@ def _led(surroundings: Surroundings, trusted: bool) -> Setup:
     url = env.get(BASE_URL, "").rstrip("/")
     name = "gemini" if url == surroundings.env.get(BASE_URL, "").rstrip("/") else "gemini-cli"
     own = (TreeUpstream(name, url, "gemini"),) if url else ()
-    return Setup("gemini", own, env=((BASE_URL, f"{GATEWAY}/{name}"), *choice))
+    keys = KEYS["gemini"] if own else ()
+    return Setup("gemini", own, env=((BASE_URL, f"{GATEWAY}/{name}"), *choice), keys=keys)
 
 
 def _choice(surroundings: Surroundings) -> tuple[tuple[str, str], ...] | None:

@@ -43,6 +43,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Values of variables; empty: not set."""
     only_in: str | None = None
     """The working directory."""
+    keys: tuple[str, ...] = ()
+    """Variables whose keys are for addresses of the person's own. They stay, even if the gateway has a key of that provider."""
     certificates: tuple[str, ...] = ()
     """Files of certificates that the gateway must trust for its calls."""
     profiles: tuple[tuple[str, "Setup"], ...] = ()

@@ -15,6 +15,8 @@ _OF_PROGRAMS = {
     "gemini": gemini.setup,
     "opencode": opencode.setup,
 }
+_FOLLOWED = {"opencode": opencode.FOLLOWED}
+"""Variables of any program that a program with a setup of its own follows, too."""
 _OF_COMMANDS = {"codex": codex.of_command}
 """Of programs whose command line chooses where their calls go."""
 ANY_PROGRAM = ""
@@ -67,10 +69,22 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
         env = dict(self.of(ANY_PROGRAM).env) | dict(setup.env)
         return {variable: value for variable, value in env.items() if variable not in setup.unset}
 
+    def followed(self, setup: Setup) -> set[str]:
+        """Return the variables that lead the program itself, of those that `env_of` sets."""
+        return {variable for variable, _ in setup.env} | {*_FOLLOWED.get(setup.program, ())}
+
+    @property
+    def keys(self) -> set[str]:
+        """Variables with keys for addresses of the person's own, which some program of the tree may need."""
+        return {variable for setup in self._setups for variable in setup.keys}
+
     @property
     def upstreams(self) -> dict[str, TreeUpstream]:
-        setups = [each for setup in self._all.values() for each in (setup, *(profile for _, profile in setup.profiles))]
-        return {upstream.name: upstream for setup in setups for upstream in setup.upstreams}
+        return {upstream.name: upstream for setup in self._setups for upstream in setup.upstreams}
+
+    @property
+    def _setups(self) -> list[Setup]:
+        return [each for setup in self._all.values() for each in (setup, *(profile for _, profile in setup.profiles))]
 
     @property
     def certificates(self) -> list[str]:

@@ -7,6 +7,7 @@ same provider is set, which the program might have obeyed instead.
 
 from collections.abc import Iterator, Mapping
 
+from ..protocol.known import KEYS
 from .files import UnreadableError, dotenv, json_file, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
@@ -37,7 +38,9 @@ def setup(surroundings: Surroundings) -> Setup:
     for first, *others in _PROVIDERS:
         if first not in env and not any(other in env for other in others) and files.isdisjoint((first, *others)):
             env[first] = f"{GATEWAY}/{VARIABLES[first][0]}"
-    return Setup("", tuple(upstreams), env=tuple(env.items()))
+    elsewhere = [VARIABLES[first][0] for first, *_ in _PROVIDERS if first not in env]
+    keys = tuple(variable for provider in elsewhere for variable in KEYS[provider])
+    return Setup("", tuple(upstreams), env=tuple(env.items()), keys=keys)
 
 
 def named_in_files(surroundings: Surroundings) -> set[str]:

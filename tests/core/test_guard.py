@@ -513,7 +513,7 @@ def test_a_bound_on_money_that_nothing_would_keep_is_refused(limits: str, starts
     ("limits", "gated", "starts"),
     [("cost=1", True, False), ("tokens=9000", True, False), ("cost=1:warn", True, True), ("", True, True), ("cost=1", False, True)],
 )
-def test_a_child_around_the_gateway_that_no_meter_knows_is_refused_below_a_typed_bound(limits: str, gated: bool, starts: bool) -> None:
+def test_a_child_around_the_gateway_that_no_meter_knows_is_refused(limits: str, gated: bool, starts: bool) -> None:
     """The limits of a run that goes without the gateway do not rest on it."""
     t = Transcript()
     t.start("root", limits=limits, gated=gated)
