@@ -49,7 +49,7 @@ _WORD = re.compile(r"""[^\s,\[\]"'#-][^\s,\[\]"'#]*""")
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how aider is led through the gateway."""
+    """Return how aider is led through the gateway. Raises `UnreadableError`."""
     settings = _settings(surroundings)
     model = next(iter(settings.get("model", ())), surroundings.env.get("AIDER_MODEL", ""))
     if (signed := _SIGNED.get(model.partition("/")[0])) is not None:

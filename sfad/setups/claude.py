@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from ..protocol.known import KEYS
 from . import network, variables
-from .files import UnreadableError, at, json_file, merged
+from .files import at, json_file, merged
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 BASE_URL = "ANTHROPIC_BASE_URL"
@@ -59,11 +59,8 @@ class ClaudeSettings(NamedTuple):
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how Claude Code is led through the gateway."""
-    try:
-        found = _found(surroundings)
-    except UnreadableError as error:
-        return Setup("claude", direct=str(error))
+    """Return how Claude Code is led through the gateway. Raises `UnreadableError`."""
+    found = _found(surroundings)
     chosen = next((name for name in _ELSEWHERE if found.env.get(name, "").lower() not in _OFF), None)
     if chosen is not None and (elsewhere := _ELSEWHERE[chosen]) is not None:
         return Setup("claude", direct=f"Claude Code uses {elsewhere} ({chosen})")

@@ -50,14 +50,15 @@ class _ElsewhereError(Exception):
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how Codex is led through the gateway."""
+    """Return how Codex is led through the gateway. Raises `UnreadableError`."""
     read, home = surroundings.read, _home(surroundings.env)
     files = surroundings.names(home)
     try:
         _refuse_managed(surroundings)
-        _refuse_unread(surroundings, files)
+        if not home.startswith("/"):
+            raise _ElsewhereError(f"CODEX_HOME is '{home}', which does not begin with /")
         general = merged(toml_file(read, f"{_ETC}/config.toml"), toml_file(read, f"{home}/config.toml"))
-    except (UnreadableError, _ElsewhereError) as error:
+    except _ElsewhereError as error:
         return Setup("codex", direct=str(error))
     found = _led(surroundings, general)
     chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][:MOST_PROFILES]
@@ -117,17 +118,6 @@ def _refuse_managed(surroundings: Surroundings) -> None:
     for path in (f"{_ETC}/managed_config.toml", f"{_ETC}/requirements.toml"):
         if keys := sorted(_DECISIVE.intersection(toml_file(surroundings.read, path))):
             raise _ElsewhereError(f"{path} sets {keys[0]}, which takes precedence over the gateway's address")
-
-
-def _refuse_unread(surroundings: Surroundings, files: Sequence[str]) -> None:
-    """Raise `_ElsewhereError` for settings that are there and are not read here: Codex may read them."""
-    home = _home(surroundings.env)
-    if not home.startswith("/"):
-        raise _ElsewhereError(f"CODEX_HOME is '{home}', which does not begin with /")
-    decisive = [name for name in files if name in ("config.toml", "auth.json") or name.endswith(_PROFILE)]
-    unread = next((name for name in decisive if surroundings.read(f"{home}/{name}") is None), None)
-    if unread is not None:
-        raise _ElsewhereError(f"{home}/{unread} cannot be read: it must be a file of the user's or root's, of at most 256 KiB")
 
 
 def _of_profile(surroundings: Surroundings, general: dict[str, Any], name: str) -> Setup:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..protocol.known import KEYS
-from .files import Read, UnreadableError, at, json_file, json_object, merged, upwards
+from .files import Read, at, json_file, json_object, merged, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 CONTENT = "OPENCODE_CONFIG_CONTENT"
@@ -94,11 +94,8 @@ class OpencodeSettings(NamedTuple):
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how opencode is led through the gateway."""
-    try:
-        found = _found(surroundings)
-    except UnreadableError as error:
-        return Setup("opencode", direct=str(error))
+    """Return how opencode is led through the gateway. Raises `UnreadableError`."""
+    found = _found(surroundings)
     if (elsewhere := _elsewhere(found)) is not None:
         return Setup("opencode", direct=f"opencode uses {elsewhere}")
     upstreams = tuple(upstream for name in found.providers if (upstream := _upstream(name, found)) is not None)

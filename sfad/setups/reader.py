@@ -17,6 +17,7 @@ import trio
 from ..host.tasks import in_thread
 from ..protocol import shim_files
 from ..protocol.known import PROGRAMS
+from .files import UnreadableError
 from .setup import Setup, Surroundings
 from .tree import NO_SETUPS, TreeSetups, all_setups, tree_setups
 
@@ -99,22 +100,33 @@ def unknown() -> TreeSetups:
 
 
 def _content(path: str, uid: int) -> bytes | None:
-    """Return the content of a regular file that the user or root owns, and that the user may read."""
+    """Return the content of a regular file that the user or root owns; `None` if there is none that the user may read. Raise
+    `UnreadableError` for any other file: the user's programs may read it, and find an address there."""
     try:
         # first without opening it for reading: opening a device or a FIFO may have an effect
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    except OSError as error:
+        raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
     try:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST or not _readable(status, uid):
+        if stat.S_ISDIR(status.st_mode) or _hidden(status, uid):
             return None
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST or not _readable(status, uid):
+            bounds = f"it must be a file of the user's or root's, of at most {LARGEST >> 10} KiB"
+            raise UnreadableError(f"{path} cannot be read: {bounds}")
         with open(f"/proc/self/fd/{handle}", "rb") as file:
             return file.read(LARGEST)
-    except OSError:
-        return None
+    except OSError as error:
+        raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
     finally:
         os.close(handle)
+
+
+def _hidden(status: os.stat_result, uid: int) -> bool:
+    """Return whether only its owner, another user, can read a file."""
+    return uid not in {0, status.st_uid} and not status.st_mode & (stat.S_IRGRP | stat.S_IROTH)
 
 
 def _names(uid: int) -> Callable[[str], list[str]]:

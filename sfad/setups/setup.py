@@ -57,7 +57,8 @@ class Surroundings(NamedTuple):
     env: Mapping[str, str]
     cwd: str
     read: Callable[[str], bytes | None]
-    """Returns a file's content; `None` if it is not there or may not be read."""
+    """Returns a file's content; `None` if there is none that the person may read. Raises `UnreadableError` for one that the
+    person's programs may read, and the daemon does not."""
     daemon_env: Mapping[str, str]
     """Of the gateway's process: its proxy and its certificates are what calls through the gateway use."""
     names: Callable[[str], Sequence[str]] = lambda _directory: ()

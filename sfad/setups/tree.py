@@ -1,11 +1,12 @@
 """What is known of a tree: how each agent program in it is led through the gateway."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from . import aider, claude, codex, gemini, network, opencode, variables
+from .files import UnreadableError
 from .setup import Setup, Surroundings, TreeUpstream
 
 _OF_PROGRAMS = {
@@ -26,9 +27,18 @@ def all_setups(surroundings: Surroundings) -> dict[str, Setup]:
     """Return the setup of each program that has a module here, and that of any other program."""
     if (why := network.obstacle(surroundings, surroundings.env)) is not None:
         return {program: Setup(program, direct=why) for program in (ANY_PROGRAM, *_OF_PROGRAMS)}
-    programs = {program: of(surroundings) for program, of in _OF_PROGRAMS.items()}
-    any_program = replace(variables.setup(surroundings), certificates=network.certificates(surroundings, surroundings.env))
+    programs = {program: _of(program, of, surroundings) for program, of in _OF_PROGRAMS.items()}
+    any_program = _of(ANY_PROGRAM, variables.setup, surroundings)
+    any_program = replace(any_program, certificates=network.certificates(surroundings, surroundings.env))
     return {ANY_PROGRAM: _beside(any_program, programs["gemini"])} | programs
+
+
+def _of(program: str, of: Callable[[Surroundings], Setup], surroundings: Surroundings) -> Setup:
+    """Return the setup of a program, which goes around the gateway if a file that may have its address cannot be read."""
+    try:
+        return of(surroundings)
+    except UnreadableError as error:
+        return Setup(program, direct=str(error))
 
 
 def _beside(any_program: Setup, own: Setup) -> Setup:

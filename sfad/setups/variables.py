@@ -8,7 +8,7 @@ same provider is set, which the program might have obeyed instead.
 from collections.abc import Iterator, Mapping
 
 from ..protocol.known import KEYS
-from .files import UnreadableError, dotenv, json_file, upwards
+from .files import dotenv, json_file, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 VARIABLES: dict[str, tuple[str, str]] = {
@@ -28,7 +28,7 @@ _PROVIDERS = (
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return what is set for a program that has no setup of its own."""
+    """Return what is set for a program that has no setup of its own. Raises `UnreadableError`."""
     upstreams, env = [], {}
     for variable, url in base_urls(surroundings.env):
         name, api = VARIABLES[variable]
@@ -57,10 +57,7 @@ def _profile_url(surroundings: Surroundings) -> object:
     env, read = surroundings.env, surroundings.read
     directory = env.get("ANTHROPIC_CONFIG_DIR") or f"{env.get('XDG_CONFIG_HOME') or env.get('HOME', '') + '/.config'}/anthropic"
     name = env.get("ANTHROPIC_PROFILE") or (read(f"{directory}/active_config") or b"").decode(errors="replace").strip() or "default"
-    try:
-        return json_file(read, f"{directory}/configs/{name}.json", comments=False).get("base_url")
-    except UnreadableError:
-        return None
+    return json_file(read, f"{directory}/configs/{name}.json", comments=False).get("base_url")
 
 
 def base_urls(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
