@@ -14,7 +14,7 @@ from ..core.policy import Invalid
 from ..protocol.known import KEYS, TOKENS
 from ..protocol.messages import Spawn
 from ..runs.live import Live
-from ..setups import TreeSetups
+from ..setups import TreeSetups, claude
 from ..setups.files import UnreadableError, json_object, merged
 from ..setups.setup import GATEWAY, Setup
 from ..setups.variables import VARIABLES
@@ -52,8 +52,9 @@ def with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
 
 
 def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit: bool = False, token: str | None = None) -> Spawn:
-    """Return the request with a command and an environment that lead through the gateway, or around it. `explicit`: the caller
-    asked for the gateway; `token`: names the run in the gateway's address, where that is known. Raise `Invalid`, `OSError`."""
+    """Return the request with a command and an environment that lead through the gateway, or around it. `request.direct`: why it
+    has to go around it, if that is known before; `explicit`: the caller asked for the gateway; `token`: names the run in the
+    gateway's address, where that is known. Raise `Invalid`, `OSError`."""
     if request.gateway is None:
         return request
     words = [os.fsdecode(word) for word in request.argv]
@@ -69,7 +70,9 @@ def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit
         given = given[len(more) :]
     moved = _moved(request.env, setups, setup, gateway)
     own = next((variable for variable in moved if variable in setups.followed(setup)), None)
-    direct = _undone(setup, request, given) or (own and f"{own} was set to another address after its tree was started")
+    direct = (
+        request.direct or _undone(setup, request, given) or (own and f"{own} was set to another address after its tree was started")
+    )
     if direct is not None:
         return _around(request, direct, setups, gateway, explicit=explicit)
     argv = request.argv if at is None else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
@@ -84,6 +87,14 @@ def _around(request: Spawn, why: str | None, setups: TreeSetups, gateway: Gatewa
     if explicit and why is not None:
         raise Invalid(f"{why}: leave out --gateway")
     return replace(request, env=_direct(request.env, setups, gateway), direct=why if request.gateway else None)
+
+
+def settings_file(request: Spawn) -> str | None:
+    """Return the file of settings that a command of Claude Code names; `None` if there is none."""
+    words = [os.fsdecode(word) for word in request.argv]
+    at = executed_word(words, "claude") if b"--settings" in b" ".join(request.argv) else None
+    file = claude.settings_file(words[at + 1 :]) if at is not None else None
+    return None if file is None else os.path.normpath(os.path.join(os.fsdecode(request.cwd), file))
 
 
 def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:

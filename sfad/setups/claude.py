@@ -13,14 +13,14 @@ A key, the output of `apiKeyHelper` and a login (CLAUDE_CODE_OAUTH_TOKEN, or a s
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from ..protocol.known import KEYS
 from . import network, variables
-from .files import at, json_file, merged
+from .files import at, json_file, json_object, merged
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 BASE_URL = "ANTHROPIC_BASE_URL"
@@ -42,6 +42,7 @@ _ELSEWHERE = {
 """What a variable chooses; of those of providers, the first counts. `None`: an address that the gateway can ask."""
 _OTHER_ADDRESS = r'(?s)(--settings=)?\s*\{.*"(ANTHROPIC_\w*BASE_URL|CLAUDE_CODE_USE_\w+)".*'
 _OTHER_SETTINGS = r"(?s)--setting(s|-sources)(=.*)?"
+_SETTINGS = "--settings"
 _OFF = {"", "0", "false", "no", "off"}
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _NO_PROXY = {"no_proxy", "NO_PROXY"}
@@ -91,6 +92,21 @@ def _choice(found: ClaudeSettings, *, foundry: bool) -> tuple[tuple[str, str], .
     """Return the variables that choose where calls go, beside the addresses, where no settings have them: settings would win."""
     names = (*_ELSEWHERE, _RESOURCE) if foundry else _ELSEWHERE
     return tuple((name, found.env.get(name, "")) for name in names if name not in found.own and name not in found.managed)
+
+
+def settings_file(options: Sequence[str]) -> str | None:
+    """Return the file that `--settings` names; `None` if there is none. Of two options, the last counts."""
+    pairs = zip(options, (*options[1:], ""), strict=False)
+    values = [
+        after if word == _SETTINGS else word.partition("=")[2] for word, after in pairs if word.partition("=")[0] == _SETTINGS
+    ]
+    return values[-1] if values and values[-1] and not values[-1].lstrip().startswith("{") else None
+
+
+def choice_in(text: str) -> str | None:
+    """Return a variable in settings that chooses where calls go; `None` if there is none. Raises `UnreadableError`."""
+    names = _variables(json_object(text, "--settings", comments=False))
+    return next((name for name in names if name in (*_ELSEWHERE, _RESOURCE) or name.endswith("_BASE_URL")), None)
 
 
 class _Led(NamedTuple):

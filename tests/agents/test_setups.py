@@ -287,3 +287,19 @@ def test_another_resource_of_foundry_that_a_script_sets_keeps_its_key(desk: Make
     _, usage = run(at, "sh", "-c", f"{other} {shlex.join(command(CLAUDE, 'argv'))}")
     assert (hosts.own.credentials, hosts.provider.credentials) == ({"mine"}, set())
     assert "gateway" not in usage
+
+
+@pytest.mark.parametrize("form", ["argv", "script"])
+@pytest.mark.parametrize("address", [True, False])
+def test_an_address_in_a_file_that_the_command_names_leads_around_the_gateway(
+    desk: MakeDesk, hosts: Hosts, form: str, address: bool
+) -> None:
+    at = claude_desk(desk, hosts)
+    write(at, "own.json", {"env": {"ANTHROPIC_AUTH_TOKEN": "mine"} | ({"ANTHROPIC_BASE_URL": hosts.own_url} if address else {})})
+    program, *words = command(CLAUDE, "argv")
+    argv = [program, "--settings", "own.json", *words]
+    said, _ = run(at, *(argv if form == "argv" else ("sh", "-c", shlex.join(argv))))
+    assert [hosts.own.credentials, hosts.provider.credentials] == [{"Bearer mine"}, set()][:: 1 if address else -1]
+    called = [at.json("info", each["id"])["usage_by_source"] for each in at.listed() if each["name"] != "planner" or form == "argv"]
+    assert ["gateway" not in usage for usage in called] == [address]
+    assert ("ANTHROPIC_BASE_URL in" in said) is (address and form == "argv")

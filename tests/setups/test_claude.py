@@ -158,3 +158,19 @@ def test_options_with_which_other_settings_count(settings: dict[str, object], wo
     pattern = claude.setup(at({USER: settings})).undone_by
     assert pattern is not None
     assert bool(re.fullmatch(pattern, word)) is undone
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["-p", "--settings", "f", "go"], "f"),
+        (["--settings=f"], "f"),
+        (["--settings", ' {"env": {}}'], None),
+        (["--settings", "f", "--settings", "{}"], None),
+        (["--settings"], None),
+        (["--setting-sources", "user"], None),
+        ([], None),
+    ],
+)
+def test_the_file_that_a_command_names_is_found(words: list[str], file: str | None) -> None:
+    assert claude.settings_file(words) == file

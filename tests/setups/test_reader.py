@@ -65,3 +65,23 @@ async def test_what_no_program_of_the_user_can_read_changes_nothing(tmp_path: Pa
             file.write_text("{}")
             file.chmod(0o600)
     assert await found(tmp_path, 12345) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"permissions": {}, "env": {"A": "b"}}', None),
+        (None, None),
+        ('{"env": {"ANTHROPIC_BASE_URL": "https://own.example"}}', "ANTHROPIC_BASE_URL in"),
+        ('{"env": {"CLAUDE_CODE_USE_BEDROCK": 1}}', "CLAUDE_CODE_USE_BEDROCK in"),
+        ("{", "cannot be read as JSON"),
+        (" " * (LARGEST + 1), "cannot be read"),
+    ],
+)
+async def test_settings_that_a_command_of_claude_names(tmp_path: Path, content: str | None, words: str | None) -> None:
+    file = tmp_path / "settings"
+    if content is not None:
+        file.write_text(content)
+    why = await SetupReader().why_around(os.geteuid(), str(file))
+    assert (why is None) if words is None else (words in str(why))
+    assert "another process" in str(await SetupReader().why_around(os.geteuid(), "/dev/fd/3"))
