@@ -91,9 +91,10 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         yield "quotas", ", ".join(f"{quota.used} of {quota.limit} {WORDS.get(quota.key, quota.key)}" for quota in status.quotas)
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
-        least, most = ("at least ", "at most ") if budget.partial else ("", "")
+        of_used = output.bound(partial=budget.partial, at_most=budget.at_most)
+        of_rest = output.bound(partial=budget.at_most, at_most=budget.partial)
         used, limit, rest = map(output.usd, (budget.used_usd, budget.usd, left))
-        spent = f"{least}{used} of {limit} USD a {budget.period} used, {most}{rest} left"
+        spent = f"{of_used}{used} of {limit} USD a {budget.period} used, {of_rest}{rest} left"
         yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {output.local(datetime.fromisoformat(budget.renews))}"
     if status.draining:
         yield "draining", "nothing is started any more"

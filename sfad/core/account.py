@@ -189,7 +189,7 @@ class Account:
 
     No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`)."""
 
-    __slots__ = ("below", "doubts", "ended", "levels", "reservations", "reserved", "sources", "under_way")
+    __slots__ = ("below", "doubts", "ended", "ended_unsure", "levels", "reservations", "reserved", "sources", "under_way")
 
     def __init__(
         self,
@@ -199,6 +199,7 @@ class Account:
         below: Mapping[LimitKind, int] = {},
         ended: Mapping[LimitKind, int] = {},
         levels: Mapping[LimitKind, float] = {},
+        ended_unsure: Mapping[LimitKind, int] = {},
     ) -> None:
         self.sources = dict(sources)
         self.reservations = dict(reservations)
@@ -216,6 +217,8 @@ class Account:
         """What its descendants have used and reserved, ended ones included."""
         self.ended = dict(ended)
         """The part of `below` that ended descendants have used."""
+        self.ended_unsure = dict(ended_unsure)
+        """The part of `ended` that may not have been used."""
         self.levels = dict(levels)
         """What the kernel told last of the whole subtree: memory, pids. It is asked only where a limit may be near."""
 
@@ -255,6 +258,12 @@ class Account:
         """Whether the cost that is shown is known in part only."""
         best = self.best
         return best is not None and best[1].partial and best[1].cost is not None
+
+    @property
+    def cost_at_most(self) -> bool:
+        """Whether the cost that is shown is an upper bound."""
+        best = self.best
+        return best is not None and bool(best[1].unsure_cost)
 
     @property
     def seen_by_gateway(self) -> int | None:
@@ -321,6 +330,12 @@ class Account:
     def unsure(self, kind: LimitKind) -> int:
         """Return the part of `own(kind)` that may not have been used."""
         return (self.own(kind) or 0) - (self.own(kind, sure=True) or 0)
+
+    def end_below(self, ended: Account) -> None:
+        """Take over what is known of a descendant that ends: the part of its use that may not have been used."""
+        for kind in (LimitKind.TOKENS, LimitKind.COST):
+            if unsure := ended.unsure(kind):
+                _add(self.ended_unsure, {kind: unsure})
 
     def own_tree_use(self) -> tuple[int, ...]:
         return tuple(self.own(kind) or 0 for kind in TREE_USE) if self.metered else NO_TREE_USE

@@ -24,6 +24,8 @@ class Budget:
     """Nano-dollars in this period, reservations included."""
     partial: bool = False
     """A run ended before its agent had told its final figures."""
+    at_most: bool = False
+    """A part of `charged` may not have been used."""
     near: bool = False
     over: bool = False
     refused: bool = False
@@ -47,7 +49,8 @@ class Budget:
     @property
     def sentence(self) -> str:
         used = f"{format_usd(to_usd(self.charged))} of {format_usd(to_usd(self.allowed))} USD a {self.period}"
-        return f"{self.scope} {self.name} has used {used}; it renews at {self.renews.replace('T', ' ')[:16]}"
+        most = "at most " if self.at_most else ""
+        return f"{self.scope} {self.name} has used {most}{used}; it renews at {self.renews.replace('T', ' ')[:16]}"
 
 
 class Budgets:

@@ -13,6 +13,7 @@ from .context import Context
 from .limits import NEED_COUNTING
 from .run import Run
 from .stopping import Stopping
+from .tree import typed_bounds
 from .vocabulary import EventType, ReasonKind
 
 _FACTOR, _MORE = 2, 20_000
@@ -44,7 +45,7 @@ class Bypasses:
             self._tell(run, "connection", found, ev.at)
 
     def _tell(self, run: Run, cause: str, found: str, at: float) -> None:
-        terminates = self._ctx.policy.bypass == "terminate" or (self._ctx.policy.bypass == "auto" and _asked_to_bound(run))
+        terminates = self._ctx.policy.bypass == "terminate" or (self._ctx.policy.bypass == "auto" and any(typed_bounds(run)))
         for each in run.lineage:
             each.bypassed.add(cause if each is run else "below")
             self._ctx.changed(each)
@@ -69,13 +70,3 @@ def _seen(run: Run) -> int | None:
     because a run's output holds what a shimmed program in its script prints."""
     seen, below = run.account.seen_by_gateway, run.account.below.get(LimitKind.TOKENS, 0)
     return None if seen is None and not below else (seen or 0) + below
-
-
-def _asked_to_bound(run: Run) -> bool:
-    """Return whether a person has typed a limit of money or tokens that binds the run."""
-    return any(
-        limit.kind in NEED_COUNTING and each.limits[limit.kind].binds
-        for each in run.lineage
-        for limit in each.asked.limits
-        if limit.typed and limit.kind in each.limits
-    )

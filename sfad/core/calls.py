@@ -385,7 +385,8 @@ class Calls:
         else:
             assert tight.limited is not None
             assert tight.active is not None
-            unsure = sum(each.account.unsure(tight.kind) for each in tight.limited.subtree())
+            unsure = tight.limited.account.ended_unsure.get(tight.kind, 0)
+            unsure += sum(each.account.unsure(tight.kind) for each in tight.limited.subtree())
             used = tight.limited.account.used(tight.kind) or 0
             refusal = over_limit(tight.limited, tight.active, used, more)
             if tight.output(-unsure) < tight.least or tight.active.action in WAITING:

@@ -238,6 +238,8 @@ class AgentProcess(NamedTuple):
     below_main: bool = False
     own_group: bool = False
     """It is not in its parent's process group."""
+    serves: bool = False
+    """Its command is one with which the program serves itself (`KnownProgram.serves`)."""
 
 
 class AgentSeen(OfRun, frozen=True):

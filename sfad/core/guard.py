@@ -10,12 +10,11 @@ from ..protocol.types import Refusal, Rule, Status
 from ..protocol.units import counted, format_elapsed, format_moment
 from .access import FULL, Peer, refuse_sessions, refuse_verb
 from .budgets import Budget
-from .limits import NEED_COUNTING
 from .money import to_usd
 from .policy import Policy
 from .quotas import SlidingWindow, Slots
 from .run import Run
-from .tree import full_ancestor
+from .tree import full_ancestor, typed_bounds
 
 FINISH = "Do not try again; finish your task with what you already have."
 """The advice to the model that reads a refusal. A model that was only told "no" tried 970 times in 6 minutes."""
@@ -208,15 +207,18 @@ def _money(q: Question) -> Refusal | None:
 
 
 def _unenforceable(q: Question) -> Refusal | None:
-    """Refuse a bound on money or tokens that a person has asked for and that nothing can keep. The defaults only are told so."""
+    """Refuse a run whose use nothing would tell, where a person has asked for a bound on it. The defaults only are told so.
+
+    A limit of a run above counts if that run uses the gateway, which keeps its limits. Where that run goes without it, its meter
+    does, and reads nothing of what it starts anyway."""
     why = q.run.asked.uncounted
-    typed = {limit.kind for limit in q.run.asked.limits if limit.typed}
-    found = next((q.run.limits[kind] for kind in NEED_COUNTING if kind in typed and q.run.limits[kind].binds), None)
-    if why is None or found is None:
+    bounds = typed_bounds(q.run) if why is not None else ()
+    run, found = next(((run, found) for run, found in bounds if run is q.run or run.asked.gated), (q.run, None))
+    if found is None:
         return None
     limit = found.limit
-    shown = f"{limit.kind} limit of {format_amount(limit.kind, limit.threshold)} ({limit.source})"
-    detail = f"nothing would enforce its {shown}: {why}"
+    whose = f"its {limit.kind} limit" if run is q.run else f"the {limit.kind} limit of run {run.id}"
+    detail = f"nothing would enforce {whose} of {format_amount(limit.kind, limit.threshold)} ({limit.source}): {why}"
     remedy = (
         "Start it with --gateway; or name its --meter, --meter report if it reports its use itself; or let the limit only warn: "
         f"--limit {limit.kind}={limit.threshold:g}:warn"

@@ -133,15 +133,17 @@ class Spending:
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
-        if account.cost_may_grow:
-            for budget in self.budgets.of(run.user):
-                if not budget.partial:
-                    budget.partial = True
-                    self._ctx.do(c.Charge(budget.scope, budget.name, 0))  # so that it is saved
+        for budget in self.budgets.of(run.user):
+            before = budget.partial, budget.at_most
+            budget.partial |= account.cost_may_grow
+            budget.at_most |= account.cost_at_most
+            if before != (budget.partial, budget.at_most):
+                self._ctx.do(c.Charge(budget.scope, budget.name, 0))  # so that it is saved
         used = account.own_tree_use()
         if any(used):
             add_ended((above.account for above in run.ancestors), used)
             for above in run.ancestors:
+                above.account.end_below(account)
                 self._ctx.changed(above)
 
     def next_number(self) -> int:

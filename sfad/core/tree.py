@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from ..protocol.types import Bound, RunId
+from .limits import NEED_COUNTING, ActiveLimit
 from .run import Run
 
 
@@ -56,6 +57,15 @@ def full_ancestor(parent: Run | None) -> tuple[Run, Bound] | None:
         if run.admitted >= run.birth.max_descendants.value:
             return run, run.birth.max_descendants
     return None
+
+
+def typed_bounds(run: Run) -> Iterator[tuple[Run, ActiveLimit]]:
+    """Yield the limits of money or tokens that bind a run and that a person has typed, with the run that each is of: the run
+    itself, then those above it."""
+    for each in reversed(run.lineage):
+        typed = {limit.kind for limit in each.asked.limits if limit.typed}
+        found = (each.limits[kind] for kind in NEED_COUNTING if kind in typed and kind in each.limits)
+        yield from ((each, active) for active in found if active.binds)
 
 
 def narrower(asked: Bound | None, inherited: Bound) -> Bound:

@@ -69,10 +69,11 @@ def _asked_for(run: Run, process: e.AgentProcess) -> bool:
 
     A program that executes itself again, or starts a helper of its own, leaves it in its own process group. An agent gives each
     command of its shell tool a group, to end it, and a shell executes its last command in its own place: so `bash -c "codex …"`
-    in Codex has Codex for its parent too."""
+    in Codex has Codex for its parent too. Background processes of the program itself have groups of their own, too, and a command
+    of their own."""
     if process.is_main:
         return True
-    if process.above and process.above[0][1] == process.program and not process.own_group:
+    if process.above and process.above[0][1] == process.program and (process.serves or not process.own_group):
         return True
     own = process.below_main and program_name(run.asked.argv) == process.program
     return own and all(program != process.program for _, program in process.above)

@@ -17,11 +17,12 @@ _PARTS: dict[str, tuple[str, Any]] = {
     "below": ("below", dict[LimitKind, int]),
     "ended": ("ended", dict[LimitKind, int]),
     "levels": ("levels", dict[LimitKind, float]),
+    "ended_unsure": ("ended_unsure", dict[LimitKind, int]),
 }
 """The attribute of `Account` and its type, by the key that it is saved under."""
 
 _MONEY = COSTS | {"more_cost", "unsure_cost"}
-_SUMS = ("held", "below", "ended")
+_SUMS = ("held", "below", "ended", "ended_unsure")
 _NOTHING: dict[str, dict[str, Any]] = {key: {} for key in _PARTS}
 
 
@@ -38,6 +39,7 @@ def from_saved(wanted: type, saved: Any) -> Any:
     if wanted is not Account:
         raise NotImplementedError(f"{wanted} is not saved")
     try:
+        saved.setdefault("ended_unsure", {})  # earlier versions saved none
         _converted(saved, to_nanos)
         for name in _SUMS:  # version 0.1.0 saved floats, of tokens too
             saved[name] = {kind: int(amount) for kind, amount in saved[name].items()}

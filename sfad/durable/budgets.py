@@ -30,6 +30,7 @@ class Charged(Struct, frozen=True, array_like=True):
     begins: datetime
     usd: float
     partial: bool = False
+    at_most: bool = False
 
 
 class SavedCharges:
@@ -73,7 +74,8 @@ class BudgetKeeper:
     def save(self, scope: str, name: str) -> None:
         """Save what a budget was charged together with the next snapshot."""
         budget = next(budget for budget in self.known if (budget.scope, budget.name) == (scope, name))
-        self.charges.save(scope, name, Charged(self._periods[scope, name], to_usd(budget.charged), budget.partial))
+        charged = Charged(self._periods[scope, name], to_usd(budget.charged), budget.partial, budget.at_most)
+        self.charges.save(scope, name, charged)
 
     def look(self) -> None:
         """Tell the core the state of the budgets, now and when the next period begins."""
@@ -84,10 +86,10 @@ class BudgetKeeper:
             self.trouble(f"the charges of budgets cannot be read from the ledger: {error}; they stay as they are")
             self.timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
-    def _charged(self, scope: str, name: str, begin: datetime) -> tuple[int, bool]:
+    def _charged(self, scope: str, name: str, begin: datetime) -> tuple[int, bool, bool]:
         # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
         saved = self.charges.since(begin, scope, name)
-        return to_nanos(max(saved.usd, self.ledger.records.charged(scope, name, begin))), saved.partial
+        return to_nanos(max(saved.usd, self.ledger.records.charged(scope, name, begin))), saved.partial, saved.at_most
 
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
@@ -98,13 +100,15 @@ class BudgetKeeper:
             key = (budget.scope, budget.name)
             begin, end = periods[key]
             old = kept.get(key) if self._periods.get(key) == begin else None
-            charged, partial = (old.charged, old.partial) if old is not None else self._charged(*key, begin)
+            known = (old.charged, old.partial, old.at_most) if old is not None else self._charged(*key, begin)
+            charged, partial, at_most = known
             over = old is not None and old.over and charged >= budget.allowed
             budgets.append(
                 replace(
                     budget,
                     charged=charged,
                     partial=partial,
+                    at_most=at_most,
                     over=over,
                     near=over,
                     begins=begin.isoformat(),

@@ -13,8 +13,9 @@ from itertools import islice, takewhile
 import trio
 
 from ..core.events import AgentProcess, AgentSeen
-from ..core.naming import agent_of
+from ..core.naming import agent_of, executed_word
 from ..host.process_events import ExecEvents
+from ..protocol.known import PROGRAMS
 from . import procfs
 from .contain.interface import RunContainment
 from .emitter import Emitter
@@ -159,13 +160,21 @@ class AgentWatch:
         own_group = False
         with suppress(ProcessLookupError):
             own_group = len(line) > 1 and os.getpgid(pid) != os.getpgid(line[1])
+        words = procfs.command(pid)
         return AgentProcess(
             pid=pid,
             started=started,
             program=program,
-            command=" ".join(procfs.command(pid))[:_MAX_COMMAND],
+            command=" ".join(words)[:_MAX_COMMAND],
             above=above,
             is_main=pid == main,
             below_main=main in line[1:],
             own_group=own_group,
+            serves=_serves(words, program),
         )
+
+
+def _serves(words: list[str], program: str) -> bool:
+    """Return whether a process is a background process of an agent program's own."""
+    at, known = executed_word(words, program), PROGRAMS.get(program)
+    return at is not None and known is not None and known.serves is not None and words[at + 1 : at + 2] == [known.serves]

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from ..core.policy import Invalid
 from ..protocol.known import KEYS, TOKENS
 from ..protocol.messages import Spawn
 from ..runs.live import Live
-from ..setups import TreeSetups
+from ..setups import TreeSetups, claude
 from ..setups.files import UnreadableError, json_object, merged
 from ..setups.setup import GATEWAY, Setup
 from ..setups.variables import VARIABLES
@@ -52,8 +52,9 @@ def with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
 
 
 def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit: bool = False, token: str | None = None) -> Spawn:
-    """Return the request with a command and an environment that lead through the gateway, or around it. `explicit`: the caller
-    asked for the gateway; `token`: names the run in the gateway's address, where that is known. Raise `Invalid`, `OSError`."""
+    """Return the request with a command and an environment that lead through the gateway, or around it. `request.direct`: why it
+    has to go around it, if that is known before; `explicit`: the caller asked for the gateway; `token`: names the run in the
+    gateway's address, where that is known. Raise `Invalid`, `OSError`."""
     if request.gateway is None:
         return request
     words = [os.fsdecode(word) for word in request.argv]
@@ -67,13 +68,18 @@ def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit
     given = words[at + 1 :] if at is not None else []
     if given[: len(more)] == more:  # `timeout 60 codex` has them when its codex leads to a shim
         given = given[len(more) :]
-    direct = _undone(setup, request, given) or _chosen(request.env, setups, setup, gateway)
+    moved = _moved(request.env, setups, setup, gateway)
+    own = next((variable for variable in moved if variable in setups.followed(setup)), None)
+    direct = (
+        request.direct or _undone(setup, request, given) or (own and f"{own} was set to another address after its tree was started")
+    )
     if direct is not None:
         return _around(request, direct, setups, gateway, explicit=explicit)
     argv = request.argv if at is None else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
-    env = keyless(request.env, program, gateway.upstreams, setups.upstreams)
+    env = keyless(request.env, program, gateway.upstreams, setups, setup)
     env = _merged(env, setup.merged, address)
-    return replace(request, argv=argv, env=_with(env, setups.env_of(setup), setup.unset, address))
+    variables = {variable: value for variable, value in setups.env_of(setup).items() if variable not in moved}
+    return replace(request, argv=argv, env=_with(env, variables, setup.unset, address))
 
 
 def _around(request: Spawn, why: str | None, setups: TreeSetups, gateway: GatewayProcess, *, explicit: bool) -> Spawn:
@@ -83,6 +89,14 @@ def _around(request: Spawn, why: str | None, setups: TreeSetups, gateway: Gatewa
     return replace(request, env=_direct(request.env, setups, gateway), direct=why if request.gateway else None)
 
 
+def settings_file(request: Spawn) -> str | None:
+    """Return the file of settings that a command of Claude Code names; `None` if there is none."""
+    words = [os.fsdecode(word) for word in request.argv]
+    at = executed_word(words, "claude") if b"--settings" in b" ".join(request.argv) else None
+    file = claude.settings_file(words[at + 1 :]) if at is not None else None
+    return None if file is None else os.path.normpath(os.path.join(os.fsdecode(request.cwd), file))
+
+
 def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
     """Return why other settings may count for a run than those that were found; `None` if none do."""
     if setup.undone_by is not None and any(re.fullmatch(setup.undone_by, word) for word in options):  # a word may hold a key
@@ -90,13 +104,17 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
     if setup.only_in is not None and os.fsdecode(request.cwd) != setup.only_in:
         return f"the address in the settings of {setup.program} is known for {setup.only_in} only, where this tree was started"
     env = dict(item.decode(errors="surrogateescape").split("=", 1) for item in request.env if b"=" in item)
-    other = next((variable for variable, value in setup.only_with if env.get(variable, "") != value), None)
+    set_above = dict(setup.env)  # the run above may be one of the same program
+    other = next(
+        (variable for variable, value in setup.only_with if env.get(variable, "") not in (value, set_above.get(variable, value))),
+        None,
+    )
     return f"{other} is not what it was where this tree was started, so other settings of {setup.program} count" if other else None
 
 
-def _chosen(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateway: GatewayProcess) -> str | None:
-    """Return why a run keeps an address that a run above it has put into a variable: its key is for that address; `None` if none
-    has."""
+def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateway: GatewayProcess) -> list[str]:
+    """Return the variables in which a run above has put another address. They stay: the key of what follows them is for that."""
+    moved = []
     urls = {name: upstream.url for name, upstream in gateway.upstreams.items()}
     urls |= {name: upstream.url for name, upstream in setups.upstreams.items()}
     led = {variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")}
@@ -105,8 +123,8 @@ def _chosen(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateway: Gat
         if not value or variable not in led or gateway.is_own(value):
             continue
         if not f"{value}/".startswith(f"{urls[led[variable]]}/"):
-            return f"{variable} was set to another address after its tree was started"
-    return None
+            moved.append(variable)
+    return moved
 
 
 def _asked(words: Sequence[str], at: int | None, env: Iterable[bytes], gateway: GatewayProcess) -> tuple[list[str], dict[str, str]]:
@@ -144,30 +162,42 @@ def _direct(env: Sequence[bytes], setups: TreeSetups, gateway: GatewayProcess) -
     kept = []
     for item in env:
         variable, _, value = item.partition(b"=")
-        name = VARIABLES.get(variable.decode(errors="replace"), ("",))[0]
-        if name and gateway.is_own(value.decode(errors="replace")):
+        name = _upstream_in(value.decode(errors="replace"), gateway)
+        if name is not None:
             kept += [variable + b"=" + own[name].encode()] if name in own else []
         elif value != PLACEHOLDER.encode():
             kept.append(item)
     return kept
 
 
-def keyless(env: Sequence[bytes], program: str, upstreams: Mapping[str, UpstreamConfig], own: Collection[str] = ()) -> list[bytes]:
+def _upstream_in(url: str, gateway: GatewayProcess) -> str | None:
+    """Return the upstream that an address of the gateway leads to; `None` if it is another address."""
+    parts = url.split("/")[3:] if gateway.is_own(url) else []
+    return next(iter(parts[2:] if parts[:1] == ["run"] else parts), None)
+
+
+def keyless(
+    env: Sequence[bytes], program: str, upstreams: Mapping[str, UpstreamConfig], setups: TreeSetups, setup: Setup
+) -> list[bytes]:
     """Return the environment of a run that uses the gateway: without the keys that the gateway has, and with placeholders, because
-    programs do not start without a key. `own`: the upstreams that the run's root has chosen, where the gateway uses no key."""
-    keyed = {name: each for name, each in upstreams.items() if name not in own and (each.key_file or each.key_env)}
+    programs do not start without a key. For upstreams that the run's root has chosen the gateway uses no key, so theirs stay."""
+    keyed = {name: each for name, each in upstreams.items() if name not in setups.upstreams and (each.key_file or each.key_env)}
     if not keyed:
         return list(env)
     secrets = {os.environb.get(each.key_env.encode(), b"") for each in keyed.values() if each.key_env is not None}
     secrets = {secret for secret in secrets if len(secret) >= SHORTEST}
-    replaced = {variable for name in keyed for variable in KEYS.get(name, ())}
+    replaced = {variable for name in keyed for variable in KEYS.get(name, ())} - setups.keys
     kept = [
         item
         for item in env
-        if item.partition(b"=")[0].decode(errors="replace") not in replaced and not any(secret in item for secret in secrets)
+        if item.partition(b"=")[0].decode(errors="replace") not in replaced
+        and not item.endswith(f"={PLACEHOLDER}".encode())
+        and not any(secret in item for secret in secrets)
     ]
-    variables = [TOKENS.get(program, {}).get(name, KEYS[name][0]) for name in keyed if name in KEYS]
-    return kept + [f"{variable}={PLACEHOLDER}".encode() for variable in variables]
+    called = [name for name in keyed if name in KEYS and not {*KEYS[name]}.issubset(setup.keys)]
+    variables = {TOKENS.get(program, {}).get(name, KEYS[name][0]).encode() for name in called}
+    missing = variables - {item.partition(b"=")[0] for item in kept}
+    return kept + [variable + f"={PLACEHOLDER}".encode() for variable in sorted(missing)]
 
 
 def _merged(env: Sequence[bytes], objects: Iterable[tuple[str, str]], address: str) -> list[bytes]:

@@ -48,6 +48,12 @@ _INPUT_SHARE, _LONG_REQUEST = 10, 1_000_000
 """Tokens of input for a token of output, and of the input of one request, by which models are compared. Agents read more than they
 write, and a model that speaks is dear only by its output."""
 
+_PAST = {"openai": re.compile(r"o1(-.*)?|gpt-[34]([.-].*)?")}
+"""Models that a provider has replaced long ago, by its id, because the library marks few of them as deprecated. o1-pro costs ten
+times as much as the dearest that agents call now."""
+_PRO = re.compile(r"(^|.*-)pro(-.*)?")
+"""OpenAI has each of its dearest models under such a name only, so they say nothing of other names."""
+
 _BEDROCK = re.compile(r"(?:[a-z-]+\.)?[a-z0-9]+\.[a-z]")
 """`anthropic.claude-…`, `us.anthropic.claude-…`: Amazon's names of other makers' models."""
 
@@ -233,7 +239,8 @@ class _Providers:
         told = next((provider for name in names for provider, _ in self._candidates(name)), None)
         given = self._by_id(self._providers, maker) if maker is not None else None
         makers = [told or given] if told or given else [self._by_id(self._providers, each) for each in set(_MAKERS.values())]
-        rates = ((_own_rates(provider), provider.id) for provider in makers if provider is not None)
+        pro = any(_PRO.fullmatch(name) for name in names)
+        rates = ((_own_rates(provider, pro=pro), provider.id) for provider in makers if provider is not None)
         found = max(((rate, name, maker) for of_one, maker in rates for name, rate in of_one.items()), default=None)
         return None if found is None else f"{found[2]}/{found[1]}"
 
@@ -250,11 +257,20 @@ class _Providers:
             yield self._bedrock, name
 
 
-def _own_rates(provider: Provider) -> dict[str, float]:
-    """Return what a provider's models cost, to compare them: of those that it makes itself if it makes any."""
+def _own_rates(provider: Provider, *, pro: bool) -> dict[str, float]:
+    """Return what a provider's models cost, to compare them: of those that it makes itself if it makes any, and still sells. `pro`:
+    see `_PRO`."""
     made = [model for model in provider.models if provider.model_match is not None and provider.model_match.is_match(model.id)]
-    listed = {model.id: _listed(model)(_LONG_REQUEST) for model in made or provider.models}
+    current = [model for model in made or provider.models if not _is_past(provider, model, pro=pro)]
+    listed = {model.id: _listed(model)(_LONG_REQUEST) for model in current or made or provider.models}
     return {name: _INPUT_SHARE * (rates.input or 0.0) + (rates.output or 0.0) for name, rates in listed.items()}
+
+
+def _is_past(provider: Provider, model: ModelInfo, *, pro: bool) -> bool:
+    past = _PAST.get(provider.id)
+    if model.deprecated or (past is not None and past.fullmatch(model.id)):
+        return True
+    return provider.id == "openai" and not pro and bool(_PRO.fullmatch(model.id))
 
 
 def _import_library() -> _Providers:

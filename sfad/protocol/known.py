@@ -15,13 +15,16 @@ class KnownProgram(Struct, frozen=True):
     """A stop sends SIGINT to its main process alone before it signals the whole run."""
     retries_silently: bool = False
     """Its events do not tell that a call of the model failed and is tried again."""
+    serves: str | None = None
+    """The subcommand with which it starts its own background processes."""
 
 
 METERED: dict[str, KnownProgram] = {
     # Claude Code prints its totals within 0.2 s of SIGINT. After SIGTERM to all its processes its tool dies first, and it may make
     # one more call to report that.
     "claude": KnownProgram(("claude-code",), interrupted=True),
-    "codex": KnownProgram(),
+    # in a terminal without `-c`, Codex starts `codex app-server` and its updater from CODEX_HOME/packages, each in its own session
+    "codex": KnownProgram(serves="app-server"),
     "gemini": KnownProgram(("gemini-cli",), retries_silently=True),
     "opencode": KnownProgram(("opencode-ai",), retries_silently=True),
 }

@@ -490,6 +490,7 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     used_usd: float
     renews: str
     partial: bool = False
+    at_most: bool = False
 
 
 class Survivor(Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..protocol.known import KEYS
 from .files import dotenv, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
@@ -48,7 +49,7 @@ _WORD = re.compile(r"""[^\s,\[\]"'#-][^\s,\[\]"'#]*""")
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how aider is led through the gateway."""
+    """Return how aider is led through the gateway. Raises `UnreadableError`."""
     settings = _settings(surroundings)
     model = next(iter(settings.get("model", ())), surroundings.env.get("AIDER_MODEL", ""))
     if (signed := _SIGNED.get(model.partition("/")[0])) is not None:
@@ -67,6 +68,7 @@ def setup(surroundings: Surroundings) -> Setup:
         words=again + words,
         env=tuple(pair for each in led for pair in each.env),
         unset=tuple(variable for each in led for variable in each.unset),
+        keys=tuple(variable for each in led for variable in each.keys),
     )
 
 
@@ -76,14 +78,15 @@ def _led(provider: LiteLlmProvider, env: Mapping[str, str], files: Mapping[str, 
     if url is None and provider.upstream is None:
         return Setup("aider")
     upstreams = () if url is None else (TreeUpstream(f"aider-{provider.name}", url, provider.api),)
+    keys = () if url is None else KEYS.get(provider.name, ())
     address = f"{GATEWAY}/{provider.upstream}" if url is None else f"{GATEWAY}/aider-{provider.name}"
     # what another program would find there, and the person has not set
     unset = provider.variables[: provider.variables.index(variable)]
     if variable not in files:
-        return Setup("aider", upstreams, env=((variable, address),), unset=unset)
+        return Setup("aider", upstreams, env=((variable, address),), unset=unset, keys=keys)
     of_option = option and variable == "OPENAI_API_BASE"
     word = f"--openai-api-base={address}" if of_option else f"--set-env={variable}={address}"
-    return Setup("aider", upstreams, words=(word,), unset=unset)
+    return Setup("aider", upstreams, words=(word,), unset=unset, keys=keys)
 
 
 def _address(env: Mapping[str, str], provider: LiteLlmProvider) -> tuple[str, str | None]:

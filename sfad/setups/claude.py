@@ -6,19 +6,21 @@ directory, those that `--settings` names (the last, of two), and what an adminis
 not JSON does not count.
 
 So the address is set in the environment where no settings name one, and by `--settings` where they do. With other settings, that
-would send their keys elsewhere: a run in another directory, or with another home, is then left as it is.
+would send their keys elsewhere: a run in another directory, or with another home, is then left as it is. So is one for which a
+script has chosen another provider.
 
 A key, the output of `apiKeyHelper` and a login (CLAUDE_CODE_OAUTH_TOKEN, or a subscription) pass through with the call.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from ..protocol.known import KEYS
 from . import network, variables
-from .files import UnreadableError, at, json_file, merged
+from .files import at, json_file, json_object, merged
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 BASE_URL = "ANTHROPIC_BASE_URL"
@@ -40,6 +42,7 @@ _ELSEWHERE = {
 """What a variable chooses; of those of providers, the first counts. `None`: an address that the gateway can ask."""
 _OTHER_ADDRESS = r'(?s)(--settings=)?\s*\{.*"(ANTHROPIC_\w*BASE_URL|CLAUDE_CODE_USE_\w+)".*'
 _OTHER_SETTINGS = r"(?s)--setting(s|-sources)(=.*)?"
+_SETTINGS = "--settings"
 _OFF = {"", "0", "false", "no", "off"}
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _NO_PROXY = {"no_proxy", "NO_PROXY"}
@@ -57,11 +60,8 @@ class ClaudeSettings(NamedTuple):
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how Claude Code is led through the gateway."""
-    try:
-        found = _found(surroundings)
-    except UnreadableError as error:
-        return Setup("claude", direct=str(error))
+    """Return how Claude Code is led through the gateway. Raises `UnreadableError`."""
+    found = _found(surroundings)
     chosen = next((name for name in _ELSEWHERE if found.env.get(name, "").lower() not in _OFF), None)
     if chosen is not None and (elsewhere := _ELSEWHERE[chosen]) is not None:
         return Setup("claude", direct=f"Claude Code uses {elsewhere} ({chosen})")
@@ -80,9 +80,33 @@ def setup(surroundings: Surroundings) -> Setup:
         return Setup("claude", direct=f"a .env file or a profile of Anthropic's SDKs names {BASE_URL}")
     certificates = network.certificates(surroundings, found.own | found.managed)  # those of `env` are of any program
     if led.variables.keys() & found.own.keys():
-        return replace(_by_settings(led, surroundings), certificates=certificates)
-    env = tuple(led.variables.items())
-    return Setup("claude", led.upstreams, env=env, undone_by=_OTHER_ADDRESS, certificates=certificates)
+        setup = _by_settings(led, surroundings)
+    else:
+        setup = Setup("claude", led.upstreams, env=tuple(led.variables.items()), undone_by=_OTHER_ADDRESS)
+    choice = _choice(found, foundry=chosen is not None)
+    keys = KEYS["anthropic"] if led.upstreams else ()
+    return replace(setup, only_with=setup.only_with + choice, keys=keys, certificates=certificates)
+
+
+def _choice(found: ClaudeSettings, *, foundry: bool) -> tuple[tuple[str, str], ...]:
+    """Return the variables that choose where calls go, beside the addresses, where no settings have them: settings would win."""
+    names = (*_ELSEWHERE, _RESOURCE) if foundry else _ELSEWHERE
+    return tuple((name, found.env.get(name, "")) for name in names if name not in found.own and name not in found.managed)
+
+
+def settings_file(options: Sequence[str]) -> str | None:
+    """Return the file that `--settings` names; `None` if there is none. Of two options, the last counts."""
+    pairs = zip(options, (*options[1:], ""), strict=False)
+    values = [
+        after if word == _SETTINGS else word.partition("=")[2] for word, after in pairs if word.partition("=")[0] == _SETTINGS
+    ]
+    return values[-1] if values and values[-1] and not values[-1].lstrip().startswith("{") else None
+
+
+def choice_in(text: str) -> str | None:
+    """Return a variable in settings that chooses where calls go; `None` if there is none. Raises `UnreadableError`."""
+    names = _variables(json_object(text, "--settings", comments=False))
+    return next((name for name in names if name in (*_ELSEWHERE, _RESOURCE) or name.endswith("_BASE_URL")), None)
 
 
 class _Led(NamedTuple):

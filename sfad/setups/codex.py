@@ -17,7 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from ..config_values import is_base_url
+from ..protocol.known import KEYS
 from .files import UnreadableError, at, json_file, merged, toml_file
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
@@ -47,19 +50,20 @@ class _ElsewhereError(Exception):
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how Codex is led through the gateway."""
+    """Return how Codex is led through the gateway. Raises `UnreadableError`."""
     read, home = surroundings.read, _home(surroundings.env)
     files = surroundings.names(home)
     try:
         _refuse_managed(surroundings)
-        _refuse_unread(surroundings, files)
+        if not home.startswith("/"):
+            raise _ElsewhereError(f"CODEX_HOME is '{home}', which does not begin with /")
         general = merged(toml_file(read, f"{_ETC}/config.toml"), toml_file(read, f"{home}/config.toml"))
-    except (UnreadableError, _ElsewhereError) as error:
+    except _ElsewhereError as error:
         return Setup("codex", direct=str(error))
     found = _led(surroundings, general)
     chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][:MOST_PROFILES]
     profiles = tuple((name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen)
-    return Setup("codex", found.upstreams, found.words, direct=found.direct, only_with=_place(surroundings.env), profiles=profiles)
+    return replace(found, only_with=_place(surroundings.env), profiles=profiles)
 
 
 def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
@@ -85,7 +89,7 @@ def _with_provider(setup: Setup, provider: str) -> Setup:
     led = merged(*(tomllib.loads(word) for word in setup.words if word != "-c"))
     names = {*led.get("model_providers", {}), *([_OWN_PROVIDER] if "openai_base_url" in led else [])}
     direct = None if provider in names else f"Codex uses the provider '{provider}', which cannot be led"
-    return Setup("codex", setup.upstreams, setup.words, direct=direct)
+    return Setup("codex", setup.upstreams, setup.words, direct=direct, keys=setup.keys)
 
 
 def _home(env: Mapping[str, str]) -> str:
@@ -116,17 +120,6 @@ def _refuse_managed(surroundings: Surroundings) -> None:
             raise _ElsewhereError(f"{path} sets {keys[0]}, which takes precedence over the gateway's address")
 
 
-def _refuse_unread(surroundings: Surroundings, files: Sequence[str]) -> None:
-    """Raise `_ElsewhereError` for settings that are there and are not read here: Codex may read them."""
-    home = _home(surroundings.env)
-    if not home.startswith("/"):
-        raise _ElsewhereError(f"CODEX_HOME is '{home}', which does not begin with /")
-    decisive = [name for name in files if name in ("config.toml", "auth.json") or name.endswith(_PROFILE)]
-    unread = next((name for name in decisive if surroundings.read(f"{home}/{name}") is None), None)
-    if unread is not None:
-        raise _ElsewhereError(f"{home}/{unread} cannot be read: it must be a file of the user's or root's, of at most 256 KiB")
-
-
 def _of_profile(surroundings: Surroundings, general: dict[str, Any], name: str) -> Setup:
     try:
         return _led(surroundings, merged(general, toml_file(surroundings.read, f"{_home(surroundings.env)}/{name}")))
@@ -150,7 +143,16 @@ def _led(surroundings: Surroundings, settings: dict[str, Any]) -> Setup:
     chosen = str(settings.get("model_provider") or _OWN_PROVIDER)
     reason = None if chosen in urls else reasons.get(chosen, "its settings do not have it")
     direct = None if reason is None else f"Codex uses the provider '{chosen}': {reason}"
-    return Setup("codex", tuple(dict.fromkeys(upstreams.values())), _words(places), direct=direct)
+    return Setup("codex", tuple(dict.fromkeys(upstreams.values())), _words(places), direct=direct, keys=_keys(urls, providers))
+
+
+def _keys(urls: Mapping[str, str | None], providers: Any) -> tuple[str, ...]:
+    """Return the variables that hold keys for addresses of the settings."""
+    own = KEYS["openai"] if urls.get(_OWN_PROVIDER) not in (None, OPENAI, CHATGPT) else ()
+    named = [at(providers, name, "env_key") for name in urls]
+    headers = [at(providers, name, "env_http_headers") for name in urls]
+    named += [variable for each in headers if isinstance(each, dict) for variable in each.values()]
+    return tuple(dict.fromkeys((*own, *(variable for variable in named if isinstance(variable, str)))))
 
 
 def _upstream(url: str) -> TreeUpstream:

@@ -17,7 +17,7 @@ Read = Callable[[str], bytes | None]
 
 
 class UnreadableError(Exception):
-    """A file of settings makes no sense. The message names it."""
+    """A file of settings makes no sense, or cannot be read. The message names it."""
 
 
 def json_object(text: str, source: str, *, comments: bool = True) -> dict[str, Any]:

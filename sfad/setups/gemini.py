@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..protocol.known import KEYS
 from ..protocol.paths import not_only_of_root
-from .files import UnreadableError, at, dotenv, json_file, merged, upwards
+from .files import at, dotenv, json_file, merged, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 BASE_URL = "GOOGLE_GEMINI_BASE_URL"
@@ -34,11 +35,8 @@ _GOOGLE_LOGIN = {"oauth-personal", "cloud-shell", "compute-default-credentials"}
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how Gemini CLI is led through the gateway."""
-    try:
-        found = list(dict.fromkeys(_led(surroundings, trusted) for trusted in _trust(surroundings)))
-    except UnreadableError as error:
-        return Setup("gemini", direct=str(error))
+    """Return how Gemini CLI is led through the gateway. Raises `UnreadableError`."""
+    found = list(dict.fromkeys(_led(surroundings, trusted) for trusted in _trust(surroundings)))
     if len(found) == 1:
         return found[0]
     what = f"where Gemini CLI's calls go depends on whether it trusts {surroundings.cwd}; set GEMINI_CLI_TRUST_WORKSPACE"
@@ -60,7 +58,8 @@ def _led(surroundings: Surroundings, trusted: bool) -> Setup:
     url = env.get(BASE_URL, "").rstrip("/")
     name = "gemini" if url == surroundings.env.get(BASE_URL, "").rstrip("/") else "gemini-cli"
     own = (TreeUpstream(name, url, "gemini"),) if url else ()
-    return Setup("gemini", own, env=((BASE_URL, f"{GATEWAY}/{name}"), *choice))
+    keys = KEYS["gemini"] if own else ()
+    return Setup("gemini", own, env=((BASE_URL, f"{GATEWAY}/{name}"), *choice), keys=keys)
 
 
 def _choice(surroundings: Surroundings) -> tuple[tuple[str, str], ...] | None:

@@ -15,12 +15,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .files import Read, UnreadableError, at, json_file, json_object, merged, upwards
+from ..protocol.known import KEYS
+from .files import Read, at, json_file, json_object, merged, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 CONTENT = "OPENCODE_CONFIG_CONTENT"
 _MANAGED = "/etc/opencode"
 _NAMES = ("opencode.json", "opencode.jsonc")
+FOLLOWED = ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL")
 
 
 class KnownProvider(NamedTuple):
@@ -69,6 +71,8 @@ _ELSEWHERE = {
     "opencode": "OpenCode Zen, which has several APIs at one address",
     "opencode-go": "OpenCode Go, which has several APIs at one address",
 }
+_FAMILIES = {"anthropic": "anthropic", "openai": "openai", "gemini": "google"}
+"""Upstreams of the config, and opencode's names of their providers."""
 _FREE = "opencode"
 """The provider that is there without a key."""
 _REFERENCE = re.compile(r"\{env:([^}]+)\}|\$\{([^}]+)\}")
@@ -90,18 +94,25 @@ class OpencodeSettings(NamedTuple):
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return how opencode is led through the gateway."""
-    try:
-        found = _found(surroundings)
-    except UnreadableError as error:
-        return Setup("opencode", direct=str(error))
+    """Return how opencode is led through the gateway. Raises `UnreadableError`."""
+    found = _found(surroundings)
     if (elsewhere := _elsewhere(found)) is not None:
         return Setup("opencode", direct=f"opencode uses {elsewhere}")
     upstreams = tuple(upstream for name in found.providers if (upstream := _upstream(name, found)) is not None)
     # those of its variables, which are set for any program
     if not upstreams:
         return Setup("opencode")
-    return Setup("opencode", upstreams, merged=((CONTENT, json.dumps(_content(found, upstreams))),))
+    merged_ = ((CONTENT, json.dumps(_content(found, upstreams))),)
+    return Setup("opencode", upstreams, merged=merged_, keys=_keys(found, upstreams))
+
+
+def _keys(found: OpencodeSettings, upstreams: Sequence[TreeUpstream]) -> tuple[str, ...]:
+    """Return the variables that hold keys for addresses of the configuration."""
+    entries = {name: at(found.config, "provider", name) for name in (each.name.removeprefix("opencode-") for each in upstreams)}
+    texts = [json.dumps(entry) for name, entry in entries.items() if _chosen_url(entry) is not None]
+    names = [variable for text in texts for pair in _REFERENCE.findall(text) for variable in pair if variable]
+    families = [family for family, provider in _FAMILIES.items() if _chosen_url(entries.get(provider)) is not None]
+    return tuple(dict.fromkeys((*names, *(variable for family in families for variable in KEYS[family]))))
 
 
 def _found(surroundings: Surroundings) -> OpencodeSettings:
@@ -173,11 +184,15 @@ def _upstream(name: str, found: OpencodeSettings) -> TreeUpstream | None:
 
 def _url(name: str, entry: Any, env: Mapping[str, str]) -> str | None:
     """Return the address of a provider; `None` if it is not known, or is one of its variables."""
-    chosen = at(entry, "options", "baseURL") or at(entry, "api")
-    if isinstance(chosen, str) and chosen:
+    if (chosen := _chosen_url(entry)) is not None:
         return _resolved(chosen, env)
     known = PROVIDERS.get(name)
     return known.url if known else None
+
+
+def _chosen_url(entry: Any) -> str | None:
+    chosen = at(entry, "options", "baseURL") or at(entry, "api")
+    return chosen if isinstance(chosen, str) and chosen else None
 
 
 def _resolved(text: str, env: Mapping[str, str]) -> str | None:

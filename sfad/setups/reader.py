@@ -9,16 +9,21 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import trio
 
 from ..host.tasks import in_thread
 from ..protocol import shim_files
 from ..protocol.known import PROGRAMS
+from . import claude
+from .files import UnreadableError
 from .setup import Setup, Surroundings
 from .tree import NO_SETUPS, TreeSetups, all_setups, tree_setups
+
+T = TypeVar("T")
 
 PATIENCE = 1.0
 """Seconds that a start waits for the files."""
@@ -71,25 +76,52 @@ class SetupReader:
 
     async def read(self, root: Root) -> TreeSetups:
         """Return what is found now."""
-        if self._reading[root.uid] >= MOST_THREADS:
+        found = await self._in_thread(root.uid, partial(_find, root))
+        if found is None:
             return unknown()
-        with trio.move_on_after(PATIENCE):
-            found = await in_thread(self._find, root, abandon=True, limiter=self._threads)
-            self._known.pop(root, None)
-            self._known[root] = trio.current_time(), found
-            if len(self._known) > MOST_KEPT:
-                del self._known[next(iter(self._known))]
-            return found
-        return unknown()
+        self._known.pop(root, None)
+        self._known[root] = trio.current_time(), found
+        if len(self._known) > MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        return found
 
-    def _find(self, root: Root) -> TreeSetups:
-        self._reading[root.uid] += 1
-        try:
-            env, own = dict(root.env), root.uid == os.geteuid()
-            surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid), own)
-            return tree_setups(surroundings, _programs(env.get("PATH", "")))
-        finally:
-            self._reading[root.uid] -= 1
+    async def why_around(self, uid: int, file: str) -> str | None:
+        """Return why Claude Code with `--settings` of this file goes around the gateway; `None` if it need not."""
+        why = await self._in_thread(uid, partial(_why_around, uid, file))
+        return f"{file}: {_UNREADABLE}" if why is None else why or None
+
+    async def _in_thread(self, uid: int, work: Callable[[], T]) -> T | None:
+        """Return what `work` finds for a user; `None` if it takes too long."""
+        if self._reading[uid] >= MOST_THREADS:
+            return None
+
+        def counted() -> T:
+            self._reading[uid] += 1
+            try:
+                return work()
+            finally:
+                self._reading[uid] -= 1
+
+        with trio.move_on_after(PATIENCE):
+            return await in_thread(counted, abandon=True, limiter=self._threads)
+        return None
+
+
+def _find(root: Root) -> TreeSetups:
+    env, own = dict(root.env), root.uid == os.geteuid()
+    surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid), own)
+    return tree_setups(surroundings, _programs(env.get("PATH", "")))
+
+
+def _why_around(uid: int, file: str) -> str:
+    """Return why Claude Code with these settings goes around the gateway; empty if it need not."""
+    if file.startswith(("/dev/", "/proc/")):  # for the daemon that is another file
+        return f"{file} cannot be read by another process, and may name another address"
+    try:
+        chosen = claude.choice_in((_content(file, uid) or b"").decode(errors="replace"))
+    except UnreadableError as error:
+        return str(error)
+    return f"{chosen} in {file} may lead Claude Code elsewhere" if chosen is not None else ""
 
 
 def unknown() -> TreeSetups:
@@ -99,22 +131,33 @@ def unknown() -> TreeSetups:
 
 
 def _content(path: str, uid: int) -> bytes | None:
-    """Return the content of a regular file that the user or root owns, and that the user may read."""
+    """Return the content of a regular file that the user or root owns; `None` if there is none that the user may read. Raise
+    `UnreadableError` for any other file: the user's programs may read it, and find an address there."""
     try:
         # first without opening it for reading: opening a device or a FIFO may have an effect
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    except OSError as error:
+        raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
     try:
         status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST or not _readable(status, uid):
+        if stat.S_ISDIR(status.st_mode) or _hidden(status, uid):
             return None
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST or not _readable(status, uid):
+            bounds = f"it must be a file of the user's or root's, of at most {LARGEST >> 10} KiB"
+            raise UnreadableError(f"{path} cannot be read: {bounds}")
         with open(f"/proc/self/fd/{handle}", "rb") as file:
             return file.read(LARGEST)
-    except OSError:
-        return None
+    except OSError as error:
+        raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
     finally:
         os.close(handle)
+
+
+def _hidden(status: os.stat_result, uid: int) -> bool:
+    """Return whether only its owner, another user, can read a file."""
+    return uid not in {0, status.st_uid} and not status.st_mode & (stat.S_IRGRP | stat.S_IROTH)
 
 
 def _names(uid: int) -> Callable[[str], list[str]]:

@@ -43,6 +43,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Values of variables; empty: not set."""
     only_in: str | None = None
     """The working directory."""
+    keys: tuple[str, ...] = ()
+    """Variables whose keys are for addresses of the person's own. They stay, even if the gateway has a key of that provider."""
     certificates: tuple[str, ...] = ()
     """Files of certificates that the gateway must trust for its calls."""
     profiles: tuple[tuple[str, "Setup"], ...] = ()
@@ -55,7 +57,8 @@ class Surroundings(NamedTuple):
     env: Mapping[str, str]
     cwd: str
     read: Callable[[str], bytes | None]
-    """Returns a file's content; `None` if it is not there or may not be read."""
+    """Returns a file's content; `None` if there is none that the person may read. Raises `UnreadableError` for one that the
+    person's programs may read, and the daemon does not."""
     daemon_env: Mapping[str, str]
     """Of the gateway's process: its proxy and its certificates are what calls through the gateway use."""
     names: Callable[[str], Sequence[str]] = lambda _directory: ()

@@ -1,11 +1,12 @@
 """What is known of a tree: how each agent program in it is led through the gateway."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from . import aider, claude, codex, gemini, network, opencode, variables
+from .files import UnreadableError
 from .setup import Setup, Surroundings, TreeUpstream
 
 _OF_PROGRAMS = {
@@ -15,6 +16,8 @@ _OF_PROGRAMS = {
     "gemini": gemini.setup,
     "opencode": opencode.setup,
 }
+_FOLLOWED = {"opencode": opencode.FOLLOWED}
+"""Variables of any program that a program with a setup of its own follows, too."""
 _OF_COMMANDS = {"codex": codex.of_command}
 """Of programs whose command line chooses where their calls go."""
 ANY_PROGRAM = ""
@@ -24,9 +27,18 @@ def all_setups(surroundings: Surroundings) -> dict[str, Setup]:
     """Return the setup of each program that has a module here, and that of any other program."""
     if (why := network.obstacle(surroundings, surroundings.env)) is not None:
         return {program: Setup(program, direct=why) for program in (ANY_PROGRAM, *_OF_PROGRAMS)}
-    programs = {program: of(surroundings) for program, of in _OF_PROGRAMS.items()}
-    any_program = replace(variables.setup(surroundings), certificates=network.certificates(surroundings, surroundings.env))
+    programs = {program: _of(program, of, surroundings) for program, of in _OF_PROGRAMS.items()}
+    any_program = _of(ANY_PROGRAM, variables.setup, surroundings)
+    any_program = replace(any_program, certificates=network.certificates(surroundings, surroundings.env))
     return {ANY_PROGRAM: _beside(any_program, programs["gemini"])} | programs
+
+
+def _of(program: str, of: Callable[[Surroundings], Setup], surroundings: Surroundings) -> Setup:
+    """Return the setup of a program, which goes around the gateway if a file that may have its address cannot be read."""
+    try:
+        return of(surroundings)
+    except UnreadableError as error:
+        return Setup(program, direct=str(error))
 
 
 def _beside(any_program: Setup, own: Setup) -> Setup:
@@ -67,10 +79,22 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
         env = dict(self.of(ANY_PROGRAM).env) | dict(setup.env)
         return {variable: value for variable, value in env.items() if variable not in setup.unset}
 
+    def followed(self, setup: Setup) -> set[str]:
+        """Return the variables that lead the program itself, of those that `env_of` sets."""
+        return {variable for variable, _ in setup.env} | {*_FOLLOWED.get(setup.program, ())}
+
+    @property
+    def keys(self) -> set[str]:
+        """Variables with keys for addresses of the person's own, which some program of the tree may need."""
+        return {variable for setup in self._setups for variable in setup.keys}
+
     @property
     def upstreams(self) -> dict[str, TreeUpstream]:
-        setups = [each for setup in self._all.values() for each in (setup, *(profile for _, profile in setup.profiles))]
-        return {upstream.name: upstream for setup in setups for upstream in setup.upstreams}
+        return {upstream.name: upstream for setup in self._setups for upstream in setup.upstreams}
+
+    @property
+    def _setups(self) -> list[Setup]:
+        return [each for setup in self._all.values() for each in (setup, *(profile for _, profile in setup.profiles))]
 
     @property
     def certificates(self) -> list[str]:

@@ -7,7 +7,8 @@ same provider is set, which the program might have obeyed instead.
 
 from collections.abc import Iterator, Mapping
 
-from .files import UnreadableError, dotenv, json_file, upwards
+from ..protocol.known import KEYS
+from .files import dotenv, json_file, upwards
 from .setup import GATEWAY, Setup, Surroundings, TreeUpstream
 
 VARIABLES: dict[str, tuple[str, str]] = {
@@ -27,7 +28,7 @@ _PROVIDERS = (
 
 
 def setup(surroundings: Surroundings) -> Setup:
-    """Return what is set for a program that has no setup of its own."""
+    """Return what is set for a program that has no setup of its own. Raises `UnreadableError`."""
     upstreams, env = [], {}
     for variable, url in base_urls(surroundings.env):
         name, api = VARIABLES[variable]
@@ -37,7 +38,9 @@ def setup(surroundings: Surroundings) -> Setup:
     for first, *others in _PROVIDERS:
         if first not in env and not any(other in env for other in others) and files.isdisjoint((first, *others)):
             env[first] = f"{GATEWAY}/{VARIABLES[first][0]}"
-    return Setup("", tuple(upstreams), env=tuple(env.items()))
+    elsewhere = [VARIABLES[first][0] for first, *_ in _PROVIDERS if first not in env]
+    keys = tuple(variable for provider in elsewhere for variable in KEYS[provider])
+    return Setup("", tuple(upstreams), env=tuple(env.items()), keys=keys)
 
 
 def named_in_files(surroundings: Surroundings) -> set[str]:
@@ -54,10 +57,7 @@ def _profile_url(surroundings: Surroundings) -> object:
     env, read = surroundings.env, surroundings.read
     directory = env.get("ANTHROPIC_CONFIG_DIR") or f"{env.get('XDG_CONFIG_HOME') or env.get('HOME', '') + '/.config'}/anthropic"
     name = env.get("ANTHROPIC_PROFILE") or (read(f"{directory}/active_config") or b"").decode(errors="replace").strip() or "default"
-    try:
-        return json_file(read, f"{directory}/configs/{name}.json", comments=False).get("base_url")
-    except UnreadableError:
-        return None
+    return json_file(read, f"{directory}/configs/{name}.json", comments=False).get("base_url")
 
 
 def base_urls(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:

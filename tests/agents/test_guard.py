@@ -6,12 +6,16 @@ import json
 import re
 import shlex
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from tests.agents.clis import CLAUDE, CODEX, Cli
 from tests.agents.conftest import MakeDesk
+from tests.agents.desk import in_a_terminal
 from tests.agents.script import Say, Shell
+from tests.agents.test_gateway import PRICES, command, desk_of
+from tests.harness import wait_until
 
 CIRCLE = "Do not try again; finish your task with what you already have."
 
@@ -73,3 +77,33 @@ def test_an_agent_that_runs_itself_in_its_shell_is_noticed_within_a_second(desk:
     assert 0 < datetime.fromisoformat(event["time"]).timestamp() - began < 1
     (planner,) = at.listed()
     assert (planner["status"], planner["descendants"]) == ("completed", 1)
+
+
+def test_the_background_processes_of_codex_are_no_agents_of_their_own(desk: MakeDesk) -> None:
+    """It starts them where no `-c` leads it through the gateway."""
+    at = desk_of(desk, CODEX, PRICES)
+
+    def alive(words: str) -> bool:
+        lines = (file.read_bytes().replace(b"\0", b" ").decode() for file in processes(at.env["CODEX_HOME"]))
+        return any(words in line for line in lines)
+
+    words = ("--no-gateway", "--stdio", "inherit", "--name", "planner", "--")
+    with in_a_terminal(at, "run", *words, *command(CODEX, "in_terminal")):
+        wait_until(lambda: alive("app-server --listen") and alive("app-server daemon pid-update-loop"), "they are alive")
+        wait_until(lambda: at.talk(CODEX).answered == 3, "it has made its calls")
+        (planner,) = at.listed()
+        assert planner["descendants"] == 0
+        at.sfactl("stop", "planner")
+    assert '"unadmitted"' not in at.daemon.log.read_text()
+
+
+def processes(home: str) -> list[Path]:
+    """Return the command lines of what was executed from this directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str((process / "exe").readlink()).startswith(home):
+                found.append(process / "cmdline")
+        except OSError:
+            continue  # it has ended
+    return found

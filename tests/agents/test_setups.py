@@ -45,9 +45,9 @@ def hosts() -> Iterator[Hosts]:
         yield Hosts(provider.talks["claude"], own.talks["claude"], *urls)
 
 
-def claude_desk(desk: MakeDesk, hosts: Hosts) -> Desk:
-    """Return a desk where Claude Code has neither an address nor a key, and calls the provider."""
-    upstream = f'[gateway.upstreams.anthropic]\nurl = "{hosts.provider_url}"\napi = "anthropic"\n'
+def claude_desk(desk: MakeDesk, hosts: Hosts, more: str = "") -> Desk:
+    """Return a desk where Claude Code has neither an address nor a key, and calls the provider. `more`: of the upstream."""
+    upstream = f'[gateway.upstreams.anthropic]\nurl = "{hosts.provider_url}"\napi = "anthropic"\n{more}'
     at = desk(config=GATEWAY + PRICES + upstream, claude=())
     for variable in ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"):
         del at.env[variable]
@@ -261,3 +261,45 @@ def test_an_address_that_a_script_sets_keeps_its_key(desk: MakeDesk, hosts: Host
     own = f"ANTHROPIC_BASE_URL={hosts.own_url} ANTHROPIC_AUTH_TOKEN=mine"
     run(at, "sh", "-c", f"{own} {shlex.join(command(CLAUDE, 'argv'))}")
     assert (hosts.own.credentials, hosts.provider.credentials) == ({"Bearer mine"}, set())
+
+
+@pytest.mark.parametrize("form", ["argv", "script"])
+def test_a_key_for_an_address_in_settings_stays_where_the_gateway_has_the_providers(
+    desk: MakeDesk, hosts: Hosts, tmp_path: Path, form: str
+) -> None:
+    (tmp_path / "key").write_text("of-the-operator")
+    at = claude_desk(desk, hosts, f'key_file = "{tmp_path / "key"}"\n')
+    at.env["ANTHROPIC_API_KEY"] = "scripted"
+    words = command(CLAUDE, "argv")
+    run(at, *(words if form == "argv" else ("sh", "-c", shlex.join(words))))
+    assert (hosts.own.credentials, hosts.provider.credentials) == (set(), {"of-the-operator"})
+    hosts.provider.credentials.clear()
+    write(at, SETTINGS, {"env": {"ANTHROPIC_BASE_URL": hosts.own_url}})
+    run(at, *(words if form == "argv" else ("sh", "-c", shlex.join(words))))
+    assert (hosts.own.credentials, hosts.provider.credentials) == ({"scripted"}, set())
+
+
+def test_another_resource_of_foundry_that_a_script_sets_keeps_its_key(desk: MakeDesk, hosts: Hosts) -> None:
+    at = claude_desk(desk, hosts)
+    provider = {"CLAUDE_CODE_USE_FOUNDRY": "1", "ANTHROPIC_FOUNDRY_API_KEY": "azure"}
+    at.env.update(provider, ANTHROPIC_FOUNDRY_BASE_URL=hosts.provider_url)
+    other = f"ANTHROPIC_FOUNDRY_BASE_URL={hosts.own_url} ANTHROPIC_FOUNDRY_API_KEY=mine"
+    _, usage = run(at, "sh", "-c", f"{other} {shlex.join(command(CLAUDE, 'argv'))}")
+    assert (hosts.own.credentials, hosts.provider.credentials) == ({"mine"}, set())
+    assert "gateway" not in usage
+
+
+@pytest.mark.parametrize("form", ["argv", "script"])
+@pytest.mark.parametrize("address", [True, False])
+def test_an_address_in_a_file_that_the_command_names_leads_around_the_gateway(
+    desk: MakeDesk, hosts: Hosts, form: str, address: bool
+) -> None:
+    at = claude_desk(desk, hosts)
+    write(at, "own.json", {"env": {"ANTHROPIC_AUTH_TOKEN": "mine"} | ({"ANTHROPIC_BASE_URL": hosts.own_url} if address else {})})
+    program, *words = command(CLAUDE, "argv")
+    argv = [program, "--settings", "own.json", *words]
+    said, _ = run(at, *(argv if form == "argv" else ("sh", "-c", shlex.join(argv))))
+    assert [hosts.own.credentials, hosts.provider.credentials] == [{"Bearer mine"}, set()][:: 1 if address else -1]
+    called = [at.json("info", each["id"])["usage_by_source"] for each in at.listed() if each["name"] != "planner" or form == "argv"]
+    assert ["gateway" not in usage for usage in called] == [address]
+    assert ("ANTHROPIC_BASE_URL in" in said) is (address and form == "argv")

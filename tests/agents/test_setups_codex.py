@@ -69,9 +69,10 @@ def hosts() -> Iterator[tuple[Model, Model]]:
         yield provider, own
 
 
-def desk_of(desk: MakeDesk, hosts: tuple[Model, Model], case: Case, containment: str = "auto") -> Desk:
+def desk_of(desk: MakeDesk, hosts: tuple[Model, Model], case: Case, containment: str = "auto", more: str = "") -> Desk:
+    """Return a desk with these settings. `more`: of the upstream."""
     provider, own = hosts
-    upstream = f'[gateway.upstreams.openai]\nurl = "{provider.url}/codex/v1"\napi = "openai-responses"\n'
+    upstream = f'[gateway.upstreams.openai]\nurl = "{provider.url}/codex/v1"\napi = "openai-responses"\n{more}'
     at = desk(config=GATEWAY + PRICES + upstream, mode=containment)
     home = Path(at.env["CODEX_HOME"])
     tables = CODEX_QUIET.partition("\n")[2]
@@ -176,3 +177,25 @@ def test_an_address_that_the_command_has_itself_is_left_and_said(desk: MakeDesk,
     (run,) = at.listed()
     assert "gateway" not in at.json("info", run["id"])["usage_by_source"]
     assert "without the gateway: Codex's command line has -c openai_base_url" in done.stderr
+
+
+def test_a_key_that_a_provider_names_stays_where_the_gateway_has_one_for_openai(
+    desk: MakeDesk, hosts: tuple[Model, Model], tmp_path: Path
+) -> None:
+    provider, own = hosts
+    (tmp_path / "key").write_text("of-the-operator")
+    case = Case('model_provider = "corp"\n' + CORP.replace("CORP_KEY", "OPENAI_API_KEY"))
+    at = desk_of(desk, hosts, case, more=f'key_file = "{tmp_path / "key"}"\n')
+    at.env["OPENAI_API_KEY"] = KEY
+    done = at.sfactl("run", "--", "sh", "-c", " ".join(CODEX.as_text))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (len(holds_key(own)), provider.seen) == (3, [])
+
+
+def test_a_variable_that_codex_ignores_leads_it_nowhere(desk: MakeDesk, hosts: tuple[Model, Model]) -> None:
+    provider, own = hosts
+    at = desk_of(desk, hosts, Case("", API_KEY))
+    done = at.sfactl("run", "--", "sh", "-c", f"OPENAI_BASE_URL={own.url}/codex/v1 {' '.join(CODEX.as_text)}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (len(holds_key(provider)), own.seen) == (3, [])
+    assert [each["gateway"]["turns"] for each in usage(at)] == [2]

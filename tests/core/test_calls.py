@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import GATEWAY, Peer
-from sfad.core.account import Silence, Use
+from sfad.core.account import Account, Silence, Use
 from sfad.core.calls import MAX_WAITING
 from sfad.core.money import to_nanos
 from sfad.core.vocabulary import Timer
+from sfad.durable.accounts import from_saved, to_saved
 from sfad.protocol.types import Action, LimitKind, Status
 from tests.core.transcript import ANN, Transcript, inside, limits, purse, use
 
@@ -545,6 +547,35 @@ def test_what_may_not_have_been_used_ends_no_run() -> None:
     assert t.run(a).account.unsure(LimitKind.COST) == 303_000_000
     assert "0.303 USD of that may not have been used" in t.not_called(t.call(a)).message
     assert t.run(a).status is Status.RUNNING
+
+
+def test_what_a_child_that_has_ended_may_not_have_used_ends_no_run_above_it() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.35")
+    b = t.start("b", inside(a))
+    below = t.start("c", inside(b))
+    t.admitted(t.call(below))
+    for ended in (below, b):
+        (t >> t.exited(ended)).skip()
+    assert t.run(a).account.ended_unsure[LimitKind.COST] == 303_000_000
+    assert "0.303 USD of that may not have been used" in t.not_called(t.call(a)).message
+    assert t.run(a).status is Status.RUNNING
+    saved = msgspec.msgpack.encode(t.run(a).account, enc_hook=to_saved)
+    again = from_saved(Account, msgspec.msgpack.decode(saved))
+    assert again.ended_unsure == t.run(a).account.ended_unsure
+
+
+def test_a_budget_is_charged_at_most_what_may_not_have_been_used() -> None:
+    t = Transcript()
+    budget = purse(1, "ann")
+    t >> t.budgets(budget)
+    a = t.start("a")
+    known, _ = t.admitted(t.call(a))
+    (t >> t.called(known, cost=0.1)).skip()
+    assert "has used 0.10 of 1.00 USD" in budget.sentence
+    t.admitted(t.call(a))
+    (t >> t.exited(a)).skip()
+    assert "has used at most 0.403 of 1.00 USD" in budget.sentence
 
 
 def test_what_is_charged_as_reserved_is_recorded_with_the_cause() -> None:

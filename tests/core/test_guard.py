@@ -507,3 +507,22 @@ def test_a_bound_on_money_that_nothing_would_keep_is_refused(limits: str, starts
     t.start("a", limits=limits)
     told = t.refused("b", inside("a1"), limits=limits, uncounted="no one looks")
     assert "finish your task with what you already have" in told.message
+
+
+@pytest.mark.parametrize(
+    ("limits", "gated", "starts"),
+    [("cost=1", True, False), ("tokens=9000", True, False), ("cost=1:warn", True, True), ("", True, True), ("cost=1", False, True)],
+)
+def test_a_child_around_the_gateway_that_no_meter_knows_is_refused(limits: str, gated: bool, starts: bool) -> None:
+    """The limits of a run that goes without the gateway do not rest on it."""
+    t = Transcript()
+    t.start("root", limits=limits, gated=gated)
+    t.start("child", inside("a1"), gated=gated)
+    if starts:
+        t.start("script", inside("a2"), uncounted="no one looks")
+        return
+    refusal = t.refused("script", inside("a2"), uncounted="no one looks")
+    assert refusal.kind is Rule.UNENFORCEABLE
+    assert f"nothing would enforce the {limits.partition('=')[0]} limit of run a1" in refusal.message
+    assert "no one looks. Do not try again; finish your task" in refusal.message
+    t.start("script", inside("a2"), gated=gated)

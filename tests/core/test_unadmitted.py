@@ -48,6 +48,9 @@ def counted(t: Transcript, run: str, process: e.AgentProcess) -> bool:
         ("sh night.sh", seen(30, "claude", None), False),
         # `bash -c "codex exec y"` in Codex: the shell has executed codex in its own place
         ("codex exec x", seen(30, "codex", program="codex", own_group=True), True),
+        # its own server in the background, which another program may start, too
+        ("codex", seen(30, "codex", program="codex", own_group=True, serves=True), False),
+        ("sh night.sh", seen(30, None, program="codex", own_group=True, serves=True), True),
         # an orphan: nothing leads to the main process
         ("claude -p x", seen(30), True),
     ],

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
-from sfad.loop.leading import _exempt_from_proxies, _merged
+from sfad.loop.gateway_process import GatewayProcess
+from sfad.loop.leading import PLACEHOLDER, _exempt_from_proxies, _merged, led
+from sfad.protocol.messages import Spawn
+from sfad.setups import Surroundings, TreeSetups, tree_setups
+from tests.launch.fake import FakeLauncher
+
+from .shell import shell
 
 
 @pytest.mark.parametrize(
@@ -42,3 +52,113 @@ def test_no_program_looks_for_the_gateway_behind_a_proxy(env: list[bytes], told:
 def test_an_object_is_merged_into_what_a_program_is_given(env: list[bytes], told: list[bytes]) -> None:
     """A child's own settings, or the server of `--mcp`, are in the same variable."""
     assert _merged(env, [("V", '{"url": "{gateway}/x"}')], "http://g") == told
+
+
+def tree(env: Mapping[str, str], files: Mapping[str, str] | None = None) -> TreeSetups:
+    known = {path: text.encode() for path, text in (files or {}).items()}
+    return tree_setups(Surroundings({"HOME": "/h"} | dict(env), "/w", known.get, {}), ())
+
+
+def run(gateway: GatewayProcess, setups: TreeSetups, program: str, env: Mapping[str, str]) -> Spawn:
+    told = [f"{name}={value}".encode() for name, value in ({"HOME": "/h"} | dict(env)).items()]
+    return led(Spawn(id=1, argv=[program.encode()], cwd=b"/w", env=told, gateway=True), setups, gateway)
+
+
+def variables(spawn: Spawn) -> dict[str, str]:
+    return dict(os.fsdecode(item).split("=", 1) for item in spawn.env)
+
+
+FOUNDRY = {"CLAUDE_CODE_USE_FOUNDRY": "1", "ANTHROPIC_FOUNDRY_RESOURCE": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "direct"),
+    [
+        ({}, False),
+        ({"OPENAI_BASE_URL": "https://other.example"}, False),
+        ({"ANTHROPIC_FOUNDRY_RESOURCE": "other"}, True),
+        ({"ANTHROPIC_FOUNDRY_BASE_URL": "https://other.example"}, True),
+        ({"CLAUDE_CODE_USE_FOUNDRY": ""}, True),
+        ({"CLAUDE_CODE_USE_BEDROCK": "1"}, True),
+    ],
+)
+async def test_what_a_script_changes_of_foundry_leads_around_the_gateway(
+    tmp_path: Path, changed: dict[str, str], direct: bool
+) -> None:
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        setups = tree(FOUNDRY)
+        spawn = run(runtime.gateway, setups, "claude", FOUNDRY | changed)
+        assert (spawn.direct is not None) is direct
+        if direct:
+            assert variables(spawn).items() >= (FOUNDRY | changed).items()
+        else:
+            again = run(runtime.gateway, setups, "claude", variables(spawn))
+            assert (again.direct, variables(again)) == (None, variables(spawn))
+
+
+@pytest.mark.parametrize(
+    ("program", "variable", "direct"),
+    [
+        ("codex", "OPENAI_BASE_URL", False),
+        ("claude", "OPENAI_BASE_URL", False),
+        ("claude", "ANTHROPIC_BASE_URL", True),
+        ("gemini", "ANTHROPIC_BASE_URL", False),
+        ("opencode", "OPENAI_BASE_URL", True),
+        ("aider", "OPENAI_API_BASE", True),
+        ("other", "OPENAI_BASE_URL", True),
+    ],
+)
+async def test_only_the_variables_of_a_program_lead_it_around_the_gateway(
+    tmp_path: Path, program: str, variable: str, direct: bool
+) -> None:
+    """Another one stays as the script has set it, for what the program starts."""
+    async with shell(tmp_path, FakeLauncher) as runtime:
+        chosen = {"GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_API_KEY": "k"}
+        settings = {"/h/.gemini/settings.json": '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'}
+        spawn = run(runtime.gateway, tree(chosen, settings), program, chosen | {variable: "https://other.example"})
+        assert (spawn.direct is not None) is direct
+        assert variables(spawn)[variable] == "https://other.example"
+
+
+OPERATOR = """
+[gateway.upstreams.anthropic]
+url = "https://a.example"
+api = "anthropic"
+key_file = "/k"
+[gateway.upstreams.openai]
+url = "https://o.example/v1"
+api = "openai-responses"
+key_file = "/k"
+[gateway.upstreams.gemini]
+url = "https://g.example"
+api = "gemini"
+key_file = "/k"
+"""
+KEYS = {"ANTHROPIC_API_KEY": "a", "OPENAI_API_KEY": "o", "GEMINI_API_KEY": "g"}
+CORP = 'model_provider = "corp"\n[model_providers.corp]\nbase_url = "https://c.example/v1"\nenv_key = "OPENAI_API_KEY"\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "program", "kept"),
+    [
+        ({}, "claude", ""),
+        ({}, "other", ""),
+        ({"/h/.claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "https://c.example"}}'}, "claude", "a"),
+        ({"/h/.claude/settings.json": '{"env": {"ANTHROPIC_BASE_URL": "https://c.example"}}'}, "other", "a"),
+        ({"/h/.codex/config.toml": CORP}, "codex", "o"),
+        ({"/h/.codex/config.toml": 'openai_base_url = "https://c.example/v1"'}, "codex", "o"),
+        ({"/w/.aider.conf.yml": "openai-api-base: https://c.example/v1"}, "aider", "o"),
+        ({"/w/opencode.json": '{"provider": {"openai": {"options": {"baseURL": "https://c.example/v1"}}}}'}, "opencode", "o"),
+        ({"/w/.env": "ANTHROPIC_BASE_URL=https://c.example"}, "other", "a"),
+    ],
+)
+async def test_keys_for_addresses_of_a_persons_own_stay(tmp_path: Path, files: Mapping[str, str], program: str, kept: str) -> None:
+    async with shell(tmp_path, FakeLauncher, OPERATOR) as runtime:
+        setups = tree(KEYS, files)
+        told = variables(run(runtime.gateway, setups, program, KEYS))
+        assert {value for name, value in told.items() if name in KEYS} - {PLACEHOLDER} == {*kept}
+        from_above = {"ANTHROPIC_API_KEY": PLACEHOLDER, "OPENAI_API_KEY": PLACEHOLDER}
+        without = variables(run(runtime.gateway, setups, program, from_above))
+        own = kept == "a" and (program == "claude" or "/w/.env" in files)
+        variable = "ANTHROPIC_AUTH_TOKEN" if program == "claude" else "ANTHROPIC_API_KEY"
+        assert [name for name in without if name.startswith("ANTHROPIC_") and name[-3:] in ("KEY", "KEN")] == [variable] * (not own)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from sfad.setups import Setup, Surroundings, TreeUpstream, claude, variables
+from sfad.setups.tree import all_setups
 
 CORP = "https://llm.corp.example/api"
 USER, PROJECT, LOCAL = (
@@ -69,7 +70,7 @@ def test_the_settings_that_take_precedence_count() -> None:
 
 def test_a_file_that_the_program_does_not_read_leads_no_key_away() -> None:
     with_comment = '{ // mine\n "env": {"ANTHROPIC_BASE_URL": "https://llm.corp.example"}}'
-    assert USER in str(claude.setup(at({USER: with_comment})).direct)
+    assert USER in str(all_setups(at({USER: with_comment}))["claude"].direct)
 
 
 def test_claude_with_foundry_is_led_to_its_resource() -> None:
@@ -157,3 +158,19 @@ def test_options_with_which_other_settings_count(settings: dict[str, object], wo
     pattern = claude.setup(at({USER: settings})).undone_by
     assert pattern is not None
     assert bool(re.fullmatch(pattern, word)) is undone
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["-p", "--settings", "f", "go"], "f"),
+        (["--settings=f"], "f"),
+        (["--settings", ' {"env": {}}'], None),
+        (["--settings", "f", "--settings", "{}"], None),
+        (["--settings"], None),
+        (["--setting-sources", "user"], None),
+        ([], None),
+    ],
+)
+def test_the_file_that_a_command_names_is_found(words: list[str], file: str | None) -> None:
+    assert claude.settings_file(words) == file

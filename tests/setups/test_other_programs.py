@@ -217,7 +217,7 @@ def test_opencode_that_cannot_be_led_is_left_as_it_is(config: object, auth: obje
 
 
 def test_a_configuration_of_opencode_that_is_broken_is_named() -> None:
-    assert "/home/me/work/opencode.json" in str(opencode.setup(at({"/home/me/work/opencode.json": "{"})).direct)
+    assert "/home/me/work/opencode.json" in str(all_setups(at({"/home/me/work/opencode.json": "{"}))["opencode"].direct)
 
 
 # ---- files

@@ -18,7 +18,7 @@ from ...host.closing import close_soon
 from ...launch import procfs
 from ...launch.credentials import Credentials
 from ...loop.isolating import IsolationError, IsolationImpossible
-from ...loop.leading import check_base_urls, led, with_gateway
+from ...loop.leading import check_base_urls, led, settings_file, with_gateway
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.known import PROGRAMS as KNOWN
 from ...protocol.messages import MAX_DESCRIPTORS, OwnProgram, Spawn
@@ -63,15 +63,21 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         env = [item for item in request.env if not runtime.gateway.is_own(os.fsdecode(item.partition(b"=")[2]))]
         root = Root.of(peer.uid, request.cwd, env)
         setups = None if _is_agent(request) else runtime.setups.known(root)
-    if setups is not None:
+    file = settings_file(request) if setups is not NO_SETUPS else None
+    if setups is not None and file is None:
         _ask(call, request, descriptors, above, setups, session, user)
         return
 
-    def ask(found: TreeSetups) -> None:
-        _ask(call, request, descriptors, above, found, session, user)
+    async def find() -> tuple[TreeSetups, str | None]:
+        why = await runtime.setups.why_around(peer.uid, file) if file is not None else None
+        return await runtime.setups.read(root) if setups is None else setups, why
+
+    def ask(found: tuple[TreeSetups, str | None]) -> None:
+        found_setups, why = found
+        _ask(call, msgspec.structs.replace(request, direct=why), descriptors, above, found_setups, session, user)
 
     found = _later(call, descriptors, ask)
-    runtime.background.answer(partial(runtime.setups.read, root), found, lambda _: found(unknown()), EXPECTED)
+    runtime.background.answer(find, found, lambda _: found((unknown(), None)), EXPECTED)
 
 
 def _may_use_gateway(request: Spawn, *, enabled: bool) -> bool:

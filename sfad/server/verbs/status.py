@@ -111,6 +111,7 @@ def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:
 
 
 def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
+    accounts = [run.account for run in tree if run.user in budget.members]
     return BudgetState(
         scope=budget.scope,
         name=budget.name,
@@ -118,5 +119,6 @@ def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
         usd=to_usd(budget.allowed),
         used_usd=to_usd(budget.charged),
         renews=budget.renews,
-        partial=budget.partial or any(run.user in budget.members and run.account.cost_may_grow for run in tree),
+        partial=budget.partial or any(account.cost_may_grow for account in accounts),
+        at_most=budget.at_most or any(account.cost_at_most for account in accounts),
     )
