@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from . import config as configuration
+from .host.damage import UNDECODABLE, keep_damaged
 from .host.private_files import create, is_regular
 
 FILE = "config.kept"
@@ -29,21 +30,25 @@ def load(files: tuple[list[Path], bool], state_dir: Path) -> configuration.Loade
     try:
         return configuration.load(files[0], required=files[1])
     except configuration.ConfigError as error:
-        if (kept := _read(state_dir)) is None:
+        try:
+            kept = _read(state_dir)
+        except (OSError, *UNDECODABLE, configuration.ConfigError) as damage:
+            kept_as = keep_damaged(state_dir / FILE)
+            raise configuration.ConfigError(
+                f"{error}; nor can {FILE}, the last good config, be used: {damage}; {kept_as}"
+            ) from error
+        if kept is None:
             raise
         return replace(kept, rejected=str(error))
 
 
 def _read(state_dir: Path) -> configuration.Loaded | None:
     path = state_dir / FILE
-    try:
-        if not is_regular(path):
-            return None
-        found = msgspec.msgpack.decode(path.read_bytes(), type=_Files)
-        strongest = None if found.strongest is None else Path(found.strongest)
-        return configuration.understand([(Path(name), content) for name, content in found.contents], strongest)
-    except (OSError, msgspec.DecodeError, configuration.ConfigError):  # the caller reports the error of the files themselves
+    if not is_regular(path):
         return None
+    found = msgspec.msgpack.decode(path.read_bytes(), type=_Files)
+    strongest = None if found.strongest is None else Path(found.strongest)
+    return configuration.understand([(Path(name), content) for name, content in found.contents], strongest)
 
 
 def keep(loaded: configuration.Loaded, state_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is damaged in the state directory: how that shows when it is decoded, where it is kept, and who is told."""
+"""What is damaged in the state directory: how that shows when it is decoded, where it is kept, and what is told of it."""
 
 import os
 from collections.abc import Callable

@@ -15,6 +15,7 @@ import msgspec
 
 from ..core.access import Scope
 from ..core.ids import run_number
+from ..host.damage import UNDECODABLE
 from ..protocol.messages import List, Summarise
 from ..protocol.statistics import Breach, By, Costly, Failed, Group, Summary
 from ..protocol.types import Event, Reason, RunId, RunInfo, Status
@@ -53,7 +54,7 @@ def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summ
     try:
         with closing(open_reader(directory)) as connection:
             return Summariser(connection, page, by, unwritten).summary()
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
+    except (sqlite3.Error, *UNDECODABLE) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
 
 
@@ -74,7 +75,7 @@ class Summariser:
         self._values = [msgspec.json.encode(numbers).decode(), *(value for term in terms for value in term.values)]
 
     def summary(self) -> Summary:
-        """Raises `sqlite3.Error` and `msgspec.MsgspecError`."""
+        """Raises `sqlite3.Error`, and what `UNDECODABLE` names for a damaged row."""
         by_status, use = self._totals()
         return Summary(
             since=datetime.fromtimestamp(self._since, UTC),
@@ -98,7 +99,7 @@ class Summariser:
         by_status: Counter[Status] = Counter()
         use = NOTHING
         for status, count, *used in self._rows(f"runs.status, count(*), {_USED}", "GROUP BY runs.status"):
-            by_status[Status(status)] += count
+            by_status[_status(status)] += count
             use = use.plus(_used(used))
         for info, _ in self._unwritten:
             by_status[info.status] += 1
@@ -144,7 +145,7 @@ class Summariser:
         marks = ", ".join(repr(status.value) for status in FAILED)
         rest = f"AND runs.status IN ({marks}) ORDER BY runs.number DESC LIMIT {LISTED}"
         rows = self._rows("runs.id, runs.name, runs.reason", rest)
-        found = [_failed(run, name, None if reason is None else _reason.decode(reason)) for run, name, reason in rows]
+        found = [_failed(run, name, _reason_of(reason)) for run, name, reason in rows]
         found += [_failed(info.id, info.name, info.reason) for info, _ in self._unwritten if info.status in FAILED]
         return sorted(found, key=lambda one: one.run_id)[-LISTED:]
 
@@ -152,7 +153,7 @@ class Summariser:
         columns = "runs.id, runs.name, runs.status, runs.cost_usd, runs.tokens, runs.partial"
         rows = self._rows(columns, f"AND runs.cost_usd > 0 ORDER BY runs.cost_usd DESC LIMIT {COSTLY}")
         found = [
-            Costly(run_id=run, name=name, status=Status(status), cost_usd=cost, tokens=tokens, partial=bool(partial))
+            Costly(run_id=run, name=name, status=_status(status), cost_usd=cost, tokens=tokens, partial=bool(partial))
             for run, name, status, cost, tokens, partial in rows
         ]
         found += _costly(info for info, _ in self._unwritten)
@@ -197,6 +198,20 @@ _GATED = (
 _FAILED = f"runs.status IN ({', '.join(repr(status.value) for status in FAILED)})"
 
 _reason = msgspec.json.Decoder(Reason)
+
+
+def _status(text: Any) -> Status:
+    try:
+        return Status(text)
+    except ValueError:
+        return Status.LOST  # as a run is shown whose row is damaged
+
+
+def _reason_of(text: Any) -> Reason | None:
+    try:
+        return None if text is None else _reason.decode(text)
+    except UNDECODABLE as error:
+        return Reason(kind="damaged", message=f"its row in the ledger is damaged: {error}")
 
 
 def _used(columns: Sequence[Any]) -> Used:
