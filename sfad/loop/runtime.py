@@ -80,6 +80,7 @@ class Runtime:
         self.rejected_config = loaded.rejected
         """Why the config files are not used as they are now; `None` if they are."""
         self.began = now if began is None else began
+        self._renewed = began is not None
         self.feed = queue.feed
         """Handles an event and applies its commands."""
         # the clock has gone on since an earlier daemon named its reservations, so these names are new
@@ -102,7 +103,7 @@ class Runtime:
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged)
-        self.session_archive = SessionArchive(self.ledger.records, self.output, config.sessions, self.log.warning)
+        self.session_archive = SessionArchive(Path(self.state_dir), self.output, config.sessions, self.log.warning)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
             config.gateway, self.launcher, self.log, self.announcer.tell,
@@ -248,9 +249,12 @@ class Runtime:
             systemd.notify(systemd.status(text))
 
     def _ledger_damaged(self, message: str) -> None:
-        """The next program sets the ledger aside, and begins another with the live runs, which notice nothing."""
+        """Tell it, and have the daemon renew itself: the next program sets the ledger aside, and begins another with the live runs,
+        which notice nothing. One that was renewed does not do so again, in case that did not help."""
         self.damages(message)
-        os.kill(os.getpid(), signal.SIGUSR2)
+        if not self._renewed:
+            self._renewed = True
+            os.kill(os.getpid(), signal.SIGUSR2)
 
     def _reached(self, run: RunId, milestone: str) -> None:
         self.run_feed.changed([run])

@@ -223,3 +223,29 @@ def _damage_spool(scene: Scene) -> None:
         scene.put_back()
         scene.damage("spool/runs", damage)
         scene.served(adopted=[], named=[])
+
+
+def test_a_page_that_only_the_check_reads(start: Start) -> None:
+    """The daemon serves at once. Its check finds the damage, and the daemon renews itself, which sets the ledger aside."""
+    daemon = start()
+    with daemon.client() as client:
+        run = started(client, ["sleep", "300"])
+        ended(client, started(client, ["true"]).id)
+        pid = info(client, run.id).pid
+    daemon.stop(9)
+    ledger = daemon.state_dir / "ledger.db"
+    with closing(sqlite3.connect(ledger)) as other:
+        (page,) = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray(ledger.read_bytes())
+    content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
+    ledger.write_bytes(content)
+    daemon.restart()
+    wait_until(lambda: list(daemon.state_dir.glob("ledger.db.corrupt-*")), "it was set aside")
+    wait_until(lambda: daemon.log.read_text().count('"message":"serving"') == 3, "it has renewed itself")
+    with daemon.client() as client:
+        assert (info(client, run.id).status, info(client, run.id).pid) == (Status.RUNNING, pid)
+        told = [event.message for event in _events(client) if event.type == "daemon_state_damaged"]
+        stopped(client, run.id)
+    assert any("is corrupt" in message for message in told), told
+    assert f"the ledger {ledger} is damaged" in daemon.log.read_text()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,44 @@ def test_one_damaged_number_is_not_believed(filled: Path) -> None:
     with closing(sqlite3.connect(filled / FILE)) as other:
         other.executescript("UPDATE deleted SET highest = 'x'")
     assert opened(filled) == (2000, False, [])
+
+
+GROWN = """
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20)
+    INSERT INTO runs SELECT {runs} FROM runs, n;
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20)
+    INSERT INTO events SELECT {events} FROM events, n;
+"""
+
+
+def test_what_a_start_reads_does_not_grow_with_the_ledger(filled: Path) -> None:
+    before = bytes_read_by_a_start(filled)
+    with closing(sqlite3.connect(filled / FILE)) as other:
+        columns = {
+            table: ", ".join(
+                f"{name} + 10000 * i" if name == key else name for _, name, *_ in other.execute(f"PRAGMA table_info({table})")
+            )
+            for table, key in (("runs", "number"), ("events", "seq"))
+        }
+        other.executescript(GROWN.format(**columns))
+    assert (filled / FILE).stat().st_size > 20_000_000
+    assert bytes_read_by_a_start(filled) <= before + 64 * 4096  # a level more of each tree, and pages near what is read
+
+
+def bytes_read_by_a_start(directory: Path) -> int:
+    before = bytes_read()
+    with closing(OpenedLedger(directory)) as ledger:
+        ledger.records.root_spawns(WHEN + timedelta(hours=1))
+        ledger.records.sessions(WHEN + timedelta(hours=1))
+        ledger.records.charged("user", "ann", WHEN)
+        found = bytes_read() - before
+    assert found > 4096
+    return found
+
+
+def bytes_read() -> int:
+    """By read(2) and the like, from the page cache as well; of this process."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 TEXTS = ("id", "user", "name", "root_id", "channel", "chain", "kind", "argv", "cwd", "labels", "limits", "usage", "reason")
