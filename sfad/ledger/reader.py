@@ -281,7 +281,7 @@ class Reader:
             "WHERE root_id = ? AND parent_id IS NOT NULL"
         )
         rows = self._connection.execute(sql, (root,))
-        return {run: Used(parent, _number(cost), _number(tokens), bool(partial)) for run, parent, cost, tokens, partial in rows}
+        return {run: Used(parent, _cost_of(cost), count_of(tokens), bool(partial)) for run, parent, cost, tokens, partial in rows}
 
     def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
         """Return calls of a run in the order of their time, those after a time in seconds since the epoch and a number."""
@@ -317,9 +317,13 @@ class Reader:
         return self._connection.execute(sql, values).fetchone()
 
 
-def _number(value: Any) -> Any:
-    """Return a number of a row; `None` for anything else, as in a damaged one."""
-    return value if isinstance(value, int | float) else None
+def count_of(value: Any) -> int | None:
+    """Return a whole number of a row; `None` for anything else, as in a damaged one."""
+    return value if isinstance(value, int) else None
+
+
+def _cost_of(value: Any) -> float | None:
+    return value if isinstance(value, float) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,10 @@ def _stamp(moment: datetime | None) -> float | None:
 
 
 def _moment(stamp: float) -> datetime:
-    return datetime.fromtimestamp(stamp, UTC)
+    try:
+        return datetime.fromtimestamp(stamp, UTC)
+    except OSError as error:  # EOVERFLOW, where others are `ValueError` or `OverflowError`
+        raise ValueError(f"{stamp} is no time") from error
 
 
 _strings = msgspec.json.Decoder(list[str]).decode
@@ -259,15 +262,15 @@ def event_of(row: Sequence[Any]) -> Event:
 
 
 def call_of(row: Sequence[Any]) -> CallInfo:
-    """Return the call of a row. Of a damaged row it has the key, and says so."""
+    """Return the call of a row. Of a damaged row it has the number, and says so."""
     fields = dict(zip(CALL_COLUMNS, row, strict=True))
     flags = {name: bool(fields[name]) for name in ("partial", "streamed", "estimated")}
-    run, time = run_id(fields.pop("run")), _moment(fields["time"])
+    run, number = run_id(fields.pop("run")), fields["number"]
     try:
-        return msgspec.convert({"run_id": run, **fields, **flags, "time": time}, CallInfo)
+        return msgspec.convert({"run_id": run, **fields, **flags, "time": _moment(fields["time"])}, CallInfo)
     except UNDECODABLE as error:
-        message = f"its row in the ledger is damaged: {error}"
-        return CallInfo(time=time, run_id=run, number=fields["number"], state="ended", upstream="?", model=None, error=message)
+        message, number = f"its row in the ledger is damaged: {error}", number if isinstance(number, int) else 0
+        return CallInfo(time=_moment(0), run_id=run, number=number, state="ended", upstream="?", model=None, error=message)
 
 
 _DAMAGED = "damaged"

@@ -174,7 +174,7 @@ class OutputBounds:
 
 
 def _too_large(status: os.stat_result, keep: int) -> bool:
-    return holes.excess(status, keep) > 0 or holes.unwritten(status, max(0, status.st_size - keep))
+    return holes.excess(status, keep) > 0 or holes.unwritten(status, keep)
 
 
 def _spared(until: int, limit: int, stdout: StdoutMeter) -> int:

@@ -42,25 +42,29 @@ def free(descriptor: int, keep: int, until: int, between: Callable[[], object] =
         between()
         freed += length
         offset = data_from(descriptor, offset + length)  # past holes: a run may extend its file to 8 EiB
-    return freed + _free_unwritten(descriptor, max(0, end))
+    return freed + _free_unwritten(descriptor, max(0, end), keep)
 
 
-def unwritten(status: os.stat_result, begin: int) -> bool:
-    """Whether a file whose bytes before offset `begin` are freed takes more of the disk than the rest of its bytes can."""
-    held = max(0, status.st_size - begin)
-    return status.st_blocks * 512 > held + (held >> 7) + SPARE
+def unwritten(status: os.stat_result, kept: int) -> bool:
+    """Whether a file of which the newest `kept` bytes are kept takes more of the disk than these can."""
+    return status.st_blocks * 512 > kept + (kept >> 7) + SPARE
 
 
-def _free_unwritten(descriptor: int, begin: int) -> int:
-    """Free blocks that were allocated and not written before offset `begin`, and behind the end. Return how many bytes."""
+def _free_unwritten(descriptor: int, end: int, keep: int) -> int:
+    """If the file takes more than `keep` bytes, and than all from offset `end` on, free blocks that were allocated and not written
+    before `end`, and behind the end of the file. Return how many bytes."""
+
+    def too_large(status: os.stat_result) -> bool:
+        return unwritten(status, max(keep, status.st_size - end))
+
     before = os.fstat(descriptor)
-    if begin and unwritten(before, begin):
-        _punch(descriptor, 0, begin)
-    if unwritten(os.fstat(descriptor), begin):
+    if end and too_large(before):
+        _punch(descriptor, 0, end)
+    if too_large(os.fstat(descriptor)):
         _free_behind(descriptor)
         # on ext4 a hole is not punched behind the end. What the run writes between the two calls is lost, a few microseconds'
-        # worth of a run that has allocated room behind its end. xfs does that itself, but is done by now
-        if unwritten(status := os.fstat(descriptor), begin):
+        # worth of a run that has allocated room behind its end. xfs allocates there by itself, but is done by now
+        if too_large(status := os.fstat(descriptor)):
             os.ftruncate(descriptor, status.st_size)
     return max(0, before.st_blocks - os.fstat(descriptor).st_blocks) * 512
 

@@ -237,7 +237,13 @@ def bytes_read() -> int:
 
 TEXTS = ("id", "user", "name", "root_id", "channel", "chain", "kind", "argv", "cwd", "labels", "limits", "usage", "reason")
 NUMBERS = ("created_at", "depth", "attempts", "descendants", "started_at", "exit_code")
-BROKEN = {**dict.fromkeys(TEXTS, "CAST(x'7bff' AS TEXT)"), **dict.fromkeys(NUMBERS, "'x'"), "milestone": "x'ff'", "pid": "1e300"}
+BROKEN = {
+    **dict.fromkeys(TEXTS, "CAST(x'7bff' AS TEXT)"),
+    **dict.fromkeys(NUMBERS, "'x'"),
+    "milestone": "x'ff'",
+    "pid": "1e300",
+    "deadline": "-9223372036854775808",
+}
 
 
 @pytest.mark.parametrize("column", BROKEN)
