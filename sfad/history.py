@@ -17,6 +17,7 @@ import msgspec
 from . import __version__
 from .core.access import EVERYTHING, Scope
 from .core.ids import run_id, run_number
+from .host.damage import UNDECODABLE
 from .ledger.database import LedgerError
 from .ledger.opening import open_past
 from .ledger.past_events import EventFilter, event_page
@@ -75,7 +76,7 @@ class History:
             return self._answer(request)
         except RequestError as error:
             return m.Error(id=request.id, code=error.code, message=str(error)), ()
-        except (sqlite3.Error, msgspec.MsgspecError, OSError) as error:
+        except (sqlite3.Error, OSError, *UNDECODABLE) as error:
             message = f"the state directory {self._state} cannot be read: {error}"
             return m.Error(id=request.id, code=ErrorCode.UNAVAILABLE, message=message), ()
 

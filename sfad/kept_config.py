@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from . import config as configuration
 from . import usable_config
+from .host.damage import UNDECODABLE, keep_damaged
 from .host.private_files import create, is_regular
 from .startup import DaemonHome
 
@@ -31,23 +32,33 @@ def load(home: DaemonHome) -> configuration.Loaded:
     try:
         return usable_config.load(home)
     except configuration.ConfigError as error:
-        if (kept := _read(home)) is None:
+        try:
+            kept = _read(home.state_dir)
+        except (OSError, *UNDECODABLE, configuration.ConfigError) as damage:
+            kept_as = keep_damaged(home.state_dir / FILE)
+            raise configuration.ConfigError(
+                f"{error}; nor can {FILE}, the last good config, be used: {damage}; {kept_as}"
+            ) from error
+        if kept is None or not _can_contain(kept.config, home):
             raise
         return replace(kept, rejected=str(error))
 
 
-def _read(home: DaemonHome) -> configuration.Loaded | None:
-    path = home.state_dir / FILE
+def _can_contain(config: configuration.Configuration, home: DaemonHome) -> bool:
     try:
-        if not is_regular(path):
-            return None
-        found = msgspec.msgpack.decode(path.read_bytes(), type=_Files)
-        strongest = None if found.strongest is None else Path(found.strongest)
-        kept = configuration.understand([(Path(name), content) for name, content in found.contents], strongest)
-        usable_config.check_containment(kept.config, home)
-        return kept
-    except (OSError, msgspec.DecodeError, configuration.ConfigError):  # the caller reports the error of the files themselves
+        usable_config.check_containment(config, home)
+    except configuration.ConfigError:  # the caller reports the error of the files themselves
+        return False
+    return True
+
+
+def _read(state_dir: Path) -> configuration.Loaded | None:
+    path = state_dir / FILE
+    if not is_regular(path):
         return None
+    found = msgspec.msgpack.decode(path.read_bytes(), type=_Files)
+    strongest = None if found.strongest is None else Path(found.strongest)
+    return configuration.understand([(Path(name), content) for name, content in found.contents], strongest)
 
 
 def keep(loaded: configuration.Loaded, state_dir: Path) -> None:

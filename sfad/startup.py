@@ -22,6 +22,7 @@ from .faults import crash_point
 from .host import systemd
 from .host.audience import Users, directory_mode, serves_all
 from .host.clock import Timers
+from .host.damage import Damages
 from .host.descriptors import keep_back
 from .host.headroom import DiskReserve
 from .host.loop_turns import LoopTurns
@@ -101,8 +102,9 @@ def open_state(
 
     Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
     state_dir, timers, turns, early_events = home.state_dir, Timers(log.internal_error), LoopTurns(), EarlyEvents()
+    damages = Damages(log.error)
     try:
-        spool = Spool(state_dir / "spool", timers, turns, log.error, lock.lost)
+        spool = Spool(state_dir / "spool", timers, turns, log.error, lock.lost, damages)
         stack.callback(spool.close)
         output = OutputFiles(state_dir / "output", log.error)
     except StoreError as error:
@@ -112,9 +114,9 @@ def open_state(
     trio.lowlevel.add_instrument(turns)
     _refuse_moved(state_dir, spool.earlier)
     for note in spool.notes:
-        log.warning(note)
+        (log.warning if spool.earlier.sound else damages)(note)
     with ExitStack() as opening:
-        opened = _open_ledger(state_dir, spool, output, log, handed=handed is not None)
+        opened = _open_ledger(state_dir, spool, output, log, damages)
         opening.callback(opened.close)
         containment = loaded.config.containment
         launcher = choose_launcher(
@@ -129,14 +131,14 @@ def open_state(
         except OSError as error:
             raise PathError(f"the runs of an earlier daemon cannot be adopted: {error}") from error
         for note in adoption.notes:
-            log.error(note)
+            damages(note)
         unwritten = _correct_ledger(opened, adoption, loaded.config.budgets, spool, log)
         opening.pop_all()
     ledger = Ledger(opened, turns, lock.lost)
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
     resources = Resources(
         log, timers, turns, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost,
-        (handed.counts if handed is not None else None) or Counts(), everyone,
+        (handed.counts if handed is not None else None) or Counts(), damages, everyone,
     )  # fmt: skip
     return resources, adoption, unwritten
 
@@ -150,18 +152,18 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
         )
 
 
-def _open_ledger(state_dir: Path, spool: Spool, output: OutputFiles, log: Log, *, handed: bool) -> OpenedLedger:
+def _open_ledger(state_dir: Path, spool: Spool, output: OutputFiles, log: Log, damages: Damages) -> OpenedLedger:
     floor, ballast = max(output.highest_number(), spool.numbers.highest_run), DiskReserve(state_dir)
     try:
-        ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
+        ledger = OpenedLedger(state_dir, floor_number=floor)
         ballast.fill()
     except LedgerError as error:
         if not (error.full and ballast.release()):
             raise
         log.error(f"{error}; trying again with the room that was kept for this")
-        ledger = OpenedLedger(state_dir, floor_number=floor, handed_over=handed)
+        ledger = OpenedLedger(state_dir, floor_number=floor)
     for note in ledger.notes:
-        log.warning(note)
+        damages(note)
     if ledger.is_new and floor and not ledger.notes:
         log.warning(f"there was no ledger in {state_dir}, though runs have been there: one was begun, without those that had ended")
     return ledger

@@ -21,6 +21,7 @@ from ..host.clock import wall_clock
 from ..launch.launcher import Adopted, Launcher, Remains
 from ..launch.pidfd import exit_status
 from ..ledger import OpenedLedger, RunExtra
+from ..ledger.rows import is_damaged
 from ..meters import named
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
@@ -112,7 +113,10 @@ class EarlierRuns:
         calls: list[CallInfo] = []
         never: list[RunId] = []
         over = list(broken)
-        notes = [f"run {run}: its snapshot in the spool cannot be read; it is ended" for run in broken]
+        notes = [
+            f"run {run}: its snapshot in the spool cannot be read, so it is ended: {error}; {self.spool.earlier.set_aside(run)}"
+            for run, error in broken.items()
+        ]
         for saved in sorted(snapshots.values(), key=lambda each: each.origin.birth.number):
             live = self._live(saved)
             if self._over(live.run):
@@ -125,7 +129,7 @@ class EarlierRuns:
                 never.append(live.run.id)
             else:
                 remembered.append(self._adopt(live, saved))
-                if live.run.id not in self._open:
+                if live.run.id not in self._open or live.run.id in self.ledger.damaged:
                     rows.append(self._row(live))
         rows += self._lost(snapshots.keys() - over)
         event = e.RunsAdopted(self.now, tuple(_with_descendants(remembered)), self._why(), self.handed is not None, tickets)
@@ -174,7 +178,7 @@ class EarlierRuns:
         """Whether the snapshot is older than the row, as after a power cut or where an old copy was put back. By its row the run
         has ended, or has begun another attempt, which must not begin twice."""
         row = self._open.get(run.id) or self.ledger.records.get(run.id)
-        return row is not None and (row.status.terminal or row.attempts > run.attempt)
+        return row is not None and not is_damaged(row) and (row.status.terminal or row.attempts > run.attempt)
 
     def _adopt(self, live: Live, saved: RunSnapshot) -> Remembered:
         run = live.run

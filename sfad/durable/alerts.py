@@ -30,9 +30,8 @@ class AlertSpool:
 
     def earlier(self, time: datetime, at: float) -> SavedAlerts:
         """Return what was saved, with times on the core's clock as it is now. What cannot be read is raised again."""
-        try:
-            saved = msgspec.msgpack.decode(self._store.items.get(KEY, b""), type=_Saved)
-        except msgspec.MsgspecError:
+        saved = self._store.decoded(KEY, _Saved)
+        if saved is None:
             return SavedAlerts()
         if saved.boot == this_boot():
             return saved.alerts

@@ -41,8 +41,7 @@ class SavedCharges:
 
     def since(self, begins: datetime, scope: str, name: str) -> Charged:
         """Return what is saved of the period that began then."""
-        saved = self._store.items.get(f"charge/{scope}/{name}")
-        charged = msgspec.msgpack.decode(saved, type=Charged) if saved is not None else None
+        charged = self._store.decoded(f"charge/{scope}/{name}", Charged)
         return charged if charged is not None and charged.begins == begins else Charged(begins, 0.0)
 
     def save(self, scope: str, name: str, charged: Charged) -> None:

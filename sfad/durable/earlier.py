@@ -1,14 +1,15 @@
 """What an earlier daemon has saved in the spool."""
 
 from pathlib import Path
+from typing import Any, cast
 
-import msgspec
-
+from ..host.damage import UNDECODABLE
 from ..host.probe import current_boot
 from ..launch.procfs import is_alive
 from ..protocol.types import RunId
 from ..runs.live import SavedMain, SpawnKey
 from ..spool import Store
+from .retrying import RetryingStore
 from .snapshots import KEY, METER, NOW, RUN, RunSnapshot
 
 BOOT = "boot"
@@ -16,7 +17,8 @@ PLACE = "place"
 
 
 class EarlierSpool:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, values: RetryingStore) -> None:
+        self._values = values
         self._items = store.items
         self.sound = store.sound
         """Whether everything that was saved can be read. Otherwise something may be lost, such as what a budget was charged."""
@@ -24,7 +26,7 @@ class EarlierSpool:
         self.same_boot = self._items.get(BOOT) == this_boot()
         """Whether it was written since the machine was booted."""
         place = self._items.get(PLACE)
-        self.place = place.decode(errors="surrogateescape") if place is not None else None
+        self.place = place.decode(errors="surrogateescape") if place is not None and place.startswith(b"/") else None
         """The state directory that it was written for. Processes of its runs are known by that path."""
 
     def moved_alive(self, here: Path) -> list[RunId]:
@@ -33,24 +35,32 @@ class EarlierSpool:
             return []
         return [run for run, main in self._mains() if is_alive(main.pid, main.started)]
 
-    def snapshots(self) -> tuple[dict[RunId, RunSnapshot], list[RunId]]:
-        """Return what is saved, by run, and the runs whose snapshot cannot be read."""
+    def snapshots(self) -> tuple[dict[RunId, RunSnapshot], dict[RunId, Exception]]:
+        """Return what is saved, by run, and why the snapshots of other runs cannot be read."""
         found: dict[RunId, RunSnapshot] = {}
-        broken: list[RunId] = []
+        broken: dict[RunId, Exception] = {}
         for key, origin in self._items.items():
             if not key.startswith(RUN):
                 continue
             run = key.removeprefix(RUN)
             try:
                 found[run] = RunSnapshot.decoded(origin, self._items[f"{NOW}{run}"], self._items.get(f"{METER}{run}"))
-            except (msgspec.MsgspecError, KeyError):
-                broken.append(run)
+            except UNDECODABLE as error:
+                broken[run] = error
         return found, broken
+
+    def set_aside(self, run: RunId) -> str:
+        """Set a damaged snapshot aside. Return where it is, as the end of a sentence."""
+        return "; ".join(self._values.set_aside(key) for key in (f"{RUN}{run}", f"{NOW}{run}") if key in self._items)
 
     def keys(self) -> dict[SpawnKey, RunId]:
         """Return the runs that were admitted, by the keys of their requests."""
-        saved = {key.removeprefix(KEY): value for key, value in self._items.items() if key.startswith(KEY)}
-        return {msgspec.msgpack.decode(value, type=SpawnKey): run for run, value in saved.items()}
+        found: dict[SpawnKey, RunId] = {}
+        for key in [key for key in self._items if key.startswith(KEY)]:
+            spawn_key: SpawnKey | None = self._values.decoded(key, cast("Any", SpawnKey))
+            if spawn_key is not None:
+                found[spawn_key] = key.removeprefix(KEY)
+        return found
 
     def _mains(self) -> list[tuple[RunId, SavedMain]]:
         """Return the main processes that were launched since the machine was booted."""

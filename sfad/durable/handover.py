@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from ..core.access import Peer
 from ..core.remembered import Ticket
+from ..host.damage import UNDECODABLE
 from ..launch.launcher import Remains
 from ..observe.counts import Counts
 from ..protocol.messages import Events, Wait, Watch, WatchRuns
@@ -111,7 +112,7 @@ def taken() -> Handover | None:
         if msgspec.msgpack.decode(content, type=_Format).format != FORMAT:
             raise ValueError("it has another format")
         handover = msgspec.msgpack.decode(content, type=Handover)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise ValueError(str(error)) from error
     try:
         for descriptor in handover.descriptors():

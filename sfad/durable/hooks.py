@@ -19,10 +19,7 @@ class HookSpool:
 
     def done(self) -> dict[str, int]:
         """Return the number of the event up to which each hook is done."""
-        try:
-            return msgspec.msgpack.decode(self._store.items.get(DONE, b"\x80"), type=dict[str, int])
-        except msgspec.MsgspecError:
-            return {}
+        return self._store.decoded(DONE, dict[str, int]) or {}
 
     def save_done(self, done: dict[str, int]) -> None:
         if done != self.done():
@@ -33,11 +30,7 @@ class HookSpool:
         return {run: hook for run in self._saved() if (hook := self.on_end(run)) is not None}
 
     def on_end(self, run: RunId) -> OnEnd | None:
-        saved = self._store.items.get(f"{ON_END}{run}")
-        try:
-            return msgspec.msgpack.decode(saved, type=OnEnd) if saved is not None else None
-        except msgspec.MsgspecError:
-            return None
+        return self._store.decoded(f"{ON_END}{run}", OnEnd)
 
     def _saved(self) -> list[RunId]:
         return [key.removeprefix(ON_END) for key in self._store.items if key.startswith(ON_END)]

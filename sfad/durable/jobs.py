@@ -19,7 +19,8 @@ from ..host.headroom import DiskReserve
 from ..host.private_files import make_directory
 from ..ledger import Ledger, back_up
 from ..ledger.backup import BACKUP, Backup
-from ..ledger.database import open_reader
+from ..ledger.database import FILE, LedgerDamaged, open_reader
+from ..ledger.opening import check_whole, suspect
 from ..ledger.reader import Reader
 from ..ledger.retention import Pruner
 from ..output import OutputFiles
@@ -38,18 +39,31 @@ _COPY_PAUSE = 0.004
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceJobs:
-    """`live` returns the runs whose output must stay. `say` is told what was done, a line each. Jobs raise `OSError`,
-    `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is closed in the meantime."""
+    """`live` returns the runs whose output must stay. `say` is told what was done, a line each, and `damaged` what is wrong with
+    the ledger. Jobs raise `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is closed meanwhile."""
 
     ledger: Ledger
     output: OutputFiles
     live: Callable[[], Collection[RunId]]
     say: Callable[[str], object]
+    damaged: Callable[[str], object]
     now: Callable[[], datetime] = wall_clock
 
     def keep_room(self) -> None:
         """Keep some room of the disk for a start when it is full."""
         DiskReserve(self.ledger.file.directory).fill()
+
+    def check(self) -> None:
+        """Read the ledger to its last page, which a start does not wait for."""
+        wrong = check_whole(self.ledger.file.directory, trio.from_thread.check_cancelled)
+        if wrong is not None:
+            self._suspect(wrong)
+
+    def _suspect(self, wrong: str) -> None:
+        directory = self.ledger.file.directory
+        suspect(directory, wrong)
+        text = f"the ledger {directory / FILE} is damaged: {wrong}; the next start sets it aside and begins another"
+        trio.from_thread.run_sync(self.damaged, text)
 
     def delete_output(self, age: float | None) -> None:
         if age is None:
@@ -83,7 +97,11 @@ class MaintenanceJobs:
     def back_up(self) -> None:
         target = self.ledger.file.directory / BACKUP
         make_directory(target.parent)
-        backup = back_up(self.ledger.file.directory, target, replace=True, between=_copy_pause)
+        try:
+            backup = back_up(self.ledger.file.directory, target, replace=True, between=_copy_pause)
+        except LedgerDamaged as error:
+            self._suspect(str(error))
+            raise
         trio.from_thread.run_sync(self._backed_up, backup)
 
     def _backed_up(self, backup: Backup) -> None:

@@ -38,8 +38,9 @@ class Maintenance:
         self._changed.set()
 
     async def serve(self) -> None:
-        """Do what is due a minute after the start and then every `sweep_every`, until cancelled. That waits for a step that has
-        begun, some milliseconds."""
+        """Check the ledger; do what is due a minute after that and then every `sweep_every`, until cancelled. That waits for a step
+        that has begun, some milliseconds."""
+        await self._try("check", self.jobs.check)
         await trio.sleep(FIRST_ROUND_AFTER)
         while True:
             await self.look()

@@ -28,11 +28,11 @@ class ReservedNumbers:
 
     @property
     def _skipped(self) -> int:
-        return int(self._store.items.get(_NUMBERS, b"0"))
+        return self._store.whole(_NUMBERS)
 
     @property
     def highest_event(self) -> int:
-        return int(self._store.items.get(_EVENTS, b"0"))
+        return self._store.whole(_EVENTS)
 
     def reserve_events(self, number: int) -> None:
         """Let events bear numbers up to this one. They are pushed before they are on record, and the next daemon must not give

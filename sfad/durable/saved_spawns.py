@@ -8,6 +8,7 @@ import msgspec
 
 from ..core.run import Run
 from ..faults import crash_point
+from ..host.damage import UNDECODABLE
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live
@@ -16,11 +17,13 @@ from .snapshots import encode
 
 
 class SavedSpawns:
-    """`trouble` is told of a request that cannot be read or deleted. Raises `OSError` if `directory` cannot be used."""
+    """`trouble` is told of a request that cannot be deleted, and `damaged` of one that cannot be read. Raises `OSError` if
+    `directory` cannot be used."""
 
-    def __init__(self, directory: Path, trouble: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, trouble: Callable[[str], None], damaged: Callable[[str], None]) -> None:
         self._files = Spawns(directory)
         self._trouble = trouble
+        self._damaged = damaged
 
     def save(self, live: Live) -> None:
         """Save the request of a run that was admitted, if it does not start at once and for the only time. Raises `OSError`."""
@@ -37,12 +40,13 @@ class SavedSpawns:
                 self._files.save(run.id, encode(live.spawn))
 
     def read(self, run: RunId) -> Spawn | None:
-        """Return the whole request of a run, if it is there still."""
+        """Return the whole request of a run, if it is there still. A damaged one is set aside."""
         try:
             saved = self._files.read(run)
             return msgspec.msgpack.decode(saved, type=Spawn) if saved is not None else None
-        except (OSError, msgspec.MsgspecError) as error:
-            self._trouble(f"run {run}: its request in the spool cannot be read: {error}")
+        except (OSError, *UNDECODABLE) as error:
+            kept = self._files.keep_damaged(run)
+            self._damaged(f"run {run}: its request in the spool cannot be read, so it cannot start again: {error}; {kept}")
             return None
 
     def launched(self, run: Run) -> None:

@@ -20,7 +20,8 @@ from .saved_spawns import SavedSpawns
 
 class Spool:
     """Raises `OSError` and `StoreError` if it cannot be opened. A write that fails later is told to `trouble` and tried again; only
-    what must not begin without it raises. `lost`: see the store."""
+    what must not begin without it raises. `lost`: see the store. `damaged` (else `trouble`) is told of each part that was set aside
+    because it cannot be read."""
 
     def __init__(
         self,
@@ -29,13 +30,15 @@ class Spool:
         turns: LoopTurns,
         trouble: Callable[[str], None],
         lost: Callable[[], str | None] = lambda: None,
+        damaged: Callable[[str], None] | None = None,
     ) -> None:
-        self.spawns = SavedSpawns(directory, trouble)
+        damaged = damaged or trouble
+        self.spawns = SavedSpawns(directory, trouble, damaged)
         store = Store(directory / "runs", lost)
         self.notes = store.take_notes()
         """What had to be repaired, as lines for the log."""
-        self.earlier = EarlierSpool(store)
-        self._store = RetryingStore(store, timers, turns, trouble)
+        self._store = RetryingStore(store, timers, turns, trouble, damaged)
+        self.earlier = EarlierSpool(store, self._store)
         self._trouble = trouble
         self.journal = RunJournal(self._store, self.spawns)
         self.ended = EndedRuns(self._store, self.spawns)

@@ -10,6 +10,7 @@
 `fuse`           whether a file is on a FUSE mount of another user
 `loop_turns`     counts the turns of the trio loop, and calls back at the end of one
 `logout`         whether a logout ends this daemon
+`damage`         what is damaged in the state directory: how that shows, where it is kept, and what is told of it
 `private_files`  the daemon's own names in directories that its agents can write to
 `process_events` has the kernel tell which processes execute a program, and when many were forked
 `bubblewrap`     whether bubblewrap is there, and may make namespaces

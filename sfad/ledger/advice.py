@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..core.access import Scope
 from ..core.limits import most_of
 from ..core.policy import Policy
+from ..host.damage import UNDECODABLE
 from ..protocol.kinds import COSTS, KINDS
 from ..protocol.statistics import Advice
 from ..protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
 from .database import FILE, LedgerError, open_reader
-from .rows import RUN_COLUMNS, run_info
+from .rows import RUN_COLUMNS, is_damaged, run_info
 
 MIN_RUNS = 20
 """Successful runs with a known value that a suggestion needs. Of fewer runs, nearest rank gives the largest."""
@@ -70,8 +69,8 @@ def learn(
     try:
         with closing(open_reader(directory)) as connection:
             found = connection.execute(*_query(scope, type, name, rows)).fetchall()
-        return advise((_ended(run_info(row)) for row in found), policy=policy)
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        return advise((_ended(info) for info in map(run_info, found) if not is_damaged(info)), policy=policy)
+    except (sqlite3.Error, *UNDECODABLE) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..host.private_files import create, identity, is_regular, set_aside
 from ..protocol.units import format_size
-from .database import FILE, LedgerError, beside, open_reader
+from .database import FILE, LedgerDamaged, LedgerError, beside, lenient, open_reader
 from .opening import configure
 from .schema import APPLICATION_ID
 
@@ -123,7 +123,7 @@ def _verify(partial: Path) -> None:
             raise LedgerError("it is a database of another program")
         found = copy.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
-        raise LedgerError(f"the copy is damaged, and so the ledger may be: {found}")
+        raise LedgerDamaged(f"the copy is damaged, and so the ledger may be: {found}")
 
 
 def sync(path: Path) -> None:
@@ -189,7 +189,7 @@ def _opened(path: Path, source: sqlite3.Connection) -> tuple[sqlite3.Connection,
     busy_timeout = source.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
     with ExitStack() as undo:
         undo.callback(path.unlink)
-        writer = sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
+        writer = lenient(sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False))
         undo.callback(writer.close)
         configure(writer)
         guard, reader = (undo.enter_context(closing(open_reader(path.parent))) for _ in range(2))

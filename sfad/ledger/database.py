@@ -6,6 +6,7 @@ What goes wrong after the ledger was opened is reported by callback, not raised.
 import errno
 import sqlite3
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from ..protocol.paths import LEDGER as FILE
@@ -36,7 +37,14 @@ def open_reader(directory: Path, busy_timeout: float = 0.25) -> sqlite3.Connecti
     In WAL mode it never waits for the writer. `busy_timeout`, in seconds, bounds what the exclusive lock of another program
     can cost the thread that reads."""
     uri = f"{(directory / FILE).absolute().as_uri()}?mode=ro"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
+    return lenient(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_timeout, check_same_thread=False))
+
+
+def lenient(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """Have a connection read text that is not UTF-8, with U+FFFD in the place of what is wrong. Otherwise one byte of one row would
+    hide all rows of a query."""
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
+    return connection
 
 
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -55,6 +63,10 @@ class LedgerError(Exception):
     @property
     def full(self) -> bool:
         return is_full(self.__cause__)
+
+
+class LedgerDamaged(LedgerError):
+    """A part of the file is broken. The next start reads all of it, and sets it aside."""
 
 
 class LedgerTooNew(LedgerError):

@@ -41,24 +41,24 @@ class OpenedLedger:
         floor_number: int = 0,
         busy_timeout: float = 2.0,
         lock_wait: float = LOCK_WAIT,
-        handed_over: bool = False,
     ) -> None:
         """Open the ledger. Raises `LedgerError`.
 
         `floor_number`: no run gets this number or a lower one, whatever the file says. It is the highest number of an output
         file, so that a new ledger does not give an id again. `busy_timeout`: seconds that a transaction waits for another
-        program's lock. `lock_wait`: seconds that opening waits for it. `handed_over`: this process flushed the file before it
-        re-executed itself, so there is nothing to check."""
+        program's lock. `lock_wait`: seconds that opening waits for it."""
         self.notes: list[str] = []
         """What opening had to do, a line each, for the log and an event."""
         self.boot = current_boot()
         # no client waits for an answer yet, and a daemon that does not get the ledger leaves all live runs alone
-        found = open_writer(directory, self.notes, busy_timeout=lock_wait, handed_over=handed_over)
+        found = open_writer(directory, self.notes, busy_timeout=lock_wait)
         self.connection = found.connection
         # until the live runs are brought up to date here they have no supervisor: what has to wait longer is written later
         self.connection.execute(f"PRAGMA busy_timeout = {int(1000 * busy_timeout)}")
         self.is_new = found.is_new
         """There was no ledger, or it was set aside: live runs are not in it."""
+        self.damaged = found.damaged
+        """Those of `left` whose rows are damaged. `upsert` writes such a row again as a whole."""
         self.left = found.left
         """Runs that the file showed as live when it was opened, oldest first: an earlier daemon left them."""
         try:
@@ -94,7 +94,8 @@ class OpenedLedger:
         The pid of a run without `boot_id` in its extra is taken for one of this boot. Raises `sqlite3.Error` if the disk
         refuses; then nothing was changed."""
         ops = [insert_op("admit", info, extra, self.boot) for info, extra in rows]
-        self._execute(upserts(ops, calls))
+        damaged = [("DELETE FROM runs WHERE number = ?", op.row[:1]) for op in ops if op.run_id in self.damaged]
+        self._execute([*damaged, *upserts(ops, calls)])
         self.next_number = max([self.next_number, *(op.row[0] + 1 for op in ops)])
 
     def set_charged(self, scope: str, name: str, period_start: datetime, usd: float) -> None:

@@ -1,31 +1,71 @@
 """Opens the one connection that writes, at the newest schema version, and reads a ledger that a daemon left.
 
-A corrupt file is set aside under a new name, never deleted. So is anything else that has one of the ledger's names.
-Checking it takes 1.2 ms a MB from the page cache: 0.12 s for 100 000 runs with their events.
+A corrupt file is set aside under a new name, never deleted. So is anything else that has one of the ledger's names. A start reads
+the schema, the rows of live runs and the highest numbers, whatever the size of the file. `Maintenance` checks all of it later.
 """
 
 import os
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from ..host.private_files import free_name, is_regular, regain, set_aside
-from ..protocol.types import RunInfo
-from .database import FILE, LedgerError, beside, corrupt, is_damage, log_of, open_reader, size
-from .reader import Reader
+from ..host.damage import keep_damaged
+from ..host.private_files import create, free_name, is_regular, regain, set_aside
+from ..protocol.types import RunId, RunInfo
+from .database import FILE, LedgerError, beside, corrupt, is_damage, lenient, log_of, open_reader, size
+from .reader import OPEN_RUNS, Reader
+from .rows import RUN_COLUMNS, is_damaged, run_info
 from .schema import VERSION, check_ours, migrate, version_of
 
 _HIGHEST = 1 << 60
 """Of runs and events. No daemon gave a higher number, and it would leave none for the next."""
 
 
-def check(path: Path, busy_timeout: float, *, trusted: bool) -> None:
-    """Read the file to its last page; if it is `trusted`, only the schema and the newest rows. Raise the `sqlite3.Error` that says
-    what is wrong with it."""
+SUSPECT = f"{FILE}.suspect"
+"""Is there when damage was found in the ledger while it was in use: the next start reads all of it."""
+
+
+def suspect(directory: Path, why: str) -> None:
+    """Have the next start read the whole ledger. Raises `OSError`."""
+    with open(create(directory / SUSPECT), "w") as file:
+        file.write(f"{why}\n")
+
+
+def check_whole(directory: Path, between: Callable[[], object]) -> str | None:
+    """Read the ledger to its last page, and return what is wrong with it. Takes 1.2 ms a MB from the page cache. `between` is
+    called every few ms, and may raise to give up. Raises `sqlite3.Error` if it cannot be read at all."""
+    stopped: list[BaseException] = []
+
+    def look() -> bool:
+        try:
+            between()
+        except BaseException as error:  # noqa: BLE001 - SQLite would swallow it
+            stopped.append(error)
+        return bool(stopped)
+
+    with closing(open_reader(directory)) as connection:
+        connection.set_progress_handler(look, _STEPS)
+        try:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.Error as error:
+            if stopped:
+                raise stopped[0] from None
+            if is_damage(error):
+                return str(error)
+            raise
+    return None if found == "ok" else str(found)
+
+
+_STEPS = 100_000
+"""Steps of SQLite's machine between two calls of `between`."""
+
+
+def check(path: Path, busy_timeout: float, *, whole: bool) -> None:
+    """Read the schema and the highest numbers, and, if `whole`, the file to its last page. Raise the `sqlite3.Error` that says what
+    is wrong with it."""
     if size(path) == 0:
         return
     # read-only: another connection would move the log into a file that is to be salvaged when it is closed
@@ -37,7 +77,7 @@ def check(path: Path, busy_timeout: float, *, trusted: bool) -> None:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
                 raise
             return  # a rollback journal is beside it, which only a connection that writes can read
-        found = "ok" if trusted else connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if whole else "ok"
         if found != "ok":
             raise corrupt(found)
 
@@ -58,11 +98,8 @@ def _read_newest(connection: sqlite3.Connection) -> None:
         return
     for table, key in (("runs", "number"), ("events", "seq")):
         connection.execute(f"SELECT * FROM {table} ORDER BY {key} DESC LIMIT 1").fetchall()  # noqa: S608
-        try:
-            if Reader(connection).last(table, key) > _HIGHEST:
-                raise corrupt(f"a {key} in its table {table} is higher than {_HIGHEST}")
-        except (TypeError, ValueError) as error:
-            raise corrupt(f"its highest {key} is not a number") from error
+        if Reader(connection).last(table, key) > _HIGHEST:
+            raise corrupt(f"a {key} in its table {table} is higher than {_HIGHEST}")
 
 
 _LOG_KEPT = 16 * 1024 * 1024
@@ -75,23 +112,27 @@ class OpenedFile:
     is_new: bool
     """There was no ledger, or it was set aside."""
     left: list[RunInfo]
+    damaged: frozenset[RunId]
+    """Those of `left` whose rows are damaged."""
 
 
-def open_writer(directory: Path, notes: list[str], *, busy_timeout: float, handed_over: bool = False) -> OpenedFile:
+def open_writer(directory: Path, notes: list[str], *, busy_timeout: float) -> OpenedFile:
     """Open the file, and make it if it is missing.
 
     Set a corrupt one aside, untouched, and add a line about that to `notes`. Raises `LedgerError` for everything else that
-    keeps it from being opened. `handed_over`: see `OpenedLedger`."""
+    keeps it from being opened."""
     path = directory / FILE
     try:
         _clear(path, notes)
         try:
-            return _open_checked(path, notes, busy_timeout, handed_over)
+            opened = _open_checked(path, notes, busy_timeout)
         except sqlite3.Error as error:
             if not is_damage(error):
                 raise
             notes.append(_set_aside(path, error))
-            return _open_checked(path, notes, busy_timeout, handed_over)
+            opened = _open_checked(path, notes, busy_timeout)
+        (directory / SUSPECT).unlink(missing_ok=True)
+        return opened
     except (sqlite3.Error, OSError, LedgerError) as error:
         kind = type(error) if isinstance(error, LedgerError) else LedgerError
         raise kind(f"the ledger {path} cannot be opened: {error}") from error
@@ -146,28 +187,53 @@ def _clear(path: Path, notes: list[str]) -> None:
         regain(path)
 
 
-def _open_checked(path: Path, notes: list[str], busy_timeout: float, handed_over: bool) -> OpenedFile:
+def _open_checked(path: Path, notes: list[str], busy_timeout: float) -> OpenedFile:
     _make(path)
-    check(path, busy_timeout, trusted=handed_over)
-    connection = sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False)
+    check(path, busy_timeout, whole=os.path.lexists(path.with_name(SUSPECT)))
+    connection = lenient(sqlite3.connect(path, isolation_level=None, timeout=busy_timeout, check_same_thread=False))
     try:
         is_new = version_of(connection) == 0
         configure(connection)
         if dropped := migrate(connection):
             notes.append(f"dropped triggers and indices of another program from the ledger {path}: {', '.join(dropped)}")
-        left = _left(connection)
+        left, damaged = _left(path, notes)
     except BaseException:
         connection.close()
         raise
-    return OpenedFile(connection, is_new, left)
+    return OpenedFile(connection, is_new, left, damaged)
 
 
-def _left(connection: sqlite3.Connection) -> list[RunInfo]:
-    # a daemon that cannot read which runs it has to look for would end at each start: such a ledger counts as damaged
-    try:
-        return Reader(connection).open_runs()
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        raise corrupt(f"the row of a live run cannot be read: {error}") from error
+def _left(path: Path, notes: list[str]) -> tuple[list[RunInfo], frozenset[RunId]]:
+    """Return the runs that the ledger shows as live, and which of their rows are damaged. Keep each such row, and add a line."""
+    left, damaged = list[RunInfo](), set[RunId]()
+    with closing(open_reader(path.parent)) as connection:
+        connection.text_factory = text = _TextDecoder()
+        for row in connection.execute(OPEN_RUNS):
+            info = run_info(row)
+            left.append(info)
+            if is_damaged(info) or text.wrong:
+                damaged.add(info.id)
+                why = "a text in it is not UTF-8" if text.wrong else info.reason.message if info.reason else ""
+                content = repr(dict(zip(RUN_COLUMNS, row, strict=True)))
+                kept = keep_damaged(path.with_name(f"{FILE}.{info.id}"), content.encode(errors="backslashreplace"))
+                notes.append(
+                    f"run {info.id}: the row of this live run in the ledger is damaged ({why}) and is written again; {kept}"
+                )
+            text.wrong = False
+    return left, frozenset(damaged)
+
+
+class _TextDecoder:
+    """Decodes text, and notes whether some is not UTF-8."""
+
+    wrong = False
+
+    def __call__(self, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            self.wrong = True
+            return data.decode(errors="replace")
 
 
 def _make(path: Path) -> None:

@@ -70,7 +70,7 @@ class EventFilter:
             terms.append(f"({' OR '.join(_BELOW for _ in self.runs)})")
             values += [number_of(run) for run in self.runs]
         if not self.milestones:
-            terms.append("NOT (type = 'run_progress' AND json_extract(body, '$.by') IS NOT NULL)")
+            terms.append("NOT (type = 'run_progress' AND json_valid(body) AND json_extract(body, '$.by') IS NOT NULL)")
         return " AND ".join(terms), values
 
 

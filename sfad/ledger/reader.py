@@ -66,6 +66,14 @@ _NO_NUMBER = 2**63 - 1
 LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if not status.terminal)})"
 
 
+OPEN_RUNS = f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_status WHERE {LIVE} ORDER BY number"  # noqa: S608
+"""Selects `RUN_COLUMNS` of the runs that the ledger shows as live, oldest first."""
+
+_HIGHEST_TIME = 253402300800
+"""The end of the year 9999, the last one that `datetime` has. To SQLite a text, as in a damaged row, is higher."""
+_CREATED_AFTER = f"created_at > ? AND created_at < {_HIGHEST_TIME}"
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """What a request for a list asks for, and what its caller may see of it."""
@@ -156,7 +164,7 @@ class Reader:
     def parent(self, run: RunId) -> RunId | None:
         """Return the parent's id; `None` for a root and for an unknown run."""
         row = self._row("SELECT parent_id FROM runs WHERE number = ?", number_of(run))
-        return None if row is None else row[0]
+        return row[0] if row is not None and isinstance(row[0], str) else None
 
     def has_event(self, run: RunId, what: str) -> bool:
         """Whether one of the newest events is of this run and type. No index has an event's run."""
@@ -165,9 +173,9 @@ class Reader:
 
     def charged(self, scope: str, name: str, period_start: float) -> float:
         """Return the USD that a budget was charged in the period that began at `period_start`."""
-        sql = "SELECT charged_usd FROM budgets WHERE scope = ? AND name = ? AND period_start = ?"
+        sql = "SELECT CAST(charged_usd AS REAL) FROM budgets WHERE scope = ? AND name = ? AND period_start = ?"
         row = self._row(sql, scope, name, period_start)
-        return 0.0 if row is None else float(row[0])
+        return 0.0 if row is None else row[0] or 0.0
 
     def find(self, prefix: str, scope: Scope, limit: int) -> list[RunId]:
         numbers = numbers_of(prefix)
@@ -180,31 +188,30 @@ class Reader:
 
     def open_runs(self) -> list[RunInfo]:
         """Return the runs that the ledger shows as live, oldest first."""
-        sql = f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_status WHERE {LIVE} ORDER BY number"  # noqa: S608
-        return [run_info(row) for row in self._connection.execute(sql)]
+        return [run_info(row) for row in self._connection.execute(OPEN_RUNS)]
 
     def root_spawns(self, since: float) -> list[tuple[str, datetime]]:
         """Return user and time of each root that was admitted after `since`, by time."""
         # by the index of times and not from the newest row back: while the clock was set back, newer rows got earlier times
         sql = (
-            "SELECT user, created_at FROM runs INDEXED BY runs_created "
-            "WHERE created_at > ? AND parent_id IS NULL AND status NOT GLOB 'rejected_*' ORDER BY created_at"
+            "SELECT user, created_at FROM runs INDEXED BY runs_created "  # noqa: S608
+            f"WHERE {_CREATED_AFTER} AND parent_id IS NULL AND status NOT GLOB 'rejected_*' ORDER BY created_at"
         )
         return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since,))]
 
     def sessions(self, since: float) -> list[tuple[str, datetime]]:
         """Return user and time of each session that was admitted after `since`, by time."""
         sql = (
-            "SELECT user, created_at FROM runs INDEXED BY runs_created "
-            "WHERE created_at > ? AND mode = ? AND status NOT GLOB 'rejected_*' ORDER BY created_at"
+            "SELECT user, created_at FROM runs INDEXED BY runs_created "  # noqa: S608
+            f"WHERE {_CREATED_AFTER} AND mode = ? AND status NOT GLOB 'rejected_*' ORDER BY created_at"
         )
         return [(user, datetime.fromtimestamp(created, UTC)) for user, created in self._connection.execute(sql, (since, SESSION))]
 
     def ended_sessions(self, since: float) -> list[tuple[float, RunId]]:
         """Return when sessions that were created after `since` ended, and their ids, the oldest end first."""
         sql = (
-            "SELECT ended_at, id FROM runs INDEXED BY runs_created "
-            "WHERE created_at > ? AND mode = ? AND ended_at IS NOT NULL AND status NOT GLOB 'rejected_*' ORDER BY ended_at"
+            "SELECT ended_at, id FROM runs INDEXED BY runs_created "  # noqa: S608
+            f"WHERE {_CREATED_AFTER} AND mode = ? AND ended_at < {_HIGHEST_TIME} AND status NOT GLOB 'rejected_*' ORDER BY ended_at"
         )
         return [(at, run) for at, run in self._connection.execute(sql, (since, SESSION))]
 
@@ -273,7 +280,11 @@ class Reader:
             "SELECT id, parent_id, cost_usd, tokens, partial, at_most FROM runs INDEXED BY runs_root "
             "WHERE root_id = ? AND parent_id IS NOT NULL"
         )
-        return {row[0]: Used(row[1], row[2], row[3], bool(row[4]), bool(row[5])) for row in self._connection.execute(sql, (root,))}
+        rows = self._connection.execute(sql, (root,))
+        return {
+            run: Used(parent, _cost_of(cost), count_of(tokens), bool(partial), bool(at_most))
+            for run, parent, cost, tokens, partial, at_most in rows
+        }
 
     def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
         """Return calls of a run in the order of their time, those after a time in seconds since the epoch and a number."""
@@ -298,14 +309,14 @@ class Reader:
     def ends(self, runs: Sequence[RunId]) -> dict[RunId, float | None]:
         """Return when these runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
         marks = ", ".join("?" * len(runs))
-        sql = f"SELECT id, ended, ifnull(ended_at, created_at) FROM runs WHERE number IN ({marks})"  # noqa: S608
+        sql = f"SELECT id, ended, CAST(ifnull(ended_at, created_at) AS REAL) FROM runs WHERE number IN ({marks})"  # noqa: S608
         rows = self._connection.execute(sql, [number_of(run) for run in runs])
         return {run: at if ended else None for run, ended, at in rows}
 
     def last(self, table: str, key: str) -> int:
         """Return the highest number that a row of a table has or had."""
-        sql = f"SELECT max(highest, (SELECT ifnull(max({key}), 0) FROM {table})) FROM deleted WHERE name = ?"  # noqa: S608
-        return int(self._row(sql, table)[0])
+        sql = f"SELECT ifnull(max({key}), 0) FROM {table} UNION SELECT highest FROM deleted WHERE name = ?"  # noqa: S608
+        return max(int(number) for (number,) in self._connection.execute(sql, (table,)) if isinstance(number, int))
 
     def size(self) -> int:
         pages, size = (self._connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
@@ -313,6 +324,15 @@ class Reader:
 
     def _row(self, sql: str, *values: Any) -> Any:
         return self._connection.execute(sql, values).fetchone()
+
+
+def count_of(value: Any) -> int | None:
+    """Return a whole number of a row; `None` for anything else, as in a damaged one."""
+    return value if isinstance(value, int) else None
+
+
+def _cost_of(value: Any) -> float | None:
+    return value if isinstance(value, float) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +381,7 @@ class EndedQuery:
         span = Term(f"{self._number} < ? AND {self._number} >= ?", (page.below, floor))
         driving = [] if self.first is None else [Term(self.first.driving or "", self.first.values)]
         order = f" ORDER BY {self._number} DESC LIMIT {page.query.rows}"
-        return _sql("runs.number, runs.descendants", self._source, [*driving, span, *self.terms], order)
+        return _sql("runs.number, CAST(runs.descendants AS INTEGER)", self._source, [*driving, span, *self.terms], order)
 
 
 def live_queries(page: Page) -> Iterator[Query]:

@@ -42,10 +42,6 @@ class Records:
         """Return user and time of each session that was admitted after `since`, by time: what the rate of sessions counts."""
         return self._reader.sessions(since.timestamp())
 
-    def ended_sessions(self, since: float) -> list[tuple[float, RunId]]:
-        """Return when sessions that were created after `since` ended, and their ids, the oldest end first."""
-        return self._reader.ended_sessions(since)
-
     def get(self, run_id: RunId) -> RunInfo | None:
         """Return a run, or `None` if there is none. An admission that is not committed yet is not there."""
         found = self._lookup(run_id)

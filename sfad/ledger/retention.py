@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ..core.ids import run_id
+from ..host.damage import UNDECODABLE
 from ..protocol.types import Status
 from .database import FILE, open_reader
 from .reader import LIVE
@@ -178,7 +179,7 @@ def _candidates(connection: sqlite3.Connection, cutoff: float) -> Iterator[str]:
 
 
 def _tree(connection: sqlite3.Connection, root: str) -> list[_OldRun]:
-    columns = "uid, number, ended, ifnull(ended_at, created_at), labels"
+    columns = "uid, number, ended, CAST(ifnull(ended_at, created_at) AS REAL), labels"
     below = f"SELECT {columns} FROM runs INDEXED BY runs_root WHERE root_id = ? AND parent_id IS NOT NULL ORDER BY number DESC"  # noqa: S608
     itself = f"SELECT {columns} FROM runs WHERE number = ? AND parent_id IS NULL"  # noqa: S608
     rows = [*connection.execute(below, (root,)), *connection.execute(itself, (number_of(root),))]
@@ -207,7 +208,7 @@ def _events(connection: sqlite3.Connection, before: float, wanted: Callable[[str
 
 
 def _delete_runs(runs: Sequence[_OldRun]) -> Callable[[sqlite3.Connection], int]:
-    labels = [(key, value, run.number) for run in runs if run.labels != "{}" for key, value in _labels.decode(run.labels).items()]
+    labels = [(key, value, run.number) for run in runs if run.labels != "{}" for key, value in _labels_of(run.labels).items()]
 
     def work(connection: sqlite3.Connection) -> int:
         connection.execute("BEGIN IMMEDIATE")
@@ -217,6 +218,13 @@ def _delete_runs(runs: Sequence[_OldRun]) -> Callable[[sqlite3.Connection], int]
         return count
 
     return work
+
+
+def _labels_of(text: str) -> dict[str, str]:
+    try:
+        return _labels.decode(text)
+    except UNDECODABLE:  # a damaged row is deleted like all others; its labels are left over
+        return {}
 
 
 def _calls_of(connection: sqlite3.Connection, runs: Sequence[int]) -> list[tuple[int, float, int]]:

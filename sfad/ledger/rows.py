@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from ..core.ids import number_or_zero, run_id, run_number
+from ..host.damage import UNDECODABLE
 from ..protocol.encoding import lean
 from ..protocol.types import CallInfo, Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
 from .totals import at_least
@@ -174,7 +175,10 @@ def _stamp(moment: datetime | None) -> float | None:
 
 
 def _moment(stamp: float) -> datetime:
-    return datetime.fromtimestamp(stamp, UTC)
+    try:
+        return datetime.fromtimestamp(stamp, UTC)
+    except OSError as error:  # EOVERFLOW, where others are `ValueError` or `OverflowError`
+        raise ValueError(f"{stamp} is no time") from error
 
 
 _strings = msgspec.json.Decoder(list[str]).decode
@@ -207,29 +211,82 @@ def _fields(row: Sequence[Any], places: _Places) -> dict[str, Any]:
 
 
 def run_info(row: Sequence[Any]) -> RunInfo:
+    """Return the run of a row. Of a damaged row it has the number, and says so: one row must not hide all others."""
+    try:
+        return _run_info(row)
+    except UNDECODABLE as error:
+        return _damaged_run(run_id(row[0]), error)
+
+
+def is_damaged(info: RunInfo) -> bool:
+    """Whether a run was read from a damaged row."""
+    return info.reason is not None and info.reason.kind == _DAMAGED
+
+
+def _damaged_run(run: RunId, error: Exception) -> RunInfo:
+    return RunInfo(
+        id=run,
+        name="?",
+        kind="agent",
+        status=Status.LOST,
+        root_id=run,
+        depth=0,
+        chain=["?"],
+        argv=[],
+        cwd="",
+        user="",
+        channel="",
+        reason=Reason(kind=_DAMAGED, message=f"its row in the ledger is damaged: {error}"),
+        attempts=0,
+        usage=Usage(),
+        descendants=0,
+        created_at=_moment(0),
+    )
+
+
+def _run_info(row: Sequence[Any]) -> RunInfo:
     fields = _fields(row, _INFO)
     session = fields.pop("mode") == SESSION
     by_source: dict[Source, Usage] = fields["usage"]
     fields["usage"] = next(iter(by_source.values()), Usage())
     fields["usage_by_source"] = {source: usage for source, usage in by_source.items() if source != "none"}
-    return RunInfo(processes=None, memory_bytes=None, session=session, **fields)
+    # a damaged id must not name another run
+    return msgspec.convert(
+        {"session": session, **fields, "id": run_id(row[0])}, RunInfo
+    )  # checks the types, and is as fast as to construct it
 
 
 def run_extra(row: Sequence[Any]) -> RunExtra:
-    return RunExtra(**_fields(row, _EXTRA))
+    try:
+        return msgspec.convert(_fields(row, _EXTRA), RunExtra)
+    except UNDECODABLE:  # `run_info` of the same row tells of the damage
+        return RunExtra()
 
 
 def event_of(row: Sequence[Any]) -> Event:
+    """Return the event of a row. Of a damaged row it has the number, and says so."""
     *known, body = row
     fields = dict(zip(EVENT_COLUMNS, known, strict=False))
-    return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
+    try:
+        return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
+    except UNDECODABLE as error:
+        message = f"the row of event {row[0]} in the ledger is damaged: {error}"
+        return Event(type="daemon_state_damaged", severity="high", time=_moment(0), seq=row[0], message=message)
 
 
 def call_of(row: Sequence[Any]) -> CallInfo:
+    """Return the call of a row. Of a damaged row it has the number, and says so."""
     fields = dict(zip(CALL_COLUMNS, row, strict=True))
     flags = {name: bool(fields[name]) for name in ("partial", "streamed", "estimated", "at_most")}
-    return CallInfo(run_id=run_id(fields.pop("run")), **fields | flags | {"time": _moment(fields["time"])})
+    run, number = run_id(fields.pop("run")), fields["number"]
+    try:
+        return msgspec.convert({"run_id": run, **fields, **flags, "time": _moment(fields["time"])}, CallInfo)
+    except UNDECODABLE as error:
+        message, number = f"its row in the ledger is damaged: {error}", number if isinstance(number, int) else 0
+        return CallInfo(time=_moment(0), run_id=run, number=number, state="ended", upstream="?", model=None, error=message)
 
+
+_DAMAGED = "damaged"
 
 _HIGHEST = 2**63 - 1
 

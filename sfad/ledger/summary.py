@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 
 from ..core.access import Scope
-from ..core.ids import run_number
+from ..core.ids import run_id, run_number
+from ..host.damage import UNDECODABLE
 from ..protocol.messages import List, Summarise
 from ..protocol.statistics import Breach, By, Costly, Failed, Group, Summary
 from ..protocol.types import Event, Reason, RunId, RunInfo, Status
 from .database import FILE, LedgerError, open_reader
-from .reader import Page, filters
+from .reader import Page, count_of, filters
 from .rows import EVENT_COLUMNS, event_of
 from .totals import NOTHING, Used, used_by
 
@@ -53,7 +54,7 @@ def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summ
     try:
         with closing(open_reader(directory)) as connection:
             return Summariser(connection, page, by, unwritten).summary()
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
+    except (sqlite3.Error, *UNDECODABLE) as error:
         raise LedgerError(f"the ledger {directory / FILE} cannot be read: {error}") from error
 
 
@@ -74,7 +75,7 @@ class Summariser:
         self._values = [msgspec.json.encode(numbers).decode(), *(value for term in terms for value in term.values)]
 
     def summary(self) -> Summary:
-        """Raises `sqlite3.Error` and `msgspec.MsgspecError`."""
+        """Raises `sqlite3.Error`, and what `UNDECODABLE` names for a damaged row."""
         by_status, use = self._totals()
         return Summary(
             since=datetime.fromtimestamp(self._since, UTC),
@@ -99,7 +100,7 @@ class Summariser:
         by_status: Counter[Status] = Counter()
         use = NOTHING
         for status, count, *used in self._rows(f"runs.status, count(*), {_USED}", "GROUP BY runs.status"):
-            by_status[Status(status)] += count
+            by_status[_status(status)] += count
             use = use.plus(_used(used))
         for info, _ in self._unwritten:
             by_status[info.status] += 1
@@ -113,14 +114,19 @@ class Summariser:
             before = found.get(key, (0, 0, NOTHING))
             found[key] = (before[0] + runs, before[1] + failed, before[2].plus(use))
 
-        key, join = (_LABEL, "JOIN labels ON labels.number = runs.number") if self._by == "label" else (f"runs.{self._by}", "")
+        key, join = (
+            (_LABEL, "JOIN labels ON labels.number = runs.number")
+            if self._by == "label"
+            else (f"CAST(runs.{self._by} AS TEXT)", "")
+        )
         failed = f"sum({_FAILED})"
         others = f"AND NOT {_GATED} " if self._by == "model" else ""
         order = f"{others}GROUP BY {key} ORDER BY sum(runs.cost_usd) DESC, count(*) DESC LIMIT {GROUPS}"
         for name, runs, bad, *used in self._rows(f"{key}, count(*), {failed}, {_USED}", order, join):
             add(name, runs, bad, _used(used))
         if self._by == "model":
-            columns = f"calls.model, count(DISTINCT calls.run), count(DISTINCT iif({_FAILED}, calls.run, NULL)), {_CALLS_USED}"
+            failing = f"count(DISTINCT iif({_FAILED}, calls.run, NULL))"
+            columns = f"CAST(calls.model AS TEXT), count(DISTINCT calls.run), {failing}, {_CALLS_USED}"
             join = "JOIN calls ON calls.run = runs.number AND calls.state = 'ended'"
             for name, runs, bad, *used in self._rows(columns, f"AND {_GATED} GROUP BY calls.model LIMIT {GROUPS}", join):
                 add(name, runs, bad, _used(used))
@@ -152,25 +158,26 @@ class Summariser:
     def _failed(self) -> list[Failed]:
         marks = ", ".join(repr(status.value) for status in FAILED)
         rest = f"AND runs.status IN ({marks}) ORDER BY runs.number DESC LIMIT {LISTED}"
-        rows = self._rows("runs.id, runs.name, runs.reason", rest)
-        found = [_failed(run, name, None if reason is None else _reason.decode(reason)) for run, name, reason in rows]
+        rows = self._rows("runs.number, CAST(runs.name AS TEXT), runs.reason", rest)
+        found = [_failed(run_id(run), name, _reason_of(reason)) for run, name, reason in rows]
         found += [_failed(info.id, info.name, info.reason) for info, _ in self._unwritten if info.status in FAILED]
         return sorted(found, key=lambda one: one.run_id)[-LISTED:]
 
     def _costly(self) -> list[Costly]:
-        columns = "runs.id, runs.name, runs.status, runs.cost_usd, runs.tokens, runs.partial, runs.at_most"
+        columns = "runs.number, CAST(runs.name AS TEXT), runs.status, runs.cost_usd, runs.tokens, runs.partial, runs.at_most"
         rows = self._rows(columns, f"AND runs.cost_usd > 0 ORDER BY runs.cost_usd DESC LIMIT {COSTLY}")
         found = [
             Costly(
-                run_id=run,
+                run_id=run_id(run),
                 name=name,
-                status=Status(status),
+                status=_status(status),
                 cost_usd=cost,
-                tokens=tokens,
+                tokens=count_of(tokens),
                 partial=bool(partial),
                 at_most=bool(at_most),
             )
             for run, name, status, cost, tokens, partial, at_most in rows
+            if isinstance(cost, float)
         ]
         found += _costly(info for info, _ in self._unwritten)
         return sorted(found, key=lambda one: -one.cost_usd)[:COSTLY]
@@ -202,7 +209,11 @@ class Summariser:
         return fits
 
 
-_USED = "sum(runs.cost_usd), sum(runs.tokens), max(runs.partial), max(runs.at_most)"
+_USED = (
+    "sum(iif(typeof(runs.cost_usd) = 'real', runs.cost_usd, NULL)), sum(iif(typeof(runs.tokens) = 'integer', runs.tokens, NULL)), "
+    "max(runs.partial), max(runs.at_most)"
+)
+"""Without what a damaged row has in the place of a number."""
 _CALLS_USED = (
     "sum(calls.cost_usd), sum(ifnull(calls.input_tokens, 0) + ifnull(calls.output_tokens, 0)), "
     "max(calls.partial OR (calls.cost_usd IS NULL AND calls.output_tokens > 0)), max(calls.at_most)"
@@ -216,9 +227,23 @@ _FAILED = f"runs.status IN ({', '.join(repr(status.value) for status in FAILED)}
 _reason = msgspec.json.Decoder(Reason)
 
 
+def _status(text: Any) -> Status:
+    try:
+        return Status(text)
+    except ValueError:
+        return Status.LOST  # as a run is shown whose row is damaged
+
+
+def _reason_of(text: Any) -> Reason | None:
+    try:
+        return None if text is None else _reason.decode(text)
+    except UNDECODABLE as error:
+        return Reason(kind="damaged", message=f"its row in the ledger is damaged: {error}")
+
+
 def _used(columns: Sequence[Any]) -> Used:
     cost, tokens, partial, at_most = columns
-    return Used(None, cost, tokens, bool(partial), bool(at_most))
+    return Used(None, cost, count_of(tokens), bool(partial), bool(at_most))
 
 
 def _failed(run: RunId, name: str, reason: Reason | None) -> Failed:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..faults import crash_point
 from .backup import PutBack, identities, put_back
 from .database import FILE, log_of, open_reader, size
+from .opening import suspect
 from .rows import Op, statements
 
 CHECKPOINT_ROWS = 500
@@ -83,6 +84,11 @@ class Transactions:
         self.connection, self._guard, self._waits = found.writer, found.guard, self._patience
         self._identity = identities(self._directory)
         return found
+
+    def suspect(self, why: str) -> None:
+        """Have the next start read the whole file."""
+        with contextlib.suppress(OSError):
+            suspect(self._directory, why)
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):  # everything that can be written has been

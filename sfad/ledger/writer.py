@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from .backup import PutBack
-from .database import LedgerError, explained, is_full
+from .database import LedgerError, explained, is_damage, is_full
 from .inbox import Inbox
 from .rows import Op
 from .transactions import CHECKPOINT_ROWS, Transactions, undo
@@ -158,6 +158,8 @@ class Writer:
         self._ended = threading.Lock()
         """Held while the thread looks for errands for the last time: none is put after that."""
         self._over = False
+        self._suspected = False
+        """Whether damage was noted for the next start."""
         self._writing = threading.Lock()
         """Held from when items are taken from the inbox until they are written, by the thread that does it."""
         self._wrote_at = self._slow_until = -math.inf
@@ -333,6 +335,9 @@ class Writer:
         self._next_try = time.monotonic() + self._delay
         if is_full(error):
             self._checkpoint()  # once all of the log is in the database, it is written from its beginning again
+        if is_damage(error) and not self._suspected:
+            self._suspected = True
+            self._transactions.suspect(str(error))
         failed = [op for op in ops if op.kind == "admit"]
         lost = self._backlog.add([op for op in ops if op.kind != "admit"])
         backlog = len(self._backlog)

@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import trio
 
 from ..config import GatewayConfig, UpstreamConfig
 from ..gateway.journal import noted_in
+from ..host.damage import UNDECODABLE, keep_damaged
 from ..host.private_files import create
 from ..launch import procfs
 from ..launch.launcher import Launcher
@@ -46,11 +48,11 @@ ANY_RUN = "ANY-RUN"
 class GatewayRecord(msgspec.Struct):
     """What the next daemon must know: runs keep the address, and calls may be under way."""
 
-    port: int
-    secret: str
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    secret: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     """Names of runs in addresses are signed with it, where runs have no cgroup."""
-    pid: int = 0
-    started: int = 0
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 22)] = 0
+    started: Annotated[int, msgspec.Meta(ge=0)] = 0
     """When the process started, in clock ticks: its pid may be used again."""
 
 
@@ -63,16 +65,19 @@ class GatewayProcess:
         tell: Callable[[str, str, Severity], None],
         settle: Callable[[list[EndCall]], Awaitable[None]],
         in_use: Callable[[], bool],
+        damaged: Callable[[str], None],
         *,
         sock: str,
         state_dir: str,
     ) -> None:
         """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `tell` announces an event.
         `settle` is awaited before a
-        new one is started, with what the one before has noted of its calls. `in_use` returns whether a live run uses it."""
+        new one is started, with what the one before has noted of its calls. `in_use` returns whether a live run uses it. `damaged`
+        is told of a file that cannot be read."""
         self._tell = tell
         self._settle = settle
         self._in_use = in_use
+        self._damaged = damaged
         self._launcher = launcher
         self._log = log
         self._daemon = sock
@@ -366,9 +371,21 @@ class GatewayProcess:
             return msgspec.json.decode(self._path.read_bytes(), type=GatewayRecord)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._log.warning(f"{self._path} cannot be read: {error}; live runs may not reach their model any more")
+        except (OSError, *UNDECODABLE) as error:
+            kept = keep_damaged(self._path)
+            self._damaged(f"{self._path} cannot be read, so live runs may not reach their model any more: {error}; {kept}")
+            self._end_unknown()
             return None
+
+    def _end_unknown(self) -> None:
+        """End the gateway whose record is lost. Without a daemon that knows it, it would serve nobody and never end."""
+        journal = os.fspath(self._journal)
+        for pid in procfs.pids():
+            words = procfs.command(pid)
+            if "sfad.gateway" in words and journal in words:
+                with suppress(OSError):
+                    if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+                        os.kill(pid, signal.SIGKILL)
 
     def _write(self) -> None:
         new = self._path.with_suffix(".new")

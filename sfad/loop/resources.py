@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ..core.events import Event
 from ..durable.spool import Spool
 from ..host.clock import Timers
+from ..host.damage import Damages
 from ..host.loop_turns import LoopTurns
 from ..launch.launcher import Launcher
 from ..ledger import Ledger
@@ -50,5 +51,7 @@ class Resources:
     state_dir_lost: Callable[[], str | None]
     """Returns why `state_dir` does not lead to the directory that was opened; `None` while it does."""
     counts: Counts
+    damages: Damages
+    """Is told of what is damaged in the state directory."""
     everyone: bool = False
     """Whether the daemon serves every user of the machine, each run as its submitter; else only its owner and root."""

@@ -1,6 +1,7 @@
 """The parts of a daemon that goes on: makes them, serves them, and has them follow the config."""
 
 import os
+import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -72,13 +73,14 @@ class Runtime:
         self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir
-        self.counts = resources.counts
+        self.counts, self.damages = resources.counts, resources.damages
         self.everyone = resources.everyone
         self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
         self.config_files = loaded.files
         self.rejected_config = loaded.rejected
         """Why the config files are not used as they are now; `None` if they are."""
         self.began = now if began is None else began
+        self._renewed = began is not None
         self.feed = queue.feed
         """Handles an event and applies its commands."""
         # the clock has gone on since an earlier daemon named its reservations, so these names are new
@@ -100,12 +102,12 @@ class Runtime:
             prices=config.prices, nearing=_nearing(config),
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
-        jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info)
-        self.session_archive = SessionArchive(self.ledger.records, self.output, config.sessions, self.log.warning)
+        jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged)
+        self.session_archive = SessionArchive(Path(self.state_dir), self.output, config.sessions, self.log.warning)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateway = GatewayProcess(
             config.gateway, self.launcher, self.log, self.announcer.tell,
-            self._settle_calls, self._uses_gateway,
+            self._settle_calls, self._uses_gateway, resources.damages,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
@@ -245,6 +247,14 @@ class Runtime:
     def _show(self, text: str) -> None:
         with suppress(OSError):  # `systemctl status` shows the text before it
             systemd.notify(systemd.status(text))
+
+    def _ledger_damaged(self, message: str) -> None:
+        """Tell it, and have the daemon renew itself: the next program sets the ledger aside, and begins another with the live runs,
+        which notice nothing. One that was renewed does not do so again, in case that did not help."""
+        self.damages(message)
+        if not self._renewed:
+            self._renewed = True
+            os.kill(os.getpid(), signal.SIGUSR2)
 
     def _reached(self, run: RunId, milestone: str) -> None:
         self.run_feed.changed([run])

@@ -71,7 +71,8 @@ class Succession:
             self._tell_of_lost_stdin()
 
     def tell_adopted(self, adoption: Adoption) -> None:
-        """Announce what became of an earlier daemon's runs, if there were any."""
+        """Announce what was damaged, and what became of an earlier daemon's runs, if there were any."""
+        self.resources.damages.tell_events(lambda message: self.announcer.tell("daemon_state_damaged", message, "high"))
         if adoption.event.runs or adoption.rows:
             message = f"{adoption.event.why}: {adoption}"
             if adoption.event.continued:

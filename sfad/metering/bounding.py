@@ -5,6 +5,7 @@ ledger, without which no run can start, however much runs print. The largest of 
 """
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +15,7 @@ import trio
 
 from ..host.tasks import in_thread
 from ..output import holes
-from ..output.files import SUFFIXES, OutputFiles, Suffix
+from ..output.files import SUFFIXES, LeasedError, OutputFiles, Suffix
 from ..protocol.types import RunId
 from ..protocol.units import format_size
 from .stdout_meter import StdoutMeter
@@ -51,6 +52,9 @@ class OutputBounds:
     def __init__(self, files: OutputFiles, *, trouble: Callable[[str], None]) -> None:
         self._files = files
         self._trouble = trouble
+        self._leased: set[tuple[RunId, Suffix]] = set()
+        """Files on which the end of a lease is waited for."""
+        self._nursery: trio.Nursery | None = None
         self._wanted: dict[tuple[RunId, Suffix], _Grown] = {}
         self._some = trio.Event()
         self._short = False
@@ -64,13 +68,38 @@ class OutputBounds:
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
             size += status.st_size if status is not None else 0
-            if status is None or self._unable or not holes.excess(status, KEPT_AT_LEAST):
+            if status is None or self._unable:
+                continue
+            self._hold(tailed, suffix)
+            if not _too_large(status, KEPT_AT_LEAST):
                 continue
             keep = self._keep(tailed.limit)
-            if keep is not None and holes.excess(status, keep):
+            if keep is not None and _too_large(status, keep):
                 self._wanted[tailed.run, suffix] = _Grown(status.st_blocks, tailed)
                 self._some.set()
         return size
+
+    def _hold(self, tailed: TailedRun, suffix: Suffix) -> None:
+        """Hold a file; see `TailedRun.hold`. A lease that was taken while no daemon held it is broken, which may take its time."""
+        try:
+            tailed.hold(suffix)
+        except LeasedError:
+            if self._nursery is not None and (tailed.run, suffix) not in self._leased:
+                self._leased.add((tailed.run, suffix))
+                self._nursery.start_soon(self._break_lease, tailed, suffix)
+        except OSError:
+            pass  # no descriptor is left, or the file was taken away: tried again at the next look
+
+    async def _break_lease(self, tailed: TailedRun, suffix: Suffix) -> None:
+        try:
+            # a thread of its own, because one user's lease must not delay what bounds the others' files
+            call = partial(self._files.break_lease, tailed.run, suffix)
+            tailed.hold(suffix, await in_thread(call, abandon=True, limiter=trio.CapacityLimiter(1)))
+        except OSError as error:
+            tailed.failed(error, "its output cannot be bounded")
+        finally:
+            self._leased.discard((tailed.run, suffix))
+        self.check(tailed)
 
     def _keep(self, limit: int | None) -> int | None:
         """Return how many bytes a file with this limit may keep now."""
@@ -91,12 +120,14 @@ class OutputBounds:
     async def serve(self) -> None:
         """Free bytes, until cancelled; then free what is left, for a second at most."""
         try:
-            while True:
-                await self._some.wait()
-                await trio.sleep(0 if self._scarce else FREE_AFTER)
-                self._some = trio.Event()
-                await self._free_all()
+            async with trio.open_nursery() as self._nursery:
+                while True:
+                    await self._some.wait()
+                    await trio.sleep(0 if self._scarce else FREE_AFTER)
+                    self._some = trio.Event()
+                    await self._free_all()
         finally:
+            self._nursery = None
             with trio.move_on_after(1, shield=True):
                 await self._free_all()
 
@@ -126,6 +157,8 @@ class OutputBounds:
         free = partial(self._files.free, inode=status.st_ino)
         try:
             await in_thread(free, tailed.run, suffix, keep, until, trio.from_thread.check_cancelled)
+        except LeasedError:
+            self._hold(tailed, suffix)
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 raise
@@ -138,6 +171,10 @@ class OutputBounds:
             self._unable = True
             directory = self._files.directory
             self._trouble(f"output cannot be bounded in size: the file system of {directory} cannot free a part of a file")
+
+
+def _too_large(status: os.stat_result, keep: int) -> bool:
+    return holes.excess(status, keep) > 0 or holes.unwritten(status, keep)
 
 
 def _spared(until: int, limit: int, stdout: StdoutMeter) -> int:

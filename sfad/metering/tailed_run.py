@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ..host.damage import UNDECODABLE
 from ..meters.reading import Meter, Reading
 from ..output.files import SUFFIXES, OutputFiles, Suffix
 from ..protocol.types import RunId
@@ -57,6 +58,8 @@ class TailedRun:
     """Files that have been told to be no longer where they were."""
     _begun: dict[Suffix, int] = field(default_factory=dict)
     """Sizes of the files when the attempt began, if this daemon began it."""
+    _held: dict[Suffix, int] = field(default_factory=dict)
+    """Descriptors that keep processes from taking a lease on the files, by which they could not be bounded."""
     _closed: bool = False
     _errors: set[int | None] = field(default_factory=set)
 
@@ -66,7 +69,7 @@ class TailedRun:
     def meter(self, new_meter: NewMeter, saved: bytes | None) -> tuple[Reading, ...] | None:
         """Meter its stdout from where `saved` says. Return the readings there, or `None` for a meter that begins at the start."""
         if saved is not None:
-            with suppress(ValueError):
+            with suppress(*UNDECODABLE):
                 found = _FROM_BYTES.decode(saved)
                 if found.version == FORMAT_VERSION:
                     self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost, found.position)
@@ -83,8 +86,19 @@ class TailedRun:
         """Take the files that are now there for the run's, even if they are moved later."""
         self._inodes.clear()
 
+    def hold(self, suffix: Suffix, descriptor: int | None = None) -> None:
+        """Hold a file of a live run that is bounded, by this descriptor if it is given. Raises `OSError` as `OutputFiles.hold`."""
+        if self._closed or self.limit is None or suffix in self._held:
+            if descriptor is not None:
+                os.close(descriptor)
+            return
+        self._held[suffix] = self.files.hold(self.run, suffix) if descriptor is None else descriptor
+
     def begin_attempt(self) -> None:
+        self._release()  # the files may be new
         for suffix in SUFFIXES:
+            with suppress(OSError):  # tried again at each look
+                self.hold(suffix)
             made = self.files.made(self.run, suffix)
             self._begun[suffix] = made.size if made is not None else 0
             if made is not None:
@@ -139,7 +153,12 @@ class TailedRun:
     def close(self) -> None:
         """Close the descriptor. The run is no longer metered, and what happens to its files is no longer told."""
         self._closed = True
+        self._release()
         self._close_meter()
+
+    def _release(self) -> None:
+        while self._held:
+            os.close(self._held.popitem()[1])
 
     def status(self, suffix: Suffix) -> os.stat_result | None:
         """Return the status of the file that the run was given. If it was moved, tell so once and return `None`."""

@@ -43,6 +43,10 @@ class Replaced(OSError):
         self.message = message
 
 
+class LeasedError(OSError):
+    """Another process holds a lease on the file: see F_SETLEASE in fcntl(2)."""
+
+
 class Made(NamedTuple):
     """A file that was made or opened for a run's attempt."""
 
@@ -138,6 +142,22 @@ class OutputFiles:
         """Return at most the newest `max_bytes` bytes of an open output file, and the offset of the first. Raises `OSError`."""
         size = os.fstat(descriptor).st_size
         return _read_to(descriptor, max(0, size - max_bytes), size)
+
+    def hold(self, run_id: RunId, suffix: Suffix) -> int:
+        """Return a descriptor for writing, the caller's to close. While it is open no process gets a lease on the file, with which
+        it could keep the daemon from opening it. Raises `OSError`; `LeasedError` if a process has one already."""
+        return self._open(run_id, suffix, os.O_WRONLY)
+
+    def break_lease(self, run_id: RunId, suffix: Suffix) -> int:
+        """As `hold`, but wait until the kernel has ended the lease: at most /proc/sys/fs/lease-break-time, 45 s. No new one is
+        granted meanwhile. For a thread. Raises `OSError`."""
+        found = os.open(self._path(run_id, suffix), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(found).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", self._path(run_id, suffix))
+            return os.open(f"/proc/self/fd/{found}", os.O_WRONLY | os.O_CLOEXEC)
+        finally:
+            os.close(found)
 
     def forget(self, run_id: RunId) -> None:
         """Forget which files the run was given: from now on any regular file counts as its output."""
@@ -238,6 +258,8 @@ class OutputFiles:
         directory = os.open(self.directory, _DIRECTORY)
         try:
             descriptor = os.open(f"{run_id}{suffix}", flags | _ALWAYS, 0o600, dir_fd=directory)
+        except BlockingIOError as error:
+            raise LeasedError(error.errno, "another process holds a lease on it", path) from error
         finally:
             os.close(directory)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

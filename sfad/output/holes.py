@@ -1,5 +1,8 @@
 """Frees the oldest bytes of a file while a run writes it: a hole grows from the beginning, and no offset changes.
 
+Freed as well is what a run has allocated with fallocate(2) and never written, also behind the end of its file. Such blocks are not
+in the file's size, and SEEK_DATA takes them for a hole. Only the count of blocks tells of them.
+
 This relies on two facts about ext4, xfs, btrfs and tmpfs. Punching a hole and answering SEEK_DATA take the same lock of the inode,
 so SEEK_DATA sees all of a punch or nothing. And a file that is only appended to gets no data where a hole was. So bytes that are
 data *after* they were read were data when they were read. See fallocate(2) and lseek(2).
@@ -11,6 +14,10 @@ import os
 from collections.abc import Callable
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
+
+SPARE = 64 << 10
+"""Bytes that a file may take beyond what it holds: ext4 counts the blocks of its tree of extents, too, one for up to 340."""
+_MAX = (1 << 63) - 1
 
 PUNCH = 4 << 20
 """Bytes freed by one system call: 0.8 ms on tmpfs, 0.3 ms on ext4. The run's own writes wait for the lock that long."""
@@ -35,7 +42,42 @@ def free(descriptor: int, keep: int, until: int, between: Callable[[], object] =
         between()
         freed += length
         offset = data_from(descriptor, offset + length)  # past holes: a run may extend its file to 8 EiB
-    return freed
+    return freed + _free_unwritten(descriptor, max(0, end), keep)
+
+
+def unwritten(status: os.stat_result, kept: int) -> bool:
+    """Whether a file of which the newest `kept` bytes are kept takes more of the disk than these can."""
+    return status.st_blocks * 512 > kept + (kept >> 7) + SPARE
+
+
+def _free_unwritten(descriptor: int, end: int, keep: int) -> int:
+    """If the file takes more than `keep` bytes, and than all from offset `end` on, free blocks that were allocated and not written
+    before `end`, and behind the end of the file. Return how many bytes."""
+
+    def too_large(status: os.stat_result) -> bool:
+        return unwritten(status, max(keep, status.st_size - end))
+
+    before = os.fstat(descriptor)
+    if end and too_large(before):
+        _punch(descriptor, 0, end)
+    if too_large(os.fstat(descriptor)):
+        _free_behind(descriptor)
+        # on ext4 a hole is not punched behind the end. What the run writes between the two calls is lost, a few microseconds'
+        # worth of a run that has allocated room behind its end. xfs allocates there by itself, but is done by now
+        if too_large(status := os.fstat(descriptor)):
+            os.ftruncate(descriptor, status.st_size)
+    return max(0, before.st_blocks - os.fstat(descriptor).st_blocks) * 512
+
+
+def _free_behind(descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    start = -(-status.st_size // status.st_blksize) * status.st_blksize
+    if start < _MAX:
+        try:
+            _punch(descriptor, start, _MAX - start)
+        except OSError as error:
+            if error.errno not in (errno.EFBIG, errno.EINVAL):  # the file system has shorter files
+                raise
 
 
 def excess(status: os.stat_result, keep: int) -> int:

@@ -10,7 +10,7 @@ EVENT_TYPES = (
     "alert_terminations", "alert_limit", "alert_repeating", "alert_unreachable", "alert_disk_full", "meter_gap", "meter_silent",
     "meter_unpriced", "gateway_bypassed", "egress_refused", "gateway_ended", "hook_failed", "daemon_recovered",
     "daemon_reexecuting", "daemon_reexecuted", "daemon_ledger_failing", "daemon_ledger_replaced", "daemon_state_dir_lost",
-    "daemon_state_dir_back", "daemon_socket_renewed",
+    "daemon_state_dir_back", "daemon_state_damaged", "daemon_socket_renewed",
 )  # fmt: skip
 
 HOOK_TYPES = tuple(each for each in EVENT_TYPES if not each.startswith("hook_"))

@@ -171,7 +171,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     kind: str
     """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, or the rule that
-    refused; `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon."""
+    refused; `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon;
+    `damaged` where its row cannot be read."""
     message: str
     by: str | None = None
     """For `stop`, who requested it: `run ID` or `user NAME`. For `ancestor`, its id."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..core.ids import number_or_zero, run_number
+from ..host.damage import keep_damaged
 from ..host.private_files import create, is_regular, make_directory, set_aside
 from ..protocol.types import RunId
 
@@ -67,6 +68,10 @@ class Spawns:
             raise OSError(errno.EINVAL, "not a regular file", path)
         with open(descriptor, "rb") as file:
             return file.read()
+
+    def keep_damaged(self, run: RunId) -> str:
+        """Set aside what is saved for the run. Return where it is, as the end of a sentence."""
+        return keep_damaged(Path(self._path(run, _SUFFIX)))
 
     def forget(self, run: RunId) -> None:
         path = self._path(run, _SUFFIX)

@@ -60,7 +60,7 @@ class Store:
         """Read the file, or make it. Raises `StoreError` for a file of another version, and `OSError` if it cannot be read.
 
         `lost` returns why the directory of `path` is elsewhere now, or `None` while it is there. A damaged file is set aside as
-        `NAME.corrupt-UNIXTIME`, and the values from before the damage are used. If no new file can be made, as on a full disk,
+        `NAME.corrupt-UNIXTIME`, and all values that can be read are used. If no new file can be made, as on a full disk,
         a note says so, and each `write` tries again."""
         self.items: dict[str, bytes] = {}
         """The current values. Only `write` may change them."""
@@ -69,7 +69,7 @@ class Store:
         self.sound = True
         """Whether everything in the file could be used, except a batch in whose middle the writer was killed."""
         self.found = False
-        self._path = path
+        self.path = path
         self._name = str(path)
         self._lost = lost
         self._new = path.with_name(f"{path.name}.new")
@@ -121,7 +121,7 @@ class Store:
         lost = self._descriptor >= 0
         self._rewrite()
         if lost:
-            self.notes.append(f"{self._path} was removed or replaced by another process; it was written again")
+            self.notes.append(f"{self.path} was removed or replaced by another process; it was written again")
         return False
 
     def take_notes(self) -> list[str]:
@@ -190,7 +190,7 @@ class Store:
         """Write the current values to a new file in place of the old one. Raises `OSError`; then the old file stays as it was."""
         data = _FILE_HEAD.pack(*_file_head()) + (_frame(_packed(self.items)) if self.items else b"")
         room = len(data) + STEP
-        make_directory(self._path.parent)
+        make_directory(self.path.parent)
         with ExitStack() as undo:
             descriptor = create(self._new)
             undo.callback(os.close, descriptor)
@@ -207,10 +207,10 @@ class Store:
 
     def _put_in_place(self) -> None:
         if self._damaged:
-            self.notes.append(f"{self._path} was damaged, and is kept as {_set_aside(self._path)}")
-        elif os.path.lexists(self._path) and not (self._descriptor >= 0 and self._in_place()):
-            self.notes.append(f"{self._path} was not the daemon's, and is kept as {set_aside(self._path)}")
-        os.rename(self._new, self._path)
+            self.notes.append(f"{self.path} was damaged, and is kept as {_set_aside(self.path)}")
+        elif os.path.lexists(self.path) and not (self._descriptor >= 0 and self._in_place()):
+            self.notes.append(f"{self.path} was not the daemon's, and is kept as {set_aside(self.path)}")
+        os.rename(self._new, self.path)
         self._damaged = False
 
     def _use(self, descriptor: int) -> None:
@@ -225,7 +225,7 @@ class Store:
             if not self._is_file():
                 self._begin()
                 return
-            descriptor = os.open(self._path, _ALWAYS)
+            descriptor = os.open(self.path, _ALWAYS)
             undo.callback(os.close, descriptor)
             self.found = True
             fault = self._load(_contents(descriptor))
@@ -236,48 +236,53 @@ class Store:
                 undo.pop_all()
                 return
         self.sound, self._damaged = False, True
-        self.notes.append(f"{self._path}: {fault}; {len(self.items)} entries from before that are used")
+        self.notes.append(f"{self.path}: {fault}; {len(self.items)} other entries are used")
         self._begin()
 
     def _is_file(self) -> bool:
         """Return whether there is a regular file. Anything else counts as damage, and is set aside when a new file is made."""
-        if is_regular(self._path):
-            if not os.access(self._path, os.R_OK | os.W_OK):
-                regain(self._path)
+        if is_regular(self.path):
+            if not os.access(self.path, os.R_OK | os.W_OK):
+                regain(self.path)
             return True
-        self.sound = not os.path.lexists(self._path)
+        self.sound = not os.path.lexists(self.path)
         return False
 
     def _begin(self) -> None:
         try:
             self._rewrite()
         except OSError as error:
-            self.notes.append(f"{self._path} cannot be made: {error}; the next write tries again")
+            self.notes.append(f"{self.path} cannot be made: {error}; the next write tries again")
 
     def _load(self, data: memoryview) -> str | None:
-        """Take the values from the file, as far as possible. Return what is wrong with the rest, unless that is unfinished."""
-        fault = _check_head(self._path, data)
+        """Take the values from the file, as far as possible. Return what is wrong with the rest, unless that is unfinished.
+
+        A damaged frame is left out: each value is whole, and so are those of the frames behind it. Behind a damaged head of a frame
+        nothing is looked for, because a value may look like a frame."""
+        fault = _check_head(self.path, data)
         if fault:
             return fault
+        damaged: list[int] = []
         self._dirty = _filled(data)
         self._end = _FILE_HEAD.size
         while _HEAD.size < self._dirty - self._end:
             length, check, inverse = _HEAD.unpack_from(data, self._end)
             if length ^ inverse != _ONES:
-                return f"no frame where one should be, at byte {self._end}"
+                return f"no frame where one should be, at byte {self._end}, and nothing behind it is used"
             end = self._end + length + _ROUND
             if end > self._dirty:
                 break
             batch = data[self._end + _HEAD.size : end - 1]
             changes = _unpacked(batch) if crc32(batch) == check and data[end - 1] == _END[0] else None
             if changes is None:
-                return f"a damaged frame at byte {self._end}"
-            self._apply(changes)
+                damaged.append(self._end)
+            else:
+                self._apply(changes)
             self._end = end
         if self._dirty > self._end:
-            self.notes.append(f"{self._path}: the writer was killed within a batch, which is not used")
+            self.notes.append(f"{self.path}: the writer was killed within a batch, which is not used")
         self._dirty = max(self._dirty, self._end)
-        return None
+        return f"a damaged frame at byte {', '.join(map(str, damaged))}" if damaged else None
 
 
 def check_version(path: Path) -> None:

@@ -39,7 +39,7 @@ class World:
         self.live: list[str] = []
         self.trouble: list[str] = []
         self.said: list[str] = []
-        jobs = MaintenanceJobs(ledger, self.output, lambda: self.live, self.said.append, lambda: self.wall)
+        jobs = MaintenanceJobs(ledger, self.output, lambda: self.live, self.said.append, self.said.append, lambda: self.wall)
         self.maintenance = Maintenance(jobs, RetentionConfig(**settings), self.trouble.append)
 
     def passes(self, **span: float) -> None:

@@ -15,10 +15,10 @@ from sfad.ledger import OpenedLedger
 from sfad.ledger.rows import SESSION
 from sfad.output import OutputFiles
 from sfad.protocol.types import Status
-from tests.ledger.samples import PLAIN, run, started
+from tests.ledger.samples import PLAIN, run
 
 
-def archive(directory: Path, trouble: list[str]) -> SessionArchive:
+async def archive(directory: Path, trouble: list[str]) -> SessionArchive:
     """Return the archive of a ledger with two sessions, which ended two hours and ten minutes ago, and another run."""
     now = wall_clock()
     opened = OpenedLedger(directory)
@@ -31,9 +31,8 @@ def archive(directory: Path, trouble: list[str]) -> SessionArchive:
     for name in ("a1", "a2", "a3", "a4"):
         for descriptor in output.open_for_run(name):
             os.close(descriptor)
-    with started(directory) as ledger:
-        found = SessionArchive(ledger.records, output, SessionsConfig(), trouble.append)
-        found.look_for_earlier()
+    found = SessionArchive(directory, output, SessionsConfig(), trouble.append)
+    await found.look_for_earlier()
     return found
 
 
@@ -43,7 +42,7 @@ def left(it: SessionArchive) -> list[str]:
 
 async def test_output_goes_after_its_time_and_only_that_of_sessions(tmp_path: Path) -> None:
     trouble: list[str] = []
-    it = archive(tmp_path, trouble)
+    it = await archive(tmp_path, trouble)
     await it.look()
     assert left(it) == ["a2", "a3", "a4"]
     it.ended("a4")
@@ -55,7 +54,7 @@ async def test_output_goes_after_its_time_and_only_that_of_sessions(tmp_path: Pa
 
 async def test_what_cannot_be_deleted_is_told(tmp_path: Path) -> None:
     trouble: list[str] = []
-    it = archive(tmp_path, trouble)
+    it = await archive(tmp_path, trouble)
     (tmp_path / "output" / "a1.out").unlink()
     (tmp_path / "output" / "a1.out").mkdir()
     await it.look()

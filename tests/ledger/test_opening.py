@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import trio
 
 from sfad.ledger import LedgerError, OpenedLedger
 from sfad.ledger.database import is_damage
+from sfad.ledger.opening import SUSPECT, check_whole, suspect
 from sfad.protocol.types import Event, Status
 from tests.harness import let_others_into
 
@@ -50,9 +52,9 @@ async def _fill(directory: Path, numbers: range, copy: Path | None) -> None:
             (copy or directory).joinpath(name).write_bytes((directory / name).read_bytes())
 
 
-def opened(directory: Path, **options: bool) -> tuple[int, bool, list[str]]:
+def opened(directory: Path) -> tuple[int, bool, list[str]]:
     """How many runs the ledger has, whether it is new, and its notes."""
-    ledger = OpenedLedger(directory, **options)
+    ledger = OpenedLedger(directory)
     try:
         return ledger.next_number - 1, ledger.is_new, ledger.notes
     finally:
@@ -83,14 +85,18 @@ def test_a_truncated_file_is_set_aside_as_it_is(filled: Path) -> None:
             path.unlink()
 
 
-def test_garbage_in_the_middle_is_found_after_a_clean_end(filled: Path) -> None:
+def test_garbage_in_the_middle_is_found_and_set_aside_by_the_next_start(filled: Path) -> None:
     whole = (filled / FILE).read_bytes()
     dice = random.Random(7)
     for page in dice.sample(range(1, len(whole) // 4096), 12):
         broken = bytearray(whole)
         broken[page * 4096 : page * 4096 + 4096] = dice.randbytes(4096)
         (filled / FILE).write_bytes(broken)
+        wrong = check_whole(filled, lambda: None)
+        assert wrong is not None, page
+        suspect(filled, wrong)
         assert opened(filled)[1], page
+        assert not (filled / SUSPECT).exists()
         for path in filled.glob("*.corrupt-*"):
             assert path.read_bytes() == broken
             path.unlink()
@@ -130,6 +136,7 @@ def test_a_log_of_another_time_is_damage(killed: Path) -> None:
     content[4096 : 4096 * 9] = bytes(4096 * 8)
     (killed / FILE).write_bytes(content)
     log = (killed / f"{FILE}-wal").read_bytes()
+    suspect(killed, str(check_whole(killed, lambda: None)))
     assert opened(killed)[1]
     [kept] = killed.glob("*.corrupt-*-wal")
     assert kept.read_bytes() == log
@@ -169,9 +176,6 @@ TAMPERED = {
     "its version is negative": "PRAGMA user_version = -3;",
     "it is of another program": "PRAGMA application_id = 7;",
     "no number is left": "INSERT INTO events VALUES (9223372036854775807, 0, '', '', NULL, NULL, '{}');",
-    "its highest number is none": "UPDATE deleted SET highest = 'x';",
-    "a live run cannot be read": "UPDATE runs SET status = 'running', usage = '{' WHERE number = 7;",
-    "a live run has an odd time": "UPDATE runs SET status = 'running', created_at = 'x' WHERE number = 7;",
 }
 
 
@@ -186,6 +190,77 @@ def test_a_tampered_ledger_is_set_aside(filled: Path, tampered: str) -> None:
     assert f"it was set aside as {kept.name}, and a new one was begun" in note
     assert kept.read_bytes()[100:] == before[100:]
     assert opened(filled) == (0, False, [])
+
+
+def test_one_damaged_number_is_not_believed(filled: Path) -> None:
+    with closing(sqlite3.connect(filled / FILE)) as other:
+        other.executescript("UPDATE deleted SET highest = 'x'")
+    assert opened(filled) == (2000, False, [])
+
+
+GROWN = """
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20)
+    INSERT INTO runs SELECT {runs} FROM runs, n;
+    WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20)
+    INSERT INTO events SELECT {events} FROM events, n;
+"""
+
+
+def test_what_a_start_reads_does_not_grow_with_the_ledger(filled: Path) -> None:
+    before = bytes_read_by_a_start(filled)
+    with closing(sqlite3.connect(filled / FILE)) as other:
+        columns = {
+            table: ", ".join(
+                f"{name} + 10000 * i" if name == key else name for _, name, *_ in other.execute(f"PRAGMA table_info({table})")
+            )
+            for table, key in (("runs", "number"), ("events", "seq"))
+        }
+        other.executescript(GROWN.format(**columns))
+    assert (filled / FILE).stat().st_size > 20_000_000
+    assert bytes_read_by_a_start(filled) <= before + 64 * 4096  # a level more of each tree, and pages near what is read
+
+
+def bytes_read_by_a_start(directory: Path) -> int:
+    before = bytes_read()
+    with closing(OpenedLedger(directory)) as ledger:
+        ledger.records.root_spawns(WHEN + timedelta(hours=1))
+        ledger.records.sessions(WHEN + timedelta(hours=1))
+        ledger.records.charged("user", "ann", WHEN)
+        found = bytes_read() - before
+    assert found > 4096
+    return found
+
+
+def bytes_read() -> int:
+    """By read(2) and the like, from the page cache as well; of this process."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+TEXTS = ("id", "user", "name", "root_id", "channel", "chain", "kind", "argv", "cwd", "labels", "limits", "usage", "reason")
+NUMBERS = ("created_at", "depth", "attempts", "descendants", "started_at", "exit_code")
+BROKEN = {
+    **dict.fromkeys(TEXTS, "CAST(x'7bff' AS TEXT)"),
+    **dict.fromkeys(NUMBERS, "'x'"),
+    "milestone": "x'ff'",
+    "pid": "1e300",
+    "deadline": "-9223372036854775808",
+}
+
+
+@pytest.mark.parametrize("column", BROKEN)
+def test_a_damaged_row_of_a_live_run_is_set_aside_alone(filled: Path, column: str) -> None:
+    with closing(sqlite3.connect(filled / FILE)) as other:
+        other.executescript(f"UPDATE runs SET status = 'running', {column} = {BROKEN[column]} WHERE number = 7")  # noqa: S608
+    with closing(OpenedLedger(filled)) as ledger:
+        [note] = ledger.notes
+        [kept] = filled.glob(f"{FILE}.a7.corrupt-*")
+        assert "run a7: the row of this live run in the ledger is damaged" in note
+        assert str(kept) in note
+        assert f"'{column}': " in kept.read_text()
+        assert [info.id for info in ledger.left] == ["a7"]
+        ledger.upsert([(run(7, status=Status.RUNNING), PLAIN)])
+    with closing(OpenedLedger(filled)) as ledger:
+        assert (ledger.notes, ledger.left) == ([], [run(7, status=Status.RUNNING)])
 
 
 def test_triggers_and_indices_of_another_program_are_dropped(filled: Path) -> None:
@@ -276,11 +351,12 @@ def test_an_unreadable_page_counts_as_damage() -> None:
         assert is_damage(error) is expected
 
 
-def test_the_pages_of_a_handed_over_ledger_are_not_read(killed: Path) -> None:
+def test_a_start_reads_all_pages_only_of_a_suspect_ledger(killed: Path) -> None:
     with closing(sqlite3.connect(killed / FILE)) as other:
         page = other.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'runs_name'").fetchone()[0]
     content = bytearray((killed / FILE).read_bytes())
     content[(page - 1) * 4096 : page * 4096] = b"\xff" * 4096
     (killed / FILE).write_bytes(content)
-    assert opened(killed, handed_over=True)[1] is False
+    assert opened(killed)[1] is False
+    suspect(killed, "a test")
     assert opened(killed)[1] is True

@@ -14,6 +14,7 @@ from sfad.core import events as e
 from sfad.core.access import Peer
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
+from sfad.host.damage import Damages
 from sfad.host.loop_turns import LoopTurns
 from sfad.ledger import Ledger, OpenedLedger
 from sfad.loop.resources import EarlyEvents, Resources
@@ -42,7 +43,7 @@ async def shell(directory: Path, kind: type[FakeLauncher], config: str = "", *, 
     resources = Resources(
         log, timers, turns, Spool(directory / "spool", timers, turns, print), ledger, OutputFiles(directory / "output"), launcher,
         early_events, str(directory / "s"), str(directory), lambda: None, Counts(),
-        everyone,
+        Damages(print), everyone,
     )  # fmt: skip
     runtime = Runtime(resources, loaded, shut_down=lambda: None, read_config=lambda: (loaded, []))
     early_events.pass_on(runtime.arrivals.arrived)

@@ -459,18 +459,18 @@ def failing(code: int) -> Callable[..., int]:
     return fail
 
 
-def test_a_metered_run_holds_one_descriptor(rig: Rig) -> None:
+def test_a_metered_run_holds_one_descriptor_and_a_bounded_one_holds_both_files(rig: Rig) -> None:
     rig.write(b"")
     rig.write(b"", "a2")
     before = len(os.listdir("/proc/self/fd"))
     rig.begin("a2", limit=MIB, meter=None)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == before + 2
     for _ in range(2):
         rig.tail.begin_attempt("a1")
         rig.begin()
         rig.write(b"x\n")
         rig.tail.drain(["a1"])
-        assert len(os.listdir("/proc/self/fd")) == before + 1
+        assert len(os.listdir("/proc/self/fd")) == before + 3
         rig.tail.forget("a1")
     rig.tail.forget("a2")
     rig.tail.forget("a2")

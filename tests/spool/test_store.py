@@ -360,11 +360,12 @@ def test_a_death_while_a_frame_is_blanked(path: Path, begun: int) -> None:
 
 def test_no_flipped_byte_makes_a_value(path: Path) -> None:
     data = written(path, BATCHES) + bytes(50)
+    without_one = [after(BATCHES[:left] + BATCHES[left + 1 :]) for left in range(len(BATCHES))]
     for at in range(len(data)):
         for flip in (0x01 if at % 2 else 0x80, data[at]):
             path.write_bytes(data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
             one = opened(path)
-            assert one.items in STATES
+            assert one.items in STATES or one.items in without_one
             # each byte of a frame is checked; a zero at the end of the last frame looks like an unfinished write
             assert not one.sound or data[at] ^ flip == data[at] or at >= len(data) - 51
             for aside in path.parent.glob("*.corrupt-*"):
@@ -374,12 +375,13 @@ def test_no_flipped_byte_makes_a_value(path: Path) -> None:
 def test_a_damaged_file_is_set_aside(path: Path) -> None:
     data = bytearray(written(path, BATCHES))
     data[data.index(b"twotwo")] ^= 1
+    kept = after([*BATCHES[:1], *BATCHES[2:]])
     for count in range(1, 4):
         path.write_bytes(data)
         with closing(Store(path)) as one:
-            assert (one.items, one.sound, one.found) == (STATES[1], False, True)
+            assert (one.items, one.sound, one.found) == (kept, False, True)
             assert f"a damaged frame at byte {len(written(path.with_name('x'), BATCHES[:1]))}" in one.notes[0]
-            assert "2 entries" in one.notes[0]
+            assert f"{len(kept)} other entries" in one.notes[0]
             assert ".corrupt-" in one.notes[1]
             one.write({"more": b"1"})
         asides = list(path.parent.glob("state.journal.corrupt-*"))
@@ -387,7 +389,7 @@ def test_a_damaged_file_is_set_aside(path: Path) -> None:
         assert all(aside.read_bytes() == data for aside in asides)
         assert str(asides[0]) in one.notes[1] or count > 1
         one = opened(path)
-        assert (one.items, one.sound) == (STATES[1] | {"more": b"1"}, True)
+        assert (one.items, one.sound) == (kept | {"more": b"1"}, True)
         path.with_name("x").unlink()
 
 
