@@ -308,7 +308,7 @@ class Calls:
                 if active is not None and active.binds:
                     left = active.threshold - (limited.account.used(kind) or 0)
                     doubts = sum(below.account.doubts.get(kind, 0) for below in limited.subtree()) if kind in doubt else 0
-                    least = min(ev.max_output, useful) if active.action in WAITING and ev.named else ev.least_output
+                    least = min(ev.max_output, useful) if active.action in WAITING else ev.least_output
                     yield _Room(left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active)
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets.of(run.user):

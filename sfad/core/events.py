@@ -135,8 +135,6 @@ class CallAsked(At, frozen=True):
     """Tokens that the input may have beyond the estimate."""
     more_cost: int = 0
     """What these cost."""
-    named: bool = True
-    """The caller has asked for `max_output`."""
 
 
 class CallWithdrawn(At, frozen=True):

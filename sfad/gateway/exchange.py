@@ -256,7 +256,6 @@ class Exchange:
             more_input=estimate.more,
             caches=call.caches,
             max_output=call.max_output or most_output(call.model),
-            named=call.max_output is not None,
             fixed=call.fixed,
             choices=call.choices,
             factor=api.factor(call.model, call.tiers, {}),

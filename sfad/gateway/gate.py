@@ -46,8 +46,6 @@ class AskedCall:
     """Tokens that the input may have beyond that."""
     caches: bool
     max_output: int
-    named: bool
-    """The caller has asked for that maximum."""
     fixed: bool
     """The maximum cannot be lowered."""
     choices: int

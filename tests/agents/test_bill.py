@@ -18,11 +18,12 @@ import pytest
 from tests.agents.clis import CLAUDE, CLIS, CODEX, GEMINI_CLI, OPENCODE, Cli
 from tests.agents.conftest import MakeDesk
 from tests.agents.desk import Desk, in_a_terminal
-from tests.agents.script import Write
+from tests.agents.script import OUTPUT_USD, Write
 from tests.harness import wait_until
 
+MODELS = ("claude-opus-5-5", "claude-haiku-4-5-20251001", "gpt-6.1-sol", "gemini-2.5-pro")
 CONFIG = "[gateway]\n[prices]\n" + "".join(
-    f'"{model}" = {{input_mtok = 3, output_mtok = 15}}\n' for model in ("claude-opus-5-5", "gpt-6.1-sol", "gemini-2.5-pro")
+    f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS
 )
 """The gateway as it is by default. The models that the programs choose cost as much as Claude Sonnet 4.5."""
 LIMIT = 1.0
@@ -64,8 +65,9 @@ def test_the_bill_stays_below_the_limit_and_most_of_it_can_be_used(
     bills, root = at.talk(cli).bills, at.listed()[0]
     made = at.sfactl("calls", "--tree", root["id"]).stdout
     assert sum(bills) <= LIMIT * (1 + ERROR), made
-    # a limit that holds calls lowers none to less than 1.5 times the longest reply, and its input is larger than the last one's
-    assert sum(bills) >= (0.8 * LIMIT if action in LOWERING else LIMIT - 2 * max(bills)), made
+    # what is left is too little for another call: its input, and the least output that is worth one
+    another = max(bills) * (1 if action in LOWERING else 1.5) + 4096 * OUTPUT_USD
+    assert sum(bills) >= LIMIT - another, made
     assert root["total_cost_usd"] == pytest.approx(sum(bills), rel=0.01), made
     if action == "terminate":
         assert (root["status"], root["reason"]["limit_kind"]) == ("failed", "cost")
@@ -87,7 +89,10 @@ def until_bounded(at: Desk, client: Any, action: str) -> None:
     """Wait until the limit has ended the run, or holds it; then stop it."""
 
     def over() -> bool:
-        return client.poll() is not None or (action in HOLDING and bool(at.listed("--status", "paused")))
+        if client.poll() is not None or (action in HOLDING and at.listed("--status", "paused")):
+            return True
+        # in a terminal, a program that is refused a call waits for a person
+        return action == "refuse" and "refused" in at.sfactl("calls", "--all", "--refused", "--json").stdout
 
     wait_until(over, "the limit acts", seconds=90)
     if client.poll() is None:

@@ -255,7 +255,7 @@ class Transcript:
 
     def call(
         self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
-        model: str = "m", more: int = 0, named: bool = True,
+        model: str = "m", more: int = 0,
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output. `more`: input it may have, too."""
         cost = tokens * 3000 if priced else None
@@ -274,7 +274,6 @@ class Transcript:
             choices,
             more,
             more * 3000,
-            named,
         )
 
     def called(self, name: str, tools: str = "", *, cut: bool = False, **used: Any) -> e.CallSettled:

@@ -24,7 +24,7 @@ ASKED = AskedCall(
     more_input=5,
     caches=False,
     max_output=100,
-    named=True,
+   
     fixed=False,
     choices=1,
     streams=True,

@@ -50,8 +50,6 @@ class AdmitCall(Request, tag="admit_call"):
     """What the provider's tools may cost."""
     upstream: str = ""
     streamed: bool = False
-    named: bool = True
-    """The caller has asked for `max_output`; else it is what the model can write at most."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
 
