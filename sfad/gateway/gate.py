@@ -89,6 +89,8 @@ class CallEnded:
     long_cached: int
     """Tokens written to a cache for an hour."""
     fees_usd: float
+    others: dict[str, Tokens]
+    """What other models have used for it, by their names."""
     first_byte_s: float | None
     seconds: float
     error: str | None
