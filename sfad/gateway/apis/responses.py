@@ -7,12 +7,14 @@ import msgspec
 
 from ...meters import counters
 from ...meters.tiers import OPENAI_FACTORS
-from .base import MODEL_MAX, Api, ModelCall, ReplyReader, encoded, fields, positive, tool_use
+from .base import MODEL_MAX, Api, ModelCall, ReplyReader, check_only_model, encoded, fields, positive, tool_use
 from .extras import OPENAI_FEES, fee_of_use, most_fees, words
 
 
 class _ResponsesRequest(msgspec.Struct):
     model: str
+    models: Any = None
+    fallbacks: Any = None
     max_output_tokens: Any = None
     stream: Any = False
     previous_response_id: Any = None
@@ -98,6 +100,7 @@ class _ResponsesApi(Api):
         if not path.endswith(("/responses", "/responses/compact")):
             return None
         request = msgspec.json.decode(body, type=_ResponsesRequest)
+        check_only_model(request.model, request.models, request.fallbacks)
         compacts = path.endswith("/compact")
         return ModelCall(
             model=request.model[: MODEL_MAX + 1],
