@@ -235,17 +235,17 @@ class CallRecord:
         reply = self._reply
         if not self.sent or (self._status is not None and not 200 <= self._status < 300):
             return _Used(Tokens())  # providers do not bill a call that they answered with an error
-        if self._unreadable or reply.unknown:
+        if self._unreadable or reply.unknown or (self._call.background and not reply.told):
             return _AS_RESERVED
-        known = reply.tokens if reply.tokens is not None and reply.tokens.input else Tokens(input=self._asked.input_tokens)
-        believed = known is reply.tokens and known.output * MOST_BYTES_A_TOKEN >= reply.written
+        told = reply.tokens if reply.tokens is not None else Tokens()
+        known = told if told.input else replace(told, input=self._asked.input_tokens)
+        believed = known is told and known.output * MOST_BYTES_A_TOKEN >= reply.written
         if reply.told and believed:
             return _Used(known)
         estimated = self._estimates.output(self._asked.run, self._call, reply.written)
         most = (self._admitted.max_output or self._asked.max_output) * self._asked.choices
         output = max(known.output, min(max(estimated, self._hidden()), most))
         charged = Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write)
-        told = reply.tokens if reply.tokens is not None else Tokens()
         # the words alone do not tell how much the model has thought, but that they have at least so many tokens
         sure = replace(charged, input=told.input, output=min(output, max(told.output, reply.written // BYTES_A_TOKEN)))
         return _Used(charged, partial=True, sure=sure if sure != charged else None)

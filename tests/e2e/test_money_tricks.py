@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -78,6 +79,11 @@ class Biller:
         self.usd += IN_USD * tokens + OUT_USD * output
         self.says(handler, content=[], usage={"input_tokens": tokens, "output_tokens": output})
 
+    def bills_chat(self, handler: BaseHTTPRequestHandler, output: int) -> None:
+        """Do the same in Chat Completions."""
+        self.usd += IN_USD * 10 + OUT_USD * output
+        self.says(handler, choices=[], usage={"prompt_tokens": 10, "completion_tokens": output})
+
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 2048
@@ -119,9 +125,10 @@ def biller() -> Iterator[Biller]:
         yield made
 
 
-def agent(daemon: Daemon, code: str, usd: float) -> str:
-    """Start an agent with a limit of cost, and return its run."""
+def agent(daemon: Daemon, code: str, usd: float, url: str | None = None) -> str:
+    """Start an agent with a limit of cost, and return its run. `url`: a person's own address."""
     own = [key + b"=" + value for key, value in os.environb.items() if not key.endswith((b"_BASE_URL", b"_API_KEY"))]
+    own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
     with daemon.client() as client:
         words = [sys.executable, "-c", AGENT + textwrap.dedent(code)]
         reply = spawn(client, words, limits=[limit("cost", usd)], env=own)
@@ -129,9 +136,9 @@ def agent(daemon: Daemon, code: str, usd: float) -> str:
         return reply.run.id
 
 
-def tried(daemon: Daemon, code: str, usd: float = 0.5) -> tuple[RunInfo, list[Any]]:
+def tried(daemon: Daemon, code: str, usd: float = 0.5, url: str | None = None) -> tuple[RunInfo, list[Any]]:
     """Return a run that has ended, and what it was answered."""
-    run = agent(daemon, code, usd)
+    run = agent(daemon, code, usd, url)
     with daemon.client() as client:
         over = ended(client, run)
     output = daemon.state_dir / "output"
@@ -188,6 +195,16 @@ def test_a_field_that_makes_a_call_dearer_than_it_looks(daemon: Daemon, biller: 
     assert (said[0][0], biller.reached) == (400, [])
 
 
+def test_two_maxima_of_which_the_server_obeys_the_larger(daemon: Daemon, biller: Biller) -> None:
+    biller.answer = lambda handler, body: biller.bills_chat(handler, json.loads(body)["max_tokens"])
+    run, _ = tried(
+        daemon,
+        "call(openai + '/chat/completions', ask(max_tokens=60_000, max_completion_tokens=10))",
+    )
+    assert biller.usd <= 0.5
+    assert run.total_cost_usd == pytest.approx(biller.usd, rel=0.01)
+
+
 # ---- inputs that have more tokens than they seem
 
 
@@ -223,6 +240,15 @@ def test_a_small_document_of_many_pages_exceeds_a_limit_once(daemon: Daemon, bil
 
 
 # ---- replies that do not tell all
+
+
+def test_a_usage_without_input(daemon: Daemon, biller: Biller) -> None:
+    """Its input is estimated, and its output is what was told."""
+    biller.answer = lambda handler, _: biller.bills(handler, 0, output=900)
+    run, _ = tried(daemon, "for _ in range(3): call(anthropic + '/v1/messages', ask())")
+    assert run.total_cost_usd is not None
+    assert biller.usd <= run.total_cost_usd <= 1.05 * biller.usd
+    assert run.total_partial
 
 
 def test_a_model_that_another_one_advises(daemon: Daemon, biller: Biller) -> None:
@@ -276,7 +302,50 @@ def test_hanging_up_on_hidden_thinking(daemon: Daemon, biller: Biller) -> None:
     assert (run.total_partial, run.total_at_most) == (True, True)
 
 
+def test_hanging_up_on_a_reply_that_is_generated_all_the_same(daemon: Daemon, biller: Biller) -> None:
+    def answer(_: BaseHTTPRequestHandler, body: bytes) -> None:
+        biller.usd += OUT_USD * json.loads(body)["max_output_tokens"]
+
+    biller.answer = answer
+    run, _ = tried(
+        daemon,
+        """
+        for _ in range(4):
+            body = {"model": "claude-sonnet-4-5", "input": "hi", "background": True, "stream": True, "max_output_tokens": 20_000}
+            connection = begun(openai + "/responses", body)
+            time.sleep(0.5)
+            connection.close()
+        """,
+    )
+    assert biller.usd <= 0.5
+    assert run.total_cost_usd is not None
+    assert run.total_cost_usd >= biller.usd
+
+
 # ---- upstreams that lead elsewhere
+
+
+def test_the_key_of_the_operator_goes_to_no_address_of_a_person(start: Start, biller: Biller, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("operators-own")
+    key.chmod(0o600)
+    config = CONFIG.format(url=biller.url).replace('api = "anthropic"', f'api = "anthropic"\nkey_file = "{key}"')
+    seen: dict[str, list[tuple[str | None, str | None]]] = {}
+
+    def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        server = cast(_Server, handler.server).biller
+        seen.setdefault(server.url, []).append((handler.headers["x-api-key"], handler.headers["authorization"]))
+        server.bills(handler, len(body))
+
+    daemon = start(config=config)
+    code = "call(anthropic + '/v1/messages?key=theirs', ask())\ncall(anthropic + '/@evil.example/v1/messages', ask())"
+    with billing() as other:
+        biller.answer = other.answer = answer
+        tried(daemon, code)
+        tried(daemon, code, url=other.url)
+        assert seen[biller.url] == [("operators-own", None)] * 2
+        assert seen[other.url] == [("theirs", None)] * 2
+    assert "key=theirs" not in "".join(biller.reached)
 
 
 def test_an_upstream_that_redirects_a_call(daemon: Daemon, biller: Biller) -> None:

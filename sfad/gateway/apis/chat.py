@@ -92,7 +92,8 @@ class _ChatApi(Api):
         check_only_model(request.model, request.models, request.fallbacks)
         return ModelCall(
             model=request.model[: MODEL_MAX + 1],
-            max_output=positive(request.max_completion_tokens) or positive(request.max_tokens),
+            # some servers obey one of the two, and some the other
+            max_output=max(positive(request.max_completion_tokens) or 0, positive(request.max_tokens) or 0) or None,
             choices=answers(request.n),
             streams=request.stream is True,
             caches=True,

@@ -19,6 +19,7 @@ class _ResponsesRequest(msgspec.Struct):
     stream: Any = False
     previous_response_id: Any = None
     conversation: Any = None
+    background: Any = None
     service_tier: Any = None
     max_tool_calls: Any = None
     tools: msgspec.Raw = msgspec.Raw(b"")
@@ -110,6 +111,7 @@ class _ResponsesApi(Api):
             caches=True,
             continues=bool(request.previous_response_id or request.conversation),
             refers=self.refers(body),
+            background=request.background not in {None, False},
             tiers=words(service_tier=request.service_tier),
             fees_usd=most_fees(OPENAI_FEES, request.tools, request.max_tool_calls),
         )
