@@ -137,6 +137,8 @@ class CallAsked(At, frozen=True):
     """What these cost."""
     named: bool = True
     """The caller has asked for `max_output`."""
+    others: tuple[str, ...] = ()
+    """Models that the provider may ask for it."""
 
 
 class CallWithdrawn(At, frozen=True):

@@ -90,7 +90,7 @@ class DaemonLink:
                 id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, more_input=asked.more_input,
                 factor=asked.factor, long_cache=asked.long_cache, fees_usd=asked.fees_usd,
                 max_output=asked.max_output, named=asked.named, fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
-                upstream=asked.upstream, streamed=asked.streams, api=asked.api,
+                upstream=asked.upstream, streamed=asked.streams, others=list(asked.others), api=asked.api,
             ),
         )  # fmt: skip
         if answer.reservation is None:

@@ -273,6 +273,7 @@ class Exchange:
             long_cache=call.long_cache,
             fees_usd=call.fees_usd,
             streams=call.streams,
+            others=call.others,
             api=api.name,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))

@@ -58,6 +58,8 @@ class AskedCall:
     fees_usd: float
     """What the provider's tools may cost."""
     streams: bool
+    others: tuple[str, ...]
+    """Models that the provider may ask for it."""
     api: str
     """The format of its upstream."""
 

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 
+from sfad.gateway.proxy import MAX_CONNECTIONS
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start
@@ -46,7 +47,7 @@ where = urlsplit(os.environ["ANTHROPIC_BASE_URL"])
 names = "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL", "GOOGLE_GEMINI_BASE_URL"
 anthropic, openai, gemini = (urlsplit(os.environ[name]).path for name in names)
 def begun(path, body, method="POST"):
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=20)
     connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body), {"x-api-key": "theirs"})
     return connection
 def call(path, body, method="POST"):
@@ -125,20 +126,20 @@ def biller() -> Iterator[Biller]:
         yield made
 
 
-def agent(daemon: Daemon, code: str, usd: float, url: str | None = None) -> str:
+def agent(daemon: Daemon, code: str, usd: float, url: str | None = None, models: Sequence[str] = ()) -> str:
     """Start an agent with a limit of cost, and return its run. `url`: a person's own address."""
     own = [key + b"=" + value for key, value in os.environb.items() if not key.endswith((b"_BASE_URL", b"_API_KEY"))]
     own += [f"ANTHROPIC_BASE_URL={url}".encode()] if url is not None else []
     with daemon.client() as client:
         words = [sys.executable, "-c", AGENT + textwrap.dedent(code)]
-        reply = spawn(client, words, limits=[limit("cost", usd)], env=own)
+        reply = spawn(client, words, limits=[limit("cost", usd)], env=own, allowed_models=list(models))
         assert isinstance(reply, m.RunReply), reply
         return reply.run.id
 
 
-def tried(daemon: Daemon, code: str, usd: float = 0.5, url: str | None = None) -> tuple[RunInfo, list[Any]]:
+def tried(daemon: Daemon, code: str, usd: float = 0.5, **options: Any) -> tuple[RunInfo, list[Any]]:
     """Return a run that has ended, and what it was answered."""
-    run = agent(daemon, code, usd, url)
+    run = agent(daemon, code, usd, **options)
     with daemon.client() as client:
         over = ended(client, run)
     output = daemon.state_dir / "output"
@@ -265,6 +266,13 @@ def test_a_model_that_another_one_advises(daemon: Daemon, biller: Biller) -> Non
     assert run.total_cost_usd == pytest.approx(biller.usd)
 
 
+def test_an_advisor_that_the_run_may_not_call(daemon: Daemon, biller: Biller) -> None:
+    advisor = {"type": "advisor_20260301", "name": "advisor", "model": "claude-opus-4-1"}
+    code = f"call(anthropic + '/v1/messages', ask(tools=[{advisor!r}]))"
+    _, said = tried(daemon, code, models=["claude-sonnet-*"])
+    assert (said[0][0], "'claude-opus-4-1' is not one of" in said[0][1], biller.reached) == (400, True, [])
+
+
 def test_hanging_up_on_hidden_thinking(daemon: Daemon, biller: Biller) -> None:
     """The figure is not below the bill, and what may not have been used makes no room for more calls."""
 
@@ -367,7 +375,7 @@ def test_a_run_cannot_take_all_connections(daemon: Daemon, biller: Biller) -> No
 
     def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         if handler.path.startswith("/v1/files"):
-            free.wait(30)
+            free.wait(60)
         biller.bills(handler, len(body))
 
     biller.answer = answer
@@ -377,12 +385,10 @@ def test_a_run_cannot_take_all_connections(daemon: Daemon, biller: Biller) -> No
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
         head = f"GET {anthropic}/v1/files HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n".encode()
-        kept = [socket.create_connection((where.hostname, where.port)) for _ in range(2200)]
-        for each in kept:
-            try:
-                each.sendall(head)
-            except OSError:
-                pass  # one without a request made room for another
+        kept = []
+        for _ in range(2200):
+            kept.append(socket.create_connection((where.hostname, where.port)))
+            kept[-1].sendall(head)
         print("all", flush=True)
         time.sleep(60)
         """,
@@ -393,6 +399,7 @@ def test_a_run_cannot_take_all_connections(daemon: Daemon, biller: Biller) -> No
         wait_until(lambda: "all" in out.read_text(), "it has all connections that it can get")
         run, said = tried(daemon, "call(anthropic + '/v1/messages', ask())")
         assert (said[0][0], run.status) == (200, Status.COMPLETED)
+        assert 0 < biller.reached.count("/v1/files") <= MAX_CONNECTIONS // 2
     finally:
         free.set()
         assert daemon.sfactl("stop", greedy).returncode == 0

@@ -31,6 +31,7 @@ ASKED = AskedCall(
     factor=1.0,
     long_cache=False,
     fees_usd=0.0,
+    others=(),
     api="anthropic",
 )
 

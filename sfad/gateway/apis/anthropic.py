@@ -21,7 +21,7 @@ from .base import (
     positive,
     tool_use,
 )
-from .extras import ANTHROPIC_FEES, most_fees, words
+from .extras import ANTHROPIC_FEES, models_of_tools, most_fees, words
 
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
@@ -135,6 +135,7 @@ class _AnthropicApi(Api):
             tiers=words(speed=request.speed, inference_geo=request.inference_geo),
             long_cache=_keeps_for_an_hour(body),
             fees_usd=most_fees(ANTHROPIC_FEES, request.tools),
+            others=models_of_tools(request.tools),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:

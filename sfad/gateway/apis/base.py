@@ -51,6 +51,8 @@ class ModelCall:
     """The provider keeps a part of its input, so the size of the request does not tell it."""
     refers: bool = False
     """It names files that the provider reads, whose size it does not tell."""
+    others: tuple[str, ...] = ()
+    """Models that the provider may ask for it."""
     background: bool = False
     """Its reply is generated whether or not the client reads it."""
     tiers: Mapping[str, str] = field(default_factory=dict)

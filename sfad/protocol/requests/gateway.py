@@ -52,6 +52,8 @@ class AdmitCall(Request, tag="admit_call"):
     streamed: bool = False
     named: bool = True
     """The caller has asked for `max_output`; else it is what the model can write at most."""
+    others: list[str] = []
+    """Models that the provider may ask for it. The call is refused if the run may not call one of them."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
 
