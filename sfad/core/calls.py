@@ -250,8 +250,9 @@ class Calls:
         if run is None or run.status is Status.STOPPING:
             self._fail(call, ErrorCode.WRONG_STATE, f"run {ev.run} {'has ended' if run is None else 'is being stopped'}", at)
             return True
-        if (forbidden := forbidden_model(run, ev.model, self._ctx.policy)) is not None:
-            self._fail(call, ErrorCode.NOT_PERMITTED, forbidden, at)
+        forbidden = (forbidden_model(run, model, self._ctx.policy) for model in (ev.model, *ev.others))
+        if (forbidden_by := next((why for why in forbidden if why is not None), None)) is not None:
+            self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
             return True
         if _held(run):
             call.until = None

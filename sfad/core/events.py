@@ -135,6 +135,8 @@ class CallAsked(At, frozen=True):
     """Tokens that the input may have beyond the estimate."""
     more_cost: int = 0
     """What these cost."""
+    others: tuple[str, ...] = ()
+    """Models that the provider may ask for it."""
 
 
 class CallWithdrawn(At, frozen=True):

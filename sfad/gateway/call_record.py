@@ -27,6 +27,12 @@ GIVEN_UP_AFTER = 3.0
 call may have made it needless."""
 
 
+HIDDEN_A_SECOND = 200
+"""Tokens of thinking that a model may write before its first word, as fast models do. Many providers show none of them."""
+UNTHINKING = 2.0
+"""Seconds without a word in which a model mostly reads its input."""
+
+
 class _Used(NamedTuple):
     """What to charge for a call: `None` for what was reserved. `partial` and `sure` as in `CallEnded`."""
 
@@ -127,6 +133,7 @@ class CallRecord:
         self._reply = api.reply(streamed=call.streams)
         self._began = time.monotonic()
         self._first_byte: float | None = None
+        self._first_word: float | None = None
         self._status: int | None = None
         self._coding: Coding | None = None
         self._unreadable = False
@@ -161,6 +168,8 @@ class CallRecord:
             self._reply.feed(self._coding.feed(data, MAX_PIECE))
         except UnreadableBodyError as error:
             self._stop_reading(error)
+        if self._first_word is None and self._reply.written:
+            self._first_word = time.monotonic() - self._began
         self._note()
 
     def _note(self) -> None:
@@ -213,6 +222,7 @@ class CallRecord:
             factor=self._api.factor(self._call.model, self._call.tiers, self._reply.tiers),
             long_cached=self._reply.long_cached,
             fees_usd=self._reply.fees_usd,
+            others=self._reply.others,
             first_byte_s=self._first_byte,
             seconds=time.monotonic() - self._began,
             error=error,
@@ -225,17 +235,24 @@ class CallRecord:
         reply = self._reply
         if not self.sent or (self._status is not None and not 200 <= self._status < 300):
             return _Used(Tokens())  # providers do not bill a call that they answered with an error
-        if self._unreadable or reply.unknown:
+        if self._unreadable or reply.unknown or (self._call.background and not reply.told):
             return _AS_RESERVED
-        known = reply.tokens if reply.tokens is not None and reply.tokens.input else Tokens(input=self._asked.input_tokens)
-        believed = known is reply.tokens and known.output * MOST_BYTES_A_TOKEN >= reply.written
+        told = reply.tokens if reply.tokens is not None else Tokens()
+        known = told if told.input else replace(told, input=self._asked.input_tokens)
+        believed = known is told and known.output * MOST_BYTES_A_TOKEN >= reply.written
         if reply.told and believed:
             return _Used(known)
         estimated = self._estimates.output(self._asked.run, self._call, reply.written)
         most = (self._admitted.max_output or self._asked.max_output) * self._asked.choices
-        output = max(known.output, min(estimated, most))
+        output = max(known.output, min(max(estimated, self._hidden()), most))
         charged = Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write)
-        told = reply.tokens if reply.tokens is not None else Tokens()
         # the words alone do not tell how much the model has thought, but that they have at least so many tokens
         sure = replace(charged, input=told.input, output=min(output, max(told.output, reply.written // BYTES_A_TOKEN)))
         return _Used(charged, partial=True, sure=sure if sure != charged else None)
+
+    def _hidden(self) -> int:
+        """Return how many tokens the model may have thought before its first word, since its reply has begun."""
+        if self._first_byte is None:
+            return 0
+        silent = self._first_word if self._first_word is not None else time.monotonic() - self._began
+        return int(max(0.0, silent - UNTHINKING) * HIDDEN_A_SECOND)

@@ -90,7 +90,7 @@ class DaemonLink:
                 id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, more_input=asked.more_input,
                 factor=asked.factor, long_cache=asked.long_cache, fees_usd=asked.fees_usd,
                 max_output=asked.max_output, fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
-                upstream=asked.upstream, streamed=asked.streams, api=asked.api,
+                upstream=asked.upstream, streamed=asked.streams, others=list(asked.others), api=asked.api,
             ),
         )  # fmt: skip
         if answer.reservation is None:
@@ -227,7 +227,7 @@ def _end_of(number: int, call: CallEnded) -> m.EndCall:
     return m.EndCall(
         id=number, run=call.run, reservation=call.reservation, model=call.model, tokens=call.tokens, partial=call.partial,
         sure=call.sure, status=call.status, tools=[(tool.name, tool.digest) for tool in call.tools], first_byte_s=call.first_byte_s,
-        factor=call.factor, long_cached=call.long_cached, fees_usd=call.fees_usd,
+        factor=call.factor, long_cached=call.long_cached, fees_usd=call.fees_usd, others=call.others,
         seconds=call.seconds, error=call.error, cut=call.cut, failed=call.failed, api=call.api,
     )  # fmt: skip
 

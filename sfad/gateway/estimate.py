@@ -22,8 +22,12 @@ the largest input of most models."""
 SPREAD = 0.1
 """The part by which the tokens a byte of a run's calls may be above those of the calls before."""
 MAX_RUNS = 4096
-_IMAGE = re.compile(rb"(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/=]{2048,}")
-"""PNG, JPEG, GIF and WebP in base64. Their tokens follow from their pixels, not from their bytes."""
+_IMAGE = re.compile(
+    rb'"(?:data"\s*:\s*"|(?:image_)?url"\s*:\s*"data:image/[a-z+.-]+;base64,)'
+    rb'(?:iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/=]*"'
+)
+"""PNG, JPEG, GIF and WebP in base64, in the fields of the APIs. Their tokens follow from their pixels, not from their bytes. In a
+text, where quotes are escaped, the same has the tokens of a text."""
 _IMAGE_BYTES = 12_500
 """What an image counts as: 5000 tokens, a guess on the high side."""
 
@@ -84,7 +88,8 @@ class Estimates:
         if not known.size:
             likely = max(1 / BYTES_A_TOKEN, self._models.get(call.model, _NOTHING).a_byte)
             return _estimate(size * likely, size * MOST_A_BYTE + ADDED, kept, more_kept)
-        likely = size * known.a_byte
+        # a small PDF of many pages has more tokens than bytes, and a conversation that has one goes on with it
+        likely = max(size * known.a_byte, float(known.tokens if size >= known.size else 0))
         # of what was not there before, nothing is known
         most = max(likely * (1 + SPREAD), known.tokens + (size - known.size) * MOST_A_BYTE)
         return _estimate(likely, most, kept, more_kept)

@@ -8,6 +8,7 @@ from functools import partial
 from http import HTTPStatus
 from math import ceil
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import h11
 import httpx2
@@ -40,6 +41,7 @@ CLOSE_TIMEOUT = 5.0
 """Seconds to say goodbye to an upstream."""
 T = TypeVar("T")
 _JSON = (b"content-type", b"application/json")
+_NO_RETRY = [(b"x-should-retry", b"false")]
 
 
 class _AnsweredError(Exception):
@@ -119,7 +121,15 @@ def _unanswered(upstream: Upstream, what: str, *, is_sent: bool) -> _AnsweredErr
         return _AnsweredError(502, f"{where} does not answer: {what}")
     # with the header, Claude Code makes one attempt instead of eleven in three minutes
     where += f" cannot be reached through the proxy that {proxy} of the daemon's environment names"
-    return _AnsweredError(502, f"{where}: {what}", [(b"x-should-retry", b"false")])
+    return _AnsweredError(502, f"{where}: {what}", _NO_RETRY)
+
+
+def _redirected(upstream: Upstream, response: httpx2.Response) -> _AnsweredError:
+    """Return the answer to a call whose upstream has moved. A program would follow, with its key, around the gateway."""
+    to = urlsplit(response.headers["location"])
+    place = f"{to.scheme}://{to.netloc.rpartition('@')[2]}{to.path}" if to.netloc else to.path
+    where = f"upstream '{upstream.name}' ({upstream.shown})"
+    return _AnsweredError(502, f"{where} redirects calls to {place[:MAX_PATH]}: set an address that does not", _NO_RETRY)
 
 
 def _check_size(size: int) -> None:
@@ -262,6 +272,7 @@ class Exchange:
             long_cache=call.long_cache,
             fees_usd=call.fees_usd,
             streams=call.streams,
+            others=call.others,
             api=api.name,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))
@@ -384,6 +395,8 @@ class Exchange:
         try:
             if record is not None:
                 record.begun(response)
+                if response.has_redirect_location:
+                    raise _redirected(upstream, response)
             await self._http.head(response.status_code, downward(response.headers.raw), response.reason_phrase.encode())
             async for piece in response.aiter_raw():
                 self._http.put(piece)

@@ -56,6 +56,8 @@ class AskedCall:
     fees_usd: float
     """What the provider's tools may cost."""
     streams: bool
+    others: tuple[str, ...]
+    """Models that the provider may ask for it."""
     api: str
     """The format of its upstream."""
 
@@ -87,6 +89,8 @@ class CallEnded:
     long_cached: int
     """Tokens written to a cache for an hour."""
     fees_usd: float
+    others: dict[str, Tokens]
+    """What other models have used for it, by their names."""
     first_byte_s: float | None
     seconds: float
     error: str | None

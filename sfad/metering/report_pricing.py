@@ -130,4 +130,5 @@ def rounded(seconds: float | None) -> float | None:
 
 def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:
     cost = prices.cost(model, changed(tokens, long_write=request.long_cached))
-    return None if cost is None else request.factor * cost + request.fees_usd
+    others = [prices.cost(prices.charged_as(other, request.api), used) for other, used in request.others.items()]
+    return None if cost is None else request.factor * cost + request.fees_usd + sum(each or 0.0 for each in others)

@@ -209,7 +209,8 @@ async def house(
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
-        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most))
+        memory, egress = Memory(most=2 * MAX_CONNECTIONS), Egress(most=most)
+        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), memory, trust, egress)
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:

@@ -24,13 +24,13 @@ ASKED = AskedCall(
     more_input=5,
     caches=False,
     max_output=100,
-   
     fixed=False,
     choices=1,
     streams=True,
     factor=1.0,
     long_cache=False,
     fees_usd=0.0,
+    others=(),
     api="anthropic",
 )
 

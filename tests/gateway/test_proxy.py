@@ -73,7 +73,7 @@ SHAPES: dict[str, tuple[bytes, bytes]] = {
     "gzip": (post("%s/v1/messages", CALL), reply(gzip.compress(WHOLE), JSON, b"Content-Encoding: gzip")),
     "odd encoding": (post("%s/v1/messages", CALL), reply(b"\0\1\2", JSON, b"Content-Encoding: odd")),
     "error": (post("%s/v1/messages", CALL), reply(b'{"type":"error"}', JSON, b"Retry-After: 7", status=b"529 Overloaded")),
-    "redirect": (post("%s/v1/messages", CALL), reply(b"", b"Location: /elsewhere", status=b"307 Temporary Redirect")),
+    "redirect": (post("%s/v1/files", b"{}"), reply(b"", b"Location: /elsewhere", status=b"307 Temporary Redirect")),
     "not utf-8": (post("%s/v1/messages", CALL), reply(b"\xff\xfe", b"Content-Type: \xe4")),
     "informational": (post("%s/v1/messages", CALL), b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + reply(WHOLE, JSON)),
     "trailers": (post("%s/v1/messages", CALL), SSE + chunk(START) + b"0\r\nX-Sum: 1\r\n\r\n"),

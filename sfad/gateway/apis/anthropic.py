@@ -8,15 +8,32 @@ import msgspec
 from ...meters import counters
 from ...meters.tiers import ANTHROPIC_FACTORS
 from ...protocol.types import Tokens
-from .base import MAX_TOOL_USES, MODEL_MAX, Api, ModelCall, OpenToolUse, ReplyReader, encoded, fields, positive, tool_use
-from .extras import ANTHROPIC_FEES, most_fees, words
+from .base import (
+    MAX_TOOL_USES,
+    MODEL_MAX,
+    Api,
+    ModelCall,
+    OpenToolUse,
+    ReplyReader,
+    check_only_model,
+    encoded,
+    fields,
+    positive,
+    tool_use,
+)
+from .extras import ANTHROPIC_FEES, models_of_tools, most_fees, words
 
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
 
+MAX_ADVISORS = 8
+"""Models that are told of one reply. A request names one."""
+
 
 class _AnthropicRequest(msgspec.Struct):
     model: str
+    models: Any = None
+    fallbacks: Any = None
     max_tokens: Any = None
     stream: Any = False
     speed: Any = None
@@ -60,10 +77,12 @@ class _AnthropicUsage(msgspec.Struct):
 
 
 class _AnthropicIteration(_AnthropicUsage):
-    """One of the times that the model ran for a request. Those that compacted the conversation are not in the usage of the whole
-    (https://platform.claude.com/docs/en/build-with-claude/compaction)."""
+    """One of the times that a model ran for a request. In the usage of the whole are neither those that compacted the conversation
+    (https://platform.claude.com/docs/en/build-with-claude/compaction), nor those of an advisor, which is another model
+    (https://platform.claude.com/docs/en/agents-and-tools/tool-use/advisor-tool)."""
 
     type: Any = None
+    model: Any = None
 
 
 class _AnthropicBlock(msgspec.Struct):
@@ -106,6 +125,7 @@ class _AnthropicApi(Api):
         if not path.endswith("/v1/messages"):
             return None
         request = msgspec.json.decode(body, type=_AnthropicRequest)
+        check_only_model(request.model, request.models, request.fallbacks)
         return ModelCall(
             model=request.model[: MODEL_MAX + 1],
             max_output=positive(request.max_tokens),
@@ -115,6 +135,7 @@ class _AnthropicApi(Api):
             tiers=words(speed=request.speed, inference_geo=request.inference_geo),
             long_cache=_keeps_for_an_hour(body),
             fees_usd=most_fees(ANTHROPIC_FEES, request.tools),
+            others=models_of_tools(request.tools),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -185,9 +206,13 @@ class _AnthropicReader(ReplyReader):
             self.long_cached = counters.number(usage.cache_creation.ephemeral_1h_input_tokens)
         if usage.server_tool_use is not None:
             self.fees_usd = counters.number(usage.server_tool_use.web_search_requests) * ANTHROPIC_FEES["web_search"]
+        self.others = {}
         for iteration in usage.iterations or ():
             if iteration.type == "compaction":
                 self.tokens = counters.plus(self.tokens, _tokens(iteration))
+            elif iteration.type == "advisor_message" and len(self.others) < MAX_ADVISORS:
+                model = counters.printable(iteration.model, MODEL_MAX)
+                self.others[model] = counters.plus(self.others.get(model, Tokens()), _tokens(iteration))
 
 
 def _keeps_for_an_hour(body: bytes) -> bool:

@@ -51,6 +51,10 @@ class ModelCall:
     """The provider keeps a part of its input, so the size of the request does not tell it."""
     refers: bool = False
     """It names files that the provider reads, whose size it does not tell."""
+    others: tuple[str, ...] = ()
+    """Models that the provider may ask for it."""
+    background: bool = False
+    """Its reply is generated whether or not the client reads it."""
     tiers: Mapping[str, str] = field(default_factory=dict)
     """What it asks for that is dearer, by the field that says so."""
     long_cache: bool = False
@@ -103,6 +107,8 @@ class ReplyReader(ABC):
         """Tokens written to a cache for an hour."""
         self.fees_usd = 0.0
         """What the provider's tools have cost."""
+        self.others: dict[str, Tokens] = {}
+        """What other models have used that the provider asked meanwhile, by their names. It is not in `tokens`."""
         self.cut = False
         """It ended because its maximum output was reached."""
         self.background = False
@@ -202,24 +208,28 @@ class Api(ABC):
         return any(reference in body for reference in self.references)
 
     def paid(self, method: str, path: str, body: bytes) -> Paid:
-        """Return whether a request that is no call of a model costs money. A request that names a model does, unless it is known
-        not to."""
+        """Return whether a request that is no call of a model costs money. A request that asks a model does, unless it is known not
+        to: its path may be another spelling of a call's, which the server takes and the gateway does not know."""
         if method in {"GET", "HEAD", "OPTIONS", "DELETE"} or self.free.search(path):
             return Paid.FREE
-        if self.ungated.search(path) or _names_model(path, body):
+        if self.ungated.search(path) or "/models/" in path or _asks_model(body):
             return Paid.UNGATED
         return Paid.FREE
 
 
-class _NamesModel(msgspec.Struct):
-    model: Any = None
+_ASKING = frozenset({"model", "models", "messages", "input", "contents", "prompt"})
+"""Fields of requests for an answer. With some servers the path names the model."""
+_FORM = re.compile(rb"--|[\w.~%+*-]+=[^\s\"{}]*\Z")
+"""How the fields of a form begin, or are as a whole."""
 
 
-def _names_model(path: str, body: bytes) -> bool:
+def _asks_model(body: bytes) -> bool:
     try:
-        return "/models/" in path or bool(msgspec.json.decode(body or b"{}", type=_NamesModel).model)
+        request = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return b'name="model"' in body  # a form, such as audio is sent in
+        # audio is sent in a form; in UTF-16, or with NaN, some servers read what the gateway cannot
+        return b'name="model"' in body or _FORM.match(body) is None
+    return isinstance(request, dict) and not _ASKING.isdisjoint(request)
 
 
 _MOST_OUTPUT = (
@@ -240,6 +250,20 @@ def most_output(model: str) -> int:
 def positive(value: Any) -> int | None:
     """Return a number of tokens as a request says it, or `None` where it says none."""
     return int(min(value, MOST_COUNTED)) if type(value) in {int, float} and value >= 1 else None
+
+
+def answers(value: Any) -> int:
+    """Return how many answers a request asks for. Raises `ValueError` for what some servers take as another number, such as "9"."""
+    if value is not None and type(value) is not int:
+        raise ValueError(f"'n', the number of answers, must be a whole number, not {str(value)[:40]!r}")
+    return positive(value) or 1
+
+
+def check_only_model(model: str, *others: Any) -> None:
+    """Raise `ValueError` if a server may ask another model than the one that is decided about, as OpenRouter and LiteLLM do."""
+    for other in others:
+        if other and other != [model]:
+            raise ValueError("it names more models than one, and the gateway decides about one: leave out 'models' and 'fallbacks'")
 
 
 Fields = dict[str, msgspec.Raw]

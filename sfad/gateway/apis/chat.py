@@ -6,7 +6,19 @@ import msgspec
 
 from ...meters import counters
 from ...meters.tiers import OPENAI_FACTORS
-from .base import MAX_TOOL_USES, MODEL_MAX, Api, ModelCall, OpenToolUse, ReplyReader, encoded, fields, positive
+from .base import (
+    MAX_TOOL_USES,
+    MODEL_MAX,
+    Api,
+    ModelCall,
+    OpenToolUse,
+    ReplyReader,
+    answers,
+    check_only_model,
+    encoded,
+    fields,
+    positive,
+)
 from .extras import words
 from .responses import OPENAI_FREE, OPENAI_REFERENCES, OPENAI_UNGATED, openai_refusal
 
@@ -15,7 +27,9 @@ class _ChatRequest(msgspec.Struct):
     model: str
     max_completion_tokens: Any = None
     max_tokens: Any = None
-    n: Any = 1
+    n: Any = None
+    models: Any = None
+    fallbacks: Any = None
     stream: Any = False
     stream_options: Any = None
     service_tier: Any = None
@@ -75,10 +89,12 @@ class _ChatApi(Api):
         if not path.endswith("/chat/completions"):
             return None
         request = msgspec.json.decode(body, type=_ChatRequest)
+        check_only_model(request.model, request.models, request.fallbacks)
         return ModelCall(
             model=request.model[: MODEL_MAX + 1],
-            max_output=positive(request.max_completion_tokens) or positive(request.max_tokens),
-            choices=positive(request.n) or 1,
+            # some servers obey one of the two, and some the other
+            max_output=max(positive(request.max_completion_tokens) or 0, positive(request.max_tokens) or 0) or None,
+            choices=answers(request.n),
             streams=request.stream is True,
             caches=True,
             refers=self.refers(body),

@@ -19,6 +19,7 @@ each day are taken to be used up."""
 
 class _ServerTool(msgspec.Struct):
     type: Any = None
+    model: Any = None
     max_uses: Any = None
 
 
@@ -37,6 +38,15 @@ def most_fees(fees: Mapping[str, float], tools: msgspec.Raw, uses: Any = None) -
     except msgspec.DecodeError:
         return 0.0
     return max((_fee(fees, tool.type) * _number(tool.max_uses, _number(uses, MOST_USES)) for tool in offered), default=0.0)
+
+
+def models_of_tools(tools: msgspec.Raw) -> tuple[str, ...]:
+    """Return the models that tools in a request name, such as that of an advisor."""
+    try:
+        offered = _TOOLS.decode(tools or b"[]")
+    except msgspec.DecodeError:
+        return ()
+    return tuple({tool.model: None for tool in offered if isinstance(tool.model, str)})
 
 
 def fee_of_use(fees: Mapping[str, float], kind: str) -> float:

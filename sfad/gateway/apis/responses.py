@@ -7,16 +7,19 @@ import msgspec
 
 from ...meters import counters
 from ...meters.tiers import OPENAI_FACTORS
-from .base import MODEL_MAX, Api, ModelCall, ReplyReader, encoded, fields, positive, tool_use
+from .base import MODEL_MAX, Api, ModelCall, ReplyReader, check_only_model, encoded, fields, positive, tool_use
 from .extras import OPENAI_FEES, fee_of_use, most_fees, words
 
 
 class _ResponsesRequest(msgspec.Struct):
     model: str
+    models: Any = None
+    fallbacks: Any = None
     max_output_tokens: Any = None
     stream: Any = False
     previous_response_id: Any = None
     conversation: Any = None
+    background: Any = None
     service_tier: Any = None
     max_tool_calls: Any = None
     tools: msgspec.Raw = msgspec.Raw(b"")
@@ -98,6 +101,7 @@ class _ResponsesApi(Api):
         if not path.endswith(("/responses", "/responses/compact")):
             return None
         request = msgspec.json.decode(body, type=_ResponsesRequest)
+        check_only_model(request.model, request.models, request.fallbacks)
         compacts = path.endswith("/compact")
         return ModelCall(
             model=request.model[: MODEL_MAX + 1],
@@ -107,6 +111,7 @@ class _ResponsesApi(Api):
             caches=True,
             continues=bool(request.previous_response_id or request.conversation),
             refers=self.refers(body),
+            background=request.background not in {None, False},
             tiers=words(service_tier=request.service_tier),
             fees_usd=most_fees(OPENAI_FEES, request.tools, request.max_tool_calls),
         )

@@ -50,6 +50,8 @@ class AdmitCall(Request, tag="admit_call"):
     """What the provider's tools may cost."""
     upstream: str = ""
     streamed: bool = False
+    others: list[str] = []
+    """Models that the provider may ask for it. The call is refused if the run may not call one of them."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
 
@@ -80,6 +82,8 @@ class EndCall(Request, tag="end_call"):
     long_cached: int = 0
     """Tokens of `tokens.cache_write` that are kept for an hour."""
     fees_usd: float = 0.0
+    others: dict[str, Tokens] = {}
+    """What other models have used that the provider asked for it, by their names."""
     first_byte_s: float | None = None
     seconds: float = 0.0
     error: str | None = None

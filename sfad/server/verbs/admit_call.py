@@ -49,7 +49,7 @@ def admit_call(call: Call, request: AdmitCall) -> None:
             call,
             lambda token, now: e.CallAsked(
                 now, token, request.run, request.model, request.input_tokens, price.input, price.output, request.max_output,
-                least, asked, request.choices, request.more_input, price.more_input,
+                least, asked, request.choices, request.more_input, price.more_input, tuple(request.others),
             ),
         )  # fmt: skip
 
