@@ -157,14 +157,11 @@ CREATE INDEX runs_uid ON runs (uid, number);
 
 _V6 = """
 ALTER TABLE calls ADD COLUMN estimated INTEGER NOT NULL DEFAULT 0;
-"""
-
-_V7 = """
 ALTER TABLE runs ADD COLUMN at_most INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE calls ADD COLUMN at_most INTEGER NOT NULL DEFAULT 0;
 """
 
-MIGRATIONS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
+MIGRATIONS = (_V1, _V2, _V3, _V4, _V5, _V6)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)
