@@ -34,7 +34,7 @@ class BudgetEnforcement:
             self._enforce_on(root, used_up, at)
 
     def run_short(self, budget: Budget, at: float) -> None:
-        """Take the action for a budget of which too little is left for a call of a model."""
+        """Take the action for a budget of which too little is left for a model call."""
         self._spending.found_short(budget)
         self.enforce(at)
 

@@ -180,7 +180,7 @@ class Spending:
         return budget
 
     def found_short(self, budget: Budget) -> None:
-        """Note that too little is left of a budget for a call of a model."""
+        """Note that too little is left of a budget for a model call."""
         budget.short = self._charged = True
 
     def take_charged(self) -> bool:

@@ -33,5 +33,5 @@ class Trust:
 
     def _load(self, path: str) -> None:
         if not stat.S_ISREG(Path(path).stat().st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         self.context.load_verify_locations(path)

@@ -378,7 +378,7 @@ class GatewayProcess:
             return None
 
     def _end_unknown(self) -> None:
-        """End the gateway whose record is lost. Without a daemon that knows it, it would serve nobody and never end."""
+        """End the gateway whose record is lost. No daemon knows it, so it would never end."""
         journal = os.fspath(self._journal)
         for pid in procfs.pids():
             words = procfs.command(pid)

@@ -73,7 +73,7 @@ async def test_a_certificate_of_an_authority_that_the_environment_of_a_tree_name
         the.gate.certificates = [str(tmp_path / "ca.pem"), str(tmp_path)]
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
         assert (await the.ask(post(MESSAGES, CALL))).body == WHOLE
-        assert the.trouble == [f"the certificates in {tmp_path} cannot be loaded: it is no regular file"]
+        assert the.trouble == [f"the certificates in {tmp_path} cannot be loaded: it is not a regular file"]
 
 
 @pytest.mark.parametrize("what", ["an unknown authority", "another host"])

@@ -14,21 +14,21 @@ from sfad.setups.tree import all_setups
 CORP = "https://llm.corp.example/api"
 USER, PROJECT, LOCAL = (
     "/home/me/.claude/settings.json",
-    "/home/me/work/.claude/settings.json",
-    "/home/me/work/.claude/settings.local.json",
+    "/home/me/project/.claude/settings.json",
+    "/home/me/project/.claude/settings.local.json",
 )
 MANAGED = "/etc/claude-code/managed-settings.json"
 DROP_INS = "/etc/claude-code/managed-settings.d"
 
 
 def at(files: Mapping[str, object] | None = None, daemon: Mapping[str, str] | None = None, **env: str) -> Surroundings:
-    """A person in /home/me/work, with these files of JSON, or of text."""
+    """A person in /home/me/project, with these files of JSON, or of text."""
     known = {path: (each if isinstance(each, str) else json.dumps(each)).encode() for path, each in (files or {}).items()}
 
     def names(directory: str) -> list[str]:
         return [path.removeprefix(f"{directory}/") for path in known if path.startswith(f"{directory}/")]
 
-    return Surroundings({"HOME": "/home/me"} | env, "/home/me/work", known.get, daemon or {}, names)
+    return Surroundings({"HOME": "/home/me"} | env, "/home/me/project", known.get, daemon or {}, names)
 
 
 def env(**values: object) -> dict[str, object]:
@@ -55,7 +55,7 @@ def test_an_address_in_settings_is_replaced_by_settings(path: str) -> None:
     found = claude.setup(at({path: env(ANTHROPIC_BASE_URL=f"{CORP}/")}, ANTHROPIC_BASE_URL="https://other.example"))
     assert led(found) == {"ANTHROPIC_BASE_URL": "{gateway}/claude"}
     assert found.upstreams == (TreeUpstream("claude", CORP, "anthropic"),)
-    assert found.only_in == "/home/me/work"
+    assert found.only_in == "/home/me/project"
 
 
 def test_the_settings_that_take_precedence_count() -> None:

@@ -27,7 +27,7 @@ def at(files: dict[str, str] | None = None, **env: str) -> Surroundings:
     def names(directory: str) -> list[str]:
         return [path.rpartition("/")[2] for path in known if path.rpartition("/")[0] == directory]
 
-    return Surroundings({"HOME": "/home/me"} | env, "/home/me/work", known.get, {}, names)
+    return Surroundings({"HOME": "/home/me"} | env, "/home/me/project", known.get, {}, names)
 
 
 def setup(files: dict[str, str] | None = None, **env: str) -> Setup:

@@ -16,7 +16,7 @@ PROXY = "http://me:secret@proxy.example:3128"
 def at(env: Env = None, *, daemon: Env = None, settings: Env = None, own: bool = True) -> Surroundings:
     """A person with variables in the environment and in the settings of Claude Code. `own`: the daemon is that of this person."""
     files = {"/home/me/.claude/settings.json": json.dumps({"env": settings or {}}).encode()}
-    return Surroundings({"HOME": "/home/me"} | (env or {}), "/home/me/work", files.get, daemon or {}, own_daemon=own)
+    return Surroundings({"HOME": "/home/me"} | (env or {}), "/home/me/project", files.get, daemon or {}, own_daemon=own)
 
 
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "http_proxy"])

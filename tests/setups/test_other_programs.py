@@ -18,10 +18,10 @@ CHOICE = ("GEMINI_CLI_SYSTEM_SETTINGS_PATH", str(Path(gemini.__file__).with_name
 
 
 def at(files: dict[str, str] | None = None, **env: str) -> Surroundings:
-    """A person in /home/me/work/sub, in a git repository."""
-    content = {"/home/me/work/.git/HEAD": "ref", **(files or {})}
+    """A person in /home/me/project/sub, in a git repository."""
+    content = {"/home/me/project/.git/HEAD": "ref", **(files or {})}
     known = {path: text.encode() for path, text in content.items()}
-    return Surroundings({"HOME": "/home/me"} | env, "/home/me/work/sub", known.get, {})
+    return Surroundings({"HOME": "/home/me"} | env, "/home/me/project/sub", known.get, {})
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_gemini_with_another_login_is_left_as_it_is(login: str) -> None:
 def test_the_address_in_a_file_of_gemini_is_an_upstream_of_its_own() -> None:
     """Its key must not go to Google, and no other program's key there."""
     file = f"GEMINI_API_KEY=k\nexport GOOGLE_GEMINI_BASE_URL='{CORP}' # ours\n"
-    surroundings = at({"/home/me/work/.env": file}, GEMINI_CLI_TRUST_WORKSPACE="true")
+    surroundings = at({"/home/me/project/.env": file}, GEMINI_CLI_TRUST_WORKSPACE="true")
     found = gemini.setup(surroundings)
     assert found.upstreams == (TreeUpstream("gemini-cli", CORP, "gemini"),)
     assert dict(found.env)["GOOGLE_GEMINI_BASE_URL"] == "{gateway}/gemini-cli"
@@ -76,13 +76,13 @@ def test_the_address_in_a_file_of_gemini_is_an_upstream_of_its_own() -> None:
 
 
 def test_gemini_is_left_as_it_is_if_its_address_depends_on_trust() -> None:
-    file = {"/home/me/work/.env": f"GOOGLE_GEMINI_BASE_URL={CORP}"}
+    file = {"/home/me/project/.env": f"GOOGLE_GEMINI_BASE_URL={CORP}"}
     assert "GEMINI_CLI_TRUST_WORKSPACE" in str(gemini.setup(at(file)).direct)
     assert gemini.setup(at(file, GEMINI_CLI_TRUST_WORKSPACE="false")).upstreams == ()
 
 
 def test_only_the_first_env_file_counts_for_gemini() -> None:
-    files = {"/home/me/work/sub/.env": "A=b", "/home/me/work/.env": f"GOOGLE_GEMINI_BASE_URL={CORP}"}
+    files = {"/home/me/project/sub/.env": "A=b", "/home/me/project/.env": f"GOOGLE_GEMINI_BASE_URL={CORP}"}
     assert gemini.setup(at(files, GEMINI_CLI_TRUST_WORKSPACE="true")).upstreams == ()
 
 
@@ -112,7 +112,7 @@ def test_aider_keeps_the_address_of_a_persons_variable() -> None:
 
 def test_the_address_in_an_env_file_of_aider_is_replaced_on_its_command_line() -> None:
     """The file would override a variable. What the person types comes later, and wins."""
-    files = {"/home/me/.env": "OPENAI_API_BASE=https://other.example", "/home/me/work/.env": f"OPENAI_API_BASE={CORP}"}
+    files = {"/home/me/.env": "OPENAI_API_BASE=https://other.example", "/home/me/project/.env": f"OPENAI_API_BASE={CORP}"}
     found = aider.setup(at(files))
     assert found.words == ("--set-env=OPENAI_API_BASE={gateway}/aider-openai",)
     assert urls(found)["aider-openai"] == CORP
@@ -157,7 +157,7 @@ def test_opencode_with_the_providers_of_its_variables_needs_nothing_more() -> No
 
 def test_opencode_is_led_to_the_address_in_its_configuration() -> None:
     file = f'{{ // mine\n "provider": {{"anthropic": {{"options": {{"baseURL": "{CORP}",}}}}}}, }}'
-    found = opencode.setup(at({"/home/me/work/opencode.jsonc": file}))
+    found = opencode.setup(at({"/home/me/project/opencode.jsonc": file}))
     assert (found.upstreams, merged(found)) == (
         (TreeUpstream("opencode-anthropic", CORP, "anthropic"),),
         {"anthropic": led("anthropic")},
@@ -170,9 +170,9 @@ def test_the_configuration_of_opencode_that_takes_precedence_counts() -> None:
 
     files = {
         "/home/me/.config/opencode/opencode.json": content("https://1.example/v1"),
-        "/home/me/work/opencode.json": content("https://2.example/v1"),
-        "/home/me/work/sub/opencode.json": content("https://3.example/v1"),
-        "/home/me/work/.opencode/opencode.json": content("https://4.example/v1"),
+        "/home/me/project/opencode.json": content("https://2.example/v1"),
+        "/home/me/project/sub/opencode.json": content("https://3.example/v1"),
+        "/home/me/project/.opencode/opencode.json": content("https://4.example/v1"),
     }
     assert urls(opencode.setup(at(files))) == {"opencode-openai": "https://4.example/v1"}
     own = at(files, OPENCODE_CONFIG_CONTENT=content("https://5.example/v1"))
@@ -191,7 +191,7 @@ def test_opencode_offers_the_same_providers_as_before() -> None:
 def test_a_provider_of_opencode_with_an_address_that_is_not_known_is_not_led() -> None:
     def provider(url: str, **more: object) -> Surroundings:
         mine = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": url}, **more}
-        return at({"/home/me/work/opencode.json": json.dumps({"provider": {"mine": mine}})}, OPENAI_HOST="h.example")
+        return at({"/home/me/project/opencode.json": json.dumps({"provider": {"mine": mine}})}, OPENAI_HOST="h.example")
 
     assert urls(opencode.setup(provider("https://{env:OPENAI_HOST}/v1"))) == {"opencode-mine": "https://h.example/v1"}
     assert opencode.setup(provider("{env:NOT_SET}/v1")).upstreams == ()
@@ -210,14 +210,14 @@ def test_a_provider_of_opencode_with_an_address_that_is_not_known_is_not_led() -
     ],
 )
 def test_opencode_that_cannot_be_led_is_left_as_it_is(config: object, auth: object, words: str) -> None:
-    files = {"/home/me/work/opencode.json": json.dumps(config), "/home/me/.local/share/opencode/auth.json": json.dumps(auth)}
+    files = {"/home/me/project/opencode.json": json.dumps(config), "/home/me/.local/share/opencode/auth.json": json.dumps(auth)}
     found = opencode.setup(at(files))
     assert words in str(found.direct)
     assert (found.env, found.merged, found.upstreams) == ((), (), ())
 
 
 def test_a_configuration_of_opencode_that_is_broken_is_named() -> None:
-    assert "/home/me/work/opencode.json" in str(all_setups(at({"/home/me/work/opencode.json": "{"}))["opencode"].direct)
+    assert "/home/me/project/opencode.json" in str(all_setups(at({"/home/me/project/opencode.json": "{"}))["opencode"].direct)
 
 
 # ---- files

@@ -208,7 +208,7 @@ class Api(ABC):
         return any(reference in body for reference in self.references)
 
     def paid(self, method: str, path: str, body: bytes) -> Paid:
-        """Return whether a request that is no call of a model costs money. A request that asks a model does, unless it is known not
+        """Return whether a request that is not a model call costs money. A request that asks a model does, unless it is known not
         to: its path may be another spelling of a call's, which the server takes and the gateway does not know."""
         if method in {"GET", "HEAD", "OPTIONS", "DELETE"} or self.free.search(path):
             return Paid.FREE
