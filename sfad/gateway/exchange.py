@@ -14,22 +14,22 @@ import httpx2
 import trio
 
 from ..protocol.types import SILENT_AFTER
-from .apis import Api, ModelCall, Paid, most_output
+from .apis import Api, most_output
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .checkup import checkup
-from .coding import Coding, UnreadableBodyError
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError
-from .estimate import Estimates, text_size
+from .estimate import Estimates
 from .gate import AskedCall, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .memory import Memory, NoMemoryError, Space
+from .reading import MAX_BODY, Answer, Question, Reader
 from .trust import Trust
 from .upstreams import RawHeaders, Route, Upstream, downward, proxy_token, proxy_variable, route_of, upward
 
-MAX_BODY = 64 << 20
-"""Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
+_METHODS = {"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"}
+"""Others do what the gateway does not know. Above all, the reply to TRACE holds the key."""
 MAX_UNSENT = 64 << 20
 """Bytes of a reply that are kept for a client that takes none, as a paused agent. Beyond that the provider is held back."""
 MAX_PATH = 200
@@ -67,6 +67,7 @@ class Shared:
     memory: Memory
     trust: Trust
     egress: Egress
+    reader: Reader
 
 
 def new_client(trust: Trust) -> httpx2.AsyncClient:
@@ -148,6 +149,9 @@ class Exchange:
             if is_outward(self._request):
                 await self._lead_out()
                 return
+            if self._method not in _METHODS:
+                allowed = ", ".join(sorted(_METHODS))
+                raise _AnsweredError(405, f"{self._method[:20]} is not one of {allowed}", [(b"allow", allowed.encode())])
             route = route_of(self._request.target.decode("ascii", "replace"))
             if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in self._request.headers):
                 raise _AnsweredError(426, "the gateway speaks HTTP only; use a POST")
@@ -237,16 +241,15 @@ class Exchange:
         return bytes(body)
 
     async def _forward_whole(self, placed: Placed, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
-        plain = self._plain(raw)
-        if plain is not raw:
-            space.grow(len(plain))
-        call = self._call(api, route, plain)
-        if call is None:
-            unasked = self._unasked(placed, upstream, api, route, plain)
+        path = api.path(route.path)
+        if self._method != "POST" or api.calls.search(path) is None:
+            unasked = self._unasked(placed, upstream, api, path)
             with _closing(unasked):
                 await self._pass(upstream, route, raw, self._headers, unasked, space)
             return
-        size = text_size(plain)
+        encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding").decode("latin-1")
+        found, _ = await self._read(placed, Question(api.name, path, encodings), raw)
+        call, size = found.call, found.size
         estimate = self._shared.estimates.input(placed.run, call, size)
         asked = AskedCall(
             run=placed.run,
@@ -269,49 +272,30 @@ class Exchange:
         record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host)
         with _closing(record):
             sent, headers = raw, self._headers
-            changed = self._changed(api, plain, admitted.max_output)
-            if changed is not plain:
-                space.grow(len(changed))
-                sent, headers = changed, [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+            if admitted.max_output is not None or found.incomplete:
+                _, sent = await self._read(placed, Question(api.name, path, encodings, True, admitted.max_output), raw)
+                space.grow(len(sent))
+                headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
             await self._pass(upstream, route, sent, headers, record, space)
 
-    def _plain(self, raw: bytes) -> bytes:
-        """Return the body without its encoding."""
-        encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding")
-        if not encodings:
-            return raw
+    async def _read(self, placed: Placed, question: Question, raw: bytes) -> tuple[Answer, bytes]:
         try:
-            return Coding(encodings.decode("ascii", "replace")).feed(raw, MAX_BODY)
-        except UnreadableBodyError as error:
+            return await self._while_there(partial(self._shared.reader.ask, placed.run, question, raw))
+        except ValueError as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 
-    def _call(self, api: Api, route: Route, plain: bytes) -> ModelCall | None:
-        """Return what the body asks a model for, or `None` if the request may pass because it is something else."""
-        path = api.path(route.path)
-        try:
-            call = api.call(path, plain) if self._method == "POST" else None
-        except (ValueError, RecursionError) as error:
-            raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
-        return call
-
-    def _unasked(self, placed: Placed, upstream: Upstream, api: Api, route: Route, plain: bytes) -> UnaskedRecord | None:
-        """Return the record of a request that is no call of a model, if it costs money."""
-        path = api.path(route.path)
-        if api.paid(self._method, path, plain) is not Paid.UNGATED:
+    def _unasked(self, placed: Placed, upstream: Upstream, api: Api, path: str) -> UnaskedRecord | None:
+        """Return the record of a request that is no call of a model, if it may cost money."""
+        if api.is_free(self._method, path):
             return None
         record = UnaskedRecord(self._shared.gate, placed.run, upstream.name, path[:MAX_PATH])
         if not self._shared.ungated():
-            why = f"{self._method} {path} costs money that the gateway cannot bound; set gateway.ungated to let it pass"
+            why = (
+                f"{self._method} {path[:MAX_PATH]} may cost money that the gateway cannot bound; set gateway.ungated to let it pass"
+            )
             record.close(refused=why)
             raise _AnsweredError(400, why)
         return record
-
-    def _changed(self, api: Api, plain: bytes, max_output: int | None) -> bytes:
-        try:
-            completed = api.completed(plain)
-            return completed if max_output is None else api.lowered(completed, max_output)
-        except (ValueError, RecursionError) as error:
-            raise _AnsweredError(400, f"the gateway cannot change the request: {error}") from error
 
     async def _while_there(self, work: Callable[[], Awaitable[T]], record: RequestRecord | None = None) -> T:
         """Return what `work` returns, and cancel it when the client hangs up. Raises `ClientGoneError` then. `record`: of a call

@@ -17,6 +17,7 @@ from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
+from sfad.gateway.reading import Reader
 from sfad.gateway.trust import Trust
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.egress import destination
@@ -209,7 +210,7 @@ async def house(
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
-        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most))
+        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), Reader())
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:
@@ -219,6 +220,8 @@ async def house(
             listener.socket.close()
             behind[0].socket.close()
             proxy.close()
+            with trio.CancelScope(shield=True):
+                await shared.reader.close()
 
 
 @dataclass

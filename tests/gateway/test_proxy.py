@@ -496,7 +496,7 @@ async def test_what_is_not_http_is_answered_so(raw: bytes) -> None:
         assert not the.trouble
 
 
-async def test_a_body_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_too_long() -> None:
     provider = Provider(saying())
     async with house(provider) as the:
         answer = await the.ask(post(MESSAGES, b"x" * (exchange.MAX_BODY + 1)))
@@ -504,8 +504,7 @@ async def test_a_body_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         assert json.loads(answer.body)["error"]["message"] == "the request has more than 64 MiB"
         assert not provider.requests
         assert the.shared.memory.held == 0
-        monkeypatch.setattr(exchange, "MAX_BODY", 1000)
-        bomb = gzip.compress(b"x" * 100_000)
+        bomb = gzip.compress(b"x" * (exchange.MAX_BODY + 1))
         assert (await the.ask(post(MESSAGES, bomb, "Content-Encoding: gzip"))).status == 400
 
 
@@ -518,8 +517,6 @@ async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             await stream.send_all(post(MESSAGES, big))
             await until(lambda: bool(gate.asked))
             assert (await the.ask(post(MESSAGES, big))).status == 503
-            bomb = gzip.compress(big)
-            assert (await the.ask(post(MESSAGES, bomb, "Content-Encoding: gzip"))).status == 503
             gate.run, gate.hold = "other", None
             assert (await the.ask(post(MESSAGES, big))).status == 503
             assert (await the.ask(post(MESSAGES, big[:40_000] + b'"}'))).status == 200

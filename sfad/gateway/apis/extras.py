@@ -18,8 +18,8 @@ each day are taken to be used up."""
 
 
 class _ServerTool(msgspec.Struct):
-    type: Any = None
-    max_uses: Any = None
+    type: str | None = None
+    max_uses: int | None = None
 
 
 _TOOLS = msgspec.json.Decoder(list[_ServerTool])
@@ -30,12 +30,9 @@ def words(**told: Any) -> dict[str, str]:
     return {name: word for name, word in told.items() if isinstance(word, str)}
 
 
-def most_fees(fees: Mapping[str, float], tools: msgspec.Raw, uses: Any = None) -> float:
-    """Return what the provider's tools in a request may cost. `uses`: how often it may use all of them."""
-    try:
-        offered = _TOOLS.decode(tools or b"[]")
-    except msgspec.DecodeError:
-        return 0.0
+def most_fees(fees: Mapping[str, float], tools: msgspec.Raw | None, uses: int | None = None) -> float:
+    """Return what the provider's tools in a request may cost. `uses`: how often it may use all of them. Raises `ValueError`."""
+    offered = _TOOLS.decode(tools or b"[]")
     return max((_fee(fees, tool.type) * _number(tool.max_uses, _number(uses, MOST_USES)) for tool in offered), default=0.0)
 
 
