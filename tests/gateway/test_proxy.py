@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from sfad.gateway import exchange, http_server, memory
+from sfad.gateway.callers import Caller, Kernel
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.types import Tokens
 from tests.gateway.scripted import (
@@ -764,10 +765,10 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
 # ---- many at a time
 
 
-async def test_at_the_bound_of_connections_those_without_a_request_are_closed() -> None:
+async def test_a_run_at_its_share_of_connections_closes_its_own_without_a_request() -> None:
     gate = ScriptedGate(hold=trio.Event())
     provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
-    async with house(provider, gate=gate, most=4) as the, AsyncExitStack() as stack:
+    async with house(provider, gate=gate, most=16) as the, AsyncExitStack() as stack:
 
         async def begin(data: bytes) -> trio.SocketStream:
             stream = await stack.enter_async_context(await the.connect())
@@ -783,15 +784,40 @@ async def test_at_the_bound_of_connections_those_without_a_request_are_closed() 
             for stream in useless:
                 with suppress(trio.BrokenResourceError):
                     assert await stream.receive_some(1) == b""
-            served.append(await begin(post(MESSAGES, CALL)))
-            with trio.move_on_after(0.3) as early:
-                await served[-1].receive_some(1)
-            assert early.cancelled_caught  # all others have a request
+            refused = await begin(b"")
+            assert (await read_answer(refused, b"POST / HTTP/1.1")).status == 503  # all others have a request
             assert gate.hold is not None
             gate.hold.set()
             for stream in served:
                 assert (await read_answer(stream, b"POST / HTTP/1.1")).body == WHOLE
     assert the.shared.memory.held == 0
+
+
+async def test_a_run_that_reopens_connections_closes_none_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells whose a connection is before it has sent a byte; here the test tells it."""
+    gate = ScriptedGate(hold=trio.Event())
+    provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
+    run = Caller(os.geteuid(), 1)
+    monkeypatch.setattr(Kernel, "caller", lambda *_: run)
+    async with house(provider, gate=gate, most=64) as the, AsyncExitStack() as stack:
+        slow = await stack.enter_async_context(await the.connect())
+        await slow.send_all(post(MESSAGES, CALL)[:-1])
+        await until(lambda: the.proxy.under_way == 1)
+        for attacker in (Caller(os.geteuid(), 2), Caller(os.geteuid() + 1, 3)):
+            run = attacker
+            for _ in range(50):
+                stream = await stack.enter_async_context(await the.connect())
+                await stream.send_all(b"POST / HTTP/1.1\r\n")
+            await until(lambda: the.proxy.under_way == 1)
+        run = Caller(os.geteuid(), 1)
+        await slow.send_all(CALL[-1:])
+        other = await stack.enter_async_context(await the.connect())
+        await other.send_all(post(MESSAGES, CALL))
+        assert gate.hold is not None
+        gate.hold.set()
+        with trio.fail_after(10):
+            assert (await read_answer(slow, b"POST / HTTP/1.1")).body == WHOLE
+            assert (await read_answer(other, b"POST / HTTP/1.1")).body == WHOLE
 
 
 async def test_a_connection_that_outlives_its_run_is_refused() -> None:
