@@ -7,7 +7,8 @@
 `call_record`  what a call has used, read from its reply while that passes
 `checkup`      what `sfactl doctor` asks
 `journal`      what calls under way have used, for the daemon if this process is killed
-`memory`       the memory that the bodies of requests may take
+`memory`       the memory that the bodies of requests and what is kept of replies may take
+`reading`      what the body of a call says: read by a process of its own, if it is not small
 `apis`         the formats of the providers: what a call asks for, what its reply has used
 `sse`          server-sent events, piece by piece
 `coding`       what a body holds under its content encoding

@@ -17,7 +17,7 @@ from .exchange import Shared, new_client
 from .journal import Journal
 from .memory import Memory
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
-from .reading import Reader
+from .reading import BodyReader
 from .trust import Trust
 
 LISTENER = 3
@@ -42,7 +42,9 @@ async def _serve(daemon: str, journal: Journal) -> None:
         # each connection may have one to an upstream
         most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
         egress = Egress(most=max(1, most // 2))  # calls need the others
-        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust, egress, Reader())
+        shared = Shared(
+            link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust, egress, BodyReader()
+        )
         proxy = Proxy(shared, most=most, trouble=_complain)
         gc.freeze()
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:

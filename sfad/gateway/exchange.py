@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from ipaddress import ip_address
 from math import ceil
 from typing import TypeVar
 
@@ -19,12 +20,12 @@ from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .checkup import checkup
 from .egress import Egress, NoWayError, is_outward, target_of
-from .egress_rules import EgressRefusedError
+from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
 from .gate import AskedCall, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .memory import Memory, NoMemoryError, Space
-from .reading import MAX_BODY, Answer, Question, Reader
+from .reading import MAX_BODY, BodyAnswer, BodyQuestion, BodyReader
 from .trust import Trust
 from .upstreams import RawHeaders, Route, Upstream, downward, proxy_token, proxy_variable, route_of, upward
 
@@ -67,7 +68,7 @@ class Shared:
     memory: Memory
     trust: Trust
     egress: Egress
-    reader: Reader
+    reader: BodyReader
 
 
 def new_client(trust: Trust) -> httpx2.AsyncClient:
@@ -140,7 +141,7 @@ class Exchange:
         """Bytes of memory that what the client has not taken may fill."""
 
     async def run(self) -> None:
-        """Answer the request. Raises `ClientGoneError`."""
+        """BodyAnswer the request. Raises `ClientGoneError`."""
         api: Api | None = None
         try:
             if self._request.target == b"/" and self._method == "GET":
@@ -248,7 +249,7 @@ class Exchange:
                 await self._pass(upstream, route, raw, self._headers, unasked, space)
             return
         encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding").decode("latin-1")
-        found, _ = await self._read(placed, Question(api.name, path, encodings), raw)
+        found, _ = await self._read(placed, BodyQuestion(api.name, path, encodings), raw)
         call, size = found.call, found.size
         estimate = self._shared.estimates.input(placed.run, call, size)
         asked = AskedCall(
@@ -269,16 +270,16 @@ class Exchange:
             api=api.name,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))
-        record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host)
+        record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space)
         with _closing(record):
             sent, headers = raw, self._headers
             if admitted.max_output is not None or found.incomplete:
-                _, sent = await self._read(placed, Question(api.name, path, encodings, True, admitted.max_output), raw)
+                _, sent = await self._read(placed, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
                 space.grow(len(sent))
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
             await self._pass(upstream, route, sent, headers, record, space)
 
-    async def _read(self, placed: Placed, question: Question, raw: bytes) -> tuple[Answer, bytes]:
+    async def _read(self, placed: Placed, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         try:
             return await self._while_there(partial(self._shared.reader.ask, placed.run, question, raw))
         except ValueError as error:
@@ -352,7 +353,21 @@ class Exchange:
             raise _AnsweredError(
                 502, f"no request can be sent to upstream '{upstream.name}' ({upstream.shown}): {error}"
             ) from error
+        if await self._leads_back(request.url):
+            raise _AnsweredError(400, f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set another url")
         await self._while_there(partial(self._relay, upstream, request, record, space), record)
+
+    async def _leads_back(self, url: httpx2.URL) -> bool:
+        """Return whether a URL leads to this gateway, in whatever spelling."""
+        own = self._http.stream.socket.getsockname()[1]
+        if (url.port or {"http": 80, "https": 443}.get(url.scheme)) != own:
+            return False
+        try:
+            found = await trio.socket.getaddrinfo(url.host, own, type=trio.socket.SOCK_STREAM)
+        except OSError:
+            return False  # the connection will fail, too
+        addresses = [plain(ip_address(address[0])) for *_, address in found]
+        return any(address.is_loopback or address.is_unspecified for address in addresses)
 
     async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: Space) -> None:
         """Pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider goes on and bills: so the

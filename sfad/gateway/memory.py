@@ -1,15 +1,15 @@
-"""The memory that the bodies of requests may take."""
+"""The memory that the bodies of requests and what is kept of replies may take."""
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 MAX_BODIES = 512 << 20
-"""Bytes of the bodies of all requests together. A run may take as much as it leaves to the others."""
+"""Bytes of all requests and replies together. A run may take as much as it leaves to the others."""
 
 
 class NoMemoryError(Exception):
-    """The bodies of other requests take all memory that they may."""
+    """Other calls take all memory that they may."""
 
 
 class Memory:
@@ -47,7 +47,7 @@ class Space:
         own = memory.held_by[self._run] + more
         if own > free:
             raise NoMemoryError(
-                f"the gateway has no memory for this request: run {self._run} would hold {own >> 20} MiB, and {max(0, free) >> 20} "
+                f"the gateway has no memory for this call: run {self._run} would hold {own >> 20} MiB, and {max(0, free) >> 20} "
                 f"of {MAX_BODIES >> 20} MiB would be left for other runs; try again"
             )
         memory.held += more

@@ -32,7 +32,7 @@ LEAVES_AT = 256 << 10
 _SIZE_BYTES = 4
 
 
-class Question(msgspec.Struct, frozen=True):
+class BodyQuestion(msgspec.Struct, frozen=True):
     api: str
     path: str
     encodings: str
@@ -41,7 +41,7 @@ class Question(msgspec.Struct, frozen=True):
     max_output: int | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class BodyAnswer(msgspec.Struct, frozen=True):
     call: ModelCall
     size: int
     """Of the body, as estimates take it."""
@@ -50,13 +50,13 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class _Told(msgspec.Struct):
-    answer: Answer | None = None
+    answer: BodyAnswer | None = None
     refused: str = ""
     leaves: bool = False
     """The process ends."""
 
 
-def answer_to(question: Question, raw: bytes, most: int = MAX_BODY) -> tuple[Answer, bytes]:
+def answer_to(question: BodyQuestion, raw: bytes, most: int = MAX_BODY) -> tuple[BodyAnswer, bytes]:
     """Return what a body of at most `most` bytes says, and the changed body if that is wanted. Raises `ValueError`, also for a body
     that takes too much memory."""
     api = APIS[question.api]
@@ -73,10 +73,10 @@ def answer_to(question: Question, raw: bytes, most: int = MAX_BODY) -> tuple[Ans
         raise ValueError(str(error)) from error
     except MemoryError:
         raise ValueError("it has too many parts") from None
-    return Answer(call, text_size(plain), completed is not plain), changed
+    return BodyAnswer(call, text_size(plain), completed is not plain), changed
 
 
-class Reader:
+class BodyReader:
     """Reads the bodies of calls, for the gateway. One after the other if they are not small, and of each run one at a time."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Reader:
         self._turn = trio.Lock()
         self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
 
-    async def ask(self, run: str, question: Question, raw: bytes) -> tuple[Answer, bytes]:
+    async def ask(self, run: str, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         """As `answer_to`."""
         if len(raw) <= SMALL:
             try:
@@ -103,7 +103,7 @@ class Reader:
             except (trio.BrokenResourceError, EOFError):
                 raise ValueError("the process that reads it has ended, as by lack of memory") from None
 
-    async def _ask(self, question: Question, raw: bytes) -> tuple[Answer, bytes]:
+    async def _ask(self, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         process, self._process = self._process or await _start(), None
         try:
             told, changed = await _asked(process, question, raw)
@@ -123,7 +123,7 @@ class Reader:
             await _end(self._process)
 
 
-async def _asked(process: trio.Process, question: Question, raw: bytes) -> tuple["_Told", bytes]:
+async def _asked(process: trio.Process, question: BodyQuestion, raw: bytes) -> tuple["_Told", bytes]:
     """Put a question to the process. Raises `trio.BrokenResourceError` and `EOFError` if it ends."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -170,7 +170,7 @@ def _size_of(part: bytes) -> bytes:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_QUESTION = msgspec.msgpack.Decoder(Question)
+_QUESTION = msgspec.msgpack.Decoder(BodyQuestion)
 _TOLD = msgspec.msgpack.Decoder(_Told)
 
 

@@ -15,9 +15,16 @@ class EventStream:
     def __init__(self) -> None:
         self._line = bytearray()
         self._data: list[bytes] = []
+        self._kept = 0
+        """Bytes of these."""
         self._size = 0
         """Bytes of the event so far."""
         self._after_cr = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that are kept of the event that is not whole."""
+        return len(self._line) + self._kept
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
         """Yield the data of each event that the piece completes."""
@@ -44,8 +51,9 @@ class EventStream:
         self._line.clear()
         if line.startswith(b"data:"):
             self._data.append(line[5:].removeprefix(b" "))
+            self._kept += len(line)
         elif not line:
             if self._data and self._size <= MAX_EVENT:
                 yield b"\n".join(self._data)
             self._data.clear()
-            self._size = 0
+            self._size = self._kept = 0

@@ -17,7 +17,7 @@ from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
-from sfad.gateway.reading import Reader
+from sfad.gateway.reading import BodyReader
 from sfad.gateway.trust import Trust
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.egress import destination
@@ -210,7 +210,7 @@ async def house(
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
-        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), Reader())
+        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), BodyReader())
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import socket
 import zlib
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+import brotli  # type: ignore[import-untyped]
 import pytest
 import trio
 
-from sfad.gateway import exchange, http_server, memory
+from sfad.gateway import exchange, http_server, memory, reading
 from sfad.gateway.callers import Caller, Kernel
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.types import Tokens
@@ -407,7 +409,7 @@ async def test_the_reply_to_a_paused_client_is_read_and_charged_and_kept(*, brea
             await until(lambda: bool(the.gate.told))
             (told,) = the.gate.told
             assert (told.tokens is not None and told.tokens.output == 50, told.partial) == (not breaks_off, breaks_off)
-            assert len(raw) > the.shared.memory.held > 10_000_000
+            assert len(raw) + (1 << 20) > the.shared.memory.held > 10_000_000
             answer = await read_answer(stream, request)
         assert answer.body == b"".join(LONG[:-2] if breaks_off else LONG)
         assert bool(answer.broken) == breaks_off
@@ -500,12 +502,12 @@ async def test_what_is_not_http_is_answered_so(raw: bytes) -> None:
 async def test_a_body_that_is_too_long() -> None:
     provider = Provider(saying())
     async with house(provider) as the:
-        answer = await the.ask(post(MESSAGES, b"x" * (exchange.MAX_BODY + 1)))
+        answer = await the.ask(post(MESSAGES, b"x" * (reading.MAX_BODY + 1)))
         assert answer.status == 413
         assert json.loads(answer.body)["error"]["message"] == "the request has more than 64 MiB"
         assert not provider.requests
         assert the.shared.memory.held == 0
-        bomb = gzip.compress(b"x" * (exchange.MAX_BODY + 1))
+        bomb = gzip.compress(b"x" * (reading.MAX_BODY + 1))
         assert (await the.ask(post(MESSAGES, bomb, "Content-Encoding: gzip"))).status == 400
 
 
@@ -522,6 +524,32 @@ async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             assert (await the.ask(post(MESSAGES, big))).status == 503
             assert (await the.ask(post(MESSAGES, big[:40_000] + b'"}'))).status == 200
         await until(lambda: not the.shared.memory.held)
+
+
+@pytest.mark.parametrize("encoding", ["br", "identity"])
+async def test_what_is_kept_of_replies_counts_as_memory_of_the_run(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """16 MiB of each JSON reply, and the window of its encoding, counted as nobody's."""
+    document = WHOLE.replace(b"hello", random.randbytes(300_000).hex().encode())
+    body = brotli.compress(document, lgwin=20) if encoding == "br" else document
+    more = trio.Event()
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        whole = reply(body, JSON, b"Content-Encoding: " + encoding.encode())
+        await stream.send_all(whole[:-1])
+        await more.wait()
+        await stream.send_all(whole[-1:])
+
+    async with house(Provider(script)) as the, trio.open_nursery() as nursery:
+        nursery.start_soon(the.ask, post(MESSAGES, CALL))
+        await until(lambda: the.shared.memory.held > len(document))
+        more.set()
+        assert (await the.told()).error is None
+        monkeypatch.setattr(memory, "MAX_BODIES", len(document))
+        assert (await the.ask(post(MESSAGES, CALL))).body == body
+        await until(lambda: len(the.gate.told) == 2)
+        assert the.gate.told[1].tokens is None
+        assert "no memory" in (the.gate.told[1].error or "")
+    assert the.shared.memory.held == 0
 
 
 async def test_expect_100_continue() -> None:
@@ -760,6 +788,17 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
             answer = await keyed.ask(post("/up/v1/files", b"{}"))
             assert answer.status == 502
             assert b"KEY_OF_TEST" in answer.body
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"])  # noqa: S104
+async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
+    async with house(Provider(saying(b""))) as the:
+        the.gate.upstreams["up"] = Upstream("up", f"http://{host}:{the.port}/up", "anthropic")
+        with trio.fail_after(10):
+            answer = await the.ask(post(MESSAGES, CALL))
+        assert answer.status == 400
+        assert b"is this gateway itself" in answer.body
+        assert (len(the.gate.asked), (await the.told()).tokens) == (1, Tokens())
 
 
 # ---- many at a time

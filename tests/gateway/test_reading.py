@@ -13,13 +13,13 @@ import trio.testing
 
 from sfad.gateway import reading
 from sfad.gateway.estimate import text_size
-from sfad.gateway.reading import MAX_BODY, Question, Reader, answer_to
+from sfad.gateway.reading import MAX_BODY, BodyQuestion, BodyReader, answer_to
 
 from .scripted import Provider, ScriptedGate, house, post, reply, saying
 from .test_proxy import CALL, JSON, MESSAGES, WHOLE
 
 MIB = 1 << 20
-QUESTION = Question("anthropic", "/v1/messages", "")
+QUESTION = BodyQuestion("anthropic", "/v1/messages", "")
 
 
 def call_with(text: bytes) -> bytes:
@@ -44,8 +44,8 @@ def many_fields(size: int) -> Iterator[bytes]:
 
 
 @pytest.fixture
-async def reader() -> AsyncIterator[Reader]:
-    made = Reader()
+async def reader() -> AsyncIterator[BodyReader]:
+    made = BodyReader()
     yield made
     await made.close()
 
@@ -76,7 +76,7 @@ def test_no_text_takes_more_time_than_its_length() -> None:
     assert text_size(call_with(b'","/9j/' * 1000)) == len(call_with(b'","/9j/' * 1000))
 
 
-async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(reader: Reader) -> None:
+async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(reader: BodyReader) -> None:
     body = b"".join(many_fields(12 * MIB))
     with pytest.raises(ValueError, match=r"too many parts|has ended|the most is 1000"):
         await reader.ask("run", QUESTION, body)
@@ -84,7 +84,7 @@ async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(rea
     assert answer.call.max_output == 1000
 
 
-async def test_a_body_that_takes_too_long_is_refused_and_the_next_is_read(monkeypatch: pytest.MonkeyPatch, reader: Reader) -> None:
+async def test_a_body_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch, reader: BodyReader) -> None:
     monkeypatch.setattr(reading, "PATIENCE", 0.0)
     with pytest.raises(ValueError, match="takes more than 0 s"):
         await reader.ask("run", QUESTION, call_with(b"x" * MIB))
@@ -92,9 +92,9 @@ async def test_a_body_that_takes_too_long_is_refused_and_the_next_is_read(monkey
     assert (await reader.ask("run", QUESTION, call_with(b"x" * MIB)))[0].call.model == "claude-x"
 
 
-async def test_a_long_body_is_read_and_changed_as_a_short_one(reader: Reader) -> None:
+async def test_a_long_body_is_read_and_changed_as_a_short_one(reader: BodyReader) -> None:
     body = json.dumps({"model": "m", "max_tokens": 9000, "messages": [{"content": "é" * MIB}]}).encode()
-    for question in (QUESTION, Question("anthropic", "/v1/messages", "gzip", True, 5000)):
+    for question in (QUESTION, BodyQuestion("anthropic", "/v1/messages", "gzip", True, 5000)):
         raw = gzip.compress(body) if question.encodings else body
         assert await reader.ask("run", question, raw) == answer_to(question, raw)
     _, changed = await reader.ask("run", question, raw)
@@ -102,11 +102,11 @@ async def test_a_long_body_is_read_and_changed_as_a_short_one(reader: Reader) ->
 
 
 @pytest.mark.parametrize("body", [b"[" * MIB, b"\xff" * MIB, b'{"model": "m", "a": 1, "a": 2, "b": "' + b"x" * MIB + b'"}'])
-async def test_a_long_body_that_cannot_be_read_is_refused(reader: Reader, body: bytes) -> None:
+async def test_a_long_body_that_cannot_be_read_is_refused(reader: BodyReader, body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - each in other words
         await reader.ask("run", QUESTION, body)
 
 
-async def test_a_bomb_is_refused(reader: Reader) -> None:
+async def test_a_bomb_is_refused(reader: BodyReader) -> None:
     with pytest.raises(ValueError, match="longer than"):
-        await reader.ask("run", Question("anthropic", "/v1/messages", "gzip"), gzip.compress(bytes(MAX_BODY + 1)))
+        await reader.ask("run", BodyQuestion("anthropic", "/v1/messages", "gzip"), gzip.compress(bytes(MAX_BODY + 1)))

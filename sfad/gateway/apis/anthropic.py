@@ -12,10 +12,10 @@ from .base import (
     ANY_PREFIX,
     MAX_TOOL_USES,
     Api,
-    Asked,
     ModelCall,
     OpenToolUse,
     ReplyReader,
+    RequestFields,
     encoded,
     fields,
     hides,
@@ -98,7 +98,7 @@ class _AnthropicApi(Api):
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         del path
-        request, hidden = Asked(body), hides(body)
+        request, hidden = RequestFields(body), hides(body)
         return ModelCall(
             model=request.model(),
             max_output=request.count("max_tokens"),

@@ -16,7 +16,7 @@ from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
 from ..sse import EventStream
 
-MAX_REPLY = 16 << 20
+MAX_REPLY = 8 << 20
 """Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""
 MAX_TOOL_USES = 256
 """Tool calls told of one reply. Models make a handful."""
@@ -112,10 +112,19 @@ class ReplyReader(ABC):
             if len(self._document) > MAX_REPLY:
                 self._document = None
 
+    def abandon(self) -> None:
+        """Free what is kept of a reply of which no more is read."""
+        self._events = self._document = None
+
     def end(self) -> None:
         """Take the end of the body."""
         if self._events is None and self._document is not None:
             self._read = self._decoded(self.document, bytes(self._document))
+
+    @property
+    def held(self) -> int:
+        """Bytes of the reply that are kept until it or an event is whole, twice: the whole is a copy of the parts."""
+        return 2 * (self._events.held if self._events is not None else len(self._document or b""))
 
     @abstractmethod
     def event(self, data: bytes) -> None:
@@ -279,7 +288,7 @@ def _after(document: bytes, at: int, token: bytes) -> int:
     return found.end() + len(token)
 
 
-class Asked:
+class RequestFields:
     """The fields of a request. Raises `ValueError` for a value of another type than the API's: some providers convert it."""
 
     def __init__(self, document: bytes) -> None:

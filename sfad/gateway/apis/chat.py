@@ -7,7 +7,7 @@ import msgspec
 
 from ...meters import counters
 from ...meters.tiers import OPENAI_FACTORS
-from .base import MAX_TOOL_USES, Api, Asked, ModelCall, OpenToolUse, ReplyReader, encoded, fields
+from .base import MAX_TOOL_USES, Api, ModelCall, OpenToolUse, ReplyReader, RequestFields, encoded, fields
 from .extras import words
 from .responses import OPENAI_FREE, OPENAI_REFERENCES, openai_refusal
 
@@ -64,7 +64,7 @@ class _ChatApi(Api):
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
         del path
-        request = Asked(body)
+        request = RequestFields(body)
         # servers differ in which of two names they know
         return ModelCall(
             model=request.model(),
@@ -83,7 +83,7 @@ class _ChatApi(Api):
         return msgspec.json.encode(request | dict.fromkeys(names or ["max_completion_tokens"], encoded(tokens)))
 
     def completed(self, body: bytes) -> bytes:
-        request = Asked(body)
+        request = RequestFields(body)
         options = fields(request.raw("stream_options"))
         if not request.flag("stream") or bytes(options.get("include_usage", b"")) == b"true":
             return body

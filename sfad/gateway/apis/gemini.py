@@ -7,7 +7,7 @@ import msgspec
 
 from ...meters import counters
 from ...meters.tiers import GEMINI_FACTORS
-from .base import ANY_PREFIX, MODEL_MAX, Api, Asked, ModelCall, ReplyReader, encoded, hides, positive, tool_use
+from .base import ANY_PREFIX, MODEL_MAX, Api, ModelCall, ReplyReader, RequestFields, encoded, hides, positive, tool_use
 from .extras import GEMINI_QUERY, GEMINI_SEARCH, MOST_USES, words
 
 _SEARCH = re.compile(rb'"google_?[sS]earch')
@@ -50,7 +50,7 @@ class _GeminiGenerated(msgspec.Struct, rename="camel"):
     usage_metadata: _GeminiUsage | None = None
 
 
-class _Spelled(Asked):
+class _Spelled(RequestFields):
     """The fields of a message. Google takes each name in camelCase and in snake_case (https://protobuf.dev/programming-guides/json/),
     and a number as a string too."""
 

@@ -7,7 +7,7 @@ import msgspec
 
 from ...meters import counters
 from ...meters.tiers import OPENAI_FACTORS
-from .base import ANY_PREFIX, Api, Asked, ModelCall, ReplyReader, encoded, fields, tool_use
+from .base import ANY_PREFIX, Api, ModelCall, ReplyReader, RequestFields, encoded, fields, tool_use
 from .extras import OPENAI_FEES, fee_of_use, most_fees, words
 
 
@@ -81,7 +81,7 @@ class _ResponsesApi(Api):
     factors = OPENAI_FACTORS
 
     def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
-        request, compacts = Asked(body), path[1] is not None
+        request, compacts = RequestFields(body), path[1] is not None
         return ModelCall(
             model=request.model(),
             max_output=_COMPACTED if compacts else request.count("max_output_tokens"),
