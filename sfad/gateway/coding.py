@@ -103,7 +103,7 @@ def _zstd(head: bytes) -> _Made:
         from backports import zstd
 
     window = _zstd_window(head)
-    options = {zstd.DecompressionParameter.window_log_max: window}
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: window}
     # frames follow one another (RFC 8878, section 3)
     return _members(lambda: zstd.ZstdDecompressor(options=options), zstd.ZstdError), 1 << window
 

@@ -16,6 +16,7 @@ import trio
 
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
+from .as_user import Clients, as_user
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .checkup import checkup
@@ -61,7 +62,7 @@ class Shared:
     """What all connections share."""
 
     gate: Gate
-    client: httpx2.AsyncClient
+    clients: Clients
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
@@ -137,11 +138,17 @@ class Exchange:
         self._caller = caller
         self._method = request.method.decode("ascii")
         self._headers = request.headers.raw_items()
+        self._asks_as: int | None = None
+        """The user whose connections to the upstream are used; `None`: this process's, because the operator says where it is."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
 
+    @property
+    def _user(self) -> int | None:
+        return self._caller.uid if self._caller is not None else None
+
     async def run(self) -> None:
-        """BodyAnswer the request. Raises `ClientGoneError`."""
+        """Answer the request. Raises `ClientGoneError`."""
         api: Api | None = None
         try:
             if self._request.target == b"/" and self._method == "GET":
@@ -165,6 +172,7 @@ class Exchange:
             if route is None or placed is None or route.upstream not in upstreams:
                 raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(upstreams)}")
             upstream = upstreams[route.upstream]
+            self._asks_as = self._user if route.upstream in placed.upstreams else None
             api = upstream.api_of(route.path)
             await self._forward(placed, upstream, api, route)
         except _AnsweredError as answer:
@@ -177,7 +185,9 @@ class Exchange:
     async def _check_up(self) -> None:
         if self._caller is None or self._caller.uid not in {0, os.geteuid()}:
             raise _AnsweredError(403, "only the daemon's own user may ask how the gateway is")
-        await self._http.answer(200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller))
+        await self._http.answer(
+            200, [_JSON], await checkup(await self._shared.clients.of(None), self._shared.upstreams(), self._caller)
+        )
 
     async def _place(self, token: str | None) -> Placed:
         # for each request of a connection: it may outlive its run
@@ -198,7 +208,8 @@ class Exchange:
         upstreams = {endpoint for each in known for endpoint in each.endpoints}
         try:
             target = target_of(self._request)
-            await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
+            with as_user(self._user):
+                await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
         except EgressRefusedError as refusal:
             self._shared.gate.egress_refused(placed.run, target.host, target.port, str(refusal))
             raise _AnsweredError(403, f"sfad refuses {target.shown}: {refusal}") from refusal
@@ -375,7 +386,8 @@ class Exchange:
         if record is not None:
             record.sending()
         try:
-            response = await self._shared.client.send(request, stream=True)
+            with as_user(self._asks_as):
+                response = await (await self._shared.clients.of(self._asks_as)).send(request, stream=True)
         except httpx2.HTTPError as error:
             what = _text_of(error)
             if record is not None:
