@@ -54,7 +54,7 @@ class UsersSockets(trio.abc.SocketFactory):
             _libc.setfsuid(ctypes.c_uint(own))
 
 
-class Clients:
+class UserClients:
     """What makes the requests of all calls: one for each user whose connections it keeps."""
 
     def __init__(self, stack: AsyncExitStack, make: Callable[[], httpx2.AsyncClient]) -> None:
@@ -71,7 +71,7 @@ class Clients:
 
 
 @asynccontextmanager
-async def open_clients(make: Callable[[], httpx2.AsyncClient]) -> AsyncIterator[Clients]:
+async def open_clients(make: Callable[[], httpx2.AsyncClient]) -> AsyncIterator[UserClients]:
     trio.socket.set_custom_socket_factory(UsersSockets())
     async with AsyncExitStack() as stack:
-        yield Clients(stack, make)
+        yield UserClients(stack, make)

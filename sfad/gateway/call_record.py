@@ -19,8 +19,8 @@ from .memory import NoMemoryError, Space
 MOST_BYTES_A_TOKEN = 16
 """Of what a model has written. A provider that tells fewer tokens than that, or no input, is not believed. Text and code have
 three to four bytes a token."""
-MAX_PIECE = 16 << 20
-"""Bytes that one piece of a reply may decode to. Pieces have at most 64 KiB before that."""
+MAX_PIECE = 1 << 20
+"""Bytes that one piece of a reply may decode to."""
 
 
 UNCOUNTED = 256 << 10

@@ -16,7 +16,7 @@ import trio
 
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
-from .as_user import Clients, as_user
+from .as_user import UserClients, as_user
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .checkup import checkup
@@ -34,6 +34,8 @@ _METHODS = {"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"}
 """Others do what the gateway does not know. Above all, the reply to TRACE holds the key."""
 MAX_UNSENT = 64 << 20
 """Bytes of a reply that are kept for a client that takes none, as a paused agent. Beyond that the provider is held back."""
+ENCODED_PIECE = 4 << 10
+"""Bytes of an encoded reply that are read at a time: they can become 250 times as many, and other calls wait meanwhile."""
 MAX_PATH = 200
 """Characters of a path that are recorded."""
 CONNECT_TIMEOUT = 60.0
@@ -62,7 +64,7 @@ class Shared:
     """What all connections share."""
 
     gate: Gate
-    clients: Clients
+    clients: UserClients
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
@@ -97,6 +99,13 @@ def _closing(record: RequestRecord | None) -> Iterator[None]:
     finally:
         if record is not None:
             record.close()
+
+
+async def _take(record: RequestRecord, data: bytes, at_a_time: int) -> None:
+    for at in range(0, len(data), at_a_time):
+        record.piece(data[at : at + at_a_time])
+        if at + at_a_time < len(data):
+            await trio.lowlevel.cancel_shielded_checkpoint()
 
 
 async def _tell_if_silent(record: RequestRecord) -> None:
@@ -397,10 +406,11 @@ class Exchange:
             if record is not None:
                 record.begun(response)
             await self._http.head(response.status_code, downward(response.headers.raw), response.reason_phrase.encode())
+            encoded = "content-encoding" in response.headers
             async for piece in response.aiter_raw():
                 self._http.put(piece)
                 if record is not None:
-                    record.piece(piece)
+                    await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
                 if not self._keeps(space):
                     # what ends this task is raised again with the next piece, inside of httpx2: only that closes its generators
                     with suppress(ClientGoneError, trio.Cancelled):
