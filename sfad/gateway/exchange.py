@@ -301,7 +301,7 @@ class Exchange:
 
     async def _read(self, placed: Placed, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         try:
-            return await self._while_there(partial(self._shared.reader.ask, placed.run, question, raw))
+            return await self._while_there(partial(self._shared.reader.ask, placed.run, self._user, question, raw))
         except ValueError as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 

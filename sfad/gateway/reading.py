@@ -77,15 +77,17 @@ def answer_to(question: BodyQuestion, raw: bytes, most: int = MAX_BODY) -> tuple
 
 
 class BodyReader:
-    """Reads the bodies of calls, for the gateway. One after the other if they are not small, and of each run one at a time."""
+    """Reads the bodies of calls, for the gateway; one after the other if they are not small.
+
+    Of each run and each user, one at most waits for its turn: so many bodies of one delay those of others by one body."""
 
     def __init__(self) -> None:
         self._process: trio.Process | None = None
         """It waits for a question."""
         self._turn = trio.Lock()
-        self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
+        self._turns: WeakValueDictionary[str | int | None, trio.Lock] = WeakValueDictionary()
 
-    async def ask(self, run: str, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
+    async def ask(self, run: str, user: int | None, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         """As `answer_to`."""
         if len(raw) <= SMALL:
             try:
@@ -93,8 +95,8 @@ class BodyReader:
             except ValueError as error:
                 if not isinstance(error.__cause__, UnreadableBodyError):
                     raise
-        turn = self._turns.setdefault(run, trio.Lock())
-        async with turn, self._turn:
+        of_run, of_user = (self._turns.setdefault(whose, trio.Lock()) for whose in (run, user))
+        async with of_run, of_user, self._turn:
             try:
                 with trio.fail_after(PATIENCE):
                     return await self._ask(question, raw)

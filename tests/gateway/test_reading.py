@@ -79,34 +79,49 @@ def test_no_text_takes_more_time_than_its_length() -> None:
 async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(reader: BodyReader) -> None:
     body = b"".join(many_fields(12 * MIB))
     with pytest.raises(ValueError, match=r"too many parts|has ended|the most is 1000"):
-        await reader.ask("run", QUESTION, body)
-    answer, _ = await reader.ask("run", QUESTION, call_with(b"x" * MIB))
+        await reader.ask("run", 0, QUESTION, body)
+    answer, _ = await reader.ask("run", 0, QUESTION, call_with(b"x" * MIB))
     assert answer.call.max_output == 1000
 
 
 async def test_a_body_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch, reader: BodyReader) -> None:
     monkeypatch.setattr(reading, "PATIENCE", 0.0)
     with pytest.raises(ValueError, match="takes more than 0 s"):
-        await reader.ask("run", QUESTION, call_with(b"x" * MIB))
+        await reader.ask("run", 0, QUESTION, call_with(b"x" * MIB))
     monkeypatch.undo()
-    assert (await reader.ask("run", QUESTION, call_with(b"x" * MIB)))[0].call.model == "claude-x"
+    assert (await reader.ask("run", 0, QUESTION, call_with(b"x" * MIB)))[0].call.model == "claude-x"
 
 
 async def test_a_long_body_is_read_and_changed_as_a_short_one(reader: BodyReader) -> None:
     body = json.dumps({"model": "m", "max_tokens": 9000, "messages": [{"content": "é" * MIB}]}).encode()
     for question in (QUESTION, BodyQuestion("anthropic", "/v1/messages", "gzip", True, 5000)):
         raw = gzip.compress(body) if question.encodings else body
-        assert await reader.ask("run", question, raw) == answer_to(question, raw)
-    _, changed = await reader.ask("run", question, raw)
+        assert await reader.ask("run", 0, question, raw) == answer_to(question, raw)
+    _, changed = await reader.ask("run", 0, question, raw)
     assert json.loads(changed)["max_tokens"] == 5000
 
 
 @pytest.mark.parametrize("body", [b"[" * MIB, b"\xff" * MIB, b'{"model": "m", "a": 1, "a": 2, "b": "' + b"x" * MIB + b'"}'])
 async def test_a_long_body_that_cannot_be_read_is_refused(reader: BodyReader, body: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - each in other words
-        await reader.ask("run", QUESTION, body)
+        await reader.ask("run", 0, QUESTION, body)
 
 
 async def test_a_bomb_is_refused(reader: BodyReader) -> None:
     with pytest.raises(ValueError, match="longer than"):
-        await reader.ask("run", BodyQuestion("anthropic", "/v1/messages", "gzip"), gzip.compress(bytes(MAX_BODY + 1)))
+        await reader.ask("run", 0, BodyQuestion("anthropic", "/v1/messages", "gzip"), gzip.compress(bytes(MAX_BODY + 1)))
+
+
+async def test_many_bodies_of_one_run_delay_another_run_by_one(reader: BodyReader) -> None:
+    read: list[str] = []
+
+    async def ask(run: str) -> None:
+        await reader.ask(run, 0, QUESTION, call_with(b"x" * 8 * MIB))
+        read.append(run)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(ask, "many")
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(ask, "other")
+    assert read.index("other") <= 2
