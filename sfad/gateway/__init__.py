@@ -7,13 +7,15 @@
 `call_record`  what a call has used, read from its reply while that passes
 `checkup`      what `sfactl doctor` asks
 `journal`      what calls under way have used, for the daemon if this process is killed
-`memory`       the memory that the bodies of requests may take
+`memory`       the memory that the bodies of requests and what is kept of replies may take
+`reading`      what the body of a call says: read by a process of its own, if it is not small
 `apis`         the formats of the providers: what a call asks for, what its reply has used
 `sse`          server-sent events, piece by piece
 `coding`       what a body holds under its content encoding
 `estimate`     how many tokens the input of a call has
 `trust`        the authorities whose certificates are trusted
 `upstreams`    where calls go, and what is changed in their heads
+`as_user`      the connections that root's gateway opens for a user
 `egress`       the proxy of isolated runs, to hosts that are no model
 `egress_rules` which hosts those are
 `client_hello` the name of the server in the first message of TLS

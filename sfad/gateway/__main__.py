@@ -10,6 +10,7 @@ import sys
 import trio
 
 from ..host.secrecy import hide_memory
+from .as_user import open_clients
 from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
 from .estimate import Estimates
@@ -17,6 +18,7 @@ from .exchange import Shared, new_client
 from .journal import Journal
 from .memory import Memory
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
+from .reading import BodyReader
 from .trust import Trust
 
 LISTENER = 3
@@ -37,11 +39,13 @@ async def _serve(daemon: str, journal: Journal) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon, LISTENER, journal)
     trust = Trust(_complain)
-    async with new_client(trust) as client:
+    async with open_clients(lambda: new_client(trust)) as clients:
         # each connection may have one to an upstream
         most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
         egress = Egress(most=max(1, most // 2))  # calls need the others
-        shared = Shared(link, client, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(most=most), trust, egress)
+        shared = Shared(
+            link, clients, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust, egress, BodyReader()
+        )
         proxy = Proxy(shared, most=most, trouble=_complain)
         gc.freeze()
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:

@@ -14,14 +14,17 @@ from .coding import Coding, UnreadableBodyError
 from .estimate import Estimates
 from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Silent, Unasked
 from .http_server import ClientGoneError
+from .memory import NoMemoryError, Space
 
 MOST_BYTES_A_TOKEN = 16
 """Of what a model has written. A provider that tells fewer tokens than that, or no input, is not believed. Text and code have
 three to four bytes a token."""
-MAX_PIECE = 16 << 20
-"""Bytes that one piece of a reply may decode to. Pieces have at most 64 KiB before that."""
+MAX_PIECE = 1 << 20
+"""Bytes that one piece of a reply may decode to."""
 
 
+UNCOUNTED = 256 << 10
+"""Bytes that are kept of a reply before they count. Where memory is short, the replies of most calls can be read all the same."""
 GIVEN_UP_AFTER = 3.0
 """Seconds without a byte, after which an agent that hangs up counts as one whose call has failed. Before that, a person or another
 call may have made it needless."""
@@ -119,8 +122,12 @@ class CallRecord:
         call: ModelCall,
         size: int,
         host: str,
+        space: Space,
     ) -> None:
-        """`size`: of the call's body, as estimates take it. `host`: where it goes."""
+        """`size`: of the call's body, as estimates take it. `host`: where it goes. `space`: for what is kept of the reply."""
+        self._space = space
+        self._held = 0
+        """Bytes of `space` that were taken."""
         self._gate = gate
         self._estimates = estimates
         self._asked = asked
@@ -166,11 +173,17 @@ class CallRecord:
             return
         try:
             self._reply.feed(self._coding.feed(data, MAX_PIECE))
-        except UnreadableBodyError as error:
+            self._grow(self._coding.window + self._reply.held)
+        except (UnreadableBodyError, NoMemoryError) as error:
             self._stop_reading(error)
         if self._first_word is None and self._reply.written:
             self._first_word = time.monotonic() - self._began
         self._note()
+
+    def _grow(self, held: int) -> None:
+        if held > max(self._held, UNCOUNTED):
+            self._space.grow(held - self._held)
+            self._held = held
 
     def _note(self) -> None:
         """Note what is to be charged if the gateway is killed now."""
@@ -180,8 +193,9 @@ class CallRecord:
         how = "as reserved" if used.tokens is None else "for what had passed"
         self._gate.passed(self._ended(used, f"the gateway was killed before it ended; it was charged {how}"))
 
-    def _stop_reading(self, error: UnreadableBodyError) -> None:
+    def _stop_reading(self, error: Exception) -> None:
         self._coding, self._unreadable, self.error = None, True, f"the reply cannot be read: {error}"
+        self._reply.abandon()
 
     def broken(self, error: BaseException) -> None:
         self.error = self.error or str(error) or type(error).__name__

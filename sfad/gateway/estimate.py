@@ -36,7 +36,7 @@ def text_size(body: bytes) -> int:
     """Return the bytes of a body as if each image had the same number."""
     if b"image/" not in body:  # its media type, wherever an API wants it; looking for images themselves takes ten times as long
         return max(1, len(body))
-    images = [len(image[0]) for image in _IMAGE.finditer(body)]
+    images = [image.end() - image.start() for image in _IMAGE.finditer(body)]
     return max(1, len(body) - sum(images) + _IMAGE_BYTES * len(images))
 
 

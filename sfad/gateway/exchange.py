@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from ipaddress import ip_address
 from math import ceil
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -15,24 +16,27 @@ import httpx2
 import trio
 
 from ..protocol.types import SILENT_AFTER
-from .apis import Api, ModelCall, Paid, most_output
+from .apis import Api, most_output
+from .as_user import UserClients, as_user
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .checkup import checkup
-from .coding import Coding, UnreadableBodyError
 from .egress import Egress, NoWayError, is_outward, target_of
-from .egress_rules import EgressRefusedError
-from .estimate import Estimates, text_size
+from .egress_rules import EgressRefusedError, plain
+from .estimate import Estimates
 from .gate import AskedCall, CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .memory import Memory, NoMemoryError, Space
+from .reading import MAX_BODY, BodyAnswer, BodyQuestion, BodyReader
 from .trust import Trust
 from .upstreams import RawHeaders, Route, Upstream, downward, proxy_token, proxy_variable, route_of, upward
 
-MAX_BODY = 64 << 20
-"""Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
+_METHODS = {"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"}
+"""Others do what the gateway does not know. Above all, the reply to TRACE holds the key."""
 MAX_UNSENT = 64 << 20
 """Bytes of a reply that are kept for a client that takes none, as a paused agent. Beyond that the provider is held back."""
+ENCODED_PIECE = 4 << 10
+"""Bytes of an encoded reply that are read at a time: they can become 250 times as many, and other calls wait meanwhile."""
 MAX_PATH = 200
 """Characters of a path that are recorded."""
 CONNECT_TIMEOUT = 60.0
@@ -62,13 +66,14 @@ class Shared:
     """What all connections share."""
 
     gate: Gate
-    client: httpx2.AsyncClient
+    clients: UserClients
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
     memory: Memory
     trust: Trust
     egress: Egress
+    reader: BodyReader
 
 
 def new_client(trust: Trust) -> httpx2.AsyncClient:
@@ -96,6 +101,13 @@ def _closing(record: RequestRecord | None) -> Iterator[None]:
     finally:
         if record is not None:
             record.close()
+
+
+async def _take(record: RequestRecord, data: bytes, at_a_time: int) -> None:
+    for at in range(0, len(data), at_a_time):
+        record.piece(data[at : at + at_a_time])
+        if at + at_a_time < len(data):
+            await trio.lowlevel.cancel_shielded_checkpoint()
 
 
 async def _tell_if_silent(record: RequestRecord) -> None:
@@ -145,8 +157,14 @@ class Exchange:
         self._caller = caller
         self._method = request.method.decode("ascii")
         self._headers = request.headers.raw_items()
+        self._asks_as: int | None = None
+        """The user whose connections to the upstream are used; `None`: this process's, because the operator says where it is."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
+
+    @property
+    def _user(self) -> int | None:
+        return self._caller.uid if self._caller is not None else None
 
     async def run(self) -> None:
         """Answer the request. Raises `ClientGoneError`."""
@@ -158,6 +176,9 @@ class Exchange:
             if is_outward(self._request):
                 await self._lead_out()
                 return
+            if self._method not in _METHODS:
+                allowed = ", ".join(sorted(_METHODS))
+                raise _AnsweredError(405, f"{self._method[:20]} is not one of {allowed}", [(b"allow", allowed.encode())])
             route = route_of(self._request.target.decode("ascii", "replace"))
             if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in self._request.headers):
                 raise _AnsweredError(426, "the gateway speaks HTTP only; use a POST")
@@ -170,6 +191,7 @@ class Exchange:
             if route is None or placed is None or route.upstream not in upstreams:
                 raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(upstreams)}")
             upstream = upstreams[route.upstream]
+            self._asks_as = self._user if route.upstream in placed.upstreams else None
             api = upstream.api_of(route.path)
             await self._forward(placed, upstream, api, route)
         except _AnsweredError as answer:
@@ -182,7 +204,9 @@ class Exchange:
     async def _check_up(self) -> None:
         if self._caller is None or self._caller.uid not in {0, os.geteuid()}:
             raise _AnsweredError(403, "only the daemon's own user may ask how the gateway is")
-        await self._http.answer(200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller))
+        await self._http.answer(
+            200, [_JSON], await checkup(await self._shared.clients.of(None), self._shared.upstreams(), self._caller)
+        )
 
     async def _place(self, token: str | None) -> Placed:
         # for each request of a connection: it may outlive its run
@@ -203,7 +227,8 @@ class Exchange:
         upstreams = {endpoint for each in known for endpoint in each.endpoints}
         try:
             target = target_of(self._request)
-            await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
+            with as_user(self._user):
+                await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
         except EgressRefusedError as refusal:
             self._shared.gate.egress_refused(placed.run, target.host, target.port, str(refusal))
             raise _AnsweredError(403, f"sfad refuses {target.shown}: {refusal}") from refusal
@@ -247,16 +272,15 @@ class Exchange:
         return bytes(body)
 
     async def _forward_whole(self, placed: Placed, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
-        plain = self._plain(raw)
-        if plain is not raw:
-            space.grow(len(plain))
-        call = self._call(api, route, plain)
-        if call is None:
-            unasked = self._unasked(placed, upstream, api, route, plain)
+        path = api.path(route.path)
+        if self._method != "POST" or api.calls.search(path) is None:
+            unasked = self._unasked(placed, upstream, api, path)
             with _closing(unasked):
                 await self._pass(upstream, route, raw, self._headers, unasked, space)
             return
-        size = text_size(plain)
+        encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding").decode("latin-1")
+        found, _ = await self._read(placed, BodyQuestion(api.name, path, encodings), raw)
+        call, size = found.call, found.size
         estimate = self._shared.estimates.input(placed.run, call, size)
         asked = AskedCall(
             run=placed.run,
@@ -276,52 +300,33 @@ class Exchange:
             api=api.name,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))
-        record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host)
+        record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space)
         with _closing(record):
             sent, headers = raw, self._headers
-            changed = self._changed(api, plain, admitted.max_output)
-            if changed is not plain:
-                space.grow(len(changed))
-                sent, headers = changed, [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+            if admitted.max_output is not None or found.incomplete:
+                _, sent = await self._read(placed, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
+                space.grow(len(sent))
+                headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
             await self._pass(upstream, route, sent, headers, record, space)
 
-    def _plain(self, raw: bytes) -> bytes:
-        """Return the body without its encoding."""
-        encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding")
-        if not encodings:
-            return raw
+    async def _read(self, placed: Placed, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         try:
-            return Coding(encodings.decode("ascii", "replace")).feed(raw, MAX_BODY)
-        except UnreadableBodyError as error:
+            return await self._while_there(partial(self._shared.reader.ask, placed.run, self._user, question, raw))
+        except ValueError as error:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 
-    def _call(self, api: Api, route: Route, plain: bytes) -> ModelCall | None:
-        """Return what the body asks a model for, or `None` if the request may pass because it is something else."""
-        path = api.path(route.path)
-        try:
-            call = api.call(path, plain) if self._method == "POST" else None
-        except (ValueError, RecursionError) as error:
-            raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
-        return call
-
-    def _unasked(self, placed: Placed, upstream: Upstream, api: Api, route: Route, plain: bytes) -> UnaskedRecord | None:
-        """Return the record of a request that is no call of a model, if it costs money."""
-        path = api.path(route.path)
-        if api.paid(self._method, path, plain) is not Paid.UNGATED:
+    def _unasked(self, placed: Placed, upstream: Upstream, api: Api, path: str) -> UnaskedRecord | None:
+        """Return the record of a request that is no call of a model, if it may cost money."""
+        if api.is_free(self._method, path):
             return None
         record = UnaskedRecord(self._shared.gate, placed.run, upstream.name, path[:MAX_PATH])
         if not self._shared.ungated():
-            why = f"{self._method} {path} costs money that the gateway cannot bound; set gateway.ungated to let it pass"
+            why = (
+                f"{self._method} {path[:MAX_PATH]} may cost money that the gateway cannot bound; set gateway.ungated to let it pass"
+            )
             record.close(refused=why)
             raise _AnsweredError(400, why)
         return record
-
-    def _changed(self, api: Api, plain: bytes, max_output: int | None) -> bytes:
-        try:
-            completed = api.completed(plain)
-            return completed if max_output is None else api.lowered(completed, max_output)
-        except (ValueError, RecursionError) as error:
-            raise _AnsweredError(400, f"the gateway cannot change the request: {error}") from error
 
     async def _while_there(self, work: Callable[[], Awaitable[T]], record: RequestRecord | None = None) -> T:
         """Return what `work` returns, and cancel it when the client hangs up. Raises `ClientGoneError` then. `record`: of a call
@@ -378,7 +383,21 @@ class Exchange:
             raise _AnsweredError(
                 502, f"no request can be sent to upstream '{upstream.name}' ({upstream.shown}): {error}"
             ) from error
+        if await self._leads_back(request.url):
+            raise _AnsweredError(400, f"upstream '{upstream.name}' ({upstream.shown}) is this gateway itself; set another url")
         await self._while_there(partial(self._relay, upstream, request, record, space), record)
+
+    async def _leads_back(self, url: httpx2.URL) -> bool:
+        """Return whether a URL leads to this gateway, in whatever spelling."""
+        own = self._http.stream.socket.getsockname()[1]
+        if (url.port or {"http": 80, "https": 443}.get(url.scheme)) != own:
+            return False
+        try:
+            found = await trio.socket.getaddrinfo(url.host, own, type=trio.socket.SOCK_STREAM)
+        except OSError:
+            return False  # the connection will fail, too
+        addresses = [plain(ip_address(address[0])) for *_, address in found]
+        return any(address.is_loopback or address.is_unspecified for address in addresses)
 
     async def _relay(self, upstream: Upstream, request: httpx2.Request, record: RequestRecord | None, space: Space) -> None:
         """Pass the reply on as it comes, but for its end. A paused client takes nothing, and the provider goes on and bills: so the
@@ -386,7 +405,8 @@ class Exchange:
         if record is not None:
             record.sending()
         try:
-            response = await self._shared.client.send(request, stream=True)
+            with as_user(self._asks_as):
+                response = await (await self._shared.clients.of(self._asks_as)).send(request, stream=True)
         except httpx2.HTTPError as error:
             what = _text_of(error)
             if record is not None:
@@ -398,10 +418,11 @@ class Exchange:
                 if response.has_redirect_location:
                     raise _redirected(upstream, response)
             await self._http.head(response.status_code, downward(response.headers.raw), response.reason_phrase.encode())
+            encoded = "content-encoding" in response.headers
             async for piece in response.aiter_raw():
                 self._http.put(piece)
                 if record is not None:
-                    record.piece(piece)
+                    await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
                 if not self._keeps(space):
                     # what ends this task is raised again with the next piece, inside of httpx2: only that closes its generators
                     with suppress(ClientGoneError, trio.Cancelled):

@@ -1,23 +1,33 @@
 """Serves the connections of the agents."""
 
 import errno
+import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import trio
 
-from .callers import Kernel
+from .callers import Caller, Kernel
 from .exchange import Exchange, Shared
 from .http_server import ClientGoneError, HttpServer
 
 MAX_CONNECTIONS = 2048
-"""Connections at a time. At this bound each new one closes the oldest that has no request; if all have one, it waits in the
-listener's queue."""
+"""Connections at a time. A user has at most half of what other users leave, and a run half of what its user's other runs leave.
+Above that, a new connection closes the oldest of the same run that has no request; if all have one, it is refused."""
 SPARE_DESCRIPTORS = 150
 """Connections to upstreams that are kept for later calls, and the gateway's own files."""
-LOOK_AGAIN = 0.1
-"""Seconds until a full gateway looks again for a connection without a request."""
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_TOO_MANY = b"the gateway serves as many connections of this run as others leave room for; try again\n"
+_REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_TOO_MANY), _TOO_MANY)
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    http: HttpServer
+    caller: Caller
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class Proxy:
@@ -27,9 +37,8 @@ class Proxy:
         self._most = most
         self._trouble = trouble
         self._kernel = Kernel()
-        self._connections: dict[HttpServer, trio.CancelScope] = {}
+        self._connections: dict[_Connection, None] = {}
         """The oldest first."""
-        self._closed = trio.lowlevel.ParkingLot()
         self.under_way = 0
         """Requests that are being answered."""
         self._idle = trio.lowlevel.ParkingLot()
@@ -38,26 +47,36 @@ class Proxy:
         """Accept connections, each served in `nursery`."""
         while True:
             try:
-                await trio.lowlevel.wait_readable(listener.socket)
-                await self._make_room()
                 stream = await listener.accept()
+                caller = self._kernel.caller(stream.socket)
             except OSError as error:
                 if error.errno not in _SHORT:
                     raise
                 self._trouble(f"no connection can be accepted: {error}")
                 await trio.sleep(0.1)
                 continue
-            http = HttpServer(stream)
-            self._connections[http] = trio.CancelScope()
-            nursery.start_soon(self._serve, http)
+            if caller is None or not self._has_room(caller):
+                with suppress(OSError):
+                    os.write(stream.socket.fileno(), _REFUSAL)
+                await trio.aclose_forcefully(stream)
+                continue
+            connection = _Connection(HttpServer(stream), caller)
+            self._connections[connection] = None
+            nursery.start_soon(self._serve, connection)
 
-    async def _make_room(self) -> None:
-        while len(self._connections) >= self._most:
-            unused = next((scope for http, scope in self._connections.items() if http.wants_request), None)
-            if unused is not None:
-                unused.cancel()
-            with trio.move_on_after(LOOK_AGAIN):
-                await self._closed.park()
+    def _has_room(self, caller: Caller) -> bool:
+        """Return whether a connection of a caller may be served. Close one of the same run for it if need be."""
+        of_user = [each for each in self._connections if each.caller.uid == caller.uid]
+        of_run = [each for each in of_user if each.caller.cgroup == caller.cgroup]
+        users = (self._most - (len(self._connections) - len(of_user))) // 2
+        if len(of_run) < max(1, (users - (len(of_user) - len(of_run))) // 2):
+            return True
+        unused = next((each for each in of_run if each.http.wants_request), None)
+        if unused is None:
+            return False
+        del self._connections[unused]
+        unused.scope.cancel()
+        return True
 
     def close(self) -> None:
         self._kernel.close()
@@ -67,9 +86,10 @@ class Proxy:
         if self.under_way:
             await self._idle.park()
 
-    async def _serve(self, http: HttpServer) -> None:
+    async def _serve(self, connection: _Connection) -> None:
+        http = connection.http
         try:
-            with self._connections[http]:
+            with connection.scope:
                 http.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
                 await self._exchanges(http)
         except (ClientGoneError, trio.BrokenResourceError):
@@ -77,9 +97,8 @@ class Proxy:
         except Exception as error:  # noqa: BLE001 - a fault in one connection must not end the others
             self._trouble(f"internal error in a connection: {type(error).__name__}: {error}")
         finally:
-            del self._connections[http]
+            self._connections.pop(connection, None)
             await trio.aclose_forcefully(http.stream)
-            self._closed.unpark()
 
     async def _exchanges(self, http: HttpServer) -> None:
         while (request := await http.request()) is not None:

@@ -16,6 +16,7 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.gateway.journal import noted_in
+from sfad.launch import procfs
 from sfad.launch.contain.cgroup import location
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, Repetition, RunInfo, Status
@@ -648,3 +649,20 @@ def test_a_gateway_that_stands_still_does_not_keep_the_daemon_from_ending(start:
     os.kill(pid, signal.SIGSTOP)
     assert daemon.stop() == 0
     assert not alive(pid)
+
+
+# ---- bodies that are not small
+
+
+def test_a_large_body_is_read_by_a_process_that_ends_with_the_gateway(gated: Daemon) -> None:
+    with gated.client() as client:
+        run = calling(client, limit("cost", 20, "refuse"), output=100, padding=2_000_000)
+        assert ended(client, run.id).status is Status.COMPLETED
+        pid, _ = gateway(gated)
+        (reader,) = (process.pid for process in procfs.scan().values() if process.parent == pid)
+        assert b"sfad.gateway.reading" in Path(f"/proc/{reader}/cmdline").read_bytes()
+        assert [result["status"] for result in results(gated, run.id)] == [200]
+        killed_gateway(gated)
+        wait_until(lambda: not alive(reader), "it has ended")
+        again = calling(client, limit("cost", 20, "refuse"), output=100, padding=2_000_000)
+        assert ended(client, again.id).status is Status.COMPLETED

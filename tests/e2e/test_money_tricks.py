@@ -175,7 +175,7 @@ def test_another_spelling_of_a_call(daemon: Daemon, biller: Biller) -> None:
     assert len(said) == 20
 
 
-def test_requests_that_ask_no_model_pass(daemon: Daemon) -> None:
+def test_requests_that_are_not_known_to_be_free_are_refused(daemon: Daemon) -> None:
     _, said = tried(
         daemon,
         """
@@ -186,7 +186,7 @@ def test_requests_that_ask_no_model_pass(daemon: Daemon) -> None:
         call(anthropic + "/v1/nothing", b"")
         """,
     )
-    assert [status for status, _ in said] == [200] * 5
+    assert [status for status, _ in said] == [400] * 5
 
 
 @pytest.mark.parametrize("field", ['"n": "100"', '"n": 100.5', '"n": [100]', '"models": ["claude-opus-4-1"]', '"fallbacks": ["x"]'])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import h11
 import trio
 
+from sfad.gateway.as_user import open_clients
 from sfad.gateway.callers import Caller
 from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
@@ -17,6 +18,7 @@ from sfad.gateway.exchange import Shared, new_client
 from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
+from sfad.gateway.reading import BodyReader
 from sfad.gateway.trust import Trust
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.egress import destination
@@ -203,14 +205,15 @@ async def house(
     gate = gate or ScriptedGate()
     trouble: list[str] = []
     trust = Trust(trouble.append)
-    async with trio.open_nursery() as nursery, new_client(trust) as client:
+    async with trio.open_nursery() as nursery, open_clients(lambda: new_client(trust)) as clients:
         behind = await trio.open_tcp_listeners(0, host="127.0.0.1")
         direct = behind[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
-        memory, egress = Memory(most=2 * MAX_CONNECTIONS), Egress(most=most)
-        shared = Shared(gate, client, lambda: known, lambda: ungated, Estimates(), memory, trust, egress)
+        shared = Shared(
+            gate, clients, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), BodyReader()
+        )
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)
         try:
@@ -220,6 +223,8 @@ async def house(
             listener.socket.close()
             behind[0].socket.close()
             proxy.close()
+            with trio.CancelScope(shield=True):
+                await shared.reader.close()
 
 
 @dataclass

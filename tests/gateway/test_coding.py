@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 import sys
 import tracemalloc
 import zlib
@@ -102,6 +103,36 @@ def test_a_bomb_takes_no_more_memory_than_is_allowed(name: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 12 * MIB
     finally:
         tracemalloc.stop()
+
+
+def zstd_with_window(power: int, data: bytes) -> bytes:
+    made = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: power})
+    return made.compress(data) + made.flush()
+
+
+def test_a_frame_of_zstd_that_needs_a_large_window_is_refused() -> None:
+    """24 replies with a window of 128 MiB took 1.9 GiB. RFC 9659 allows 8 MiB."""
+    for power in (24, 27):
+        with pytest.raises(UnreadableBodyError, match=r"memory|window"):
+            Coding("zstd").feed(zstd_with_window(power, random.randbytes(100_000)), MIB)
+    small = zstd_with_window(12, b"x" * 10_000)
+    with pytest.raises(UnreadableBodyError, match=r"memory|window"):
+        Coding("zstd").feed(small + zstd_with_window(23, random.randbytes(100_000)), MIB)
+
+
+@pytest.mark.parametrize("power", [10, 12, 17, 20, 23])
+def test_the_window_of_a_body_is_known(power: int) -> None:
+    coding = Coding("zstd")
+    coding.feed(zstd_with_window(power, random.randbytes(1 << 16)), MIB)
+    assert coding.window == 1 << power
+    for bits in {max(power, 10), min(power + 1, 24)}:
+        coding = Coding("br")
+        made = brotli.Compressor(lgwin=bits)
+        coding.feed(made.process(b"x" * 1000) + made.flush(), MIB)
+        assert 1 << bits >= coding.window >= 1 << min(bits, 16)
+    coding = Coding("gzip, br")
+    coding.feed(brotli.compress(gzip.compress(b"x"), lgwin=20), MIB)
+    assert coding.window > 64 << 10
 
 
 def test_a_bomb_within_a_bomb() -> None:

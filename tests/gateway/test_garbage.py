@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import trio
 
 from sfad.protocol.types import Tokens
 
-from .scripted import Answer, Provider, house, post, read_answer, reply, saying
+from .scripted import Answer, Provider, house, post, read_answer, reply, saying, until
 from .test_proxy import CALL, JSON, MESSAGES, WHOLE, chunk
 
 LENGTH = b"Content-Length: %d" % len(CALL)
@@ -47,7 +48,9 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "a path that is encoded twice": (request(LENGTH, target=b"/up/v1/%256dessages"), 400),
     "backslashes": (request(LENGTH, target=b"/up/v1/files/..%5cmessages"), 400),
     "another method": (request(LENGTH, method=b"PUT"), 400),
-    "a method in small letters": (request(LENGTH, method=b"post"), 400),
+    "a method in small letters": (request(LENGTH, method=b"post"), 405),
+    "a method whose reply holds the key": (request(method=b"TRACE", body=b""), 405),
+    "a method that nobody knows": (request(LENGTH, method=b"QUERY"), 405),
     "a mark before the JSON": (post(MESSAGES, b"\xef\xbb\xbf" + CALL), 400),
     "another encoding of text": (post(MESSAGES, CALL.decode().encode("utf-16")), 400),
     "two documents": (post(MESSAGES, CALL + CALL), 400),
@@ -180,3 +183,22 @@ async def test_a_usage_that_is_far_too_low_is_estimated() -> None:
         await the.ask(post(MESSAGES, CALL))
         told = await the.told()
         assert (told.tokens, told.partial) == (Tokens(input=9, output=1000), True)
+
+
+async def test_a_reply_that_unzips_to_millions_of_lines_delays_no_other_call() -> None:
+    lines = random.randbytes(1_500_000).translate(bytes(10 if byte % 2 else 97 for byte in range(256)))
+    bomb = gzip.compress(lines, 1)
+    stream = raw(b"Content-Encoding: gzip", b"Content-Length: %d" % len(bomb), body=bomb).replace(b"json", b"event-stream")
+    answered: list[str] = []
+    provider = Provider(saying(stream))
+    async with house(provider) as the, trio.open_nursery() as nursery:
+
+        async def ask(name: str) -> None:
+            assert (await the.ask(post(MESSAGES, CALL))).status == 200
+            answered.append(name)
+
+        nursery.start_soon(ask, "bomb")
+        await until(lambda: len(the.gate.passing) > 2)
+        provider.script = saying(reply(WHOLE, JSON))
+        await ask("other")
+    assert answered == ["other", "bomb"]

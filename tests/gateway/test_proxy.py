@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import socket
 import zlib
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+import brotli  # type: ignore[import-untyped]
 import pytest
 import trio
 
-from sfad.gateway import exchange, http_server, memory
+from sfad.gateway import exchange, http_server, memory, reading
+from sfad.gateway.callers import Caller, Kernel
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.types import Tokens
 from tests.gateway.scripted import (
@@ -406,7 +409,7 @@ async def test_the_reply_to_a_paused_client_is_read_and_charged_and_kept(*, brea
             await until(lambda: bool(the.gate.told))
             (told,) = the.gate.told
             assert (told.tokens is not None and told.tokens.output == 50, told.partial) == (not breaks_off, breaks_off)
-            assert len(raw) > the.shared.memory.held > 10_000_000
+            assert len(raw) + (1 << 20) > the.shared.memory.held > 10_000_000
             answer = await read_answer(stream, request)
         assert answer.body == b"".join(LONG[:-2] if breaks_off else LONG)
         assert bool(answer.broken) == breaks_off
@@ -496,16 +499,15 @@ async def test_what_is_not_http_is_answered_so(raw: bytes) -> None:
         assert not the.trouble
 
 
-async def test_a_body_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_is_too_long() -> None:
     provider = Provider(saying())
     async with house(provider) as the:
-        answer = await the.ask(post(MESSAGES, b"x" * (exchange.MAX_BODY + 1)))
+        answer = await the.ask(post(MESSAGES, b"x" * (reading.MAX_BODY + 1)))
         assert answer.status == 413
         assert json.loads(answer.body)["error"]["message"] == "the request has more than 64 MiB"
         assert not provider.requests
         assert the.shared.memory.held == 0
-        monkeypatch.setattr(exchange, "MAX_BODY", 1000)
-        bomb = gzip.compress(b"x" * 100_000)
+        bomb = gzip.compress(b"x" * (reading.MAX_BODY + 1))
         assert (await the.ask(post(MESSAGES, bomb, "Content-Encoding: gzip"))).status == 400
 
 
@@ -518,12 +520,36 @@ async def test_bodies_of_all_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             await stream.send_all(post(MESSAGES, big))
             await until(lambda: bool(gate.asked))
             assert (await the.ask(post(MESSAGES, big))).status == 503
-            bomb = gzip.compress(big)
-            assert (await the.ask(post(MESSAGES, bomb, "Content-Encoding: gzip"))).status == 503
             gate.run, gate.hold = "other", None
             assert (await the.ask(post(MESSAGES, big))).status == 503
             assert (await the.ask(post(MESSAGES, big[:40_000] + b'"}'))).status == 200
         await until(lambda: not the.shared.memory.held)
+
+
+@pytest.mark.parametrize("encoding", ["br", "identity"])
+async def test_what_is_kept_of_replies_counts_as_memory_of_the_run(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """16 MiB of each JSON reply, and the window of its encoding, counted as nobody's."""
+    document = WHOLE.replace(b"hello", random.randbytes(300_000).hex().encode())
+    body = brotli.compress(document, lgwin=20) if encoding == "br" else document
+    more = trio.Event()
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        whole = reply(body, JSON, b"Content-Encoding: " + encoding.encode())
+        await stream.send_all(whole[:-1])
+        await more.wait()
+        await stream.send_all(whole[-1:])
+
+    async with house(Provider(script)) as the, trio.open_nursery() as nursery:
+        nursery.start_soon(the.ask, post(MESSAGES, CALL))
+        await until(lambda: the.shared.memory.held > len(document))
+        more.set()
+        assert (await the.told()).error is None
+        monkeypatch.setattr(memory, "MAX_BODIES", len(document))
+        assert (await the.ask(post(MESSAGES, CALL))).body == body
+        await until(lambda: len(the.gate.told) == 2)
+        assert the.gate.told[1].tokens is None
+        assert "no memory" in (the.gate.told[1].error or "")
+    assert the.shared.memory.held == 0
 
 
 async def test_expect_100_continue() -> None:
@@ -764,13 +790,46 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
             assert b"KEY_OF_TEST" in answer.body
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"])  # noqa: S104
+async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
+    async with house(Provider(saying(b""))) as the:
+        the.gate.upstreams["up"] = Upstream("up", f"http://{host}:{the.port}/up", "anthropic")
+        with trio.fail_after(10):
+            answer = await the.ask(post(MESSAGES, CALL))
+        assert answer.status == 400
+        assert b"is this gateway itself" in answer.body
+        assert (len(the.gate.asked), (await the.told()).tokens) == (1, Tokens())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open a connection as another user")
+async def test_the_gateway_of_root_asks_a_users_upstream_as_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, openers = Kernel(), list[int]()
+
+    async def script(stream: trio.SocketStream, _: bytes) -> None:
+        opener = opener_of(kernel, stream.socket)
+        assert opener is not None
+        openers.append(opener.uid)
+        await stream.send_all(reply(WHOLE, JSON))
+
+    opener_of, caller = Kernel.caller, Caller(54_321, 1)
+    monkeypatch.setattr(Kernel, "caller", lambda *_: caller)
+    async with house(Provider(script, keeps=True)) as the:
+        the.gate.upstreams["mine"] = Upstream("mine", f"http://127.0.0.1:{the.direct}", "anthropic")
+        for uid in (54_321, 54_321, 54_322, 0):
+            caller = Caller(uid, 1)
+            for upstream in ("mine", "up"):
+                assert (await the.ask(post(f"/{upstream}/v1/messages", CALL))).body == WHOLE
+    kernel.close()
+    assert openers == [54_321, 0, 54_321, 0, 54_322, 0, 0, 0]
+
+
 # ---- many at a time
 
 
-async def test_at_the_bound_of_connections_those_without_a_request_are_closed() -> None:
+async def test_a_run_at_its_share_of_connections_closes_its_own_without_a_request() -> None:
     gate = ScriptedGate(hold=trio.Event())
     provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
-    async with house(provider, gate=gate, most=4) as the, AsyncExitStack() as stack:
+    async with house(provider, gate=gate, most=16) as the, AsyncExitStack() as stack:
 
         async def begin(data: bytes) -> trio.SocketStream:
             stream = await stack.enter_async_context(await the.connect())
@@ -786,15 +845,40 @@ async def test_at_the_bound_of_connections_those_without_a_request_are_closed() 
             for stream in useless:
                 with suppress(trio.BrokenResourceError):
                     assert await stream.receive_some(1) == b""
-            served.append(await begin(post(MESSAGES, CALL)))
-            with trio.move_on_after(0.3) as early:
-                await served[-1].receive_some(1)
-            assert early.cancelled_caught  # all others have a request
+            refused = await begin(b"")
+            assert (await read_answer(refused, b"POST / HTTP/1.1")).status == 503  # all others have a request
             assert gate.hold is not None
             gate.hold.set()
             for stream in served:
                 assert (await read_answer(stream, b"POST / HTTP/1.1")).body == WHOLE
     assert the.shared.memory.held == 0
+
+
+async def test_a_run_that_reopens_connections_closes_none_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells whose a connection is before it has sent a byte; here the test tells it."""
+    gate = ScriptedGate(hold=trio.Event())
+    provider = Provider(saying(reply(WHOLE, JSON)), keeps=True)
+    run = Caller(os.geteuid(), 1)
+    monkeypatch.setattr(Kernel, "caller", lambda *_: run)
+    async with house(provider, gate=gate, most=64) as the, AsyncExitStack() as stack:
+        slow = await stack.enter_async_context(await the.connect())
+        await slow.send_all(post(MESSAGES, CALL)[:-1])
+        await until(lambda: the.proxy.under_way == 1)
+        for attacker in (Caller(os.geteuid(), 2), Caller(os.geteuid() + 1, 3)):
+            run = attacker
+            for _ in range(50):
+                stream = await stack.enter_async_context(await the.connect())
+                await stream.send_all(b"POST / HTTP/1.1\r\n")
+            await until(lambda: the.proxy.under_way == 1)
+        run = Caller(os.geteuid(), 1)
+        await slow.send_all(CALL[-1:])
+        other = await stack.enter_async_context(await the.connect())
+        await other.send_all(post(MESSAGES, CALL))
+        assert gate.hold is not None
+        gate.hold.set()
+        with trio.fail_after(10):
+            assert (await read_answer(slow, b"POST / HTTP/1.1")).body == WHOLE
+            assert (await read_answer(other, b"POST / HTTP/1.1")).body == WHOLE
 
 
 async def test_a_connection_that_outlives_its_run_is_refused() -> None:

@@ -9,11 +9,11 @@
 """
 
 from .anthropic import ANTHROPIC
-from .base import Api, ModelCall, Paid, ReplyReader, ToolUse, most_output
+from .base import Api, ModelCall, ReplyReader, ToolUse, most_output
 from .chat import CHAT
 from .gemini import GEMINI
 from .responses import RESPONSES
 
 APIS: dict[str, Api] = {api.name: api for api in (ANTHROPIC, RESPONSES, CHAT, GEMINI)}
 
-__all__ = ["APIS", "Api", "ModelCall", "Paid", "ReplyReader", "ToolUse", "most_output"]
+__all__ = ["APIS", "Api", "ModelCall", "ReplyReader", "ToolUse", "most_output"]

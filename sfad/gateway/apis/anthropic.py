@@ -9,50 +9,29 @@ from ...meters import counters
 from ...meters.tiers import ANTHROPIC_FACTORS
 from ...protocol.types import Tokens
 from .base import (
+    ANY_PREFIX,
     MAX_TOOL_USES,
     MODEL_MAX,
     Api,
     ModelCall,
     OpenToolUse,
     ReplyReader,
-    check_only_model,
+    RequestFields,
     encoded,
     fields,
+    hides,
     positive,
     tool_use,
 )
 from .extras import ANTHROPIC_FEES, models_of_tools, most_fees, words
 
+_FOR_AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
+"""The lifetime of a block in the cache, wherever it is: one in the input of a tool counts too."""
 _MIN_THINKING = 1024
 """Tokens: the API refuses a smaller thinking budget (https://platform.claude.com/docs/en/build-with-claude/extended-thinking)."""
 
 MAX_ADVISORS = 8
 """Models that are told of one reply. A request names one."""
-
-
-class _AnthropicRequest(msgspec.Struct):
-    model: str
-    models: Any = None
-    fallbacks: Any = None
-    max_tokens: Any = None
-    stream: Any = False
-    speed: Any = None
-    inference_geo: Any = None
-    tools: msgspec.Raw = msgspec.Raw(b"")
-
-
-class _CacheControl(msgspec.Struct):
-    ttl: Any = None
-
-
-class _Cacheable(msgspec.Struct):
-    """A block, a message, a tool or the whole request. What it contains may be marked, too."""
-
-    cache_control: _CacheControl | None = None
-    system: "str | list[_Cacheable] | None" = None
-    tools: "list[_Cacheable] | None" = None
-    messages: "list[_Cacheable] | None" = None
-    content: "str | list[_Cacheable] | _Cacheable | None" = None
 
 
 class _AnthropicCaches(msgspec.Struct):
@@ -112,30 +91,30 @@ class _AnthropicEvent(msgspec.Struct):
 
 class _AnthropicApi(Api):
     name = "anthropic"
-    free = re.compile(r"/messages/count_tokens$|/models(/[^/]+)?$|/files$")
-    ungated = re.compile(r"/messages/batches$|/complete$|/sessions(/|$)")
-    references = (b'"type":"url"', b'"type": "url"', b'"type":"file"', b'"type": "file"')
+    calls = re.compile(r"/v1/messages\Z")
+    free = re.compile(
+        rf"{ANY_PREFIX}/(messages/count_tokens|messages/batches/[\w-]+/cancel|files)|/api/event_logging/[\w/]+|/api/claude_code/metrics"
+    )
+    references = re.compile(rb'"type"\s*:\s*"(url|file)"')
     factors = ANTHROPIC_FACTORS
 
     def path(self, path: str) -> str:
         # opencode takes the base URL to end in /v1 (https://github.com/anomalyco/opencode/issues/35005), Claude Code does not
         return f"/v1{path}" if path.startswith(("/messages", "/models")) else path
 
-    def call(self, path: str, body: bytes) -> ModelCall | None:
-        if not path.endswith("/v1/messages"):
-            return None
-        request = msgspec.json.decode(body, type=_AnthropicRequest)
-        check_only_model(request.model, request.models, request.fallbacks)
+    def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
+        del path
+        request, hidden = RequestFields(body), hides(body)
         return ModelCall(
-            model=request.model[: MODEL_MAX + 1],
-            max_output=positive(request.max_tokens),
-            streams=request.stream is True,
-            caches=b'"cache_control"' in body,
+            model=request.model(),
+            max_output=request.count("max_tokens"),
+            streams=request.flag("stream"),
+            caches=hidden or b'"cache_control"' in body,
             refers=self.refers(body),
-            tiers=words(speed=request.speed, inference_geo=request.inference_geo),
-            long_cache=_keeps_for_an_hour(body),
-            fees_usd=most_fees(ANTHROPIC_FEES, request.tools),
-            others=models_of_tools(request.tools),
+            tiers=request.words("speed", "inference_geo"),
+            long_cache=hidden or _FOR_AN_HOUR.search(body) is not None,
+            fees_usd=most_fees(ANTHROPIC_FEES, request.raw("tools")),
+            others=models_of_tools(request.raw("tools")),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -215,24 +194,6 @@ class _AnthropicReader(ReplyReader):
                 self.others[model] = counters.plus(self.others.get(model, Tokens()), _tokens(iteration))
 
 
-def _keeps_for_an_hour(body: bytes) -> bool:
-    if b'"1h"' not in body and b"\\u" not in body:  # reading all of it takes a millisecond for each MB
-        return False
-    try:
-        return _is_marked(_CACHEABLE.decode(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return b'"1h"' in body  # of another form: too much is reserved rather than too little
-
-
-def _is_marked(part: Any) -> bool:
-    if isinstance(part, list):
-        return any(map(_is_marked, part))
-    if not isinstance(part, _Cacheable):
-        return False
-    marked = part.cache_control is not None and part.cache_control.ttl == "1h"
-    return marked or any(map(_is_marked, (part.system, part.tools, part.messages, part.content)))
-
-
 def _tokens(usage: _AnthropicUsage) -> Tokens:
     return counters.tokens(
         fresh=usage.input_tokens,
@@ -242,7 +203,6 @@ def _tokens(usage: _AnthropicUsage) -> Tokens:
     )
 
 
-_CACHEABLE = msgspec.json.Decoder(_Cacheable)
 _EVENT = msgspec.json.Decoder(_AnthropicEvent)
 _MESSAGE = msgspec.json.Decoder(_AnthropicMessage)
 ANTHROPIC = _AnthropicApi()

@@ -4,7 +4,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from hashlib import blake2b
 from math import prod
 from typing import Any, NamedTuple
@@ -17,20 +16,12 @@ from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
 from ..sse import EventStream
 
-MAX_REPLY = 16 << 20
+MAX_REPLY = 8 << 20
 """Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""
 MAX_TOOL_USES = 256
 """Tool calls told of one reply. Models make a handful."""
 MODEL_MAX = 128
 """Characters of a model's name: one that is longer has no price."""
-
-
-class Paid(Enum):
-    """What a request is, apart from a call of a model."""
-
-    FREE = "free"
-    UNGATED = "ungated"
-    """It costs money that the gateway cannot count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +118,19 @@ class ReplyReader(ABC):
             if len(self._document) > MAX_REPLY:
                 self._document = None
 
+    def abandon(self) -> None:
+        """Free what is kept of a reply of which no more is read."""
+        self._events = self._document = None
+
     def end(self) -> None:
         """Take the end of the body."""
         if self._events is None and self._document is not None:
             self._read = self._decoded(self.document, bytes(self._document))
+
+    @property
+    def held(self) -> int:
+        """Bytes of the reply that are kept until it or an event is whole, twice: the whole is a copy of the parts."""
+        return 2 * (self._events.held if self._events is not None else len(self._document or b""))
 
     @abstractmethod
     def event(self, data: bytes) -> None:
@@ -162,11 +162,11 @@ class Api(ABC):
     """A provider's format."""
 
     name: str
+    calls: re.Pattern[str]
+    """Paths of requests for an answer of a model."""
     free: re.Pattern[str]
-    """Paths of requests that cost nothing although they name a model."""
-    ungated: re.Pattern[str]
-    """Paths of requests that cost money, and are no calls of a model."""
-    references: tuple[bytes, ...]
+    """Whole paths of requests that cost nothing, apart from those whose method only reads or deletes."""
+    references: re.Pattern[bytes]
     """What a body has that names files by URL or id."""
     factors: Factors
 
@@ -174,11 +174,16 @@ class Api(ABC):
         """Return the path that the provider has for a program's path."""
         return path
 
-    @abstractmethod
     def call(self, path: str, body: bytes) -> ModelCall | None:
         """Return what a request for an answer says, or `None` if the path is for something else.
 
-        Raises `ValueError` if such a request cannot be read: then the provider could not read it either."""
+        Raises `ValueError` and `RecursionError` if such a request cannot be read, or if a provider may read another value in it."""
+        found = self.calls.search(path)
+        return self.asked(found, body) if found is not None else None
+
+    @abstractmethod
+    def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
+        """Return what a request for an answer says. Raises as `call`."""
 
     @abstractmethod
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -205,31 +210,16 @@ class Api(ABC):
         return prod(least, start=factor_of(self.factors, model, told.values()))
 
     def refers(self, body: bytes) -> bool:
-        return any(reference in body for reference in self.references)
+        return self.references.search(body) is not None or hides(body)
 
-    def paid(self, method: str, path: str, body: bytes) -> Paid:
-        """Return whether a request that is not a model call costs money. A request that asks a model does, unless it is known not
-        to: its path may be another spelling of a call's, which the server takes and the gateway does not know."""
-        if method in {"GET", "HEAD", "OPTIONS", "DELETE"} or self.free.search(path):
-            return Paid.FREE
-        if self.ungated.search(path) or "/models/" in path or _asks_model(body):
-            return Paid.UNGATED
-        return Paid.FREE
+    def is_free(self, method: str, path: str) -> bool:
+        """Return whether a request that is no call of a model costs nothing. One that is not known may cost money."""
+        return method in _CHANGES_NOTHING or self.free.fullmatch(path) is not None
 
 
-_ASKING = frozenset({"model", "models", "messages", "input", "contents", "prompt"})
-"""Fields of requests for an answer. With some servers the path names the model."""
-_FORM = re.compile(rb"--|[\w.~%+*-]+=[^\s\"{}]*\Z")
-"""How the fields of a form begin, or are as a whole."""
-
-
-def _asks_model(body: bytes) -> bool:
-    try:
-        request = msgspec.json.decode(body or b"{}")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # audio is sent in a form; in UTF-16, or with NaN, some servers read what the gateway cannot
-        return b'name="model"' in body or _FORM.match(body) is None
-    return isinstance(request, dict) and not _ASKING.isdisjoint(request)
+_CHANGES_NOTHING = {"GET", "HEAD", "OPTIONS", "DELETE"}
+ANY_PREFIX = r"(?:/[A-Za-z0-9._-]+)*"
+"""Before the path of a free request: the version, a project."""
 
 
 _MOST_OUTPUT = (
@@ -252,18 +242,13 @@ def positive(value: Any) -> int | None:
     return int(min(value, MOST_COUNTED)) if type(value) in {int, float} and value >= 1 else None
 
 
-def answers(value: Any) -> int:
-    """Return how many answers a request asks for. Raises `ValueError` for what some servers take as another number, such as "9"."""
-    if value is not None and type(value) is not int:
-        raise ValueError(f"'n', the number of answers, must be a whole number, not {str(value)[:40]!r}")
-    return positive(value) or 1
+_HIDDEN = re.compile(rb"\\u00(?!26|3[cCeE]|7[fF])[2-7]")
+"""A printable character of ASCII, escaped for no reason. Go escapes `&`, `<` and `>`."""
 
 
-def check_only_model(model: str, *others: Any) -> None:
-    """Raise `ValueError` if a server may ask another model than the one that is decided about, as OpenRouter and LiteLLM do."""
-    for other in others:
-        if other and other != [model]:
-            raise ValueError("it names more models than one, and the gateway decides about one: leave out 'models' and 'fallbacks'")
+def hides(body: bytes) -> bool:
+    """Return whether JSON escapes what needs none, so that a search for a word in it may miss the word."""
+    return _HIDDEN.search(body) is not None
 
 
 Fields = dict[str, msgspec.Raw]
@@ -276,6 +261,91 @@ def fields(value: bytes | None) -> Fields:
         return _FIELDS.decode(value or b"{}")
     except msgspec.DecodeError:
         return {}
+
+
+MAX_FIELDS = 1000
+"""Fields of one JSON object that are looked at. The APIs have some tens."""
+_BLANKS = re.compile(rb"[ \t\r\n]*")
+
+
+def fields_once(document: bytes) -> Fields:
+    """Return the fields of a JSON object. Raises `ValueError` if it has another form, or names a field twice or with an escape: of
+    two values, the provider may take the other one."""
+    found = _FIELDS.decode(document)
+    if len(found) > MAX_FIELDS:
+        raise ValueError(f"an object in it has {len(found)} fields; the most is {MAX_FIELDS}")
+    at, sign = 0, b"{"
+    for name, value in found.items():
+        at = _after(document, at, sign)
+        at = _after(document, at, b'"%s"' % name.encode())
+        at = _after(document, at, b":")
+        at = _after(document, at, bytes(value))
+        sign = b","
+    _after(document, at if found else _after(document, at, sign), b"}")
+    return found
+
+
+def _after(document: bytes, at: int, token: bytes) -> int:
+    """Return where a token ends that comes next. Raises `ValueError` if another does."""
+    found = _BLANKS.match(document, at)
+    assert found is not None
+    if not document.startswith(token, found.end()):
+        raise ValueError(f"a field before byte {at} is there twice, or its name is escaped")
+    return found.end() + len(token)
+
+
+class RequestFields:
+    """The fields of a request. Raises `ValueError` for a value of another type than the API's: some providers convert it."""
+
+    def __init__(self, document: bytes) -> None:
+        self.fields = fields_once(document)
+
+    def raw(self, name: str) -> msgspec.Raw | None:
+        """Return a value as it is written; `None` if it is not there, or null."""
+        value = self.fields.get(name)
+        return None if value is None or bytes(value) == b"null" else value
+
+    def count(self, name: str) -> int | None:
+        """Return a number, or `None` if it is below one."""
+        value = self._value(name)
+        if value is None:
+            return None
+        if type(value) not in {int, float} or value != value // 1:
+            raise self._odd(name, "a whole number")
+        return positive(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._value(name)
+        if value is not None and type(value) is not bool:
+            raise self._odd(name, "true or false")
+        return value is True
+
+    def word(self, name: str) -> str | None:
+        value = self._value(name)
+        if value is not None and type(value) is not str:
+            raise self._odd(name, "a text")
+        return value
+
+    def words(self, *names: str) -> dict[str, str]:
+        """Return those of some texts that are there."""
+        return {name: word for name in names if (word := self.word(name)) is not None}
+
+    def model(self) -> str:
+        """Return the model. A request that names others, too, which OpenRouter and LiteLLM then ask instead, is refused."""
+        name = self.word("model")
+        if name is None:
+            raise ValueError("it names no model")
+        if any(value and value != [name] for value in map(self._value, ("models", "fallbacks"))):
+            raise ValueError("it names more models than one, and the gateway decides about one: leave out 'models' and 'fallbacks'")
+        return name[: MODEL_MAX + 1]
+
+    def _value(self, name: str) -> Any:
+        raw = self.raw(name)
+        return None if raw is None else msgspec.json.decode(raw)
+
+    def _odd(self, name: str, wanted: str) -> ValueError:
+        told = bytes(self.raw(name) or b"")[:40].decode(errors="replace")
+        return ValueError(f"its field '{name}' is {told}; {wanted} is expected")
 
 
 def encoded(value: Any) -> msgspec.Raw:

@@ -1,38 +1,15 @@
 """OpenAI Chat Completions (https://platform.openai.com/docs/api-reference/chat)."""
 
+import re
 from typing import Any
 
 import msgspec
 
 from ...meters import counters
 from ...meters.tiers import OPENAI_FACTORS
-from .base import (
-    MAX_TOOL_USES,
-    MODEL_MAX,
-    Api,
-    ModelCall,
-    OpenToolUse,
-    ReplyReader,
-    answers,
-    check_only_model,
-    encoded,
-    fields,
-    positive,
-)
+from .base import MAX_TOOL_USES, Api, ModelCall, OpenToolUse, ReplyReader, RequestFields, encoded, fields
 from .extras import words
-from .responses import OPENAI_FREE, OPENAI_REFERENCES, OPENAI_UNGATED, openai_refusal
-
-
-class _ChatRequest(msgspec.Struct):
-    model: str
-    max_completion_tokens: Any = None
-    max_tokens: Any = None
-    n: Any = None
-    models: Any = None
-    fallbacks: Any = None
-    stream: Any = False
-    stream_options: Any = None
-    service_tier: Any = None
+from .responses import OPENAI_FREE, OPENAI_REFERENCES, openai_refusal
 
 
 class _ChatDetails(msgspec.Struct):
@@ -80,25 +57,23 @@ class _ChatCompletion(msgspec.Struct):
 
 class _ChatApi(Api):
     name = "openai-chat"
+    calls = re.compile(r"/chat/completions\Z")
     free = OPENAI_FREE
-    ungated = OPENAI_UNGATED
     references = OPENAI_REFERENCES
     factors = OPENAI_FACTORS
 
-    def call(self, path: str, body: bytes) -> ModelCall | None:
-        if not path.endswith("/chat/completions"):
-            return None
-        request = msgspec.json.decode(body, type=_ChatRequest)
-        check_only_model(request.model, request.models, request.fallbacks)
+    def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
+        del path
+        request = RequestFields(body)
+        # servers differ in which of two names they know
         return ModelCall(
-            model=request.model[: MODEL_MAX + 1],
-            # some servers obey one of the two, and some the other
-            max_output=max(positive(request.max_completion_tokens) or 0, positive(request.max_tokens) or 0) or None,
-            choices=answers(request.n),
-            streams=request.stream is True,
+            model=request.model(),
+            max_output=max(request.count("max_completion_tokens") or 0, request.count("max_tokens") or 0) or None,
+            choices=max(request.count("n") or 1, request.count("best_of") or 1),
+            streams=request.flag("stream"),
             caches=True,
             refers=self.refers(body),
-            tiers=words(service_tier=request.service_tier),
+            tiers=request.words("service_tier"),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
@@ -108,11 +83,11 @@ class _ChatApi(Api):
         return msgspec.json.encode(request | dict.fromkeys(names or ["max_completion_tokens"], encoded(tokens)))
 
     def completed(self, body: bytes) -> bytes:
-        request = msgspec.json.decode(body, type=_ChatRequest)
-        options = request.stream_options if isinstance(request.stream_options, dict) else {}
-        if request.stream is not True or options.get("include_usage") is True:
+        request = RequestFields(body)
+        options = fields(request.raw("stream_options"))
+        if not request.flag("stream") or bytes(options.get("include_usage", b"")) == b"true":
             return body
-        return msgspec.json.encode(fields(body) | {"stream_options": encoded(options | {"include_usage": True})})
+        return msgspec.json.encode(request.fields | {"stream_options": encoded(options | {"include_usage": True})})
 
     def refusal(self, message: str, retry_after: int | None = None) -> bytes:
         return openai_refusal(message, retry_after)

@@ -18,9 +18,9 @@ each day are taken to be used up."""
 
 
 class _ServerTool(msgspec.Struct):
-    type: Any = None
-    model: Any = None
-    max_uses: Any = None
+    type: str | None = None
+    model: str | None = None
+    max_uses: int | None = None
 
 
 _TOOLS = msgspec.json.Decoder(list[_ServerTool])
@@ -31,22 +31,15 @@ def words(**told: Any) -> dict[str, str]:
     return {name: word for name, word in told.items() if isinstance(word, str)}
 
 
-def most_fees(fees: Mapping[str, float], tools: msgspec.Raw, uses: Any = None) -> float:
-    """Return what the provider's tools in a request may cost. `uses`: how often it may use all of them."""
-    try:
-        offered = _TOOLS.decode(tools or b"[]")
-    except msgspec.DecodeError:
-        return 0.0
+def most_fees(fees: Mapping[str, float], tools: msgspec.Raw | None, uses: int | None = None) -> float:
+    """Return what the provider's tools in a request may cost. `uses`: how often it may use all of them. Raises `ValueError`."""
+    offered = _TOOLS.decode(tools or b"[]")
     return max((_fee(fees, tool.type) * _number(tool.max_uses, _number(uses, MOST_USES)) for tool in offered), default=0.0)
 
 
-def models_of_tools(tools: msgspec.Raw) -> tuple[str, ...]:
-    """Return the models that tools in a request name, such as that of an advisor."""
-    try:
-        offered = _TOOLS.decode(tools or b"[]")
-    except msgspec.DecodeError:
-        return ()
-    return tuple({tool.model: None for tool in offered if isinstance(tool.model, str)})
+def models_of_tools(tools: msgspec.Raw | None) -> tuple[str, ...]:
+    """Return the models that tools in a request name, such as that of an advisor. Raises `ValueError`."""
+    return tuple(dict.fromkeys(tool.model for tool in _TOOLS.decode(tools or b"[]") if tool.model is not None))
 
 
 def fee_of_use(fees: Mapping[str, float], kind: str) -> float:

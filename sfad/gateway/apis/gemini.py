@@ -7,10 +7,10 @@ import msgspec
 
 from ...meters import counters
 from ...meters.tiers import GEMINI_FACTORS
-from .base import MODEL_MAX, Api, Fields, ModelCall, ReplyReader, encoded, fields, positive, tool_use
+from .base import ANY_PREFIX, MODEL_MAX, Api, ModelCall, ReplyReader, RequestFields, encoded, hides, positive, tool_use
 from .extras import GEMINI_QUERY, GEMINI_SEARCH, MOST_USES, words
 
-_CALL = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)$")
+_SEARCH = re.compile(rb'"google_?[sS]earch')
 
 
 class _GeminiUsage(msgspec.Struct, rename="camel"):
@@ -50,56 +50,56 @@ class _GeminiGenerated(msgspec.Struct, rename="camel"):
     usage_metadata: _GeminiUsage | None = None
 
 
-class _Spelled:
+class _Spelled(RequestFields):
     """The fields of a message. Google takes each name in camelCase and in snake_case (https://protobuf.dev/programming-guides/json/),
     and a number as a string too."""
 
-    def __init__(self, of: Fields) -> None:
-        self.fields = of
+    def raw(self, name: str) -> msgspec.Raw | None:
+        return super().raw(self._spelling(name))
 
-    def get(self, name: str) -> msgspec.Raw | None:
-        return self.fields.get(self._spelling(name))
+    def inner(self, name: str) -> "_Spelled":
+        """Return the fields of a message in this one."""
+        return _Spelled(bytes(self.raw(name) or b"{}"))
 
     def count(self, name: str) -> int | None:
-        value = msgspec.json.decode(self.get(name) or b"0")
-        return positive(int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value) else value)
+        value = self._value(name)
+        return positive(int(value)) if isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value) else super().count(name)
 
     def put(self, name: str, value: msgspec.Raw) -> None:
         self.fields[self._spelling(name)] = value
 
     def _spelling(self, name: str) -> str:
         snake = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name)
+        if snake != name and snake in self.fields and name in self.fields:
+            raise ValueError(f"its fields '{name}' and '{snake}' are the same")
         return snake if snake in self.fields else name
 
 
 class _GeminiApi(Api):
     name = "gemini"
-    free = re.compile(r":(countTokens|computeTokens)$|/files$|/models$")
-    ungated = re.compile(r"^/batch(/|$)|:(batch|async|embed|predict)|/(cachedContents|batches|tunedModels|interactions)(/|$)")
-    references = (b'"fileUri"', b'"file_uri"')
+    calls = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)\Z")
+    free = re.compile(rf"{ANY_PREFIX}/(models/[\w.-]+:(countTokens|computeTokens)|files)")
+    references = re.compile(rb'"file(Uri|_uri)"')
     factors = GEMINI_FACTORS
 
-    def call(self, path: str, body: bytes) -> ModelCall | None:
-        found = _CALL.search(path)
-        if found is None:
-            return None
-        request = _Spelled(msgspec.json.decode(body, type=Fields))
-        config = _Spelled(fields(request.get("generationConfig")))
+    def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
+        request = _Spelled(body)
+        config = request.inner("generationConfig")
         return ModelCall(
-            model=found[1][: MODEL_MAX + 1],
+            model=path[1][: MODEL_MAX + 1],
             max_output=config.count("maxOutputTokens"),
             choices=config.count("candidateCount") or 1,
-            streams=found[2].startswith("stream"),
-            continues=request.get("cachedContent") is not None,
+            streams=path[2].startswith("stream"),
+            continues=request.raw("cachedContent") is not None,
             refers=self.refers(body),
-            tiers=words(serviceTier=_tier(request.get("serviceTier"))),
-            fees_usd=MOST_USES * GEMINI_QUERY if _searches(request.get("tools")) else 0.0,
+            tiers=words(serviceTier=_tier(request.word("serviceTier"))),
+            fees_usd=MOST_USES * GEMINI_QUERY if hides(body) or _SEARCH.search(request.raw("tools") or b"") else 0.0,
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:
-        request = _Spelled(fields(body))
-        config = _Spelled(fields(request.get("generationConfig")))
-        thinking = _Spelled(fields(config.get("thinkingConfig")))
+        request = _Spelled(body)
+        config = request.inner("generationConfig")
+        thinking = config.inner("thinkingConfig")
         if (thinking.count("thinkingBudget") or 0) > tokens // 2:
             thinking.put("thinkingBudget", encoded(tokens // 2))
             config.put("thinkingConfig", encoded(thinking.fields))
@@ -118,14 +118,9 @@ class _GeminiApi(Api):
         return _GeminiReader(streamed=streamed)
 
 
-def _tier(value: msgspec.Raw | None) -> str | None:
+def _tier(told: str | None) -> str | None:
     """Return the tier of a request: `priority`, also where it is written as in the protocol."""
-    told = msgspec.json.decode(value or b"null")
-    return told.removeprefix("SERVICE_TIER_").lower() if isinstance(told, str) else None
-
-
-def _searches(tools: msgspec.Raw | None) -> bool:
-    return re.search(rb'"google_?[sS]earch', tools or b"") is not None
+    return told.removeprefix("SERVICE_TIER_").lower() if told is not None else None
 
 
 class _GeminiReader(ReplyReader):

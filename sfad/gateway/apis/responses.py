@@ -7,22 +7,8 @@ import msgspec
 
 from ...meters import counters
 from ...meters.tiers import OPENAI_FACTORS
-from .base import MODEL_MAX, Api, ModelCall, ReplyReader, check_only_model, encoded, fields, positive, tool_use
+from .base import ANY_PREFIX, Api, ModelCall, ReplyReader, RequestFields, encoded, fields, tool_use
 from .extras import OPENAI_FEES, fee_of_use, most_fees, words
-
-
-class _ResponsesRequest(msgspec.Struct):
-    model: str
-    models: Any = None
-    fallbacks: Any = None
-    max_output_tokens: Any = None
-    stream: Any = False
-    previous_response_id: Any = None
-    conversation: Any = None
-    background: Any = None
-    service_tier: Any = None
-    max_tool_calls: Any = None
-    tools: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _ResponsesDetails(msgspec.Struct):
@@ -80,40 +66,33 @@ def openai_refusal(message: str, retry_after: int | None) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
-OPENAI_FREE = re.compile(r"/models(/[^/]+)?$|/input_tokens$|/moderations$|/cancel$|/files$|/uploads(/|$)|/conversations(/|$)")
-OPENAI_UNGATED = re.compile(
-    r"/(completions|embeddings|batches|videos|images|audio|assistants|threads|realtime|evals|graders|fine_tuning|containers"
-    r"|vector_stores|chatkit)(/|$)"
+OPENAI_FREE = re.compile(
+    rf"{ANY_PREFIX}/(responses/input_tokens|(responses|batches)/[\w-]+/cancel|moderations|files|uploads(/[\w-]+/(parts|complete|cancel))?"
+    r"|conversations(/[\w-]+(/items)?)?)"
 )
-
-
-OPENAI_REFERENCES = (b'"file_id"', b'"file_url"', b'"image_url":"http', b'"image_url": "http', b'"url":"http', b'"url": "http')
+OPENAI_REFERENCES = re.compile(rb'"file_(id|url)"|"(image_)?url"\s*:\s*"http')
 
 
 class _ResponsesApi(Api):
     name = "openai-responses"
+    calls = re.compile(r"/responses(/compact)?\Z")
     free = OPENAI_FREE
-    ungated = OPENAI_UNGATED
     references = OPENAI_REFERENCES
     factors = OPENAI_FACTORS
 
-    def call(self, path: str, body: bytes) -> ModelCall | None:
-        if not path.endswith(("/responses", "/responses/compact")):
-            return None
-        request = msgspec.json.decode(body, type=_ResponsesRequest)
-        check_only_model(request.model, request.models, request.fallbacks)
-        compacts = path.endswith("/compact")
+    def asked(self, path: re.Match[str], body: bytes) -> ModelCall:
+        request, compacts = RequestFields(body), path[1] is not None
         return ModelCall(
-            model=request.model[: MODEL_MAX + 1],
-            max_output=_COMPACTED if compacts else positive(request.max_output_tokens),
+            model=request.model(),
+            max_output=_COMPACTED if compacts else request.count("max_output_tokens"),
             fixed=compacts,
-            streams=request.stream is True,
+            streams=request.flag("stream"),
             caches=True,
-            continues=bool(request.previous_response_id or request.conversation),
+            continues=request.raw("previous_response_id") is not None or request.raw("conversation") is not None,
             refers=self.refers(body),
-            background=request.background not in {None, False},
-            tiers=words(service_tier=request.service_tier),
-            fees_usd=most_fees(OPENAI_FEES, request.tools, request.max_tool_calls),
+            background=request.flag("background"),
+            tiers=request.words("service_tier"),
+            fees_usd=most_fees(OPENAI_FEES, request.raw("tools"), request.count("max_tool_calls")),
         )
 
     def lowered(self, body: bytes, tokens: int) -> bytes:

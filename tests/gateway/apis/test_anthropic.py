@@ -26,7 +26,7 @@ def test_a_request() -> None:
     assert API.call("/v1/messages", said) == ModelCall("claude-x", 32_000)
 
 
-@pytest.mark.parametrize("value", [None, "5", -1, 0, True, []])
+@pytest.mark.parametrize("value", [None, -1, 0])
 def test_a_maximum_that_is_none(value: Any) -> None:
     assert API.call("/v1/messages", body(max_tokens=value)) == ModelCall("claude-x", None)
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sfad.gateway.apis import APIS, ReplyReader, base
@@ -155,6 +155,67 @@ def test_a_number_of_tokens_in_a_request(value: Any, number: int | None) -> None
     assert positive(value) == number
 
 
+UNCLEAR: list[tuple[str, str]] = [
+    ("openai-chat", '{"model": "m", "n": "8"}'),
+    ("openai-chat", '{"model": "m", "n": 1, "n": 8}'),
+    ("openai-chat", '{"model": "m", "max_tokens": "100000"}'),
+    ("openai-chat", '{"model": "m", "max_tokens": 1, "m\\u0061x_tokens": 100000}'),
+    ("openai-chat", '{"max_tokens": 12, "model": "m", "x": {"y": 1}, "max_tokens": 1}'),
+    ("openai-chat", '{"model": "m", "max_tokens": true}'),
+    ("openai-chat", '{"model": "m", "stream": "true"}'),
+    ("openai-responses", '{"model": "m", "max_output_tokens": [5]}'),
+    ("openai-responses", '{"model": "cheap", "model": "dear"}'),
+    ("openai-responses", '{"model": "m", "tools": {"type": "web_search"}}'),
+    ("openai-responses", '{"model": "m", "service_tier": ["priority"]}'),
+    ("anthropic", '{"model": "m", "max_tokens": 1.5}'),
+    ("anthropic", '{"model": "m", "tools": [5, {"type": "web_search_20250305"}]}'),
+    ("anthropic", '{"model": "m", "tools": [{"type": "web_search_20250305", "max_uses": "1000"}]}'),
+    ("gemini", '{"generationConfig": {"maxOutputTokens": 1, "max_output_tokens": 100000}}'),
+    ("gemini", '{"generationConfig": {"maxOutputTokens": 1}, "generation_config": {"maxOutputTokens": 100000}}'),
+    ("gemini", '{"generationConfig": {"maxOutputTokens": 1, "maxOutputTokens": 100000}}'),
+    ("gemini", '{"generationConfig": {"maxOutputTokens": "1e5"}}'),
+    ("gemini", '{"generationConfig": [1]}'),
+    ("gemini", '{"serviceTier": 2}'),
+]
+CALL_PATHS = {
+    "anthropic": "/v1/messages",
+    "openai-responses": "/responses",
+    "openai-chat": "/chat/completions",
+    "gemini": "/v1beta/models/m:generateContent",
+}
+
+
+@pytest.mark.parametrize(("api", "body"), UNCLEAR)
+def test_a_request_that_a_provider_may_read_differently_is_refused(api: str, body: str) -> None:
+    with pytest.raises(ValueError, match=r"is expected|[Ee]xpected|is there twice|are the same"):
+        APIS[api].call(CALL_PATHS[api], body.encode())
+
+
+def test_the_larger_of_two_maxima_counts() -> None:
+    for first, second in ((5, 9), (9, 5)):
+        call = APIS["openai-chat"].call(
+            "/chat/completions", json.dumps({"model": "m", "max_tokens": first, "max_completion_tokens": second}).encode()
+        )
+        assert call is not None
+        assert call.max_output == 9
+
+
+@given(st.dictionaries(st.text(max_size=5), st.recursive(st.integers() | st.text(), st.lists, max_leaves=5)), st.integers(0, 3))
+def test_fields_that_are_there_once_are_read(document: dict[str, Any], indent: int) -> None:
+    raw = json.dumps(document, indent=indent or None, ensure_ascii=False).encode(errors="replace")
+    assume(b"\\" not in raw and b"?" not in raw)
+    assert {name: json.loads(bytes(value)) for name, value in base.fields_once(raw).items()} == document
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.sampled_from(["1", "12", '"x,"', '{"a":1}', '"a":1']), min_size=1), st.data())
+def test_a_field_that_is_there_twice_never_passes(document: dict[str, str], data: st.DataObject) -> None:
+    pairs = [f'"{name}":{value}' for name, value in document.items() if not value.startswith('"a"')]
+    assume(pairs)
+    pairs.insert(data.draw(st.integers(0, len(pairs))), data.draw(st.sampled_from(pairs)).split(":")[0] + ":1")
+    with pytest.raises(ValueError, match="twice"):
+        base.fields_once(("{" + ",".join(pairs) + "}").encode())
+
+
 # ---- which paths are what
 
 FREE, CALL, UNGATED = "free", "call", "ungated"
@@ -180,6 +241,16 @@ PATHS: list[tuple[str, str, str, bytes, str]] = [
     ("anthropic", "POST", "/v1/messages/", MODEL, UNGATED),
     ("anthropic", "POST", "/v1/newer", MODEL, UNGATED),
     ("anthropic", "PUT", "/v1/messages", MODEL, UNGATED),
+    ("anthropic", "POST", "/v1/messages/batches/", b"", UNGATED),
+    ("anthropic", "POST", "/v1//messages", b"\xff", UNGATED),
+    ("anthropic", "POST", "/v1/messages\n", MODEL, UNGATED),
+    ("anthropic", "POST", "/v1/messages?/messages/count_tokens", MODEL, UNGATED),
+    ("anthropic", "POST", "/v1/messages;/files", MODEL, UNGATED),
+    ("openai-responses", "POST", "/batches/", b"{}", UNGATED),
+    ("openai-responses", "POST", "/realtime/client_secrets", b"{}", UNGATED),
+    ("openai-responses", "POST", "/newer", b"\xff\xfe", UNGATED),
+    ("gemini", "POST", "/v1alpha/auth_tokens", b"{}", UNGATED),
+    ("gemini", "POST", "/v1beta/dynamic/d:generateContent", b"{}", UNGATED),
     # Codex and the SDKs
     ("openai-responses", "POST", "/responses", MODEL, CALL),
     ("openai-responses", "POST", "/v1/responses", MODEL, CALL),
@@ -229,7 +300,7 @@ def test_what_a_request_is(name: str, method: str, path: str, body: bytes, kind:
     api = APIS[name]
     path = api.path(path)
     call = api.call(path, body) if method == "POST" else None
-    assert (CALL if call is not None else api.paid(method, path, body).value) == kind
+    assert (CALL if call is not None else FREE if api.is_free(method, path) else UNGATED) == kind
 
 
 @pytest.mark.parametrize("api", APIS)
