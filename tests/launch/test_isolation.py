@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from sfad.host import bubblewrap
 from sfad.launch.isolation.sandbox import impossible
 from sfad.launch.isolation.system_calls import compiled
-from sfad.launch.isolation.visible import ForbiddenError, followed, writable
+from sfad.launch.isolation.paths import ForbiddenError, followed
+from sfad.launch.isolation.visible import writable
 
 ALLOWED = 0x7FFF0000
 MACHINES = {
-    "x86_64": (0xC000003E, {"read": 0, "ioctl": 16, "socket": 41, "clone": 56, "unshare": 272, "keyctl": 250}),
-    "aarch64": (0xC00000B7, {"read": 63, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
-    "riscv64": (0xC00000F3, {"read": 63, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
+    "x86_64": (0xC000003E, {"read": 0, "fcntl": 72, "ioctl": 16, "socket": 41, "clone": 56, "unshare": 272, "keyctl": 250}),
+    "aarch64": (0xC00000B7, {"read": 63, "fcntl": 25, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
+    "riscv64": (0xC00000F3, {"read": 63, "fcntl": 25, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
 }
 
 
@@ -54,7 +55,12 @@ def test_the_filter(machine: str) -> None:
         ("clone", (new_user | signal,), errno.EPERM),
         ("unshare", (0x200,), 0),
         ("unshare", (new_user,), errno.EPERM),
+        ("unshare", (0x80,), errno.EPERM),  # CLONE_NEWTIME
+        ("clone", (0x80,), 0),  # of an exit signal
         ("ioctl", (0, 0x5413), 0),
+        ("ioctl", (0, 0x541C), errno.EPERM),  # TIOCLINUX
+        ("fcntl", (3, 1), 0),
+        ("fcntl", (3, 1024), errno.EPERM),  # F_SETLEASE
         ("ioctl", (0, 0x5412), errno.EPERM),
         ("ioctl", (0, 0x5412 | 7 << 32), errno.EPERM),  # the kernel looks at the lower half
         ("socket", (1, 1), 0),
@@ -69,6 +75,9 @@ def test_the_filter(machine: str) -> None:
         assert judged(machine, numbers[name], *arguments) == expected, (name, arguments)
     assert judged(machine, 435) == errno.ENOSYS  # clone3
     assert judged(machine, 425) == errno.EPERM  # io_uring_setup
+    assert judged(machine, 467) == errno.EPERM  # open_tree_attr
+    assert judged(machine, 469) == 0  # file_setattr
+    assert judged(machine, 470) == judged(machine, 999) == errno.ENOSYS
     assert judged(machine, numbers["read"], arch=arch ^ 1) == errno.ENOSYS
     if machine == "x86_64":
         assert judged(machine, 0x40000000 | numbers["read"]) == errno.ENOSYS

@@ -24,11 +24,14 @@ class Sandbox:
     directory: bytes
     """The working directory of the run that was isolated first: writable for it and all below."""
     writable: Sequence[bytes]
+    readable: Sequence[bytes]
     home: bytes
+    program: bytes
+    """The first word of that run's command; if it is a path, absolute."""
     agent: str
     """The agent program of that run, whose own files are writable; empty if it is none."""
     variables: Sequence[bytes]
-    """Those of that run which say where agents keep their files, as `KEY=VALUE`."""
+    """Those of that run which say where programs are, and where agents keep their files, as `KEY=VALUE`."""
     network: bool
     """Whether it keeps the machine's network."""
     gateway: int | None = None
@@ -47,7 +50,9 @@ class Sandbox:
             ("directory", self.directory),
             *(("write", path) for path in self.writable),
             *(("variable", item) for item in self.variables),
+            *(("read", path) for path in self.readable),
             ("home", self.home),
+            ("program", self.program),
             ("agent", self.agent.encode()),
             ("port", b"" if self.gateway is None else b"%d" % self.gateway),
         ]
