@@ -353,8 +353,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
-    """How a run is isolated. A client says only `network`, `writable`, `readable` and `egress`; the daemon fills in the rest for the run that
-    is isolated first, and what that starts inherits it."""
+    """How a run is isolated. A client says only `network`, `writable`, `readable` and `egress`. The daemon fills in the rest for
+    the run that is isolated first, and what that starts inherits it."""
 
     network: bool = True
     """Whether it keeps the machine's network; else it reaches nothing but the gateway."""

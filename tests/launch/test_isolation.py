@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.host import bubblewrap
+from sfad.launch.isolation.paths import ForbiddenError, followed
 from sfad.launch.isolation.sandbox import impossible
 from sfad.launch.isolation.system_calls import compiled
-from sfad.launch.isolation.paths import ForbiddenError, followed
 from sfad.launch.isolation.visible import writable
 
 ALLOWED = 0x7FFF0000

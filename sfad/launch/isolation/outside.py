@@ -51,7 +51,7 @@ def _become_sandbox(settings: Settings) -> None:
     view = View(settings, _say)
     if not view.sees(os.path.realpath(file)):
         raise ForbiddenError(f"it would not see {file}: name its directory with --readable")
-    if (temporary := env.get("TMPDIR")) and not view.can_write(os.path.realpath(temporary)):
+    if (temporary := env.get("TMPDIR")) and not view.has_writable(os.path.realpath(temporary)):
         env["TMPDIR"] = TEMPORARY[0]  # that of the user is read-only, or not there
     arguments = [*_NAMESPACES, *view.words(), *_environment(env)]
     filtered = _memory("sfad-filter", system_calls.compiled(os.uname().machine))

@@ -1,4 +1,4 @@
-"""Where programs are that a sandbox shows, read-only, though they lie where it shows nothing else: in a home directory, below /data.
+"""Where programs are that a sandbox shows, read-only, in directories of which it shows nothing else: in a home, below /data.
 
 They come from PATH and the command of the run that was isolated first, and from names that installers use. What a run starts can
 choose neither. No link is followed that the run could have made.

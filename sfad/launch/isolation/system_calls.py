@@ -10,14 +10,14 @@ import struct
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "riscv64": 0xC00000F3, "loongarch64": 0xC0000102}
 """linux/audit.h"""
 _X86_64 = {
-    "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "fcntl": 72, "syslog": 103, "pivot_root": 155, "mount": 165, "umount2": 166,
-    "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298, "open_by_handle_at": 304,
-    "setns": 308, "bpf": 321, "userfaultfd": 323,
+    "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "fcntl": 72, "syslog": 103, "pivot_root": 155, "mount": 165,
+    "umount2": 166, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
+    "open_by_handle_at": 304, "setns": 308, "bpf": 321, "userfaultfd": 323,
 }  # fmt: skip
 _GENERIC = {
-    "fcntl": 25, "ioctl": 29, "umount2": 39, "mount": 40, "pivot_root": 41, "unshare": 97, "syslog": 116, "socket": 198, "socketpair": 199,
-    "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241, "open_by_handle_at": 265,
-    "setns": 268, "bpf": 280, "userfaultfd": 282,
+    "fcntl": 25, "ioctl": 29, "umount2": 39, "mount": 40, "pivot_root": 41, "unshare": 97, "syslog": 116, "socket": 198,
+    "socketpair": 199, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241,
+    "open_by_handle_at": 265, "setns": 268, "bpf": 280, "userfaultfd": 282,
 }  # fmt: skip
 _EVERYWHERE = {
     # io_uring opens sockets that no filter of socket(2) sees
@@ -26,8 +26,8 @@ _EVERYWHERE = {
     "mount_setattr": 442, "open_tree_attr": 467,
 }  # fmt: skip
 _NEWEST = 469
-"""file_setattr, of Linux 6.17. Newer calls could lead out, too, and programs do without them on older kernels. The calls of x32 have
-larger numbers, and are refused with them."""
+"""file_setattr, of Linux 6.17. Newer calls could lead out, too, and programs do without them on older kernels. The numbers of x32
+are larger."""
 _FORBIDDEN = (
     "syslog", "pivot_root", "mount", "umount2", "add_key", "request_key", "keyctl", "perf_event_open", "open_by_handle_at",
     "setns", "bpf", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "open_tree", "move_mount", "fsopen",

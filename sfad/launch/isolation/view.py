@@ -10,7 +10,7 @@ from .paths import ForbiddenError, followed, topmost, within, within_any
 
 TYPE_CHECKING = False  # as in `typing`, whose import takes as long as all others
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from .settings import Settings
 
@@ -42,7 +42,7 @@ class View:
         self._show([*visible.SYSTEM, *visible.visible_of_private()])
         self._show([*settings.all("keep"), *self._programs()])
         self._show(_checked(readable, daemons))
-        if not any(within(home, self._top) for home in self._homes):
+        if not self._has_home(self._top):
             self._show([self._top])  # of which something is protected, else it is writable
         self._follow([*own, *([home] if home else [])])
         for path in self._writable:
@@ -55,8 +55,9 @@ class View:
         """Return whether the command sees this file or directory."""
         return self._nearest(path) in ("ro-bind", "bind")
 
-    def can_write(self, path: str) -> bool:
-        return self._nearest(path) in ("tmpfs", "bind")
+    def has_writable(self, path: str) -> bool:
+        """Return whether a directory is there in the sandbox, and can be written."""
+        return self._mounts.get(path) == "tmpfs" or self._nearest(path) == "bind"
 
     def words(self) -> Iterator[str]:
         """Yield the words. Raise `ForbiddenError`."""
@@ -89,9 +90,13 @@ class View:
     def _working_directory(self) -> Iterator[str]:
         if self.sees(self._here) or self._here in self._mounts:
             return
-        if not any(within(home, self._here) for home in self._homes):
+        if not self._has_home(self._here):
             raise ForbiddenError(f"it would not see its working directory {self._here}: name it with --readable")
         yield from ("--dir", self._here)
+
+    def _has_home(self, path: str) -> bool:
+        """Return whether a directory is a home or above one, so that its files are not shown for being the working directory."""
+        return path == "/" or any(within(home, path) for home in self._homes)
 
     def _hides(self, asked: Sequence[str]) -> list[str]:
         """Return what is hidden wherever it would be seen."""
@@ -144,7 +149,7 @@ class View:
         self._mount("cover", found)
 
     def _show_door(self, socket: str) -> None:
-        """Show the daemon's socket. Its directory is shown where nothing else is in it: the next daemon will make another socket."""
+        """Show the daemon's socket. If nothing else is in its directory, show that: the next daemon will make another socket."""
         directory, name = os.path.split(socket)
         try:
             alone = os.listdir(directory) == [name]

@@ -1,8 +1,9 @@
 """What an isolated command can see and write.
 
-It sees the system's programs and settings (`SYSTEM`), other programs (`programs`), its working directory, and what the caller names.
-It sees nothing else: no list can name all places where people keep secrets and services have sockets. In what the caller names, the
-daemon's own files and usual places of secrets stay hidden. It can write to its working directory and what the caller names for that.
+It sees the system's programs and settings (`SYSTEM`), other programs (`programs`), its working directory, and what the caller
+names. It sees nothing else, because no list can name all places where people keep secrets and where services have sockets. In what
+the caller names, the daemon's own files and usual places of secrets stay hidden. It can write to its working directory and to what
+the caller names for that.
 
 A sandbox inherits what its root may write, and an attempt has what the one before had. So an agent cannot give its children, or
 its next attempt, more than it has itself, whatever links it makes: what is writable is named by paths without links, or by links
@@ -139,7 +140,7 @@ def writable(
             raise ForbiddenError(f"{path} is to be writable, but leads to {real} by the link {links[0]}: name {real} itself")
     tops = [os.path.normpath(path) for path in (directory, *asked)]
     found = tops[:1]
-    if within_any(tops[0], closed) or any(within(path, tops[0]) for path in protected):
+    if tops[0] == "/" or within_any(tops[0], closed) or any(within(path, tops[0]) for path in protected):
         found = []
     own_reals = own_writable(own, tops)
     make(own)
