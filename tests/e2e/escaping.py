@@ -260,6 +260,23 @@ def write_system_files() -> object:
 
 
 @attack
+def write_the_root() -> object:
+    with tempfile.TemporaryFile(dir="/"):
+        return True
+
+
+@attack
+def change_settings_in_proc() -> object:
+    found = []
+    for directory in ("/proc/sys/kernel", "/proc/sys/vm", "/proc/irq", "/proc/bus/pci", "/proc/fs", "/proc/acpi", "/proc/scsi"):
+        for path in (path for path in Path(directory).rglob("*") if path.is_file()):
+            with suppress(OSError):
+                os.close(os.open(path, os.O_WRONLY))
+                found.append(str(path))
+    return found
+
+
+@attack
 def read_the_shadow_file() -> object:
     return Path("/etc/shadow").read_text()
 

@@ -29,6 +29,69 @@ pytestmark = pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not 
 HIDDEN = "a secret of the home"
 
 
+USUAL = [
+    ".ssh",
+    ".gnupg",
+    ".pki",
+    ".password-store",
+    ".local/share/keyrings",
+    ".netrc",
+    ".git-credentials",
+    ".config/git/credentials",
+    ".aws",
+    ".azure",
+    ".config/gcloud",
+    ".kube",
+    ".docker",
+    ".config/containers",
+    ".config/gh",
+    ".config/glab-cli",
+    ".config/hub",
+    ".config/op",
+    ".config/rclone",
+    ".config/sops",
+    ".vault-token",
+    ".terraform.d",
+    ".npmrc",
+    ".pypirc",
+    ".cargo/credentials",
+    ".cargo/credentials.toml",
+    ".m2/settings.xml",
+    ".gem/credentials",
+    ".pgpass",
+    ".my.cnf",
+    ".mozilla",
+    ".thunderbird",
+    ".config/google-chrome",
+    ".config/chromium",
+    ".config/BraveSoftware",
+    ".config/microsoft-edge",
+    ".config/Signal",
+    ".config/Slack",
+    ".config/systemd",
+    ".bash_history",
+    ".zsh_history",
+    ".python_history",
+    ".node_repl_history",
+    ".psql_history",
+    ".config/sfad",
+    ".local/state/sfad",
+    ".local/share/containers",
+    ".vscode-server",
+    ".cursor-server",
+    ".claude",
+    ".claude.json",
+    ".codex",
+    ".gemini",
+    ".config/opencode",
+    ".local/share/opencode",
+    ".local/state/opencode",
+    ".cache/opencode",
+    ".aider",
+]
+"""Places of secrets, which are hidden in a home that is shown."""
+
+
 class Desk:
     """A home with a secret and programs, a working directory in it, and a daemon."""
 
@@ -94,7 +157,13 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
     (desk.home / ".local" / "bin").mkdir()
     (desk.home / ".local" / "bin" / "ruler").symlink_to("../share/uv/tools/ruler/bin/ruler")
     (desk.home / "current").symlink_to("kept/node")
-    desk.path = [desk.home / ".local" / "bin", desk.home / "current" / "bin", desk.home / "shelf" / "bin"]
+    desk.path = [
+        desk.home,
+        desk.home / ".local",
+        desk.home / ".local" / "bin",
+        desk.home / "current" / "bin",
+        desk.home / "shelf" / "bin",
+    ]
     script = "tool; node; ruler; cat ~/.gitconfig; ls -A ~ ~/.config; touch ~/made work/made ../made; grep -rl 'a secret' ~"
     first = desk.run(["sh", "-c", script.replace("tool; ", "")])
     said = desk.said(first)
@@ -110,12 +179,13 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
 
 def test_what_is_named_is_seen(desk: Desk) -> None:
     """In the home too, but for usual places of secrets in it."""
-    desk.write(".ssh/id", HIDDEN)
-    run = desk.run(["sh", "-c", "cat ~/vault/lib/key; ls -A ~/.ssh; touch ~/vault/lib/new"], readable=[desk.home])
-    said = desk.said(run)
-    assert said.startswith(HIDDEN)
-    assert "Read-only" in said
-    assert "id" not in said.removeprefix(HIDDEN).split()
+    for name in USUAL:
+        desk.write(name, "hidden here")
+    script = "cat ~/vault/lib/key; echo; touch ~/vault/lib/new; grep -rls 'hidden here' ~"
+    said = desk.said(desk.run(["sh", "-c", script], readable=[desk.home])).splitlines()
+    assert said[0] == HIDDEN
+    assert len(said) == 2
+    assert "Read-only" in said[1]
     for path, why in ((desk.top / "gone", "does not exist"), (desk.daemon.state_dir, "belongs to the daemon")):
         run = desk.run(["true"], readable=[path])
         assert run.exit_code == 126

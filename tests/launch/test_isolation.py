@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.host import bubblewrap
-from sfad.launch.isolation.paths import ForbiddenError, followed
+from sfad.launch.isolation.paths import ForbiddenError, followed, within_any
 from sfad.launch.isolation.sandbox import impossible
 from sfad.launch.isolation.system_calls import compiled
-from sfad.launch.isolation.visible import writable
+from sfad.launch.isolation.visible import SETTINGS, writable
 
 ALLOWED = 0x7FFF0000
 MACHINES = {
@@ -111,6 +111,16 @@ def test_what_is_writable(tmp_path: Path) -> None:
             of([asked], work)
     with pytest.raises(ForbiddenError, match=f"name {more} itself"):
         of([], tmp_path / "link")
+
+
+def test_the_root_is_never_writable() -> None:
+    assert writable([], [], "/", [], []) == []
+
+
+def test_settings_that_only_some_kernels_have_are_read_only() -> None:
+    """Those that this machine has are attacked (`escaping`)."""
+    for path in ("/proc/sysrq-trigger", "/proc/acpi/wakeup", "/proc/scsi/scsi", "/proc/fs/nfsd", "/proc/irq/1", "/proc/bus/pci"):
+        assert within_any(path, SETTINGS), path
 
 
 def test_links_to_an_agents_own_files(tmp_path: Path) -> None:

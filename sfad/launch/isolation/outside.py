@@ -12,8 +12,8 @@ import sys
 from ..sealed_environment import own, unsealed
 from . import kernel, system_calls
 from .paths import ForbiddenError
-from .settings import Settings
-from .view import View
+from .settings import SandboxSettings
+from .view import SandboxView
 from .visible import TEMPORARY
 
 TYPE_CHECKING = False  # as in `typing`, whose import takes as long as all others
@@ -37,18 +37,18 @@ _DEFAULT_SIGNALS = (
 def main(words: list[str]) -> None:
     """Become the command's sandbox. Return only by `SystemExit`, after a line on stderr."""
     kernel.default(kernel.SIGPIPE, kernel.SIGXFSZ, kernel.SIGINT)  # Python has changed these, and the command would inherit it
-    settings = Settings(words)
+    settings = SandboxSettings(words)
     try:
         _become_sandbox(settings)
     except (OSError, ValueError, ForbiddenError) as error:
         _fail(NOT_EXECUTABLE, f"the command cannot be isolated: {error}")
 
 
-def _become_sandbox(settings: Settings) -> None:
+def _become_sandbox(settings: SandboxSettings) -> None:
     file = _file_of(settings)
     env = {os.fsdecode(name): os.fsdecode(value) for name, value in unsealed(os.environb).items()}
     kernel.give_up_capabilities()
-    view = View(settings, _say)
+    view = SandboxView(settings, _say)
     if not view.sees(os.path.realpath(file)):
         raise ForbiddenError(f"it would not see {file}: name its directory with --readable")
     if (temporary := env.get("TMPDIR")) and not view.has_writable(os.path.realpath(temporary)):
@@ -100,7 +100,7 @@ def _memory(name: str, content: bytes) -> int:
     return descriptor
 
 
-def _file_of(settings: Settings) -> str:
+def _file_of(settings: SandboxSettings) -> str:
     """Return the first of the files that execvp(3) would execute."""
     found = None
     for file in settings.all("file"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Settings:
+class SandboxSettings:
     def __init__(self, words: list[str]) -> None:
         at = words.index("--")
         self._pairs = [(name, value) for name, _, value in (word.partition("=") for word in words[:at])]

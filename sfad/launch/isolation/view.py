@@ -12,16 +12,16 @@ TYPE_CHECKING = False  # as in `typing`, whose import takes as long as all other
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from .settings import Settings
+    from .settings import SandboxSettings
 
 _MOST_PLACES = 512
 """bubblewrap takes 9000 arguments."""
 
 
-class View:
+class SandboxView:
     """What the command of an isolated run sees."""
 
-    def __init__(self, settings: Settings, warn: Callable[[str], None]) -> None:
+    def __init__(self, settings: SandboxSettings, warn: Callable[[str], None]) -> None:
         self._settings = settings
         self._warn = warn
         self._here = os.getcwd()
