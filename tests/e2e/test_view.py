@@ -114,11 +114,10 @@ class Desk:
         path.chmod(0o755)
         return path
 
-    def run(self, argv: Sequence[object], cwd: Path | None = None, **isolation: Sequence[Path]) -> RunInfo:
+    def run(self, argv: Sequence[object], cwd: Path | None = None, readable: Sequence[Path] = ()) -> RunInfo:
         """Return how an isolated run has ended."""
         env = {"HOME": self.home, "PATH": ":".join(map(str, [*self.path, "/usr/bin", "/bin"])), "PYTHONPATH": ":".join(sys.path)}
         env |= {"SFAD_SOCKET": self.daemon.socket}
-        given = {name: [os.fsencode(path) for path in paths] for name, paths in isolation.items()}
         return ended(
             self.client,
             started(
@@ -126,7 +125,7 @@ class Desk:
                 list(map(str, argv)),
                 cwd=os.fsencode(cwd or self.work),
                 env=[os.fsencode(f"{name}={value}") for name, value in env.items()],
-                isolation=Isolation(**given),
+                isolation=Isolation(readable=[os.fsencode(path) for path in readable]),
             ).id,
         )
 

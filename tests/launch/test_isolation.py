@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sfad.host import bubblewrap
 from sfad.launch.isolation.paths import ForbiddenError, followed, within_any
+from sfad.launch.isolation.programs import places
 from sfad.launch.isolation.sandbox import impossible
 from sfad.launch.isolation.system_calls import compiled
 from sfad.launch.isolation.visible import SETTINGS, writable
@@ -121,6 +122,21 @@ def test_settings_that_only_some_kernels_have_are_read_only() -> None:
     """Those that this machine has are attacked (`escaping`)."""
     for path in ("/proc/sysrq-trigger", "/proc/acpi/wakeup", "/proc/scsi/scsi", "/proc/fs/nfsd", "/proc/irq/1", "/proc/bus/pci"):
         assert within_any(path, SETTINGS), path
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[user]\n\tname = A B\n\temail = a@b.example\n[http]\n\tproxy = http://proxy.example:8080\n\tother = a@b", True),
+        ('[url "ssh://git@code.example/"]\n\tinsteadOf = https://code.example/\n', True),
+        ('[url "https://me:word@code.example/"]\n\tinsteadOf = https://code.example/\n', False),
+        ("[http]\n\textraHeader = Authorization: Basic abc\n", False),
+        ("[hub]\n\tTOKEN = abc\n", False),
+    ],
+)
+def test_settings_of_git_are_shown_without_credentials(tmp_path: Path, text: str, shown: bool) -> None:
+    (tmp_path / ".gitconfig").write_text(text)
+    assert list(places([str(tmp_path)], {}, "true", [])) == ([str(tmp_path / ".gitconfig")] if shown else [])
 
 
 def test_links_to_an_agents_own_files(tmp_path: Path) -> None:

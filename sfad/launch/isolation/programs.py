@@ -7,7 +7,6 @@ choose neither. No link is followed that the run could have made.
 from __future__ import annotations
 
 import os
-import re
 
 from .paths import ForbiddenError, followed, within, within_any
 
@@ -24,7 +23,7 @@ _INSTALLED = (
 )  # fmt: skip
 """Below a home directory: nothing but programs. Not caches such as ~/go/pkg, which a program would want to write."""
 _GIT = (".gitconfig", ".config/git/config", ".config/git/ignore", ".config/git/attributes")
-_CREDENTIAL = re.compile(rb"(?i)token|passw|secret|extraheader|://(?!git@)[^/\s]*@")
+_CREDENTIALS = (b"token", b"passw", b"secret", b"extraheader")
 _FOLDERS = ("bin", "sbin", ".bin", "shims", "Scripts")
 _SIGNS = ("lib", "lib64", "libexec", "pyvenv.cfg", "versions")
 """What an installation has beside its folder of programs."""
@@ -114,6 +113,9 @@ def _is_harmless(path: str) -> bool:
     """Return whether settings of git hold nothing that looks like a credential."""
     try:
         with open(path, "rb") as file:
-            return _CREDENTIAL.search(file.read(1 << 20)) is None
+            text = file.read(1 << 20).lower()
     except OSError:
         return False
+    hosts = [word.partition(b"://")[2].partition(b"/")[0] for word in text.split()]
+    users = {host.rpartition(b"@")[0] for host in hosts}
+    return not any(word in text for word in _CREDENTIALS) and users <= {b"", b"git"}
