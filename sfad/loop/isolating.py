@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ..config import Configuration
 from ..core.naming import program_name
 from ..gateway.egress_rules import is_model_api
+from ..launch.isolation.programs import VARIABLES
 from ..launch.isolation.sandbox import Sandbox, impossible
 from ..launch.isolation.visible import AGENT_FILES, AGENT_VARIABLES
 from ..protocol.egress import Destination, destination
@@ -18,7 +19,7 @@ from ..runs.live import Live
 from .gateway_process import GatewayProcess
 
 Least = Literal["off", "on", "net"]
-_PLACES = (*(f"{name}=/".encode() for name in AGENT_VARIABLES.values()), b"PATH=", b"PYTHONPATH=", b"NODE_PATH=")
+_PLACES = (*(f"{name}=/".encode() for name in AGENT_VARIABLES.values()), *(f"{name}=".encode() for name in VARIABLES))
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "npm_config_proxy", "npm_config_https_proxy")
 """curl does not obey HTTP_PROXY, which a CGI program would take from its client. npm's are stronger than a person's .npmrc."""
 _NO_PROXIES = ("no_proxy", "NO_PROXY", "npm_config_noproxy")

@@ -117,7 +117,7 @@ class Desk:
     def run(self, argv: Sequence[object], cwd: Path | None = None, readable: Sequence[Path] = ()) -> RunInfo:
         """Return how an isolated run has ended."""
         env = {"HOME": self.home, "PATH": ":".join(map(str, [*self.path, "/usr/bin", "/bin"])), "PYTHONPATH": ":".join(sys.path)}
-        env |= {"SFAD_SOCKET": self.daemon.socket}
+        env |= {"SFAD_SOCKET": self.daemon.socket, "SSL_CERT_FILE": self.home / "certificates.pem"}
         return ended(
             self.client,
             started(
@@ -146,6 +146,7 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
     desk.write(".npmrc", HIDDEN)
     desk.write(".gitconfig", "[user]\n\tname = somebody\n")
     desk.write(".config/git/config", '[url "https://somebody:word@code.example/"]\n')
+    desk.write("certificates.pem", "trusted")
     desk.program(".local/share/uv/tools/ruler/bin/ruler")
     desk.write(".local/share/uv/tools/ruler/lib/part", "part of ruler\n")
     desk.program("kept/node/bin/node")
@@ -163,12 +164,12 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
         desk.home / "current" / "bin",
         desk.home / "shelf" / "bin",
     ]
-    script = "tool; node; ruler; cat ~/.gitconfig; ls -A ~ ~/.config; touch ~/made work/made ../made; grep -rl 'a secret' ~"
+    script = "tool; node; ruler; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; touch ~/made work/made ../made; grep -rl 'a secret' ~"
     first = desk.run(["sh", "-c", script.replace("tool; ", "")])
     said = desk.said(first)
     assert "part of node" in said
     assert "part of ruler" in said
-    assert "name = somebody" in said
+    assert "name = somebody\ntrusted" in said
     assert HIDDEN not in said
     assert ".npmrc" not in said
     assert "vault" not in said

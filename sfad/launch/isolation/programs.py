@@ -1,6 +1,6 @@
 """Where programs are that a sandbox shows, read-only, in directories of which it shows nothing else: in a home, below /data.
 
-They come from PATH and the command of the run that was isolated first, and from names that installers use. What a run starts can
+They come from variables and the command of the run that was isolated first, and from names that installers use. What a run starts can
 choose neither. No link is followed that the run could have made.
 """
 
@@ -24,6 +24,11 @@ _INSTALLED = (
 """Below a home directory: nothing but programs. Not caches such as ~/go/pkg, which a program would want to write."""
 _GIT = (".gitconfig", ".config/git/config", ".config/git/ignore", ".config/git/attributes")
 _CREDENTIALS = (b"token", b"passw", b"secret", b"extraheader")
+VARIABLES = (
+    "PATH", "PYTHONPATH", "NODE_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYENV_ROOT", "NVM_DIR", "JAVA_HOME", "GOROOT", "RUSTUP_HOME",
+    "DOTNET_ROOT", "NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
+)  # fmt: skip
+"""Where a user says that programs and the certificates that they trust are: paths, or lists of them with colons."""
 _FOLDERS = ("bin", "sbin", ".bin", "shims", "Scripts")
 _SIGNS = ("lib", "lib64", "libexec", "pyvenv.cfg", "versions")
 """What an installation has beside its folder of programs."""
@@ -41,7 +46,7 @@ def places(homes: Sequence[str], said: Mapping[str, str], program: str, changeab
     found = [f"{home}/{name}" for home in homes for name in _INSTALLED]
     found += [f"{home}/{name}" for home in homes for name in _GIT if _is_harmless(f"{home}/{name}")]
     found += [_installation(each, shared) for each in path]
-    found += [each for name in ("PYTHONPATH", "NODE_PATH") for each in said.get(name, "").split(":")]
+    found += [each for name in VARIABLES[1:] for each in said.get(name, "").split(":")]
     for file in _executed(program, path):
         found += _of_program(file, shared, changeable)
     for each in found:
