@@ -1,7 +1,7 @@
 """Where programs are that a sandbox shows, read-only, in directories of which it shows nothing else: in a home, below /data.
 
-They come from variables and the command of the run that was isolated first, and from names that installers use. What a run starts can
-choose neither. No link is followed that the run could have made.
+They come from variables and the command of the run that was isolated first, and from names that installers use. What a run starts
+can choose none of them. No link is followed that the run could have made.
 """
 
 from __future__ import annotations

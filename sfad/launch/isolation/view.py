@@ -48,7 +48,9 @@ class SandboxView:
         for path in self._writable:
             self._mounts[path] = "bind"
         self._mount("cover", [path for path in hides if self.sees(path) and self._mounts.get(path) != "bind"])
-        self._cover_sockets([os.path.realpath(path) for path in readable])
+        self._cover_sockets([path for path in (*readable, self._top) if self._mounts.get(path) == "ro-bind"])
+        if self._here in self._homes and not self.sees(self._here):
+            warn(f"the working directory {self._here} is the home directory, of which the command sees nothing: start elsewhere")
         self._show_door(settings.one("door"))
 
     def sees(self, path: str) -> bool:
