@@ -157,6 +157,12 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
     (desk.home / ".local" / "bin").mkdir()
     (desk.home / ".local" / "bin" / "ruler").symlink_to("../share/uv/tools/ruler/bin/ruler")
     (desk.home / "current").symlink_to("kept/node")
+    desk.program("bin/mine", "echo mine")
+    desk.write("lib/part", HIDDEN)
+    desk.program("plain/bin/plain", "echo plain")
+    desk.write("plain/notes", HIDDEN)
+    desk.program("work/env/bin/python")
+    desk.write("work/env/lib/part", "")
     desk.path = [
         desk.home,
         desk.home / ".local",
@@ -164,17 +170,19 @@ def test_a_home_is_empty_but_for_programs(desk: Desk) -> None:
         desk.home / "current" / "bin",
         desk.home / "shelf" / "bin",
     ]
+    desk.path += [desk.home / "bin", desk.home / "plain" / "bin", desk.work / "env" / "bin"]
     script = (
-        "node; ruler; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; touch ~/made work/made ../made; grep -rl 'a secret' ~"
+        "node; ruler; mine; plain; cat ~/.gitconfig $SSL_CERT_FILE; ls -A ~ ~/.config; touch ~/made env/bin/new; grep -r secret ~"
     )
-    first = desk.run(["sh", "-c", script])
-    said = desk.said(first)
+    said = desk.said(desk.run(["sh", "-c", script]))
     assert "part of node" in said
     assert "part of ruler" in said
     assert "name = somebody\ntrusted" in said
     assert HIDDEN not in said
     assert ".npmrc" not in said
     assert "vault" not in said
+    assert "mine\nplain\n" in said
+    assert (desk.work / "env" / "bin" / "new").exists()
     assert not (desk.home / "made").exists()
     assert desk.said(desk.run(["tool"])) == "tool\n"
 
@@ -188,7 +196,9 @@ def test_what_is_named_is_seen(desk: Desk) -> None:
     assert said[0] == HIDDEN
     assert len(said) == 2
     assert "Read-only" in said[1]
-    for path, why in ((desk.top / "gone", "does not exist"), (desk.daemon.state_dir, "belongs to the daemon")):
+    (desk.top / "link").symlink_to(desk.home / "vault")
+    named = (desk.top / "link", f"leads to {desk.home}/vault by the link")
+    for path, why in (named, (desk.top / "gone", "does not exist"), (desk.daemon.state_dir, "belongs to the daemon")):
         run = desk.run(["true"], readable=[path])
         assert run.exit_code == 126
         assert why in desk.said(run)

@@ -17,7 +17,7 @@ from sfad.launch.isolation.paths import ForbiddenError, followed, within_any
 from sfad.launch.isolation.programs import places
 from sfad.launch.isolation.sandbox import impossible
 from sfad.launch.isolation.system_calls import compiled
-from sfad.launch.isolation.visible import SETTINGS, writable
+from sfad.launch.isolation.visible import SETTINGS, can_be_empty, writable
 
 ALLOWED = 0x7FFF0000
 MACHINES = {
@@ -116,6 +116,12 @@ def test_what_is_writable(tmp_path: Path) -> None:
 
 def test_the_root_is_never_writable() -> None:
     assert writable([], [], "/", [], []) == []
+
+
+def test_homes_that_cannot_be_empty() -> None:
+    """Those in /etc/passwd of users that services have: programs or the whole machine would be gone."""
+    gone = ["/bin", "/usr/sbin", "/dev", "/proc", "/", "/usr", "/var", "/tmp"]
+    assert [home for home in (*gone, "/root", "/home/me", "/opt/service", "/nonexistent") if not can_be_empty(home)] == gone
 
 
 def test_settings_that_only_some_kernels_have_are_read_only() -> None:
