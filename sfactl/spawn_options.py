@@ -73,6 +73,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         "HOST[,HOST]", many=True),
     Option(("--writable",), "writable",
         "A path that the sandbox may write to, beside the working directory. Implies --isolate", "PATH", many=True),
+    Option(("--readable",), "readable",
+        "A path that the sandbox shows, beside programs and what it may write to. Implies --isolate", "PATH", many=True),
     Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (sfactl mcp): claude, codex, gemini, opencode"),
     Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
     Option(("--priority",), "priority", "A higher priority leaves the queue first (default: 0)", "N"),
@@ -134,6 +136,7 @@ class SpawnOptions(Struct, frozen=True):
     isolate: str | None = None
     egress: Sequence[str] = ()
     writable: Sequence[str] = ()
+    readable: Sequence[str] = ()
     mcp: bool = False
     no_queue: bool = False
     priority: str | None = None
@@ -239,10 +242,10 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
 
 def _isolation(wanted: SpawnOptions) -> Isolation | None:
     egress = _words(wanted.egress)
-    if wanted.isolate is None and not wanted.writable and not egress:
+    if wanted.isolate is None and not wanted.writable and not wanted.readable and not egress:
         return None
-    paths = [os.path.realpath(os.fsencode(path)) for path in wanted.writable]
-    return Isolation(network=wanted.isolate != "net", writable=paths, egress=egress)
+    writable, readable = ([os.path.realpath(os.fsencode(path)) for path in paths] for paths in (wanted.writable, wanted.readable))
+    return Isolation(network=wanted.isolate != "net", writable=writable, readable=readable, egress=egress)
 
 
 def caveats(run: RunInfo, message: Spawn) -> Iterator[str]:

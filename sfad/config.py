@@ -154,6 +154,8 @@ class IsolationConfig(Struct, frozen=True, kw_only=True):
     """The least isolation of every run."""
     writable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
     """Where each isolated run may write, beside its working directory."""
+    readable: tuple[Annotated[str, Meta(pattern=r"^(/|~/)", extra=PATHS)], ...] = ()
+    """What each isolated run may read, beside programs and what it may write."""
     egress: Annotated[tuple[str, ...], Meta(extra=EGRESS)] = ()
     """What each run with a network of its own reaches through the gateway, beside its model."""
 

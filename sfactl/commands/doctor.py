@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from msgspec.json import decode
 
 from sfad.host import bubblewrap, probe
+from sfad.launch.isolation.sandbox import impossible, tried
 from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
@@ -151,7 +152,7 @@ def _isolation() -> Iterator[Finding]:
     path = bubblewrap.bubblewrap()
     if path is None:
         yield Finding("isolation", "warn", "bubblewrap is not installed, so --isolate is refused", bubblewrap.FIX)
-    elif why := bubblewrap.namespaces_forbidden(os.getuid()) or bubblewrap.tried(path):
+    elif why := impossible(os.getuid()) or tried():
         yield Finding("isolation", "warn", f"{path} cannot make a sandbox: {why}", "allow user namespaces, or use no --isolate")
     else:
         yield Finding("isolation", "ok", f"{path} can make sandboxes for --isolate")

@@ -1,13 +1,11 @@
 """Whether bubblewrap is there, and may make namespaces."""
 
 import os
-import subprocess
 from pathlib import Path
 
 _PLACES = ("/usr/bin/bwrap", "/usr/local/bin/bwrap", "/bin/bwrap", "/run/current-system/sw/bin/bwrap")
 """No PATH is searched: a run's own could have another program of that name."""
 FIX = "install the package bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
-_PATIENCE = 10.0
 _SYSCTLS = {
     # Debian's and Arch's kernels; Ubuntu from 23.10 on; all
     "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
@@ -39,13 +37,3 @@ def namespaces_forbidden(uid: int) -> str | None:
 
 def _has_profile() -> bool:
     return any(Path("/etc/apparmor.d", name).exists() for name in ("bwrap", "bwrap-userns-restrict"))
-
-
-def tried(path: str) -> str | None:
-    """Start a program in a sandbox, as this user. Return why that failed; `None` if it did not."""
-    words = [path, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
-    try:
-        done = subprocess.run([*words, "/bin/true"], capture_output=True, timeout=_PATIENCE, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"

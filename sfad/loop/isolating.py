@@ -1,7 +1,7 @@
 """Whether a run is isolated, and what its sandbox is given."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from ..config import Configuration
 from ..core.naming import program_name
 from ..gateway.egress_rules import is_model_api
+from ..launch.isolation.programs import VARIABLES
 from ..launch.isolation.sandbox import Sandbox, impossible
 from ..launch.isolation.visible import AGENT_FILES, AGENT_VARIABLES
 from ..protocol.egress import Destination, destination
@@ -18,7 +19,7 @@ from ..runs.live import Live
 from .gateway_process import GatewayProcess
 
 Least = Literal["off", "on", "net"]
-_AGENT_PLACES = tuple(f"{name}=/".encode() for name in AGENT_VARIABLES.values())
+_PLACES = (*(f"{name}=/".encode() for name in AGENT_VARIABLES.values()), *(f"{name}=".encode() for name in VARIABLES))
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "npm_config_proxy", "npm_config_https_proxy")
 """curl does not obey HTTP_PROXY, which a CGI program would take from its client. npm's are stronger than a person's .npmrc."""
 _NO_PROXIES = ("no_proxy", "NO_PROXY", "npm_config_noproxy")
@@ -43,6 +44,12 @@ def _destinations(texts: Sequence[str]) -> dict[Destination, str]:
         if is_model_api(entry.host):
             raise IsolationError(f"--egress: {text} is the API of a model, which a run reaches through the gateway: leave it out")
     return found
+
+
+def _of_home(paths: Sequence[str], home: bytes) -> Iterator[bytes]:
+    """Yield paths of the config as they are for a user."""
+    for path in map(os.fsencode, paths):
+        yield home + path[1:] if path.startswith(b"~/") else path
 
 
 class Isolating:
@@ -70,11 +77,10 @@ class Isolating:
         network = least != "net" and (asked is None or asked.network) and (inherited is None or inherited.network)
         egress = self._egress(request, above, network)
         if inherited is None:
-            return replace(request, isolation=self._first(request, asked.writable if asked is not None else [], network, egress))
-        if above is not None and asked is not None and asked.writable:
-            raise IsolationError(
-                f"run {above.run.id} is isolated, so what it starts can write only where it can itself: leave out --writable"
-            )
+            return replace(request, isolation=self._first(request, asked or Isolation(), network, egress))
+        if above is not None and asked is not None and (asked.writable or asked.readable):
+            what, option = ("write only where", "--writable") if asked.writable else ("read only what", "--readable")
+            raise IsolationError(f"run {above.run.id} is isolated, so what it starts can {what} it can itself: leave out {option}")
         return replace(request, isolation=replace(inherited, network=network, egress=egress))
 
     def _egress(self, request: Spawn, above: Live | None, network: bool) -> list[str]:
@@ -97,18 +103,20 @@ class Isolating:
             )
         return asked
 
-    def _first(self, request: Spawn, writable: list[bytes], network: bool, egress: list[str]) -> Isolation:
+    def _first(self, request: Spawn, asked: Isolation, network: bool, egress: list[str]) -> Isolation:
         home = next((item[5:] for item in request.env if item.startswith(b"HOME=/")), b"")
         program = program_name([os.fsdecode(word) for word in request.argv])
-        more = [os.fsencode(path) for path in self._config.writable]
+        word = request.argv[0] if request.argv else b""
         return Isolation(
             network=network,
-            writable=[*writable, *(home + path[1:] if path.startswith(b"~/") else path for path in more)],
+            writable=[*asked.writable, *_of_home(self._config.writable, home)],
+            readable=[*asked.readable, *_of_home(self._config.readable, home)],
             egress=egress,
             directory=request.cwd,
             home=home,
+            program=os.path.join(request.cwd, word) if b"/" in word else word,
             agent=program if program in AGENT_FILES else "",
-            variables=[item for item in request.env if item.startswith(_AGENT_PLACES)],
+            variables=[item for item in request.env if item.startswith(_PLACES)],
         )
 
     def environment(self, run: RunId, spawn: Spawn, env: list[bytes]) -> list[bytes]:
@@ -142,7 +150,9 @@ class Isolating:
             hidden=self._hidden,
             directory=isolation.directory,
             writable=isolation.writable,
+            readable=isolation.readable,
             home=isolation.home,
+            program=isolation.program,
             agent=isolation.agent,
             variables=isolation.variables,
             network=isolation.network,

@@ -374,22 +374,26 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
-    """How a run is isolated. A client says only `network`, `writable` and `egress`; the daemon fills in the rest for the run that
-    is isolated first, and what that starts inherits it."""
+    """How a run is isolated. A client says only `network`, `writable`, `readable` and `egress`. The daemon fills in the rest for
+    the run that is isolated first, and what that starts inherits it."""
 
     network: bool = True
     """Whether it keeps the machine's network; else it reaches nothing but the gateway."""
     writable: list[bytes] = []
     """Absolute paths that it may write to, beside its working directory."""
+    readable: list[bytes] = []
+    """Absolute paths that it may read, beside programs and what it may write."""
     egress: list[str] = []
     """Without `network`: hosts that it reaches through the gateway, as HOST, HOST:PORT, *.DOMAIN or * (docs/isolation.md)."""
     directory: bytes = b""
     """The working directory that is writable: that of the run that was isolated first."""
     home: bytes = b""
+    program: bytes = b""
+    """The first word of its command, absolute if it is a path: the run sees where that is installed."""
     agent: str = ""
     """The agent program whose own files are writable."""
     variables: list[bytes] = []
-    """Variables of that run which say where agent programs keep their files, as `KEY=VALUE`."""
+    """Variables of that run which say where programs are, and where agents keep their files, as `KEY=VALUE`."""
 
 
 class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -189,6 +189,7 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "print(*(name for name in sys.modules if name.startswith(('sfad.', 'trio'))))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    allowed = ("sfad.protocol", "sfad.host.bubblewrap", "sfad.host.probe", "sfad.host.process_events")
-    packages = ["sfad.host"]
+    isolation = ("sfad.launch.isolation.sandbox", "sfad.launch.isolation.system_calls")
+    allowed = ("sfad.protocol", "sfad.host.bubblewrap", "sfad.host.probe", "sfad.host.process_events", *isolation)
+    packages = ["sfad.host", "sfad.launch", "sfad.launch.isolation"]
     assert [name for name in done.stdout.split() if not name.startswith(allowed)] == packages

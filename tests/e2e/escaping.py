@@ -230,15 +230,26 @@ def open_a_secret_by_handle() -> object:
 
 @attack
 def write_the_home() -> object:
-    path = Path(TARGET["home"], "planted")
-    path.write_text("")
-    path.unlink()
-    return True
+    return descriptor(os.open(f"{TARGET['home']}/notes", os.O_WRONLY))
 
 
 @attack
 def change_a_mode() -> object:
-    os.chmod(TARGET["home"], 0o700)
+    os.chmod(f"{TARGET['home']}/notes", 0o600)
+    return True
+
+
+@attack
+def read_any_secret() -> object:
+    return [path for path in TARGET["secrets"] if os.path.exists(path)]
+
+
+@attack
+def lease_a_file_of_the_machine() -> object:
+    """Whoever writes to it then waits 45 seconds."""
+    with open(TARGET["own_file"]) as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return True
 
 
@@ -246,6 +257,23 @@ def change_a_mode() -> object:
 def write_system_files() -> object:
     with tempfile.TemporaryFile(dir="/usr"):
         return True
+
+
+@attack
+def write_the_root() -> object:
+    with tempfile.TemporaryFile(dir="/"):
+        return True
+
+
+@attack
+def change_settings_in_proc() -> object:
+    found = []
+    for directory in ("/proc/sys/kernel", "/proc/sys/vm", "/proc/irq", "/proc/bus/pci", "/proc/fs", "/proc/acpi", "/proc/scsi"):
+        for path in (path for path in Path(directory).rglob("*") if path.is_file()):
+            with suppress(OSError):
+                os.close(os.open(path, os.O_WRONLY))
+                found.append(str(path))
+    return found
 
 
 @attack
@@ -319,6 +347,19 @@ def mount() -> object:
 @attack
 def make_a_detached_mount() -> object:
     return descriptor(system_call(430, 430, b"tmpfs", 0))
+
+
+@attack
+def clone_a_mount_with_attributes() -> object:
+    return descriptor(system_call(467, 467, -100, b"/", 1, struct.pack("=4Q", 0, 0, 0, 0), 32))
+
+
+@attack
+def call_what_is_newer_than_the_filter() -> object:
+    try:
+        return system_call(999, 999) is not None
+    except OSError as error:
+        return error.errno != errno.ENOSYS
 
 
 @attack
@@ -481,6 +522,31 @@ def connect_to_a_socket_in_tmp() -> object:
 @attack
 def connect_to_a_socket_in_the_home() -> object:
     return reach(socket.AF_UNIX, TARGET["home_listener"])
+
+
+@attack
+def connect_to_a_socket_bound_by_a_relative_path() -> object:
+    return reach(socket.AF_UNIX, TARGET["relative_listener"])
+
+
+@attack
+def connect_to_a_renamed_socket() -> object:
+    return reach(socket.AF_UNIX, TARGET["renamed_listener"])
+
+
+@attack
+def connect_to_a_socket_bound_through_a_descriptor() -> object:
+    return reach(socket.AF_UNIX, TARGET["descriptor_listener"])
+
+
+@attack
+def connect_to_a_link_to_a_socket() -> object:
+    return reach(socket.AF_UNIX, TARGET["linked_listener"])
+
+
+@attack
+def connect_to_a_socket_with_a_newline() -> object:
+    return reach(socket.AF_UNIX, TARGET["newline_listener"])
 
 
 @attack

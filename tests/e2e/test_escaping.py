@@ -38,7 +38,9 @@ AS_ANY_USER = {
     "share_memory_of_a_key", "list_the_state", "read_the_ledger", "write_the_spool", "read_output_of_another_run",
     "watch_output_of_another_run", "remove_the_socket", "read_a_secret", "move_secrets_into_view", "link_a_secret",
     "write_the_home", "change_a_mode", "see_others_in_tmp", "gain_by_setuid_programs", "connect_to_a_socket_in_tmp",
-    "connect_to_a_socket_in_the_home", "connect_to_an_abstract_socket", "listen_to_devices", "diagnose_sockets",
+    "connect_to_a_socket_in_the_home", "connect_to_a_socket_bound_by_a_relative_path", "connect_to_a_renamed_socket",
+    "connect_to_a_socket_bound_through_a_descriptor", "connect_to_a_link_to_a_socket", "connect_to_a_socket_with_a_newline",
+    "read_any_secret", "lease_a_file_of_the_machine", "connect_to_an_abstract_socket", "listen_to_devices", "diagnose_sockets",
     "connect_to_loopback", "send_a_datagram", "see_interfaces", "see_connections_of_others",
 }  # fmt: skip
 """What succeeds outside of a sandbox on any machine, with no more rights than the daemon's user has."""
@@ -77,6 +79,7 @@ def sockets(directory: Path, home: Path) -> Iterator[dict[str, Any]]:
             one.listen()
             if not address.startswith("\0"):
                 os.chmod(address, 0o666)  # noqa: S103 - of a socket of the test
+        found |= odd_sockets(stack, directory / "odd")
         for name, kind in (("port", socket.SOCK_STREAM), ("udp_port", socket.SOCK_DGRAM)):
             other = stack.enter_context(socket.socket(socket.AF_INET, kind))
             other.bind(("127.0.0.1", 0))
@@ -84,6 +87,40 @@ def sockets(directory: Path, home: Path) -> Iterator[dict[str, Any]]:
                 other.listen()
             found[name] = other.getsockname()[1]
         yield found
+
+
+def odd_sockets(stack: ExitStack, directory: Path) -> dict[str, Any]:
+    """Listen where the kernel's list of sockets does not say. Return the paths."""
+    directory.mkdir()
+    held = os.open(directory, os.O_PATH)
+    stack.callback(os.close, held)
+    before = os.getcwd()
+    os.chdir(directory)
+    try:
+        for address in ("relative", "./before", f"/proc/self/fd/{held}/descriptor", "original", "new\nline"):
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.bind(address)
+            one.listen()
+    finally:
+        os.chdir(before)
+    os.rename(directory / "before", directory / "renamed")
+    os.link(directory / "original", directory / "linked")
+    os.unlink(directory / "original")
+    for path in directory.iterdir():
+        path.chmod(0o666)
+    names = {"relative": "relative", "renamed": "renamed", "descriptor": "descriptor", "linked": "linked", "newline": "new\nline"}
+    return {f"{kind}_listener": str(directory / name) for kind, name in names.items()}
+
+
+SECRETS = (
+    ".aws/credentials", ".azure/token", ".bashrc", ".cargo/credentials.toml", ".config/anthropic/key", ".config/doctl/config.yaml",
+    ".config/gh/hosts.yml", ".config/heroku/auth", ".config/hcloud/cli.toml", ".config/nvim/secrets.lua", ".config/pip/pip.conf",
+    ".config/rclone/rclone.conf", ".config/stripe/config.toml", ".condarc", ".databrickscfg", ".docker/config.json", ".env",
+    ".fly/config.yml", ".gitconfig", ".gnupg/key", ".kaggle/kaggle.json", ".kube/config", ".local/share/keyrings/login",
+    ".local/share/mail", ".netrc", ".npmrc", ".oci/config", ".openai/key", ".pgpass", ".pypirc", ".snowsql/config", ".ssh/id",
+    ".terraformrc", ".vault-token", ".wrangler/key", ".zshenv", "Documents/passwords", "notes", "project/.env",
+)  # fmt: skip
+"""In a home: those that programs keep there, and a person's own."""
 
 
 @contextmanager
@@ -110,12 +147,14 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
         nobody = stack.enter_context(unprivileged.place()) if request.param == "nobody" else None
         place = directory if nobody is None else nobody.directory
         home, work, serving = place / "home", place / "work", place / "daemon"
-        for each in (home, work, serving, home / ".ssh"):
+        for each in (home, work, serving):
             each.mkdir(mode=0o755)
-        (home / ".ssh" / "id").write_text("secret")
+        for name in SECRETS:
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_text("[credential]\n\thelper = token\n")
         shutil.copy(escaping.__file__, work)
         if nobody is not None:
-            for path in (home, work, serving, home / ".ssh", home / ".ssh" / "id", work / "escaping.py"):
+            for path in (home, *home.rglob("*"), work, serving, work / "escaping.py"):
                 os.chown(path, GONE, GONE)
             stack.enter_context(pytest.MonkeyPatch.context()).setenv("SFAD_SERVICE_USER", str(GONE))
         daemon = stack.enter_context(running(serving, nobody=nobody))
@@ -131,7 +170,8 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
         targets = {
             "daemon": daemon.pid, "victim": pid, "marker": MARKER, "state": str(daemon.state_dir),
             "output": str(output(daemon, victim)), "socket": str(daemon.socket), "home": str(home),
-            "secret": str(home / ".ssh" / "id"), "temporary": temporary.name, "network": os.readlink("/proc/self/ns/net"),
+            "secret": str(home / ".ssh" / "id"), "secrets": [str(home / name) for name in SECRETS],
+            "own_file": str(home / "notes"), "temporary": temporary.name, "network": os.readlink("/proc/self/ns/net"),
             "cgroup": location.locate("0" * 12).directory.rsplit("/", 1)[0] + (procfs.cgroup(pid) or ""),
             "shared": stack.enter_context(shared_memory()),
             **stack.enter_context(sockets(place, home)),

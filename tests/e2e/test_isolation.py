@@ -364,7 +364,9 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
         home = place / "home"
         home.mkdir(mode=0o700)
         os.chown(home, FIRST, FIRST)
-        script = place / "ask.py"
+        work = place / "work"
+        work.mkdir(mode=0o755)
+        script = work / "ask.py"
         script.write_text("from sfactl.connection import connect\nwith connect(None) as client: print(client.welcome.run)\n")
         interpreter = Path(sys.executable).resolve().name
         with running(_made(place / "d"), config="[access]\nusers = 'all'", wrap=readable_by_all(place)) as daemon:
@@ -378,7 +380,7 @@ def test_the_daemon_of_root_isolates_runs_of_others() -> None:
             def ask() -> RunInfo:
                 with Client(daemon.socket) as client:
                     argv = [place / "python" / "bin" / interpreter, script]
-                    return ended(client, started(client, argv, cwd=os.fsencode(place), env=env, isolation=ON).id)
+                    return ended(client, started(client, argv, cwd=os.fsencode(work), env=env, isolation=ON).id)
 
             run = as_user(FIRST, ask)
             assert said(daemon, run) == f"{run.id}\n", (daemon.state_dir / "output" / f"{run.id}.err").read_text()

@@ -202,6 +202,17 @@ def test_a_setuid_program_lends_its_rights_to_nobody(everyones: Daemon) -> None:
     assert f"made by uid 0 and is used by uid {SECOND}" in as_user(0, setuid_later)
 
 
+@pytest.mark.parametrize("uids", [(FIRST, FIRST, SECOND), (FIRST, FIRST, 0)])
+def test_a_submitter_with_several_uids_is_refused(everyones: Daemon, uids: tuple[int, int, int]) -> None:
+    """It acts for more than one user, and can become another of them at any time."""
+
+    def submits() -> str:
+        os.setresuid(*uids)
+        return str(ran(everyones.socket, "true"))
+
+    assert f"has the uids {sorted(set(uids))} by now, and connected as {uids[0]}" in as_user(0, submits)
+
+
 def test_a_submitter_of_another_user_namespace_is_refused(everyones: Daemon) -> None:
     def unshared() -> str:
         assert libc.unshare(CLONE_NEWUSER) == 0

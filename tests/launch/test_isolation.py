@@ -13,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.host import bubblewrap
+from sfad.launch.isolation.paths import ForbiddenError, followed, within_any
+from sfad.launch.isolation.programs import places
 from sfad.launch.isolation.sandbox import impossible
 from sfad.launch.isolation.system_calls import compiled
-from sfad.launch.isolation.visible import ForbiddenError, followed, writable
+from sfad.launch.isolation.visible import SETTINGS, can_be_empty, writable
 
 ALLOWED = 0x7FFF0000
 MACHINES = {
-    "x86_64": (0xC000003E, {"read": 0, "ioctl": 16, "socket": 41, "clone": 56, "unshare": 272, "keyctl": 250}),
-    "aarch64": (0xC00000B7, {"read": 63, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
-    "riscv64": (0xC00000F3, {"read": 63, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
+    "x86_64": (0xC000003E, {"read": 0, "fcntl": 72, "ioctl": 16, "socket": 41, "clone": 56, "unshare": 272, "keyctl": 250}),
+    "aarch64": (0xC00000B7, {"read": 63, "fcntl": 25, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
+    "riscv64": (0xC00000F3, {"read": 63, "fcntl": 25, "ioctl": 29, "socket": 198, "clone": 220, "unshare": 97, "keyctl": 219}),
 }
 
 
@@ -54,7 +56,12 @@ def test_the_filter(machine: str) -> None:
         ("clone", (new_user | signal,), errno.EPERM),
         ("unshare", (0x200,), 0),
         ("unshare", (new_user,), errno.EPERM),
+        ("unshare", (0x80,), errno.EPERM),  # CLONE_NEWTIME
+        ("clone", (0x80,), 0),  # of an exit signal
         ("ioctl", (0, 0x5413), 0),
+        ("ioctl", (0, 0x541C), errno.EPERM),  # TIOCLINUX
+        ("fcntl", (3, 1), 0),
+        ("fcntl", (3, 1024), errno.EPERM),  # F_SETLEASE
         ("ioctl", (0, 0x5412), errno.EPERM),
         ("ioctl", (0, 0x5412 | 7 << 32), errno.EPERM),  # the kernel looks at the lower half
         ("socket", (1, 1), 0),
@@ -69,6 +76,9 @@ def test_the_filter(machine: str) -> None:
         assert judged(machine, numbers[name], *arguments) == expected, (name, arguments)
     assert judged(machine, 435) == errno.ENOSYS  # clone3
     assert judged(machine, 425) == errno.EPERM  # io_uring_setup
+    assert judged(machine, 467) == errno.EPERM  # open_tree_attr
+    assert judged(machine, 469) == 0  # file_setattr
+    assert judged(machine, 470) == judged(machine, 999) == errno.ENOSYS
     assert judged(machine, numbers["read"], arch=arch ^ 1) == errno.ENOSYS
     if machine == "x86_64":
         assert judged(machine, 0x40000000 | numbers["read"]) == errno.ENOSYS
@@ -102,6 +112,37 @@ def test_what_is_writable(tmp_path: Path) -> None:
             of([asked], work)
     with pytest.raises(ForbiddenError, match=f"name {more} itself"):
         of([], tmp_path / "link")
+
+
+def test_the_root_is_never_writable() -> None:
+    assert writable([], [], "/", [], []) == []
+
+
+def test_homes_that_cannot_be_empty() -> None:
+    """Those in /etc/passwd of users that services have: programs or the whole machine would be gone."""
+    gone = ["/bin", "/usr/sbin", "/dev", "/proc", "/", "/usr", "/var", "/tmp"]
+    assert [home for home in (*gone, "/root", "/home/me", "/opt/service", "/nonexistent") if not can_be_empty(home)] == gone
+
+
+def test_settings_that_only_some_kernels_have_are_read_only() -> None:
+    """Those that this machine has are attacked (`escaping`)."""
+    for path in ("/proc/sysrq-trigger", "/proc/acpi/wakeup", "/proc/scsi/scsi", "/proc/fs/nfsd", "/proc/irq/1", "/proc/bus/pci"):
+        assert within_any(path, SETTINGS), path
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[user]\n\tname = A B\n\temail = a@b.example\n[http]\n\tproxy = http://proxy.example:8080\n\tother = a@b", True),
+        ('[url "ssh://git@code.example/"]\n\tinsteadOf = https://code.example/\n', True),
+        ('[url "https://me:word@code.example/"]\n\tinsteadOf = https://code.example/\n', False),
+        ("[http]\n\textraHeader = Authorization: Basic abc\n", False),
+        ("[hub]\n\tTOKEN = abc\n", False),
+    ],
+)
+def test_settings_of_git_are_shown_without_credentials(tmp_path: Path, text: str, shown: bool) -> None:
+    (tmp_path / ".gitconfig").write_text(text)
+    assert list(places([str(tmp_path)], {}, "true", [])) == ([str(tmp_path / ".gitconfig")] if shown else [])
 
 
 def test_links_to_an_agents_own_files(tmp_path: Path) -> None:

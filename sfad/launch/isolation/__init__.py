@@ -2,7 +2,12 @@
 
 `sandbox`       what the daemon knows of an isolated run, and the command that starts it
 `outside`       the program that becomes bubblewrap: it decides what the command can see and write
-`visible`       which paths are hidden, writable or read-only
+`settings`      the words that the daemon gives that program
+`view`          what the command sees, as bubblewrap's words
+`visible`       which paths are always shown, hidden or writable
+`programs`      where programs are outside of the system's directories
+`sockets`       Unix sockets in what is shown
+`paths`         paths as the kernel follows them
 `system_calls`  the seccomp filter
 `kernel`        system calls that Python does not have
 `forwarder`     the way from a network of its own to the gateway

@@ -11,6 +11,8 @@ _PR_SET_NO_NEW_PRIVS = 38
 _KEYCTL = {"x86_64": 250}
 _KEYCTL_GENERIC = 219
 _JOIN_SESSION_KEYRING = 1
+_CAPABILITY_VERSION = 0x20080522
+"""linux/capability.h, version 3"""
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
 _SCOPE_ABSTRACT_UNIX_SOCKET = 1
 """linux/landlock.h, ABI 6 (Linux 6.12)"""
@@ -29,9 +31,24 @@ def join_namespace(descriptor: int) -> None:
 
 
 def join_new_keyring() -> None:
-    """Leave the session keyring, which may hold keys of the user's login."""
+    """Leave the session keyring, which may hold keys of the user's login. Where a container or the kernel forbids that, the command
+    has no keyring either."""
     number = _KEYCTL.get(os.uname().machine, _KEYCTL_GENERIC)
-    _call("syscall", ctypes.c_long(number), ctypes.c_long(_JOIN_SESSION_KEYRING), ctypes.c_void_p())
+    try:
+        _call("syscall", ctypes.c_long(number), ctypes.c_long(_JOIN_SESSION_KEYRING), ctypes.c_void_p())
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS):
+            raise
+
+
+def give_up_capabilities() -> None:
+    """Look at files with the rights that the command will have: root's too has no capability in its sandbox, so it cannot enter the
+    directories of others, and nothing can be mounted there. bubblewrap, as another program of root's, has them again."""
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    _call("capget", header, data)
+    words = struct.unpack("=6I", data.raw)
+    _call("capset", header, struct.pack("=6I", 0, *words[1:3], 0, *words[4:6]))
 
 
 def default(*numbers: int) -> None:

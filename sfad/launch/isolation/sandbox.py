@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 from ...host.bubblewrap import FIX, bubblewrap, namespaces_forbidden
 from .system_calls import compiled
 
+_PATIENCE = 10.0
+"""Seconds that a sandbox may take on a busy machine."""
 _PACKAGES = str(Path(__file__).parents[3])
 _START = "import sys; sys.path.append(sys.argv[1]); from sfad.launch.isolation.outside import main; main(sys.argv[2:])"
 
@@ -24,11 +27,14 @@ class Sandbox:
     directory: bytes
     """The working directory of the run that was isolated first: writable for it and all below."""
     writable: Sequence[bytes]
+    readable: Sequence[bytes]
     home: bytes
+    program: bytes
+    """The first word of that run's command; if it is a path, absolute."""
     agent: str
     """The agent program of that run, whose own files are writable; empty if it is none."""
     variables: Sequence[bytes]
-    """Those of that run which say where agents keep their files, as `KEY=VALUE`."""
+    """Those of that run which say where programs are, and where agents keep their files, as `KEY=VALUE`."""
     network: bool
     """Whether it keeps the machine's network."""
     gateway: int | None = None
@@ -47,7 +53,9 @@ class Sandbox:
             ("directory", self.directory),
             *(("write", path) for path in self.writable),
             *(("variable", item) for item in self.variables),
+            *(("read", path) for path in self.readable),
             ("home", self.home),
+            ("program", self.program),
             ("agent", self.agent.encode()),
             ("port", b"" if self.gateway is None else b"%d" % self.gateway),
         ]
@@ -63,7 +71,8 @@ def in_sandbox(sandbox: Sequence[bytes], files: Sequence[bytes], argv: Sequence[
 
 
 def impossible(uid: int) -> str | None:
-    """Return why a user's runs cannot be isolated here, and what to do; `None` if nothing is known against it."""
+    """Return why a user's runs cannot be isolated here, and what to do; `None` if nothing is known against it. It is known for
+    certain by `tried` only."""
     if bubblewrap() is None:
         return f"bubblewrap is not installed: {FIX}"
     try:
@@ -71,3 +80,18 @@ def impossible(uid: int) -> str | None:
     except ValueError as error:
         return str(error)
     return namespaces_forbidden(uid)
+
+
+def tried() -> str | None:
+    """Start a program of this user's in a whole sandbox, as that of a run. Return why that failed; `None` if it did not."""
+    home, path = (os.fsencode(os.environ.get(name, "")) for name in ("HOME", "PATH"))
+    sandbox = Sandbox(
+        socket="", hidden=(), directory=b"/", writable=(), readable=(), home=home, program=b"true", agent="",
+        variables=[b"PATH=" + path], network=False,
+    )  # fmt: skip
+    try:
+        words = in_sandbox(sandbox.words(), [b"/bin/true", b"/usr/bin/true"], [b"true"])
+        done = subprocess.run(words, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"

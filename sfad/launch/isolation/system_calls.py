@@ -10,25 +10,28 @@ import struct
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "riscv64": 0xC00000F3, "loongarch64": 0xC0000102}
 """linux/audit.h"""
 _X86_64 = {
-    "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "syslog": 103, "pivot_root": 155, "mount": 165, "umount2": 166,
-    "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298, "open_by_handle_at": 304,
-    "setns": 308, "bpf": 321, "userfaultfd": 323,
+    "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "fcntl": 72, "syslog": 103, "pivot_root": 155, "mount": 165,
+    "umount2": 166, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
+    "open_by_handle_at": 304, "setns": 308, "bpf": 321, "userfaultfd": 323,
 }  # fmt: skip
 _GENERIC = {
-    "ioctl": 29, "umount2": 39, "mount": 40, "pivot_root": 41, "unshare": 97, "syslog": 116, "socket": 198, "socketpair": 199,
-    "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241, "open_by_handle_at": 265,
-    "setns": 268, "bpf": 280, "userfaultfd": 282,
+    "fcntl": 25, "ioctl": 29, "umount2": 39, "mount": 40, "pivot_root": 41, "unshare": 97, "syslog": 116, "socket": 198,
+    "socketpair": 199, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241,
+    "open_by_handle_at": 265, "setns": 268, "bpf": 280, "userfaultfd": 282,
 }  # fmt: skip
 _EVERYWHERE = {
     # io_uring opens sockets that no filter of socket(2) sees
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "clone3": 435,
-    "mount_setattr": 442,
+    "mount_setattr": 442, "open_tree_attr": 467,
 }  # fmt: skip
+_NEWEST = 469
+"""file_setattr, of Linux 6.17. Newer calls could lead out, too, and programs do without them on older kernels. The numbers of x32
+are larger."""
 _FORBIDDEN = (
     "syslog", "pivot_root", "mount", "umount2", "add_key", "request_key", "keyctl", "perf_event_open", "open_by_handle_at",
     "setns", "bpf", "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register", "open_tree", "move_mount", "fsopen",
-    "fsconfig", "fsmount", "fspick", "mount_setattr",
+    "fsconfig", "fsmount", "fspick", "mount_setattr", "open_tree_attr",
 )  # fmt: skip
 _NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. A user namespace would give capabilities back."""
@@ -36,6 +39,8 @@ _NEW_TIME = 0x80
 """CLONE_NEWTIME; in clone(2) these bits are the exit signal."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 """Type into the terminal, paste on the console."""
+_F_SETLEASE = 1024
+"""With a lease on a file, who opens it for writing waits 45 seconds. A read-only mount does not prevent one."""
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _NETLINK_ROUTE = 0
 """getifaddrs(3) needs it. Other families are refused: AF_VSOCK, AF_PACKET, AF_ALG, and rare ones."""
@@ -47,7 +52,6 @@ _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _FAIL = 0x00050000
 _ALLOWED = (_RETURN, 0, 0, 0x7FFF0000)
 """SECCOMP_RET_ERRNO and SECCOMP_RET_ALLOW."""
-_X32 = 0x40000000
 
 _Program = list[tuple[int, int, int, int]]
 
@@ -59,8 +63,7 @@ def compiled(machine: str) -> bytes:
         raise ValueError(f"no system call filter is known for the machine '{machine}', only for {', '.join(_AUDIT_ARCH)}")
     numbers = (_X86_64 if machine == "x86_64" else _GENERIC) | _EVERYWHERE
     program: _Program = [(_LOAD, 0, 0, _ARCH_AT), (_IF_EQUAL, 1, 0, arch), _fail(errno.ENOSYS), (_LOAD, 0, 0, _NUMBER_AT)]
-    if machine == "x86_64":
-        program += [(_IF_GREATER_OR_EQUAL, 0, 1, _X32), _fail(errno.ENOSYS)]
+    program += [(_IF_GREATER_OR_EQUAL, 0, 1, _NEWEST + 1), _fail(errno.ENOSYS)]
     for name in _FORBIDDEN:
         program += _when(numbers[name], [_fail(errno.EPERM)])
     # its flags are in memory, which no filter can read; the C library calls clone(2) instead
@@ -69,6 +72,7 @@ def compiled(machine: str) -> bytes:
     program += _when(numbers["unshare"], _refusing_flags(_NAMESPACES | _NEW_TIME))
     refused = [_fail(errno.EPERM)]
     program += _when(numbers["ioctl"], [_argument(1), *_when(_TIOCSTI, refused), *_when(_TIOCLINUX, refused), _ALLOWED])
+    program += _when(numbers["fcntl"], [_argument(1), *_when(_F_SETLEASE, refused), _ALLOWED])
     program += _when(numbers["socket"], _families())
     program += _when(numbers["socketpair"], [_argument(0), *_when(_UNIX, [_ALLOWED]), _fail(errno.EAFNOSUPPORT)])
     return b"".join(struct.pack("=HBBI", *one) for one in [*program, _ALLOWED])

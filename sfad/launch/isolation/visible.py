@@ -1,7 +1,9 @@
 """What an isolated command can see and write.
 
-It sees the machine's files read-only, as its user. Hidden are the places of sockets and other processes' files (/run, /tmp), the
-daemon's own files, and where people keep secrets. It can write to its working directory and what the caller names.
+It sees the system's programs and settings (`SYSTEM`), other programs (`programs`), its working directory, and what the caller
+names. It sees nothing else, because no list can name all places where people keep secrets and where services have sockets. In what
+the caller names, the daemon's own files and usual places of secrets stay hidden. It can write to its working directory and to what
+the caller names for that.
 
 A sandbox inherits what its root may write, and an attempt has what the one before had. So an agent cannot give its children, or
 its next attempt, more than it has itself, whatever links it makes: what is writable is named by paths without links, or by links
@@ -11,12 +13,18 @@ that lie in nothing writable. When bubblewrap looks at these paths again, no par
 from __future__ import annotations
 
 import os
-import stat
+
+from .paths import ForbiddenError, followed, topmost, within, within_any
 
 TYPE_CHECKING = False  # as in `typing`, which takes ten milliseconds to import
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/gnu", "/snap", "/sys",
+    "/var/lib/dpkg", "/var/lib/rpm", "/var/lib/pacman", "/var/lib/ca-certificates", "/var/cache/fontconfig",
+)  # fmt: skip
+"""Programs, settings, and what programs look up. Not the rest of /var, /srv or /home."""
 PRIVATE = ("/tmp", "/var/tmp", "/run")  # noqa: S108 - of the sandbox
 TEMPORARY = PRIVATE[:2]
 """Empty directories of the sandbox's own, and those in which the working directory may be."""
@@ -36,11 +44,10 @@ _SECRETS = (
 )  # fmt: skip
 """In the home directory: keys, tokens, browsers' sessions, what a user has typed."""
 _OF_ROOT = (
-    "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/ssl/private", "/etc/sfad", "/var/lib/sfad", "/boot",
-    "/sys/kernel/debug", "/sys/kernel/tracing", "/sys/kernel/security", "/sys/firmware", "/sys/fs/bpf", "/sys/fs/pstore",
-    "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet", "/var/spool/cron", "/var/log",
+    "/etc/sfad", "/var/lib/sfad", "/boot", "/sys/kernel/debug", "/sys/kernel/tracing", "/sys/kernel/security", "/sys/firmware",
+    "/sys/fs/bpf", "/sys/fs/pstore", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet", "/var/spool", "/var/log",
 )  # fmt: skip
-"""What root can read as its owner, without any capability."""
+"""What root can read as its owner, without any capability, beside `_not_for_all`."""
 AGENT_FILES = {
     "claude": (".claude", ".claude.json"),
     "codex": (".codex",),
@@ -51,21 +58,12 @@ AGENT_FILES = {
 """Where agent programs keep login, settings and sessions. Each can write its own, and sees no other's."""
 AGENT_VARIABLES = {"claude": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME"}
 """Where a user says that they are, with an absolute path."""
-_MOST_SOCKETS = 256
-_MOST_LINKS = 40
 
 
-class ForbiddenError(Exception):
-    """A path cannot be writable. The message says why."""
-
-
-def within(path: str, top: str) -> bool:
-    """Return whether a path is `top` or below it."""
-    return path == top or top == "/" or path.startswith(top + "/")
-
-
-def within_any(path: str, tops: Iterable[str]) -> bool:
-    return any(within(path, top) for top in tops)
+def can_be_empty(home: str) -> bool:
+    """Return whether a home directory can be replaced by an empty one. Users of services have one with programs in it, or /dev."""
+    needed = (*SYSTEM, *PRIVATE, "/dev", "/proc")
+    return os.path.basename(home) not in ("bin", "sbin") and not any(within(path, home) for path in needed)
 
 
 def secrets(homes: Sequence[str], agent: str, env: Mapping[str, str], *, root: bool) -> list[str]:
@@ -73,7 +71,7 @@ def secrets(homes: Sequence[str], agent: str, env: Mapping[str, str], *, root: b
     isolated first."""
     found = [f"{home}/{name}" for home in homes for name in _secrets(agent)]
     if root:
-        found += [*_OF_ROOT, *_host_keys()]
+        found += [*_OF_ROOT, *_not_for_all("/etc"), *_not_for_all("/usr/local/etc")]
     found += [path for name, variable in AGENT_VARIABLES.items() if name != agent and (path := env.get(variable))]
     return [os.path.realpath(path) for path in found if os.path.lexists(path)]
 
@@ -85,11 +83,20 @@ def _secrets(agent: str) -> Iterator[str]:
             yield from files
 
 
-def _host_keys() -> Iterator[str]:
+def _not_for_all(top: str) -> Iterator[str]:
+    """Yield what is below a directory and not readable for all users: keys, hashes of passwords, settings with passwords."""
     try:
-        yield from (f"/etc/ssh/{name}" for name in os.listdir("/etc/ssh") if name.endswith("_key"))
+        entries = list(os.scandir(top))
     except OSError:
         return
+    for entry in entries:
+        if entry.is_symlink():
+            continue
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if not mode & 0o004:
+            yield entry.path
+        elif entry.is_dir():
+            yield from _not_for_all(entry.path)
 
 
 def own_files(agent: str, home: str, env: Mapping[str, str]) -> list[str]:
@@ -107,32 +114,6 @@ def make(names: Iterable[str]) -> None:
         elif not os.path.exists(name):
             with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write("{}\n")
-
-
-def followed(path: str) -> tuple[str, list[str]]:
-    """Return the real path, and the links on the way to it. Each is read once, so that both tell of the same moment. Raise
-    `ForbiddenError`."""
-    names = path.split("/")[::-1]
-    links: list[str] = []
-    real = ""
-    while names:
-        name = names.pop()
-        if name in ("", "."):
-            continue
-        if name == "..":
-            real = real.rpartition("/")[0]
-            continue
-        try:
-            target = os.readlink(f"{real}/{name}")
-        except OSError:  # no link, or not there
-            real = f"{real}/{name}"
-            continue
-        links.append(f"{real}/{name}")
-        if len(links) > _MOST_LINKS:
-            raise ForbiddenError(f"{path} is a link with too many others behind it")
-        names += target.split("/")[::-1]
-        real = "" if target.startswith("/") else real
-    return real or "/", links
 
 
 def own_writable(names: Iterable[str], tops: Sequence[str]) -> list[str]:
@@ -159,7 +140,7 @@ def writable(
             raise ForbiddenError(f"{path} is to be writable, but leads to {real} by the link {links[0]}: name {real} itself")
     tops = [os.path.normpath(path) for path in (directory, *asked)]
     found = tops[:1]
-    if within_any(tops[0], closed) or any(within(path, tops[0]) for path in protected):
+    if tops[0] == "/" or within_any(tops[0], closed) or any(within(path, tops[0]) for path in protected):
         found = []
     own_reals = own_writable(own, tops)
     make(own)
@@ -175,45 +156,9 @@ def writable(
     return topmost(found)
 
 
-def topmost(paths: Iterable[str]) -> list[str]:
-    """Return the paths that lie in no other."""
-    found: list[str] = []
-    for path in sorted(set(paths), key=len):
-        if not within_any(path, found):
-            found.append(path)
-    return found
-
-
 def visible_of_private() -> Iterator[str]:
     """Yield what stays visible, read-only, in the directories of the sandbox's own: the addresses of name servers, and programs."""
     servers = os.path.realpath("/etc/resolv.conf")
     if within_any(servers, PRIVATE) and os.path.isfile(servers):
         yield servers
     yield from (path for path in _STILL_IN_RUN if os.path.isdir(path))
-
-
-def sockets(gone: Sequence[str]) -> list[str]:
-    """Return the Unix sockets in files that the command could connect to: no read-only mount prevents that. `gone`: what it
-    does not see. Raise `ForbiddenError` for more than can be covered."""
-    found = set()
-    try:
-        with open("/proc/net/unix", "rb") as file:
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
-    for line in lines:
-        words = line.split(b" ", 7)
-        path = os.fsdecode(line[line.index(b" /") + 1 :]) if len(words) > 7 and b" /" in line else ""
-        if path and not within_any(path, gone) and _is_socket(path):
-            found.add(os.path.realpath(path))
-    found = {path for path in found if not within_any(path, gone)}
-    if len(found) > _MOST_SOCKETS:
-        raise ForbiddenError(f"{len(found)} Unix sockets would have to be covered, and at most {_MOST_SOCKETS} can be")
-    return sorted(found)
-
-
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.stat(path).st_mode)
-    except OSError:
-        return False

@@ -22,7 +22,7 @@ from ...loop.leading import check_base_urls, led, settings_file, with_gateway
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.known import PROGRAMS as KNOWN
 from ...protocol.messages import MAX_DESCRIPTORS, OwnProgram, Spawn
-from ...protocol.types import RunId
+from ...protocol.types import Isolation, RunId
 from ...runs.live import Live
 from ...runs.on_end import MOST as MOST_ON_END
 from ...setups import NO_SETUPS, TreeSetups
@@ -265,8 +265,10 @@ def _size(request: Spawn) -> int:
 def _check(request: Spawn) -> None:
     size = _size(request)
     check_most("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
-    paths = request.isolation.writable if request.isolation is not None else []
-    for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd]), ("a writable path", paths)):
+    isolation = request.isolation or Isolation()
+    shown = (("writable", isolation.writable), ("readable", isolation.readable))
+    paths = [(f"a {kind} path", paths) for kind, paths in shown]
+    for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd]), *paths):
         for word in words:
             if b"\0" in word:
                 raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
@@ -275,8 +277,9 @@ def _check(request: Spawn) -> None:
     _check_characters(request)
     if not 0 <= request.umask <= 0o777:
         raise bad_request(f"umask must be 0 to 0o777, got {request.umask:#o}")
-    if any(not path.startswith(b"/") for path in paths):
-        raise bad_request("each writable path must be absolute")
+    relative = next((kind for kind, paths in shown if any(not path.startswith(b"/") for path in paths)), None)
+    if relative is not None:
+        raise bad_request(f"each {relative} path must be absolute")
     if not request.cwd.startswith(b"/"):
         raise bad_request(f"cwd must be absolute, got {request.cwd!r}")
     _check_sizes(request)
@@ -299,8 +302,9 @@ def _check_characters(request: Spawn) -> None:
 
 def _check_sizes(request: Spawn) -> None:
     """What the daemon keeps and shows while it remembers the run is bounded here; argv and env by the frame and by execve(2)."""
-    paths = request.isolation.writable if request.isolation is not None else []
-    egress = request.isolation.egress if request.isolation is not None else []
+    isolation = request.isolation or Isolation()
+    shown = (*isolation.writable, *isolation.readable)
+    egress = isolation.egress
     tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
@@ -313,7 +317,7 @@ def _check_sizes(request: Spawn) -> None:
         ("characters of --channel", len(request.channel or ""), 64),
         ("characters of tool names, with 1 more for each", tools, 65536),
         ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
-        ("bytes of writable paths, with 1 more for each", sum(len(path) + 1 for path in paths), 65536),
+        ("bytes of writable and readable paths, with 1 more for each", sum(len(path) + 1 for path in shown), 65536),
         ("characters of --egress, with 1 more for each", sum(len(host) + 1 for host in egress), 16384),
         ("names in the claimed chain", len(request.claim.names), 64),
         ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),

@@ -1,0 +1,35 @@
+"""The memory that the bodies of requests share."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from sfad.gateway.memory import MAX_BODIES, Memory, NoMemoryError
+
+
+def test_a_run_leaves_as_much_as_it_takes() -> None:
+    """However many requests it makes, and however many runs there are already."""
+    memory = Memory()
+    with ExitStack() as stack:
+        first, again = (stack.enter_context(memory.space("a1")) for _ in range(2))
+        first.grow(MAX_BODIES // 4)
+        again.grow(MAX_BODIES // 4)
+        with pytest.raises(NoMemoryError, match=r"run a1 would hold 256 MiB, and 255 of 512 MiB would be left"):
+            again.grow(1)
+        second = stack.enter_context(memory.space("b2"))
+        second.grow(MAX_BODIES // 4)
+        with pytest.raises(NoMemoryError, match="run b2"):
+            second.grow(1)
+        stack.enter_context(memory.space("c3")).grow(MAX_BODIES // 8)
+    assert (memory.held, memory.held_by) == (0, {})
+
+
+def test_what_was_refused_is_not_counted() -> None:
+    memory = Memory()
+    with memory.space("a1") as space:
+        with pytest.raises(NoMemoryError):
+            space.grow(MAX_BODIES)
+        assert (memory.held, space.size) == (0, 0)
+        space.grow(MAX_BODIES // 2)
