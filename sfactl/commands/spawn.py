@@ -13,6 +13,8 @@ Turns, messages, tokens and cost can only be enforced if the agent reports them,
 
 from __future__ import annotations
 
+import os
+
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
 from sfad.protocol.types import Status
@@ -49,7 +51,9 @@ def _foreground(wanted: spawn_options.SpawnOptions) -> int:
     message = _with_mcp(wanted, message, client)
     from ..foreground import Foreground
 
-    return Foreground(client, message, wanted, _form(wanted, inside=client.welcome.run is not None)).carry_out()
+    inside = client.welcome.run is not None
+    final = inside or not os.isatty(1)
+    return Foreground(client, message, wanted, _form(wanted, inside=inside), final=final).carry_out()
 
 
 def _with_mcp(wanted: spawn_options.SpawnOptions, message: Spawn, client: Client) -> Spawn:
