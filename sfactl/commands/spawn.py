@@ -3,8 +3,8 @@
 AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
 as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.
 
-Prints only the id of the run on stdout. The run gets this directory, umask and environment, and /dev/null as its stdin. With
---wait it does what `sfactl run` does.
+Prints only the id of the run on stdout, and at a terminal its limits on stderr. The run gets this directory, umask and environment,
+and /dev/null as its stdin. With --wait it does what `sfactl run` does.
 
 Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens, cost, planning_cost or execution_cost
 (USD), output or memory (bytes), pids (processes) or cpu (cores). ACTION is terminate, pause, warn, refuse or request_increase.
@@ -96,6 +96,11 @@ def _background(client: Client, message: Spawn, as_json: bool) -> int:
         print(run.id)
     if run.status is Status.QUEUED and not message.quiet:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
+    elif not (message.quiet or run.status.terminal or as_json) and os.isatty(2):
+        # Imported here, while the run is already starting.
+        from ..limits import in_force
+
+        output.note(f"[agent:{run.name}] starting: {in_force(run)}")
     for caveat in spawn_options.caveats(run, message):
         output.note(caveat)
     if words := output.failure(run, own=False):
