@@ -62,7 +62,8 @@ def _show(found: ResultText, wanted: Result, json: bool) -> None:
     if json:
         output.print_json(output.content(found))
         return
-    text = output.harmless(found.text) if os.isatty(1) and not wanted.raw else found.text
+    as_it_is = wanted.raw or not (wanted.wrapped or os.isatty(1))
+    text = found.text if as_it_is else output.harmless(found.text)
     end = "" if wanted.raw or text.endswith("\n") else "\n"
     output.write((text + end).encode())
     if found.truncated and not wanted.wrapped:
