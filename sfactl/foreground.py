@@ -49,8 +49,11 @@ HANDLED = (*STOPPING, *FORWARDED, signal.SIGWINCH, signal.SIGTSTP)
 class Foreground:
     """One run, from the request to the exit code."""
 
-    def __init__(self, client: Client, message: Spawn, options: SpawnOptions, form: Form, *, silent: bool = False) -> None:
-        """`message` was made from `options`. `silent`: print no progress lines, whatever the run itself is told."""
+    def __init__(
+        self, client: Client, message: Spawn, options: SpawnOptions, form: Form, *, final: bool = False, silent: bool = False
+    ) -> None:
+        """`message` was made from `options`. `final`: of an agent's text, print the final answer alone. `silent`: print no progress
+        lines, whatever the run itself is told."""
         self._client = client
         self._message = replace(message, tied=not options.keep, watch=True)
         self._keep = options.keep
@@ -62,7 +65,7 @@ class Foreground:
         shown = replace(message, quiet=True) if silent else message
         self._progress = ProgressLines(shown, self._note, verbose=options.verbose)
         self._requests = RequestsInFlight(client, self._note, tie=not options.keep)
-        self._output = OutputCopy(self._requests, self._progress, self._note)
+        self._output = OutputCopy(self._requests, self._progress, self._note, final=final)
         self._activities: list[Activity] = [self._terminal] if self._terminal else self._output.activities
         self._signals = SignalPipe(HANDLED)
         self._stops = StopSignals(self._requests, shown, self._note)
@@ -235,12 +238,13 @@ class Foreground:
 class OutputCopy:
     """The run's output, copied to stdout and stderr: its files, or an agent's text instead of its stdout."""
 
-    def __init__(self, requests: RequestsInFlight, progress: ProgressLines, note: Callable[[str], None]) -> None:
+    def __init__(self, requests: RequestsInFlight, progress: ProgressLines, note: Callable[[str], None], *, final: bool) -> None:
         self.activities: list[Activity] = []
         """What copies, once the daemon has sent the files."""
         self._requests = requests
         self._progress = progress
         self._note = note
+        self._final = final
         self._text: TextFollower | None = None
         self._requested = False
         """Whether `Logs` has no reply yet; for a short run it may come after the run's end."""
@@ -282,7 +286,7 @@ class OutputCopy:
         self.activities.append(Copying([stdout, Follower(err, 2, self._note)]))
 
     def _ask_for_text(self, run: RunId, cursor: bytes) -> None:
-        self._requests.ask(Text(id=0, run=run, cursor=cursor), self._told)
+        self._requests.ask(Text(id=0, run=run, cursor=cursor, final=self._final), self._told)
 
     def _told(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         assert self._text is not None  # only the follower asks

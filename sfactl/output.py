@@ -272,10 +272,12 @@ def survivors(found: Sequence[Survivor]) -> str:
 def stopped(found: Stopped, *, json: bool) -> int:
     """Print the answer to `stop`; return the exit code."""
     if json:
-        print_json(content(found))
+        print_json({"stopped": found.stopped, "survivors": found.survivors, "elapsed_s": found.elapsed_s})
     else:
-        said = plain(", ".join(found.stopped))
-        if said or not found.survivors:
+        said = plain(", ".join(run for run in found.stopped if run not in found.ended))
+        if found.ended:
+            note(f"ended before: {plain(', '.join(found.ended))}")
+        if said or not (found.survivors or found.ended):
             note(f"stopped: {said} ({seconds(found.elapsed_s)})" if said else "nothing to stop")
     if not found.survivors:
         return exits.ExitCode.DONE

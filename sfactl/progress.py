@@ -80,7 +80,7 @@ class ProgressLines:
             self._note(f"[agent:{event.agent_name or '-'}] {event.type}: {output.plain(event.message)}".removesuffix(": "))
         elif own and event.type == "run_started":
             self.left_queue()
-        elif own and event.type == "run_repeating":
+        elif own and event.type in ("run_repeating", "limits_widened"):
             self.say(output.plain(event.message))
         elif own and event.limit_kind is not None:
             self._limit(event)

@@ -25,6 +25,8 @@ def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: boo
         code = app(args=None if completing else _with_values(arguments, verb), prog_name="sfactl", standalone_mode=not arguments)
     except _UsageError as error:
         what = error.format_message().removesuffix(".")
+        if verb is None and what.startswith("No such command '") and "Did you mean" not in what:
+            what += verbs.suggestion(what.split("'")[1])
         raise exits.UsageError(f"{what[:1].lower()}{what[1:]}\nTry '{' '.join(filter(None, ('sfactl', verb)))} --help'.") from None
     sys.exit(code)
 

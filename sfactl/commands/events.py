@@ -34,7 +34,12 @@ if TYPE_CHECKING:
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Option(("--follow", "-f"), "follow_", "Print further events until Ctrl-C"),
-    Option(("--since",), "since", "Events after this number (4711), or since a time: 12h (ago), 2026-01-31T22:00", "SEQ|TIME"),
+    Option(
+        ("--since",),
+        "since",
+        "Events after this number (4711), or since then: 12h (ago), 22:00, yesterday, 2026-01-31T22:00",
+        "SEQ|TIME",
+    ),
     Option(("--tail", "-n"), "tail", "At most the last N events (default without --since: 50)", "N"),
     Option(("--run",), "run", "Only events of this run and its descendants", "RUN", many=True, complete="run"),
     Option(("--type",), "type_", "Only these types; * matches any text: 'alert_*'", "TYPE", many=True),

@@ -18,7 +18,8 @@ def main(*, words: Sequence[str] = ()) -> int:
     verb = " ".join(words) or None
     name = verbs.ALIASES.get(verb, verb) if verb is not None else None
     if name is not None and not (verbs.load(name) or verbs.is_group(name)):
-        raise UsageError(f"unknown verb {name!r}; choose from: {', '.join(verbs.names())}")
+        hint = verbs.suggestion(name) or f"; choose from: {', '.join(verbs.names())}"
+        raise UsageError(f"unknown verb {name!r}{hint}")
     from ..typer_app import invoke
 
     invoke(["--help"] if name is None else [*name.split(" "), "--help"], name, lambda _verb, _values: ExitCode.DONE)

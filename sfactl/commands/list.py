@@ -39,7 +39,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     NAME,
     USER,
     Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
-    Option(("--since",), "since", "Only runs created since then: 1h (ago), or a time (2026-01-31T22:00)", "TIME"),
+    Option(("--since",), "since", "Only runs created since then: 1h (ago), 22:00, yesterday, 2026-01-31T22:00", "TIME"),
     LABEL,
     Option(("--limit-rows",), "limit_rows", "Maximum ended runs (default: 50; with a filter, all)", "N"),
     Option(("--live",), "live", "Show the processes and memory of each run"),
@@ -108,16 +108,37 @@ def _status(text: str) -> Status:
 def moment(text: str) -> float:
     """Return Unix seconds for `--since`: a duration before now, or a time, which is local if it has no zone. Raise
     `UsageError`."""
+    for read in (_clock, _date, _ago):
+        try:
+            return read(text)
+        except ValueError:
+            pass
+    forms = "a time (2026-01-31T22:00, 22:00, yesterday, yesterday 22:00) nor a duration (90s, 12h, 7d)"
+    raise UsageError(f"--since: {text!r} is neither {forms}")
+
+
+def _clock(text: str) -> float:
+    """Return when a clock last showed `22:00`, or the time of `yesterday 22:00`; a day alone means its beginning."""
+    import datetime as dates
+
+    now, days = dates.datetime.now(), {"today": 0, "yesterday": 1}
+    day, _, clock = text.rpartition(" ") if text not in days else (text, "", "00:00")
+    if day not in {*days, ""}:
+        raise ValueError(f"not a day: {day}")
+    found = dates.datetime.combine(now, dates.time.fromisoformat(clock))
+    if found.tzinfo is not None:
+        raise ValueError(f"a zone without a date: {clock}")
+    return (found - dates.timedelta(days=days.get(day, int(found > now)))).timestamp()
+
+
+def _date(text: str) -> float:
     from datetime import datetime
 
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        pass
-    try:
-        return time.time() - parse_duration(text)
-    except ValueError:
-        raise UsageError(f"--since: {text!r} is neither a time (2026-01-31T22:00) nor a duration (90s, 12h, 7d)") from None
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _ago(text: str) -> float:
+    return time.time() - parse_duration(text)
 
 
 # ---- the runs that match

@@ -1,16 +1,21 @@
-"""Print the final answer of ended runs, made safe for a language model.
+"""Print the final answer of ended runs.
 
-The text has no terminal escapes or control characters, its markup is escaped, it is cut to a size, and it is marked as data from
-another agent. If no meter knows the agent's events, or with --raw, it is the whole stdout. `sfactl logs` prints output unchanged.
+At a terminal, and with --plain, it is the answer as it is. Elsewhere, and with --wrapped, it is made safe for a language model: it
+has no terminal escapes or control characters, its markup is escaped, and it is marked as data from another agent. If no meter knows
+the agent's events, or with --raw, it is stdout.
 """
 
 from __future__ import annotations
 
-from sfad.protocol.requests.records import Result, ResultText
+import os
 
-from .. import output
+from sfad.protocol.requests.records import Result, ResultText
+from sfad.protocol.structs import replace
+
+from .. import exits, output
 from ..connection import Client
 from ..history import connect
+from ..inside import inside_run
 from ..options import COMMON, RUNS, Option, Parameter, count
 from ..selection import RunSelection
 
@@ -23,27 +28,45 @@ PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     RUNS,
     Option(("--max-bytes",), "max_bytes", "Print at most the newest N bytes (default: 65536)", "N"),
-    Option(("--raw",), "raw", "Print the whole stdout, with JSON events"),
+    Option(("--plain",), "plain", "Print the answer as it is (default at a terminal outside runs)"),
+    Option(("--wrapped",), "wrapped", "Print the answer made safe for a language model (default elsewhere)"),
+    Option(("--raw",), "raw", "Print stdout as it is, with JSON events"),
 )
 
 
 def main(
-    *, runs: Sequence[str], max_bytes: str | None = None, raw: bool = False, socket: str | None = None, json: bool = False
+    *,
+    runs: Sequence[str],
+    max_bytes: str | None = None,
+    plain: bool = False,
+    wrapped: bool = False,
+    raw: bool = False,
+    socket: str | None = None,
+    json: bool = False,
 ) -> int:
-    most = count("--max-bytes", max_bytes)
-    with connect(socket) as client:
-        return RunSelection("result", runs).each(client, lambda run: _show(_asked(client, run, most, raw), json))
-
-
-def _asked(client: Client, run: str, most: int | None, raw: bool) -> ResultText:
-    wanted = Result(id=0, run=run, raw=raw)
-    if most is not None:
+    if wrapped and (plain or raw):
+        raise exits.UsageError(f"--wrapped and {'--plain' if plain else '--raw'} exclude each other")
+    safe = wrapped or not (plain or raw or (not json and os.isatty(1) and inside_run() is None))
+    wanted = Result(id=0, run="", raw=raw, wrapped=safe)
+    if (most := count("--max-bytes", max_bytes)) is not None:
         wanted.max_bytes = most
-    return client.call(wanted, ResultText)
+    with connect(socket) as client:
+        return RunSelection("result", runs).each(client, lambda run: _show(_asked(client, wanted, run), wanted, json))
 
 
-def _show(found: ResultText, json: bool) -> None:
+def _asked(client: Client, wanted: Result, run: str) -> ResultText:
+    return client.call(replace(wanted, run=run), ResultText)
+
+
+def _show(found: ResultText, wanted: Result, json: bool) -> None:
     if json:
         output.print_json(output.content(found))
-    else:
-        output.write(output.harmless(found.text).encode() + (b"" if found.text.endswith("\n") else b"\n"))
+        return
+    as_it_is = wanted.raw or not (wanted.wrapped or os.isatty(1))
+    text = found.text if as_it_is else output.harmless(found.text)
+    end = "" if wanted.raw or text.endswith("\n") else "\n"
+    output.write((text + end).encode())
+    if found.truncated and not wanted.wrapped:
+        output.note(
+            f"sfactl: only the newest part of the output of {found.run} is shown (--max-bytes); all of it: sfactl logs {found.run}"
+        )

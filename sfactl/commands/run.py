@@ -7,8 +7,9 @@ Copies the run's output as it is written, passes stdin on, and exits with the ru
 the others). Ctrl-C, SIGTERM and SIGHUP stop the run and everything below it; a second one skips the grace. If this client
 dies, the run is stopped, except with --keep.
 
-With --text, shows the agent's text instead of its JSON events, if the meter knows them: each message as it comes, and the final
-answer once. --verbose adds tool calls on stderr. This is the default for an AGENT, and in a run that itself has a meter.
+With --text, shows the agent's text instead of its JSON events, if the meter knows them: at a terminal each message as it comes, and
+the final answer once; into a pipe or a file, and inside a run, the final answer alone. --verbose adds tool calls on stderr. This is
+the default for an AGENT, and in a run that itself has a meter.
 
 With --json, prints the ended run as one object instead of the output, which `sfactl logs` shows.
 

@@ -3,8 +3,8 @@
 AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
 as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.
 
-Prints only the id of the run on stdout. The run gets this directory, umask and environment, and /dev/null as its stdin. With
---wait it does what `sfactl run` does.
+Prints only the id of the run on stdout, and at a terminal its limits on stderr. The run gets this directory, umask and environment,
+and /dev/null as its stdin. With --wait it does what `sfactl run` does.
 
 Limits (--limit, repeatable): KIND is time (seconds), turns (tool calls), messages, tokens, cost, planning_cost or execution_cost
 (USD), output or memory (bytes), pids (processes) or cpu (cores). ACTION is terminate, pause, warn, refuse or request_increase.
@@ -12,6 +12,8 @@ Turns, messages, tokens and cost can only be enforced if the agent reports them,
 """
 
 from __future__ import annotations
+
+import os
 
 from sfad.protocol.requests.base import Reply, RunReply
 from sfad.protocol.requests.starting import Refused, Spawn
@@ -49,7 +51,9 @@ def _foreground(wanted: spawn_options.SpawnOptions) -> int:
     message = _with_mcp(wanted, message, client)
     from ..foreground import Foreground
 
-    return Foreground(client, message, wanted, _form(wanted, inside=client.welcome.run is not None)).carry_out()
+    inside = client.welcome.run is not None
+    final = inside or not os.isatty(1)
+    return Foreground(client, message, wanted, _form(wanted, inside=inside), final=final).carry_out()
 
 
 def _with_mcp(wanted: spawn_options.SpawnOptions, message: Spawn, client: Client) -> Spawn:
@@ -92,6 +96,11 @@ def _background(client: Client, message: Spawn, as_json: bool) -> int:
         print(run.id)
     if run.status is Status.QUEUED and not message.quiet:
         output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
+    elif not (message.quiet or run.status.terminal or as_json) and os.isatty(2):
+        # Imported here, while the run is already starting.
+        from ..limits import in_force
+
+        output.note(f"[agent:{run.name}] starting: {in_force(run)}")
     for caveat in spawn_options.caveats(run, message):
         output.note(caveat)
     if words := output.failure(run, own=False):

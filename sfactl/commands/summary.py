@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
-    Option(("--since",), "since", "Only runs created since then: 12h (ago; the default), or a time (2026-01-31T22:00)", "TIME"),
+    Option(
+        ("--since",), "since", "Only runs created since then: 12h (ago; the default), 22:00, yesterday, 2026-01-31T22:00", "TIME"
+    ),
     Option(("--by",), "by", "Group by name (default), label, user, model or type", "KEY"),
     NAME,
     USER,

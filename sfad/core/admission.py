@@ -7,15 +7,17 @@ from msgspec.structs import replace
 from ..protocol.types import ErrorCode, Reason, Refusal, RunId, Status
 from . import commands as c
 from . import events as e
-from .candidate import candidate
+from .candidate import candidate, limits_for
 from .context import Context
 from .guard import Question, first_refusal
 from .lifecycle import Lifecycle
+from .naming import program_name
 from .policy import Invalid
 from .quotas import HOUR, QuotaUse, SlidingWindow
 from .run import Ending, Run
 from .spending import Spending
 from .vocabulary import EventType, ReasonKind
+from .widening import Widening
 
 REFUSALS_WRITTEN = 10
 """Refusals a minute of one caller by one rule that get a row of their own. Others are counted in the last of these rows."""
@@ -28,8 +30,9 @@ class _Refusals:
 
 
 class Admission:
-    def __init__(self, context: Context, lifecycle: Lifecycle, spending: Spending, next_number: int) -> None:
+    def __init__(self, context: Context, lifecycle: Lifecycle, spending: Spending, widening: Widening, next_number: int) -> None:
         self._ctx = context
+        self._widening = widening
         self._lifecycle = lifecycle
         self._spending = spending
         self._number = next_number
@@ -68,7 +71,7 @@ class Admission:
         if refusal is not None:
             self._refuse(ev, run, caller, refusal)
         else:
-            self._admit(run)
+            self._admit(run, ev.at)
 
     def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None) -> Question:
         peer = ev.peer
@@ -138,7 +141,10 @@ class Admission:
         self._ctx.publish(EventType.RUN_REJECTED, run, refusal.detail)
         self._ctx.reply(ev.token, c.SpawnRefused(refusal, run.id))
 
-    def _admit(self, run: Run) -> None:
+    def _admit(self, run: Run, at: float) -> None:
+        agent = run.asked.agent_program and run.parent is not None
+        if agent and self._widening.agent_started(run.root, program_name(run.asked.argv), at):
+            run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
         self._number += 1
         self.admitted += 1
         self._ctx.tree.add(run)

@@ -8,7 +8,7 @@ from .asked import Asked
 from .events import SpawnRequested
 from .ids import run_id
 from .ladder import check_grace
-from .limits import limits_of
+from .limits import Limits, limits_of
 from .naming import NAME, derive_name
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from .run import AllowedModels, Attempt, Birth, Run, State
@@ -60,10 +60,15 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         claimed_depth=claimed_depth,
         models=_models(own_id, asked, peer_run),
     )
-    decide = limits_of if asked.session is None else session_limits_of
-    limits = decide(asked, above, policy, ev.peer.uid)
+    limits = limits_for(asked, above, policy, ev.peer.uid)
     state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
     return Run(birth, state, above)
+
+
+def limits_for(asked: Asked, above: Run | None, policy: Policy, uid: int) -> Limits:
+    """Return the limits of a new run or session of this user. Raise `Invalid`."""
+    decide = limits_of if asked.session is None else session_limits_of
+    return decide(asked, above, policy, uid)
 
 
 def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:

@@ -176,6 +176,8 @@ class StopDone(Struct, frozen=True):
     stopped: tuple[RunId, ...]
     survivors: tuple[Survivor, ...]
     elapsed_s: float
+    ended: tuple[RunId, ...] = ()
+    """Those of `stopped` that had ended before the request."""
 
 
 class Changed(WithRun, frozen=True):

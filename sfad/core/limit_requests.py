@@ -15,7 +15,7 @@ from .context import Context
 from .lifecycle import Lifecycle
 from .limit_enforcement import STRENGTH, LimitEnforcement
 from .limit_holds import LimitHolds, holding
-from .limits import ActiveLimit, amount, bare, check_range
+from .limits import ActiveLimit, amount, check_range, step
 from .money import to_wire
 from .pausing import Pausing
 from .policy import Invalid
@@ -136,8 +136,8 @@ class LimitRequests:
             after, who = run.limits[limit.kind], ev.peer.who
             if not self._ctx.may_cause_event(ev.peer, ev.at):
                 continue
-            step = f"{_step(before, after.limit)}, by {who}"
-            self._limit_enforcement.publish_about(EventType.LIMIT_CHANGED, run, after, step, by=who)
+            words = f"{step(before, after.limit)}, by {who}"
+            self._limit_enforcement.publish_about(EventType.LIMIT_CHANGED, run, after, words, by=who)
         self._ctx.changed(run)
         self._ctx.used_more(run)  # its row shows its limits
         self._ctx.do(c.Rebound(run))
@@ -153,8 +153,8 @@ class LimitRequests:
             return False
         looser = next((limit for limit in ev.limits if _looser(run.limits.get(limit.kind), limit)), None)
         if looser is not None and ev.peer.run is not None:
-            step = _step(run.limits.get(looser.kind), looser)
-            message = f"{ev.peer.who} may only lower limits; {step} takes a person outside any run"
+            change = step(run.limits.get(looser.kind), looser)
+            message = f"{ev.peer.who} may only lower limits; {change} takes a person outside any run"
             self._ctx.fail(ev.token, ErrorCode.NOT_PERMITTED, message)
             return False
         try:
@@ -215,12 +215,6 @@ def _looser(before: ActiveLimit | None, limit: Limit) -> bool:
         return False
     weaker = limit.action is not None and STRENGTH.index(limit.action) > STRENGTH.index(before.action)
     return weaker or limit.threshold > before.limit.threshold
-
-
-def _step(before: ActiveLimit | None, limit: Limit) -> str:
-    """Return the change in words: `turns 25 → 50`."""
-    old = f"{bare(limit.kind, before.threshold)} → " if before is not None else ""
-    return f"{limit.kind} {old}{bare(limit.kind, ActiveLimit(limit).threshold)}"
 
 
 def _not_resumable(run: Run) -> str:

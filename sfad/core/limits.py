@@ -129,11 +129,13 @@ def profile_of(asked: Asked, policy: Policy) -> tuple[str, Profile] | None:
 
 
 def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
-    # turns and cost are cut to what may be asked for; time is not, because `max_time` ends the run anyway
     found = profile_of(asked, policy)
-    if found is None:
-        return {}
-    source, profile = found
+    return profile_limits(*found, policy) if found is not None else {}
+
+
+def profile_limits(source: str, profile: Profile, policy: Policy) -> dict[LimitKind, Limit]:
+    """Return the limits of a profile."""
+    # turns and cost are cut to what may be asked for; time is not, because `max_time` ends the run anyway
     return {
         kind: Limit(
             kind=kind,
@@ -143,6 +145,11 @@ def _of_profile(asked: Asked, policy: Policy) -> dict[LimitKind, Limit]:
         )
         for kind in PROFILED
     }
+
+
+def is_default(limit: Limit) -> bool:
+    """Return whether the limit comes from the defaults, of the program or of the config."""
+    return limit.source == "default" or limit.source.startswith("defaults.")
 
 
 def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
@@ -227,6 +234,12 @@ def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
     if most is None or not limit.threshold > most:
         return range_
     return f"{range_}. To allow more, raise {policy.where_set(f'limits.{spec.most}')}, then run: sfactl reload"
+
+
+def step(before: ActiveLimit | None, limit: Limit) -> str:
+    """Return the change of a limit in words: `turns 25 → 50`."""
+    old = f"{bare(limit.kind, before.threshold)} → " if before is not None else ""
+    return f"{limit.kind} {old}{bare(limit.kind, ActiveLimit(limit).threshold)}"
 
 
 def all_crossings(limits: Limits, account: Account, nearing: float) -> Iterator[Crossing]:

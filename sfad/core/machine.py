@@ -31,6 +31,7 @@ from .tool_rules import ToolRules
 from .unadmitted import Unadmitted
 from .use_requests import UseRequests
 from .vocabulary import Timer
+from .widening import Widening
 
 MAX_ADVICE = 1000
 """Types and names that something was learned about. An agent can invent any number of names; what is forgotten is learned again."""
@@ -63,7 +64,8 @@ class Machine:
         self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement)
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement, self._attempts)
-        self._admission = Admission(context, self._lifecycle, self._spending, next_number)
+        self._widening = Widening(context, self._limit_enforcement)
+        self._admission = Admission(context, self._lifecycle, self._spending, self._widening, next_number)
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,
             self._limit_holds, self._admission,
@@ -204,6 +206,7 @@ class Machine:
                 self._stop_requests.surveyed(run, event)
             case e.AgentSeen():
                 self._unadmitted.agent_seen(run, event)
+                self._widening.agent_started(run.root, event.process.program, event.at)
                 self._budget_enforcement.agent_seen(run, event.at)
             case e.ModelReached():
                 self._bypasses.model_reached(run, event)

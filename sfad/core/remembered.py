@@ -61,6 +61,8 @@ class Ticket:
     pending: set[RunId]
     stopped: list[RunId] = field(default_factory=list)
     survivors: list[Survivor] = field(default_factory=list)
+    ended: tuple[RunId, ...] = ()
+    """Those of `stopped` that had ended before the request."""
 
     def stop_waiting_for(self, run: RunId, survivors: Iterable[Survivor] = ()) -> None:
         """It has ended, or has survivors; a process may have been told before, of its child run."""

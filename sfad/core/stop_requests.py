@@ -37,11 +37,11 @@ class StopRequests:
         live = [run for run_id in run_ids if (run := self._ctx.tree.get(run_id)) is not None]
         if self._ctx.denied(ev, "stop", live):
             return
-        ended = [run_id for run_id in run_ids if self._ctx.tree.get(run_id) is None]
+        ended = tuple(run_id for run_id in run_ids if self._ctx.tree.get(run_id) is None)
         if not live:
-            self._ctx.reply(ev.token, c.StopDone(tuple(ended), (), 0.0))
+            self._ctx.reply(ev.token, c.StopDone(ended, (), 0.0, ended))
             return
-        self._tickets.append(Ticket(ev.token, ev.at, {run.id for run in live}, ended))
+        self._tickets.append(Ticket(ev.token, ev.at, {run.id for run in live}, [*ended], ended=ended))
         by = ev.peer.who
         message = f"stopped by {by} ({signal_name(ev.signal)})"
         reason = Reason(kind=ReasonKind.STOP, message=message, by=by, signal=ev.signal)
@@ -76,7 +76,7 @@ class StopRequests:
             ticket.stop_waiting_for(run.id, survivors)
             if not ticket.pending:
                 self._tickets.remove(ticket)
-                done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at)
+                done = c.StopDone(tuple(ticket.stopped), tuple(ticket.survivors), at - ticket.began_at, ticket.ended)
                 self._ctx.reply(ticket.token, done)
 
     def tickets(self) -> tuple[Ticket, ...]:

@@ -69,6 +69,7 @@ class EventType(Word):
     LIMIT_NEARING = "limit_nearing"
     LIMIT_EXCEEDED = "limit_exceeded"
     LIMIT_CHANGED = "limit_changed"
+    LIMITS_WIDENED = "limits_widened"
     INCREASE_REQUESTED = "increase_requested"
     INCREASE_APPROVED = "increase_approved"
     INCREASE_DENIED = "increase_denied"

@@ -213,6 +213,21 @@ def _harmless(text: str) -> bytes:
 def answer(program: AgentProgram, stream: bytes, *, begins_inside: bool = False) -> bytes:
     """Return the final answer of a stream that has ended, and why the agent failed, if it did. Without an answer, return all
     lines that are not events. `begins_inside`: the stream lacks its beginning, so its first line may be the end of an event."""
+    said, passed, failed = _ending(program, stream, begins_inside=begins_inside)
+    parts = [said.encode() or passed, f"The agent failed: {failed}".encode() if failed else b""]
+    return b"\n".join(part.rstrip(b"\n") for part in parts if part)
+
+
+def final_answer(program: AgentProgram, stream: bytes, *, begins_inside: bool = False) -> bytes:
+    """Return what `answer` does for a terminal or a pipe: without control characters, and without why the agent failed, which the
+    run's reason says."""
+    said, passed, _ = _ending(program, stream, begins_inside=begins_inside)
+    text = _harmless(said) or passed
+    return text if not text or text.endswith(b"\n") else text + b"\n"
+
+
+def _ending(program: AgentProgram, stream: bytes, *, begins_inside: bool) -> tuple[str, bytes, str]:
+    """Return the final answer, the lines that are not events, and why the agent failed; each may be empty."""
     if begins_inside:
         stream = stream[stream.find(b"\n") + 1 :]
     found: list[str] = []
@@ -233,8 +248,7 @@ def answer(program: AgentProgram, stream: bytes, *, begins_inside: bool = False)
                     streaming = False
                 case AgentFailure(words):
                     failed = words
-    parts = ["".join(found).encode() or bytes(passed), f"The agent failed: {failed}".encode() if failed else b""]
-    return b"\n".join(part.rstrip(b"\n") for part in parts if part)
+    return "".join(found), bytes(passed), failed
 
 
 def _left_out(line: bytes) -> bool:

@@ -98,6 +98,7 @@ class Struct:
     _tag: str | None = None
     _by_tag: dict[str, type[Struct]]
     _required: frozenset[str] = frozenset()
+    _optional: frozenset[str] = frozenset()
     _made_of: dict[str, Callable[[Any], Any]] | None = None
 
     def __init_subclass__(
@@ -106,6 +107,7 @@ class Struct:
         own = tuple(name for name, words in cls.__annotations__.items() if not words.startswith("ClassVar"))
         cls.__struct_fields__ = (*cls.__struct_fields__, *own)
         cls._required = frozenset(name for name in cls.__struct_fields__ if not hasattr(cls, name))
+        cls._optional = frozenset(cls.__struct_fields__) - cls._required
         cls._made_of = None
         if omit_defaults is not None:
             cls._omits_defaults = omit_defaults
@@ -138,13 +140,18 @@ class Struct:
         return made
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Yield keys and values as msgpack and JSON hold them."""
+        """Yield keys and values as msgpack holds them."""
         kind = type(self)
-        if kind._tag is not None:
-            yield "type", kind._tag
+        for name, value in self.all_items():
+            if not kind._omits_defaults or name not in kind._optional or value != getattr(kind, name):
+                yield name, value
+
+    def all_items(self) -> Iterator[tuple[str, Any]]:
+        """Yield keys and values as JSON shows them: also defaults, so that a program finds each field."""
+        if type(self)._tag is not None:
+            yield "type", type(self)._tag
         for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not UNSET and not (kind._omits_defaults and name not in kind._required and value == getattr(kind, name)):
+            if (value := getattr(self, name)) is not UNSET:
                 yield name, value
 
     def __eq__(self, other: object) -> bool:

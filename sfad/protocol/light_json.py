@@ -1,4 +1,4 @@
-"""JSON as msgspec writes it, without its import."""
+"""JSON as msgspec writes it, without its import; of structs, every field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def to_json(value: Any) -> bytes:
-    """Return a value as msgspec writes it."""
+    """Return a value as msgspec writes it, but also the fields that a struct leaves out of messages."""
     return _json(value).encode()
 
 
@@ -25,7 +25,9 @@ def _json(value: Any) -> str:
         return repr(value) if value - value == 0 else "null"
     if isinstance(value, list | tuple | set | frozenset):
         return f"[{','.join(map(_json, value))}]"
-    return _object(value.items()) if hasattr(value, "items") else _rare(value)
+    if isinstance(value, dict):
+        return _object(value.items())
+    return _object(value.all_items()) if hasattr(value, "all_items") else _rare(value)
 
 
 def _object(items: Any) -> str:

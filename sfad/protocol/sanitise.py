@@ -64,6 +64,15 @@ def cut_oldest(text: SafeText, max_bytes: int) -> tuple[SafeText, bool]:
     return SafeText(kept[inside.end() :] if inside else kept), True
 
 
+def newest_text(data: bytes, max_bytes: int) -> str:
+    """Return the newest part of `data` unchanged, at most `max_bytes` bytes, without a character that is cut in two. Bytes that are
+    not UTF-8 become U+FFFD."""
+    kept = data[max(0, len(data) - max_bytes) :]
+    if len(kept) < len(data):
+        kept = kept.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character
+    return kept.decode("utf-8", "replace")
+
+
 def wrap(element: str, text: SafeText, *, run_id: str, name: str, status: str, truncated: bool) -> str:
     """Return the block that a model is given. `text` has been through `sanitise`."""
     attributes = f'run_id="{_attribute(run_id)}" name="{_attribute(name)}" status="{_attribute(status)}"'

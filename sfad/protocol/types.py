@@ -359,7 +359,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     cpu_cores: float | None = None
     """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
     isolation: Literal["on", "net", "offline"] | None = None
-    """Of a live run. `net`: it reaches nothing but the gateway; `offline`: nothing."""
+    """`net`: it reaches nothing but the gateway; `offline`: nothing."""
     egress: list[str] = []
     """With `net`: what it reaches through the gateway beside its model."""
     alerts: list[AlertState] = []

@@ -24,7 +24,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
     """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and memory then."""
     run, latest, account, ended = live.run, live.run.latest, live.run.account, live.run.status.terminal
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    isolated = live.spawn.isolation if not ended else None
+    isolated = live.spawn.isolation
     return RunInfo(
         id=run.id,
         name=run.name,

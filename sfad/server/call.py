@@ -161,9 +161,9 @@ class Call:
                 self.reply(m.CallAdmitted(id=self.id, reservation=reservation, max_output=output, refused=words))
             case c.CallPostponed(message, seconds):
                 self.reply(m.CallAdmitted(id=self.id, refused=message, retry_after=seconds))
-            case c.StopDone(stopped, survivors, elapsed):
+            case c.StopDone(stopped, survivors, elapsed, ended):
                 gone, alive = list(stopped), list(survivors)
-                self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4)))
+                self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4), ended=list(ended)))
             case c.ErrorAnswer(code, message):
                 self.fail(code, message)
             case _:

@@ -1,10 +1,11 @@
 """The result of a run, from the output that it left: in the daemon, and in `sfad.history` without one."""
 
 from ..meters import named
-from ..meters.text import answer
+from ..meters.program import AgentProgram
+from ..meters.text import answer, final_answer
 from ..output.files import OutputFiles, Replaced
 from ..protocol import messages as m
-from ..protocol.sanitise import cut_oldest, sanitise, wrap
+from ..protocol.sanitise import cut_oldest, newest_text, sanitise, wrap
 from ..protocol.types import RunId, RunInfo
 from .checks import RequestError, wrong_state
 
@@ -19,8 +20,8 @@ NOT_KEPT = (FileNotFoundError, NotADirectoryError, Replaced)
 
 
 def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultText:
-    """Return the result of a run that has ended. Call this in a thread: decoding the run's events takes some 20 ms, and a second
-    if an agent means harm. Raise `RequestError` if no output was kept, `OSError`."""
+    """Return the result of a run that has ended. Call this in a thread, as `final_text`. Raise `RequestError` if no output was
+    kept, `OSError`."""
     most = max(1, min(request.max_bytes, MAX_RESULT))
     program = None if request.raw else named(info.meter)
     try:
@@ -29,10 +30,23 @@ def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultTex
         raise no_output(info.id, error) from None
     if program is not None:
         data, truncated = answer(program, data, begins_inside=truncated), False
+    if not request.wrapped:
+        text = newest_text(data, most)
+        return m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated or len(data) > most)
     safe, cut = cut_oldest(sanitise(data), most)
     truncated = truncated or cut
     text = wrap("subagent_result", safe, run_id=info.id, name=info.name, status=info.status.value, truncated=truncated)
     return m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated)
+
+
+def final_text(output: OutputFiles, run: RunId, program: AgentProgram) -> bytes:
+    """Return the final answer of a run that has ended. Call this in a thread: decoding the run's events takes some 20 ms, and a
+    second if an agent means harm. Raise `RequestError` if no output was kept, `OSError`."""
+    try:
+        data, truncated = output.tail(run, MAX_SEARCHED)
+    except NOT_KEPT as error:
+        raise no_output(run, error) from None
+    return final_answer(program, data, begins_inside=truncated)[-MAX_RESULT:]
 
 
 def no_output(run: RunId, error: OSError) -> RequestError:

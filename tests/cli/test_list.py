@@ -7,7 +7,7 @@ import pty
 import pwd
 import re
 import subprocess
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from sfactl import output, table
 from sfactl.commands import list as list_
 from sfactl.connection import Client, DaemonError
+from sfactl.exits import UsageError
 from sfad.core.ids import run_id
 from sfad.protocol.requests.listing import List
 from sfad.protocol.types import ErrorCode, RunInfo, Status, Usage
@@ -22,6 +23,23 @@ from sfad.protocol.types import ErrorCode, RunInfo, Status, Usage
 from .conftest import SFACTL, World
 from .night import ROWS
 from .samples import NOON, run
+
+
+def test_since_a_clock_or_a_day() -> None:
+    now = datetime.now()
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    yesterday = midnight - timedelta(days=1)
+    soon, before = now + timedelta(minutes=2), now - timedelta(minutes=2)
+    assert list_.moment("today") == list_.moment("00:00") == midnight.timestamp()
+    assert list_.moment("yesterday") == yesterday.timestamp()
+    assert list_.moment("yesterday 22:00") == yesterday.replace(hour=22).timestamp()
+    for clock in (soon, before):  # the last time at which a clock showed it
+        found = datetime.fromtimestamp(list_.moment(f"{clock:%H:%M}"))
+        assert (found.hour, found.minute) == (clock.hour, clock.minute)
+        assert timedelta() <= now - found <= timedelta(days=1, minutes=1)
+    for wrong in ("tomorrow", "monday 22:00", "25:00", "yesterday x", "22:00+02:00", "today today"):
+        with pytest.raises(UsageError, match="neither a time"):
+            list_.moment(wrong)
 
 
 def listed(world: World, *words: str) -> list[str]:

@@ -262,6 +262,8 @@ def test_a_wrong_command_line_is_told_in_the_form_of_every_error(world: World) -
         (["run", "-p", "hi"], "no such option: -p\nTry 'sfactl run --help'."),
         (["run", "--timeout"], "option '--timeout' requires an argument\nTry 'sfactl run --help'."),
         (["info"], "missing argument 'RUN'\nTry 'sfactl info --help'."),
+        (["kill", "a1"], "no such command 'kill'. Did you mean 'stop'?\nTry 'sfactl --help'."),
+        (["help", "kill"], "unknown verb 'kill'. Did you mean 'stop'?\nTry 'sfactl help --help'."),
         (["bogus"], "no such command 'bogus'. Did you mean 'logs'?\nTry 'sfactl --help'."),
         (["logs"], "say which runs: ids or names, --all, --name or --label\nTry 'sfactl logs --help'."),
     ):

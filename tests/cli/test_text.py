@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import pty
 import re
 import subprocess
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -23,29 +27,54 @@ FAILURE = ("--meter", "claude", "--", "cat", str(STREAMS / "claude-api-failure.j
 
 
 class Agent:
-    """A run whose stdout is what the test writes."""
+    """A run whose stdout is what the test writes, at a terminal."""
 
     def __init__(self, start: Start, fifo: Path, *words: str) -> None:
         os.mkfifo(fifo)
-        self.process = start("run", "--meter", "claude", *words, "--", "cat", str(fifo))
+        self._master, slave = raw_terminal()
+        try:
+            self.process = start("run", "--meter", "claude", *words, "--", "cat", str(fifo), stdout=slave)
+        finally:
+            os.close(slave)
         self.stdout: IO[bytes] = open(fifo, "wb", buffering=0)  # noqa: SIM115 - closed by `end`
-        assert self.process.stdout is not None
-        self._read = self.process.stdout
 
     def says(self, data: bytes, shown: bytes) -> None:
         """Write, and read what the client shows."""
         self.stdout.write(data)
         found = b""
-        while len(found) < len(shown) and (more := self._read.read(len(shown) - len(found))):
+        while len(found) < len(shown) and (more := read_terminal(self._master, len(shown) - len(found))):
             found += more
         assert found == shown
 
     def end(self) -> bytes:
         """End the run. Return the rest of the output."""
         self.stdout.close()
-        rest = b"".join(iter(lambda: self._read.read(4096), b""))
+        rest = b"".join(iter(lambda: read_terminal(self._master, 4096), b""))
         assert self.process.wait(PATIENCE) == 0
         return rest
+
+    def close(self) -> None:
+        self.stdout.close()
+        os.close(self._master)
+
+
+def raw_terminal() -> tuple[int, int]:
+    """Return both ends of a terminal that changes nothing of what is written."""
+    master, slave = pty.openpty()
+    modes = termios.tcgetattr(slave)
+    modes[1] &= ~termios.OPOST
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
+    return master, slave
+
+
+def read_terminal(master: int, most: int) -> bytes:
+    """Return what was written, nothing once every writer has closed the terminal."""
+    try:
+        return os.read(master, most)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
 
 
 @pytest.fixture
@@ -58,7 +87,7 @@ def agent(start: Start, tmp_path: Path) -> Iterator[Callable[..., Agent]]:
 
     yield make
     for each in made:
-        each.stdout.close()
+        each.close()
 
 
 def test_text_instead_of_events_and_tools_with_verbose(daemon: World) -> None:
@@ -93,6 +122,55 @@ def test_result_is_the_final_answer_and_raw_the_events(daemon: World) -> None:
     assert "The agent failed: API Error: 400 scripted failure" in daemon.sfactl("result", run).stdout
 
 
+ANSWER = {"type": "result", "text": "a < b && c \x1b[31m"}
+
+
+def test_result_is_made_safe_only_for_a_model(daemon: World) -> None:
+    run = daemon.json("run", "--meter", "jsonl", "--", "printf", "%s\n", json.dumps(ANSWER))["id"]
+    assert daemon.sfactl("result", "--plain", run).stdout == "a < b && c \x1b[31m\n"
+    assert daemon.json("result", "--plain", run)["text"] == "a < b && c \x1b[31m"
+    assert daemon.sfactl("result", "--raw", run).stdout == json.dumps(ANSWER) + "\n"
+    assert "\na &lt; b &amp;&amp; c \n</subagent_result>" in daemon.sfactl("result", run).stdout
+    assert at_terminal(daemon, "result", run) == b"a < b && c \\x1b[31m\n"
+    assert b"&lt;" in at_terminal(daemon, "result", "--wrapped", run)
+    nested = f"$SFACTL run -q --raw --name one --meter jsonl -- printf '%s\\n' '{json.dumps(ANSWER)}' >&2; $SFACTL result"
+    assert "&lt;" in daemon.sfactl("run", "-q", "--", "sh", "-c", nested + " one").stdout
+    assert daemon.sfactl("run", "-q", "--", "sh", "-c", nested + " --plain one").stdout == "a < b && c \x1b[31m\n"
+    assert "exclude each other" in daemon.sfactl("result", "--wrapped", "--plain", run, code=2).stderr
+
+
+def test_a_result_that_is_cut_says_so(daemon: World) -> None:
+    run = daemon.json("run", "--", "printf", "a&b;äc")["id"]
+    done = daemon.sfactl("result", "--plain", "--max-bytes", "2", run)
+    assert (done.stdout, "only the newest part" in done.stderr) == ("c\n", True)
+
+
+def at_terminal(world: World, *words: str) -> bytes:
+    """Return what `sfactl` prints on a terminal."""
+    master, slave = raw_terminal()
+    try:
+        with world.popen(*words, stdout=slave, stderr=subprocess.DEVNULL) as process:
+            os.close(slave)
+            found = b"".join(iter(lambda: read_terminal(master, 4096), b""))
+        assert process.returncode == 0
+        return found
+    finally:
+        os.close(master)
+
+
+def test_into_a_pipe_and_inside_a_run_text_is_the_final_answer_alone(daemon: World, tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.write_bytes(
+        b"loading\n" + lines(START, delta("One, "), delta("two."), said("One, two."), said("Three."), result("Three."))
+    )
+    command = ("--meter", "claude", "--", "cat", str(events))
+    assert daemon.sfactl("run", "--text", *command).stdout == "Three.\n"
+    assert at_terminal(daemon, "run", "--text", *command) == b"loading\nOne, two.\nThree.\n"
+    inside = "$SFACTL run -q --text " + " ".join(command)
+    assert daemon.sfactl("run", "--raw", "--", "sh", "-c", inside).stdout == "Three.\n"
+    assert daemon.sfactl("run", "--text", "--meter", "claude", "--", "echo", "no event").stdout == "no event\n"
+
+
 def test_a_child_of_a_metered_run_gives_text_unless_asked_for_events(daemon: World) -> None:
     child = "$SFACTL run -q %s --meter claude -- cat " + str(STREAMS / "claude-success.jsonl")
     shown = {}
@@ -120,7 +198,7 @@ def test_text_is_shown_once_over_a_crash_of_the_daemon(world: World, tmp_path: P
         it.stdout.write(lines(delta("ing"), said("during")))
         world.begin()
         it.says(lines(said("after")), b"ing\nafter\n")
-        it.stdout.close()
+        it.close()
         it.process.communicate(timeout=PATIENCE)
     finally:
         world.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -175,6 +176,14 @@ def test_a_result_is_safe_for_a_model(daemon: World) -> None:
     assert "&lt;b&gt;" in text
     assert "\033" not in text
     assert daemon.json("result", run)["truncated"] is False
+
+
+def test_stop_says_which_runs_had_ended(daemon: World) -> None:
+    ended = daemon.json("run", "--", "true")["id"]
+    assert daemon.sfactl("stop", ended).stderr == f"ended before: {ended}\n"
+    live = daemon.spawn("--", "sleep", "60")
+    told = daemon.sfactl("stop", ended, live).stderr
+    assert re.fullmatch(rf"ended before: {ended}\nstopped: {live} \([0-9.]+m?s\)\n", told), told
 
 
 def test_pause_and_resume(daemon: World) -> None:

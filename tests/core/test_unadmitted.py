@@ -56,7 +56,7 @@ def counted(t: Transcript, run: str, process: e.AgentProcess) -> bool:
     ],
 )
 def test_what_counts(argv: str, process: e.AgentProcess, counts: bool) -> None:
-    t = Transcript(hear=frozenset({"publish"}))
+    t = Transcript(program_profile=False, hear=frozenset({"publish"}))
     a = t.start("a", argv=tuple(argv.split()))
     t >> e.AgentSeen(t.at, a, process)
     if counts:
@@ -66,7 +66,7 @@ def test_what_counts(argv: str, process: e.AgentProcess, counts: bool) -> None:
 
 
 def test_it_counts_once_against_the_budget_of_the_run_and_its_ancestors_for_good() -> None:
-    t = Transcript()
+    t = Transcript(program_profile=False)
     a, b = t.chain("a", "b", max_descendants=bound(3))
     assert counted(t, b, seen())
     assert t.changed == {a, b}
@@ -78,7 +78,7 @@ def test_it_counts_once_against_the_budget_of_the_run_and_its_ancestors_for_good
 
 @pytest.mark.parametrize("when", ["off", "stopping", "ended"])
 def test_nothing_is_counted(when: str) -> None:
-    t = Transcript(unadmitted="off" if when == "off" else "terminate")
+    t = Transcript(program_profile=False, unadmitted="off" if when == "off" else "terminate")
     a = t.start("a")
     if when != "off":
         (t >> t.stop(a)).skip()
@@ -89,7 +89,7 @@ def test_nothing_is_counted(when: str) -> None:
 
 
 def test_a_warning_tells_program_process_command_and_depth() -> None:
-    t = Transcript()
+    t = Transcript(program_profile=False)
     _, b = t.chain("a", "b")
     events = [event for process in (seen(20), seen(30, None, None)) if (event := told(t, b, process))]
     first, second = events
@@ -113,7 +113,7 @@ def told(t: Transcript, run: str, process: e.AgentProcess) -> Event | None:
 
 
 def test_terminate_ends_the_run_with_the_reason() -> None:
-    t = Transcript(unadmitted="terminate", hear=frozenset({"publish"}))
+    t = Transcript(program_profile=False, unadmitted="terminate", hear=frozenset({"publish"}))
     a = t.start("a")
     t >> e.AgentSeen(t.at, a, seen()) << "publish unadmitted a1" << "terminate a1 SIGTERM" << "arm a1 grace +5"
     run = t.run(a)
@@ -126,7 +126,7 @@ def test_terminate_ends_the_run_with_the_reason() -> None:
 
 
 def test_a_bomb_is_counted_and_told_a_few_times() -> None:
-    t = Transcript()
+    t = Transcript(program_profile=False)
     a = t.start("a")
     events = [told(t, a, seen(100 + n)) for n in range(1000)]
     assert t.run(a).unadmitted == t.run(a).admitted == 1000
@@ -136,7 +136,7 @@ def test_a_bomb_is_counted_and_told_a_few_times() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(11, 14), st.integers(1, 2)), max_size=30))
 def test_each_process_counts_once_for_each_run_above_it(times: list[tuple[int, int, int]]) -> None:
-    t = Transcript()
+    t = Transcript(program_profile=False)
     runs = t.chain("a", "b", "c")
     last: dict[tuple[int, int], int] = {}
     expected = [0, 0, 0]
@@ -151,7 +151,7 @@ def test_each_process_counts_once_for_each_run_above_it(times: list[tuple[int, i
 
 
 def test_its_session_is_read_and_again_by_the_next_daemon_but_not_that_of_the_runs_own_program() -> None:
-    t = Transcript(hear=frozenset({"meter"}))
+    t = Transcript(program_profile=False, hear=frozenset({"meter"}))
     a = t.start("a", argv=("claude",))
     for _ in range(2):
         t >> e.AgentSeen(t.at, a, seen(30, None, "claude")) << f"meter {a} claude"

@@ -15,7 +15,7 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
-from sfad.protocol.types import RunInfo, Status
+from sfad.protocol.types import LimitKind, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, alive, ended, spawn
 
@@ -72,6 +72,17 @@ def said(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     """Return what the programs have printed."""
     assert done.returncode == 0, (done.stdout, done.stderr)
     return [json.loads(line) for line in done.stdout.splitlines() if "first" in line]
+
+
+def test_a_shimmed_program_gives_the_script_the_profile(daemon: Daemon, programs: Path) -> None:
+    """The script and the child run have the room of the profile, though the script's command is no agent program."""
+    assert len(said(run(daemon, programs, "--name", "night", "--", "sh", "-c", "claude; true"))) == 1
+    with daemon.client() as client:
+        root, child = (client.call(m.Info(id=client.next_id(), run=name), m.RunReply).run for name in ("night", "claude"))
+    assert child.parent_id == root.id
+    limits = {limit.kind: limit.threshold for limit in root.limits}
+    assert [limits[LimitKind(kind)] for kind in ("time", "turns", "cost")] == [1800, 100, 5]
+    assert {limit.kind: limit.threshold for limit in child.limits}[LimitKind.TURNS] == 100
 
 
 def spawned(client: Client, *words: str) -> str:

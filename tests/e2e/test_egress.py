@@ -26,7 +26,7 @@ from sfad.host.bubblewrap import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, Isolation, RunInfo
 from tests.conftest import Start
-from tests.harness import Daemon, ended, running, spawn, started, wait_until
+from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_until
 from tests.users import needs_root
 
 from .internet import HERE, HOSTS, MODEL, PACKAGES
@@ -370,6 +370,9 @@ def test_the_config_adds_hosts(start: Start, tmp_path: Path) -> None:
         page = m.Events(id=client.next_id(), types=["egress_refused"])
         wait_until(lambda: len(client.call(page, m.EventPage).events) >= 10, "they are recorded")
         assert len(client.call(page, m.EventPage).events) == 10
+        stopped(client, run.id, grace=0)
+        kept = client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run
+        assert (kept.status.terminal, kept.isolation, kept.egress) == (True, run.isolation, run.egress)
 
 
 def test_a_service_of_this_machine(share: Start, tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def test_the_config_says_the_least(start: Start, tmp_path: Path) -> None:
         )
         assert run.isolation == "offline"
         assert ended(client, run.id).exit_code == 0
+        assert client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.isolation == "offline"
     assert (more / "a").exists()
     assert interfaces(said(daemon, run)) == ["lo"]
 

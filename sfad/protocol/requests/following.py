@@ -63,6 +63,8 @@ class Text(Request, tag="text"):
 
     run: str
     cursor: bytes = b""
+    final: bool = False
+    """No text but the final answer, in the last part."""
 
 
 class TextPart(Reply, tag="text"):

@@ -8,13 +8,17 @@ from .base import ALWAYS, Reply, Request
 
 
 class Result(Request, tag="result"):
-    """Return a finished run's final answer, or else its stdout, made safe for a language model. Answered by `ResultText`."""
+    """Return a finished run's final answer, or else its stdout: as it is, or made safe for a language model. Answered by
+    `ResultText`."""
 
     repeats = 1
 
     run: str
     max_bytes: int = 64 * 1024
     raw: bool = False
+    """Always stdout."""
+    wrapped: bool = True
+    """Made safe for a language model."""
 
 
 class ResultText(Reply, tag="result"):

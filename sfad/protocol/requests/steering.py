@@ -27,6 +27,8 @@ class Stopped(Reply, tag="stopped"):
     stopped: list[RunId]
     survivors: list[Survivor]
     elapsed_s: float
+    ended: list[RunId] = []
+    """Those of `stopped` that had ended before the request."""
 
 
 class Select(Request, tag="select"):

@@ -4,6 +4,7 @@ import os
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from ...meters import named
 from ...meters.text import FORM, Cursor, TextReader
@@ -12,7 +13,7 @@ from ...protocol.messages import Text, TextPart
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
 from ..checks import bad_request, wrong_state
-from ..results import NOT_KEPT, no_output
+from ..results import NOT_KEPT, final_text, no_output
 
 
 @answers_about_run(Text)
@@ -28,18 +29,21 @@ def text(call: Call, request: Text, run: RunInfo) -> None:
             shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
     except NOT_KEPT as error:
         raise no_output(run.id, error) from None
-    call.reply(
-        TextPart(
-            id=call.id,
-            run=run.id,
-            text=bytes(shown.text),
-            cursor=msgspec.msgpack.encode(cursor),
-            tools=shown.tools,
-            notes=shown.notes,
-            more=shown.more,
-            ended=ended,
-        )
+    part = TextPart(
+        id=call.id,
+        run=run.id,
+        text=b"" if request.final else bytes(shown.text),
+        cursor=msgspec.msgpack.encode(cursor),
+        tools=shown.tools,
+        notes=shown.notes,
+        more=shown.more,
+        ended=ended,
     )
+    if request.final and ended and not shown.more:
+        work = partial(final_text, call.runtime.output, run.id, program)
+        call.later(lambda: call.runtime.background.walk(work), lambda found: replace(part, text=found))
+    else:
+        call.reply(part)
 
 
 def _cursor(data: bytes) -> Cursor:
