@@ -113,10 +113,11 @@ def test_nothing_leaks_over_many_reexecutions(daemon: Daemon) -> None:
     with daemon.client() as client:
         ticking(client)
         daemon.reexecute()
-        before = daemon.descriptors()
-        for _ in range(3):
+        before, times = daemon.descriptors(), 6
+        for _ in range(times):
             daemon.reexecute()
-        assert daemon.descriptors() <= before
+        # threads open and close their connections to the ledger meanwhile, which are three at most
+        assert daemon.descriptors() - before <= times // 2
 
 
 def test_a_reexecution_ignores_a_package_in_the_working_directory(start: Start, tmp_path: Path) -> None:
