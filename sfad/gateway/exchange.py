@@ -316,7 +316,7 @@ class Exchange:
             raise _AnsweredError(400, f"the gateway cannot read the request: {error}") from error
 
     def _unasked(self, placed: Placed, upstream: Upstream, api: Api, path: str) -> UnaskedRecord | None:
-        """Return the record of a request that is no call of a model, if it may cost money."""
+        """Return the record of a request that is not a model call, if it may cost money."""
         if api.is_free(self._method, path):
             return None
         record = UnaskedRecord(self._shared.gate, placed.run, upstream.name, path[:MAX_PATH])

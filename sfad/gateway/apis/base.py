@@ -213,7 +213,7 @@ class Api(ABC):
         return self.references.search(body) is not None or hides(body)
 
     def is_free(self, method: str, path: str) -> bool:
-        """Return whether a request that is no call of a model costs nothing. One that is not known may cost money."""
+        """Return whether a request that is not a model call costs nothing. One that is not known may cost money."""
         return method in _CHANGES_NOTHING or self.free.fullmatch(path) is not None
 
 
