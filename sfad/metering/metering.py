@@ -102,6 +102,7 @@ class Metering:
         """Read also what the session file of an agent program says that a run has started itself."""
         session = _session_of(process, live.uid) if live.spawn.meter != NO_METER and live.run.id in self._runs else None
         if session is not None:
+            session.guesses = not live.gated
             self._sessions.add(live.run.id, session)
             self._prices.load_soon()
 
@@ -195,7 +196,7 @@ class Metering:
         if files is not None:
             given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
-            session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given)
+            session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given, guesses=not live.gated)
         self._sessions.begin(run.id, session, live.sessions)
 
     def _has_meter(self, run: RunId) -> bool:

@@ -56,6 +56,10 @@ class Session:
     """One for each file."""
     process: tuple[int, int] | None = None
     """The pid and the start of an agent program that the run has started itself; `None`: it is the run's own program."""
+    guesses: bool = True
+    """A session counts before it is certain that it is the run's. Not where calls that only a session file tells of end the run."""
+    contested: bool = False
+    """Another run may have begun the same session, and has found none of its own yet."""
     siblings: int = 1
     """So many programs of the run may have begun the new sessions of the directory, this one among them."""
     spent: float = 0.0
@@ -118,9 +122,13 @@ class Session:
                 raise TooMany
         certain = timestamp(datetime.fromtimestamp(time.time() - CERTAIN_AFTER, UTC))
         session = min(found, key=found.__getitem__, default=None)
-        self.guess = session
-        if session is not None and (self.ended or found[session] <= certain):
+        if session is None or self.contested:
+            return None
+        if self.ended or found[session] <= certain:
             self.name(session)
+        elif not self.guesses:
+            return None
+        self.guess = session
         return session
 
     def _candidates(self, session: str | None) -> Iterator[tuple[str, int]]:

@@ -169,6 +169,7 @@ class Sessions:
         own = [other for other in self._runs[run].values() if other is not session]
         taken = {each for each in (*(other.session_id for other in others), *(other.guess for other in own)) if each is not None}
         session.siblings = 1 + sum(_alike(session, other) for other in own)
+        session.contested = any(_alike(session, other) for other in others if other not in own)
         try:
             whole = await in_thread(session.look, taken, abandon=True, limiter=self._threads)
             if not session.ended:
@@ -218,7 +219,7 @@ def _may_grow(session: Session) -> bool:
 
 
 def _alike(one: Session, other: Session) -> bool:
-    """Return whether nothing tells which of two programs of a run has begun which session of their directory."""
+    """Return whether nothing tells which of two programs has begun which session of their directory."""
     return (
         other.session_id is None
         and other.guess is None

@@ -118,6 +118,27 @@ async def test_what_a_session_told_is_withdrawn_when_it_may_be_another_process_s
     assert [len(readings) for readings in heard.seen] == [1, 0]
 
 
+async def test_of_two_runs_that_begin_together_neither_takes_the_others_session(heard: Heard, home: Home) -> None:
+    """The first file that is there may be of either. Where the gateway is used, it would seem that the other goes around it."""
+    home.file(ONE, at=datetime.now(UTC))
+    heard.sessions.begin("a1", home.session())
+    heard.sessions.begin("a2", home.session())
+    await heard.sessions.catch_up("a1")
+    assert heard.seen == []
+    heard.sessions.forget("a2")
+    await heard.sessions.catch_up("a1")
+    assert len(heard.seen) == 1
+
+
+def test_a_session_counts_only_once_it_is_certain_where_it_could_end_the_run(home: Home) -> None:
+    home.file(ONE, at=datetime.now(UTC))
+    session = home.session()
+    session.guesses = False
+    assert used(session) == -1
+    session.end(succeeded=True)
+    assert used(session) == 1
+
+
 def test_a_session_of_another_directory_does_not_belong_to_the_run(home: Home) -> None:
     path = home.file(ONE)
     path.write_text(path.read_text().replace("my.work", "my-work"))
