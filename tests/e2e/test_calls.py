@@ -22,7 +22,7 @@ from tests.harness import PATIENCE, Daemon, ended, spawn, wait_until
 
 from .agents import info, limit
 from .provider import Provider, providing
-from .test_gateway import AMPLE, calling, config, held, killed_gateway, results
+from .test_gateway import AMPLE, calling, config, held, killed_gateway, passed, results
 
 
 @pytest.fixture
@@ -82,6 +82,7 @@ def test_calls_are_recorded_once_across_deaths_of_gateway_and_daemon(gated: Daem
         run = calling(client, *AMPLE, threads=10, calls=2, on=True, output=100, stall=True, then=str(done)).id
         wait_until(lambda: provider.stalled == 10, "ten replies are in their middle")
         assert [each.state for each in page(client, run).calls] == ["under_way"] * 10
+        passed(gated, provider)
         killed_gateway(gated)
         gated.kill()
         gated.restart()
