@@ -246,7 +246,7 @@ def read_any_secret() -> object:
 
 @attack
 def lease_a_file_of_the_machine() -> object:
-    """Whoever writes to it then waits 45 seconds."""
+    """A process that writes to it then waits 45 seconds."""
     with open(TARGET["own_file"]) as file:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
