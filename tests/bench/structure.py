@@ -1,0 +1,97 @@
+"""How the code is cut: modules, their lengths, imports, and the files that a spawn passes.
+
+`python -m tests.bench.structure [DIRECTORY]` measures a checkout, by default this one. Its lines can be compared with those of
+another commit.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench import ours
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("sfad", "sfactl")
+SHORT = 60
+"""Lines below which a module is counted as short."""
+RUN_STRUCTS = re.compile(r"Run|Spawn|Asked|Attempt|Launch|Child")
+CALL_STRUCTS = re.compile(r"Call(?!back)")
+
+TRACER = """
+import os, sys
+path = os.environ.get("STRUCTURE_LOG")
+if path and "serve" in sys.orig_argv:
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    package = os.environ["STRUCTURE_PACKAGE"]
+    last = None
+    def called(frame, event, _argument):
+        global last
+        name = frame.f_code.co_filename
+        if event == "call" and name is not last and name.startswith(package):
+            last = name
+            os.write(log, name.encode() + b"\\n")
+    sys.setprofile(called)
+"""
+"""`sitecustomize` of a daemon: each time that a function of another file is called, a line with that file."""
+
+
+def main(root: Path = ROOT) -> None:
+    sources = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    trees = {path: ast.parse(path.read_text()) for path in sources}
+    lengths = [len(path.read_text().splitlines()) for path in sources]
+    print(f"modules                                   {len(sources)}")
+    print(f"median lines                              {statistics.median(lengths):.0f}")
+    print(f"share of modules below {SHORT} lines           {sum(length < SHORT for length in lengths) / len(lengths):.0%}")
+    print(f"lines                                     {sum(lengths)}")
+    print(f"lines of imports                          {sum(map(import_lines, trees.values()))}")
+    for what, pattern in (("a run", RUN_STRUCTS), ("a model call", CALL_STRUCTS)):
+        named = sorted(name for tree in trees.values() for name in structs(tree) if pattern.search(name))
+        print(f"structs whose name tells of {what:<14}{len(named)}: {' '.join(named)}")
+    print(
+        f"words in docs/                            {sum(len(path.read_text().split()) for path in (root / 'docs').glob('*.md'))}"
+    )
+    if root == ROOT:
+        passed = spawn()
+        print(f"files that a spawn passes                 {len(set(passed))}")
+        print(f"switches between them                     {len(passed) - 1}")
+
+
+def import_lines(tree: ast.Module) -> int:
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in imports)
+
+
+def structs(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of classes that only hold fields: structs, dataclasses and named tuples."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            words = " ".join(ast.unparse(part) for part in (*node.bases, *node.decorator_list))
+            if re.search(r"Struct|dataclass|NamedTuple|Request|Reply|Event|Message", words):
+                yield node.name
+
+
+def spawn() -> list[str]:
+    """Return the files of the functions that a daemon calls for one spawn, from its request to the end of `/bin/true`, in order."""
+    with ours.directory() as place:
+        (place / "sitecustomize.py").write_text(TRACER)
+        log = place / "log"
+        log.touch()
+        more = {"STRUCTURE_LOG": str(log), "STRUCTURE_PACKAGE": str(ROOT / "sfad")}
+        path = os.pathsep.join([str(place), str(ROOT)])
+        with ours.daemon({"PYTHONPATH": path, **more}) as one, one.client() as client:
+            ours.one_by_one(client, 20)
+            begin = log.stat().st_size
+            runs = ours.submitted(client, 1, ours.TRUE)
+            asked = log.stat().st_size
+            ours.awaited(client, runs)
+            return log.read_text()[begin:asked].splitlines()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
