@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 ALIASES = {"ps": "list"}
 
-NEEDED_FIRST = (
-    "run", "spawn", "list", "info", "why", "logs", "result", "stop", "tree", "summary", "wait", "send", "pause", "resume", "limit",
-    "approve", "deny", "status", "doctor", "demo",
-)  # fmt: skip
-"""The verbs that help lists first, in this order. The others follow by name."""
+HEADINGS = {
+    "Start": ("run", "spawn", "session", "agents"),
+    "Look": ("list", "tree", "top", "info", "why", "logs", "result", "summary", "events", "wait"),
+    "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send"),
+    "Money": ("calls", "recommend", "report", "reserve", "settle"),
+    "Set up": ("status", "doctor", "demo"),
+}
+"""The headings of the help, with the verbs that it lists first, in this order. Verbs without a heading follow by name, under the
+last."""
 
 _DIRECTORY = os.path.join(os.path.dirname(__file__), "commands")
 
@@ -42,8 +46,13 @@ def load(verb: str) -> Any:
 def names() -> list[str]:
     """Return every verb of one word and every group, in the order of the help."""
     found = sorted([*_modules(_DIRECTORY), *filter(is_group, os.listdir(_DIRECTORY))])
-    first = [verb for verb in NEEDED_FIRST if verb in found]
+    first = [verb for listed in HEADINGS.values() for verb in listed]
     return [*first, *(verb for verb in found if verb not in first)]
+
+
+def heading(verb: str) -> str:
+    """Return the heading of the help under which a verb of one word, or a group, is listed."""
+    return next((heading for heading, listed in HEADINGS.items() if verb in listed), [*HEADINGS][-1])
 
 
 def suggestion(word: str) -> str:

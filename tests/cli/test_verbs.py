@@ -254,6 +254,28 @@ def test_help_lists_verbs_and_exit_codes(world: World) -> None:
     assert "--max-depth" in world.sfactl("spawn", "--help").stdout
 
 
+def test_help_has_headings(world: World) -> None:
+    verbs_by_heading = by_heading(world.sfactl("--help").stdout)
+    assert list(verbs_by_heading) == ["Options", "Start", "Look", "Steer", "Money", "Set up"]
+    assert (verbs_by_heading["Start"][0], verbs_by_heading["Steer"][0]) == ("run", "stop")
+    assert {"completion", "help", "hooks"} <= {*verbs_by_heading["Set up"]}
+    options = by_heading(world.sfactl("run", "--help").stdout)
+    assert [*options][:2] == ["Arguments", "Options"]
+    assert options["Limits"][:2] == ["--timeout", "--limit"]
+    assert "--wait" not in options["Options"]
+    assert [*by_heading(world.sfactl("list", "--help").stdout)] == ["Options"]
+
+
+def by_heading(text: str) -> dict[str, list[str]]:
+    """Return the first word of each line of a help text by its heading."""
+    found: dict[str, list[str]] = {}
+    for paragraph in text.split("\n\n"):
+        heading, *lines = paragraph.splitlines()
+        if heading.endswith(":") and not heading.startswith(" "):
+            found[heading[:-1]] = [line.split()[0] for line in lines if line[2] != " "]
+    return found
+
+
 def test_the_demo_leaves_nothing(world: World) -> None:
     done = world.sfactl("demo", TMPDIR=str(world.directory))
     for word in ("summariser", "refused", "level-3", "gone", "call 4: HTTP 400", "has answered 3 calls, for 0.045 USD"):
