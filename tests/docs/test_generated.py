@@ -39,7 +39,7 @@ def test_the_man_page_has_every_verb_and_option() -> None:
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 def test_groff_has_no_complaint_about_the_man_pages() -> None:
-    words = ["groff", "-Kutf8", "-man", "-ww", "-z", "-Tutf8", *MAN.iterdir()]
+    words = ["groff", "-Kutf8", "-man", "-ww", "-z", "-Tutf8", *map(str, MAN.iterdir())]
     assert subprocess.run(words, capture_output=True, text=True, check=True).stderr == ""
 
 
