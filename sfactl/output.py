@@ -85,8 +85,9 @@ def width(text: str) -> int:
         return len(text)
     import unicodedata  # most texts are ASCII
 
-    wide = (2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text if not unicodedata.combining(c))
-    return sum(wide)
+    # combining() is 0 for some of these, such as Devanagari's vowel signs
+    shown = (c for c in text if unicodedata.category(c) not in ("Mn", "Me"))
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
 
 
 def seconds(value: float | None) -> str:
