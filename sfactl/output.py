@@ -273,7 +273,7 @@ def survivors(found: Sequence[Survivor]) -> str:
 def stopped(found: Stopped, *, json: bool) -> int:
     """Print the answer to `stop`; return the exit code."""
     if json:
-        print_json({"stopped": found.stopped, "survivors": found.survivors, "elapsed_s": found.elapsed_s})
+        print_json(content(found))
     else:
         said = plain(", ".join(run for run in found.stopped if run not in found.ended))
         if found.ended:

@@ -65,11 +65,23 @@ def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: boo
     try:
         code = app(args=None if completing else _with_values(arguments, verb), prog_name="sfactl", standalone_mode=not arguments)
     except _UsageError as error:
-        what = error.format_message().removesuffix(".")
-        if verb is None and what.startswith("No such command '") and "Did you mean" not in what:
-            what += verbs.suggestion(what.split("'")[1])
-        raise exits.UsageError(f"{what[:1].lower()}{what[1:]}\nTry '{' '.join(filter(None, ('sfactl', verb)))} --help'.") from None
+        group = next((word for word in arguments[:1] if verb is None and verbs.is_group(word)), None)
+        raise exits.UsageError(
+            f"{_words_of(error, group)}\nTry '{' '.join(filter(None, ('sfactl', verb or group)))} --help'."
+        ) from None
     sys.exit(code)
+
+
+def _words_of(error: Any, group: str | None) -> str:
+    """Return what is wrong with a command line, and what was probably meant. `group`: where a verb was looked for."""
+    what: str = error.format_message().removesuffix(".")
+    if similar := getattr(error, "possibilities", None):  # of an unknown option
+        meant = verbs.closest(error.option_name, similar) or similar[0]
+        what = f"{error.message}. Did you mean '{meant}'?"
+    elif what.startswith("No such command '"):
+        what = what.partition(". Did you mean")[0]
+        what += verbs.suggestion(" ".join(filter(None, (group, what.split("'")[1]))))
+    return f"{what[:1].lower()}{what[1:]}"
 
 
 def _with_values(arguments: Sequence[str], verb: str | None) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
@@ -55,13 +56,22 @@ def heading(verb: str) -> str:
     return next((heading for heading, listed in HEADINGS.items() if verb in listed), [*HEADINGS][-1])
 
 
-def suggestion(word: str) -> str:
+def suggestion(verb: str) -> str:
     """Return the end of the error about an unknown verb: the verb that was probably meant, if there is one."""
+    group, _, member = verb.partition(" ")
+    within = f"{group} " if member and is_group(group) else ""
+    known = [each.removeprefix(within) for each in (members(group) if within else names())]
+    word = verb.removeprefix(within)
+    meant = _MEANT[word] if _MEANT.get(word) in known else closest(word, known)
+    return f". Did you mean '{within}{meant}'?" if meant is not None else ""
+
+
+def closest(word: str, known: Sequence[str]) -> str | None:
+    """Return the known word that was probably meant."""
     # Imported here because it takes 5 ms, and few command lines are wrong.
     from difflib import get_close_matches
 
-    meant = _MEANT.get(word) or next(iter(get_close_matches(word, names(), 1)), None)
-    return f". Did you mean '{meant}'?" if meant is not None else ""
+    return next(iter(get_close_matches(word, known, 1)), None)
 
 
 _MEANT = {

@@ -297,6 +297,9 @@ def test_a_wrong_command_line_is_told_in_the_form_of_every_error(world: World) -
         (["info"], "missing argument 'RUN'\nTry 'sfactl info --help'."),
         (["kill", "a1"], "no such command 'kill'. Did you mean 'stop'?\nTry 'sfactl --help'."),
         (["help", "kill"], "unknown verb 'kill'. Did you mean 'stop'?\nTry 'sfactl help --help'."),
+        (["session", "kill"], "no such command 'kill'. Did you mean 'session stop'?\nTry 'sfactl session --help'."),
+        (["help", "session", "lst"], "unknown verb 'session lst'. Did you mean 'session list'?\nTry 'sfactl help --help'."),
+        (["run", "--timeuot", "5"], "no such option: --timeuot. Did you mean '--timeout'?\nTry 'sfactl run --help'."),
         (["bogus"], "no such command 'bogus'. Did you mean 'logs'?\nTry 'sfactl --help'."),
         (["logs"], "say which runs: ids or names, --all, --name or --label\nTry 'sfactl logs --help'."),
     ):
