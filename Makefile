@@ -55,7 +55,7 @@ lint: $(READY) ## ruff and mypy
 bench: $(READY) ## measure beside the floor of bare system calls and other supervisors (ten minutes; tests.bench --help)
 	$(BIN)/python -m tests.bench
 
-docs: $(READY) ## write the parts of docs/ that are generated
+docs: $(READY) ## write the parts of docs/ that are generated, and man/
 	$(BIN)/python -m tests.docs
 
 wheel: $(READY) ## build the wheel into dist/

@@ -44,7 +44,13 @@ class Argument(Struct, frozen=True):
     complete: str = ""
 
 
-Parameter = Option | Argument
+class Heading(Struct, frozen=True):
+    """A heading of the help, for the options that follow it."""
+
+    text: str
+
+
+Parameter = Option | Argument | Heading
 SOCKET = Option(("--socket",), "socket", "The daemon's socket (default: SFA_SOCKET, SFAD_SOCKET, the user's, the system's)", "PATH")
 JSON = Option(("--json",), "json", "Print JSON on stdout; notes stay on stderr")
 COMMON: tuple[Parameter, ...] = (SOCKET, JSON)

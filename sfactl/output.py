@@ -85,8 +85,9 @@ def width(text: str) -> int:
         return len(text)
     import unicodedata  # most texts are ASCII
 
-    wide = (2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text if not unicodedata.combining(c))
-    return sum(wide)
+    # combining() is 0 for some of these, such as Devanagari's vowel signs
+    shown = (c for c in text if unicodedata.category(c) not in ("Mn", "Me"))
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in shown)
 
 
 def seconds(value: float | None) -> str:
@@ -272,7 +273,7 @@ def survivors(found: Sequence[Survivor]) -> str:
 def stopped(found: Stopped, *, json: bool) -> int:
     """Print the answer to `stop`; return the exit code."""
     if json:
-        print_json({"stopped": found.stopped, "survivors": found.survivors, "elapsed_s": found.elapsed_s})
+        print_json(content(found))
     else:
         said = plain(", ".join(run for run in found.stopped if run not in found.ended))
         if found.ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sfad.protocol.requests.base import Error, Reply
 from sfad.protocol.requests.starting import Spawn
+from sfad.protocol.structs import replace
 from sfad.protocol.types import Event, RunInfo, Status
 
 from . import output, spawn_options
@@ -59,6 +60,7 @@ class ProgressLines:
 
     def ended(self, final: RunInfo, *, by_user: bool) -> None:
         """Report the end. Quiet hides progress, but not the reason of a failure that a signal of the user did not cause."""
+        final = _without_cause_below(final)
         if not self._message.quiet:
             self.say(_ending(final))
         elif not by_user and (words := output.failure(final)):
@@ -113,6 +115,15 @@ def _ending(final: RunInfo) -> str:
     reason = f": {output.plain(final.reason.message)}" if final.reason else ""
     used = _used(final)
     return final.status.value + reason + (f"; it used {used}" if used else "")
+
+
+def _without_cause_below(final: RunInfo) -> RunInfo:
+    """Return the run with a reason that only names the runs below it of which it failed: they have said why, some lines above."""
+    reason = final.reason
+    if reason is None or not reason.below:
+        return final
+    path = " › ".join(reason.below)
+    return replace(final, reason=replace(reason, message=f"{reason.message.partition(f': {path}: ')[0]}, because of {path}"))
 
 
 def _used(final: RunInfo) -> str | None:

@@ -2,13 +2,14 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from . import exits, verbs
-from .options import SOCKET, Argument, Option, Parameter
+from .options import SOCKET, Argument, Heading, Option, Parameter
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 EPILOG = "Exit codes:\n\n\b\n" + exits.table()
@@ -16,6 +17,46 @@ _UsageError: Any = typer.BadParameter.__base__
 """The base of all errors in a command line. typer exports only its subclass."""
 Run = Callable[[str, dict[str, Any]], int]
 """The function that runs a verb, given its name and its values, and returns the exit code."""
+Sections = dict[str, list[tuple[str, str]]]
+"""Lines of the help by their heading: a term and what it means."""
+
+
+def options_by_heading(command: Any, ctx: Any) -> Sections:
+    found: Sections = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(ctx):
+        if record := parameter.get_help_record(ctx):
+            heading = parameter.rich_help_panel if isinstance(parameter, TyperOption) else None
+            found.setdefault(heading or f"{parameter.param_type_name.capitalize()}s", []).append(record)
+    return {heading: lines for heading, lines in found.items() if lines}
+
+
+def verbs_by_heading(group: Any, ctx: Any) -> Sections:
+    found: Sections = {}
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        found.setdefault(command.rich_help_panel or "Commands", []).append((name, command.short_help))
+    return found
+
+
+class _Verb(TyperCommand):
+    """A verb. typer shows headings only if rich formats the help, and plain help is what pipes and screen readers need."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write(options_by_heading(self, ctx), formatter)
+
+
+class _Verbs(TyperGroup):
+    """All verbs, or a group of them."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        _write(verbs_by_heading(self, ctx), formatter)
+
+
+def _write(sections: Sections, formatter: Any) -> None:
+    wide = max((len(term) for lines in sections.values() for term, _ in lines), default=0)
+    for heading, lines in sections.items():
+        with formatter.section(heading):
+            formatter.write_dl([(term.ljust(wide), about) for term, about in lines])
 
 
 def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: bool = False) -> None:
@@ -24,11 +65,23 @@ def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: boo
     try:
         code = app(args=None if completing else _with_values(arguments, verb), prog_name="sfactl", standalone_mode=not arguments)
     except _UsageError as error:
-        what = error.format_message().removesuffix(".")
-        if verb is None and what.startswith("No such command '") and "Did you mean" not in what:
-            what += verbs.suggestion(what.split("'")[1])
-        raise exits.UsageError(f"{what[:1].lower()}{what[1:]}\nTry '{' '.join(filter(None, ('sfactl', verb)))} --help'.") from None
+        group = next((word for word in arguments[:1] if verb is None and verbs.is_group(word)), None)
+        raise exits.UsageError(
+            f"{_words_of(error, group)}\nTry '{' '.join(filter(None, ('sfactl', verb or group)))} --help'."
+        ) from None
     sys.exit(code)
+
+
+def _words_of(error: Any, group: str | None) -> str:
+    """Return what is wrong with a command line, and what was probably meant. `group`: where a verb was looked for."""
+    what: str = error.format_message().removesuffix(".")
+    if similar := getattr(error, "possibilities", None):  # of an unknown option
+        meant = verbs.closest(error.option_name, similar) or similar[0]
+        what = f"{error.message}. Did you mean '{meant}'?"
+    elif what.startswith("No such command '"):
+        what = what.partition(". Did you mean")[0]
+        what += verbs.suggestion(" ".join(filter(None, (group, what.split("'")[1]))))
+    return f"{what[:1].lower()}{what[1:]}"
 
 
 def _with_values(arguments: Sequence[str], verb: str | None) -> list[str]:
@@ -44,6 +97,7 @@ def build(verb: str | None, run: Run, completing: bool = False, helping: bool = 
     """Return an application that lists each verb, and can run or complete `verb`. With `helping`, the help of `run` and `spawn`
     ends with the default limits, which may ask the daemon."""
     app = typer.Typer(
+        cls=_Verbs,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         add_completion=completing,
@@ -80,8 +134,9 @@ def _globals(
 
 
 def _register_group(app: typer.Typer, name: str, verb: str | None, run: Run) -> None:
-    group = typer.Typer(rich_markup_mode=None, no_args_is_help=True, context_settings=SETTINGS, help=f"{verbs.summary(name)}.")
-    app.add_typer(group, name=name, short_help=verbs.summary(name))
+    summary = verbs.summary(name)
+    group = typer.Typer(cls=_Verbs, rich_markup_mode=None, no_args_is_help=True, context_settings=SETTINGS, help=f"{summary}.")
+    app.add_typer(group, name=name, short_help=summary, rich_help_panel=verbs.heading(name))
     for member in verbs.members(name):
         module = verbs.load(member) if member == verb else None
         _register(group, member, verbs.summary(member), module.PARAMETERS if module else (), run)
@@ -93,10 +148,10 @@ def _register(
     def command(**values: Any) -> None:
         # As in `options.read`, the defaults of the verb's `main` apply to values that were not given.
         given = {key: value for key, value in values.items() if value not in (None, False, [])}
-        given |= {p.target: [] for p in parameters if p.many and isinstance(p, Argument) and p.target not in given}
+        given |= {p.target: [] for p in parameters if isinstance(p, Argument) and p.many and p.target not in given}
         raise typer.Exit(run(name, given))
 
-    signature = inspect.Signature([_parameter(p) for p in parameters])
+    signature = inspect.Signature(list(_declared(parameters)))
     vars(command)["__signature__"] = signature
     command.__annotations__ = {key: p.annotation for key, p in signature.parameters.items()}
     details = (verbs.load(verbs.ALIASES.get(name, name)).__doc__ or "").partition("\n\n")[2] if parameters else ""
@@ -106,17 +161,32 @@ def _register(
         else "[OPTIONS]"
     )
     paragraphs = ("\b\n" + part if part.startswith(" ") else part for part in (f"{summary}.", *details.split("\n\n")))
-    app.command(name.split(" ")[-1], help="\n\n".join(paragraphs), short_help=summary, options_metavar=usage, epilog=epilog)(
-        command
-    )
+    app.command(
+        name.split(" ")[-1],
+        cls=_Verb,
+        help="\n\n".join(paragraphs),
+        short_help=summary,
+        options_metavar=usage,
+        epilog=epilog,
+        rich_help_panel=None if " " in name else verbs.heading(name),
+    )(command)
 
 
-def _parameter(declared: Parameter) -> inspect.Parameter:
+def _declared(parameters: Sequence[Parameter]) -> Iterator[inspect.Parameter]:
+    heading = None
+    for each in parameters:
+        if isinstance(each, Heading):
+            heading = each.text
+        else:
+            yield _parameter(each, heading)
+
+
+def _parameter(declared: Option | Argument, heading: str | None) -> inspect.Parameter:
     is_flag = isinstance(declared, Option) and not declared.metavar
     kind: Any = bool if is_flag else list[str] if declared.many else str | None
     completion: Any = {"autocompletion": _completer(declared.complete)} if declared.complete else {}
     info: Any = (
-        typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, **completion)
+        typer.Option(*declared.flags, help=declared.help, metavar=declared.metavar or None, rich_help_panel=heading, **completion)
         if isinstance(declared, Option)
         else typer.Argument(help=declared.help, metavar=declared.metavar, **completion)
     )

@@ -10,16 +10,21 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 
 ALIASES = {"ps": "list"}
 
-NEEDED_FIRST = (
-    "run", "spawn", "list", "info", "why", "logs", "result", "stop", "tree", "summary", "wait", "send", "pause", "resume", "limit",
-    "approve", "deny", "status", "doctor", "demo",
-)  # fmt: skip
-"""The verbs that help lists first, in this order. The others follow by name."""
+HEADINGS = {
+    "Start": ("run", "spawn", "session", "agents"),
+    "Look": ("list", "tree", "top", "info", "why", "logs", "result", "summary", "events", "wait"),
+    "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send"),
+    "Money": ("calls", "recommend", "report", "reserve", "settle"),
+    "Set up": ("status", "doctor", "demo"),
+}
+"""The headings of the help, with the verbs that it lists first, in this order. Verbs without a heading follow by name, under the
+last."""
 
 _DIRECTORY = os.path.join(os.path.dirname(__file__), "commands")
 
@@ -42,17 +47,31 @@ def load(verb: str) -> Any:
 def names() -> list[str]:
     """Return every verb of one word and every group, in the order of the help."""
     found = sorted([*_modules(_DIRECTORY), *filter(is_group, os.listdir(_DIRECTORY))])
-    first = [verb for verb in NEEDED_FIRST if verb in found]
+    first = [verb for listed in HEADINGS.values() for verb in listed]
     return [*first, *(verb for verb in found if verb not in first)]
 
 
-def suggestion(word: str) -> str:
+def heading(verb: str) -> str:
+    """Return the heading of the help under which a verb of one word, or a group, is listed."""
+    return next((heading for heading, listed in HEADINGS.items() if verb in listed), [*HEADINGS][-1])
+
+
+def suggestion(verb: str) -> str:
     """Return the end of the error about an unknown verb: the verb that was probably meant, if there is one."""
+    group, _, member = verb.partition(" ")
+    within = f"{group} " if member and is_group(group) else ""
+    known = [each.removeprefix(within) for each in (members(group) if within else names())]
+    word = verb.removeprefix(within)
+    meant = _MEANT[word] if _MEANT.get(word) in known else closest(word, known)
+    return f". Did you mean '{within}{meant}'?" if meant is not None else ""
+
+
+def closest(word: str, known: Sequence[str]) -> str | None:
+    """Return the known word that was probably meant."""
     # Imported here because it takes 5 ms, and few command lines are wrong.
     from difflib import get_close_matches
 
-    meant = _MEANT.get(word) or next(iter(get_close_matches(word, names(), 1)), None)
-    return f". Did you mean '{meant}'?" if meant is not None else ""
+    return next(iter(get_close_matches(word, known, 1)), None)
 
 
 _MEANT = {

@@ -179,6 +179,7 @@ def install(
     linger: Annotated[
         bool, typer.Option("--linger", help="Also keep the user's services after logout (with --remove: no longer).")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --remove: do not ask, although runs are live.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps and the units; change nothing.")] = False,
 ) -> None:
     """Install the daemon as a service of systemd.
@@ -188,15 +189,21 @@ def install(
         die("give either --user or --system", exits.USAGE)
     if linger and not user:
         die("--linger needs --user: a service of the system needs no lingering", exits.USAGE)
+    if yes and not remove:
+        die("--yes needs --remove: only that ends runs", exits.USAGE)
     try:
         if not remove:
             return Installer(user=user, dry_run=dry_run).install(linger=linger)
         both = [Installer(user=each, dry_run=dry_run) for each in (True, False)]
         wanted = [Installer(user=user, dry_run=dry_run)] if user or system else [each for each in both if each.installed()]
         for installer in wanted:
+            installer.confirm_removal(yes=yes)
+        for installer in wanted:
             installer.remove(linger=linger)
         if not wanted:
             print("no service is installed")
+    except BrokenPipeError:
+        raise  # the reader of the steps has gone: typer ends quietly
     except (InstallError, OSError) as error:
         die(str(error), error.code if isinstance(error, InstallError) else exits.UNAVAILABLE)
 

@@ -43,7 +43,7 @@ from .config_values import (
     converted,
 )  # fmt: skip
 from .core.limits import check_range
-from .core.naming import NAME
+from .core.naming import NAME, is_name
 from .core.policy import Invalid, Policy
 from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, METERS, PROGRAMS
@@ -472,8 +472,8 @@ def _by_name(value: Any, path: Path, key: str) -> Mapping[str, Any]:
     for place, each in enumerate(value, 1):
         table = dict(each)
         name = table.pop("name", f"{key}-{place}")
-        if not isinstance(name, str) or not NAME.fullmatch(name) or name.startswith("-"):
-            raise ConfigError(f"{path}: {key}.name = {name!r}: allowed are 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with -")
+        if not isinstance(name, str) or not is_name(name) or name.startswith("-"):
+            raise ConfigError(f"{path}: {key}.name = {name!r}: allowed are {NAME}, not beginning with -")
         if name in found:
             raise ConfigError(f"{path}: {key}: two have the name {name!r}")
         found[name] = table
@@ -591,9 +591,9 @@ def _check_agents(config: Configuration, found: _FileValues) -> None:
     ranges = Policy(**most)
     for name, agent in config.agents.items():
         key = entry_key("agents", name)
-        if not NAME.fullmatch(name) or name.startswith("-"):
+        if not is_name(name) or name.startswith("-"):
             path = found.names["agents"][name]
-            raise ConfigError(f"{path}: {key}: an agent's name has 1 to 64 of A-Z a-z 0-9 . _ - and does not begin with -")
+            raise ConfigError(f"{path}: {key}: an agent's name has {NAME}, and does not begin with -")
         try:
             for text in agent.limits:
                 check_range(parse_limit(text), ranges)

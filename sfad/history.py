@@ -25,6 +25,7 @@ from .ledger.reader import CALLS, Page, Reader
 from .ledger.summary import Summariser, page_of
 from .ledger.totals import with_totals
 from .output.files import OutputFiles
+from .output.times import told
 from .protocol import messages as m
 from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
@@ -139,13 +140,14 @@ class History:
         return event_page(self._connection, wanted, request, request.rows)
 
     def _logs(self, request: m.Logs) -> tuple[m.Reply, Sequence[int]]:
-        run = self._resolve(request.run).id
+        run = self._resolve(request.run)
         try:
-            descriptors = self._output.open_for_reader(run)
+            descriptors = self._output.open_for_reader(run.id)
         except NOT_KEPT as error:
-            raise no_output(run, error) from None
+            raise no_output(run.id, error) from None
+        out, err = told(self._output, run, descriptors) if request.times else ([], [])
         # without a daemon, a reader would not learn when a live run ends: it gets what there is
-        return m.LogFiles(id=request.id, run=run, ended=True), descriptors
+        return m.LogFiles(id=request.id, run=run.id, ended=True, out_times=out, err_times=err), descriptors
 
     def _calls(self, request: m.ListCalls) -> m.Reply:
         run = self._resolve(request.run)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from . import exits
 from .host import probe
-from .protocol.paths import SYSTEM_STATE, state_dir, xdg
+from .protocol.paths import SYSTEM_SOCKET, SYSTEM_STATE, daemon_socket, state_dir, xdg
 
 STARTED = ("sfad.socket", "sfad.service")
 """The units that are enabled and started, in this order: systemd does not start the socket of a service that is active."""
@@ -41,6 +41,8 @@ COMMAND_TIMEOUT = 120.0
 """Seconds for one command of systemd. A stop may take the 90 s of TimeoutStopSec=."""
 MANAGER_TIMEOUT = 10.0
 """Seconds that a user's systemd may take to start when lingering is enabled."""
+NAMED = 5
+"""Trees that a removal names, the largest first."""
 _PAST = {"write": "wrote", "run": "ran", "end": "ended", "remove": "removed"}
 _SPECIAL = set("\"'\\$;\n\t ")
 """Characters of a path that mean something else in ExecStart=."""
@@ -120,7 +122,12 @@ class Steps:
         except subprocess.TimeoutExpired:
             raise InstallError(f"'{shlex.join(command)}' did not end within {COMMAND_TIMEOUT:g} s") from None
 
+    def tell(self, verb: str, what: str) -> None:
+        """Announce a step."""
+        print(f"{'would' if self.dry_run else 'will'} {verb}: {what}", flush=True)
+
     def say(self, verb: str, what: str) -> None:
+        """Report a step that was taken."""
         print(f"would {verb}: {what}" if self.dry_run else f"{_PAST[verb]}: {what}", flush=True)
 
 
@@ -150,10 +157,40 @@ class Installer:
             print(f"note: for sfactl top, install sfad with its extra top, as in the checkout: {pip}")
         print(f"next: {shlex.join([*client(), 'status'])}")
 
-    def remove(self, *, linger: bool = False) -> None:
-        """Stop the daemon with its runs, and remove the units. Raises `InstallError`, `OSError`."""
+    def confirm_removal(self, *, yes: bool) -> None:
+        """Say which live runs a removal ends, and ask at a terminal, unless `yes`. Raises `InstallError` if it must not be done."""
         self._check()
         self._check_manager(awaited=False)
+        if self._steps.output(*self._systemctl, "is-active", STARTED[-1]) in ("", "inactive", "failed"):
+            return  # a client that connected would start the daemon
+        ends = self._live_runs()
+        if ends is None:
+            return
+        if self._steps.dry_run or yes:
+            self._steps.tell("end", ends)
+        elif not sys.stdin.isatty():
+            raise InstallError(f"nothing is removed, because that ends {ends}; to do it: --remove --yes", exits.USAGE)
+        elif input(f"this ends {ends}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise InstallError("nothing was removed", exits.USAGE)
+
+    def _live_runs(self) -> str | None:
+        """Return how many live runs the service has, and the names of its largest trees; `None` if it has none."""
+        socket = daemon_socket(self._steps.environ, os.getuid()) if self._user else SYSTEM_SOCKET
+        said = self._steps.output(
+            sys.executable, "-P", "-m", "sfactl", "list", "--json", "--limit-rows", "0", "--socket", str(socket)
+        )
+        if not said:
+            return f"runs that are not known, because the daemon does not answer at {socket}"
+        runs = json.loads(said)["runs"]
+        if not runs:
+            return None
+        roots = sorted((run for run in runs if run["parent_id"] is None), key=lambda run: -run["descendants"])
+        names = [run["name"] if self._user else f"{run['name']} ({run['user']})" for run in roots]
+        rest = [f"{len(names) - NAMED} more trees"] if len(names) > NAMED else []
+        return f"{len(runs)} live run{'s' * (len(runs) > 1)}: {', '.join([*names[:NAMED], *rest])}"
+
+    def remove(self, *, linger: bool = False) -> None:
+        """Stop the daemon with its runs, and remove the units, after `confirm_removal`. Raises `InstallError`, `OSError`."""
         units = [self._directory / name for name in templates(user=self._user)]
         files = [path for path in (*units, *(() if self._user else SETUP.values())) if path.exists()]
         if files:

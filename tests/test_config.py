@@ -185,7 +185,10 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
             "[agents.a]\ncomand = ['x']",
             "agents.a.comand: unknown key; known here: command, description, kind, limits, meter, stdin",
         ),
-        ("[agents.'a b']\ncommand = ['x']", 'agents."a b": an agent\'s name has 1 to 64 of A-Z a-z 0-9 . _ - and does not begin'),
+        (
+            "[agents.'a b']\ncommand = ['x']",
+            'agents."a b": an agent\'s name has 1 to 64 letters, digits, . _ and -, and does not begin',
+        ),
         ("= 3", "not TOML: Invalid statement (at line 1, column 1)"),
         (f"x = 1{5000 * '0'}", "not TOML: Exceeds the limit"),
     ],

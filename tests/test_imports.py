@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 PURE_STDLIB = {
     "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "enum", "fnmatch", "functools", "hashlib",
-    "heapq", "itertools", "math", "operator", "re", "shlex", "signal", "string", "types", "typing",
+    "heapq", "itertools", "math", "operator", "re", "shlex", "signal", "string", "types", "typing", "unicodedata",
 }  # fmt: skip
 """What the core may use of the standard library: data and functions of data. `signal` for its names only."""
 
@@ -118,7 +118,7 @@ def test_the_core_is_pure() -> None:
 
 def test_the_core_needs_no_transport() -> None:
     for path in modules("sfad/core"):
-        allowed = {f"sfad.protocol.{name}" for name in ("types", "kinds", "known", "limits", "units")}
+        allowed = {f"sfad.protocol.{name}" for name in ("types", "kinds", "known", "limits", "sanitise", "units")}
         if path.stem == "access":
             allowed.add("sfad.protocol.messages")  # each request says there who may be permitted to send it
         assert not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"} - allowed

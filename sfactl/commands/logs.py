@@ -6,11 +6,11 @@ line begins with its run; without -f the runs come one after the other. --name, 
 
 -f follows until the runs end, also when the daemon restarts. It may begin before a run does.
 
---timestamps shows when each line was seen, because the time of writing is not recorded. An earlier line is marked ≤ and has the
-time of the last write to its file.
+--timestamps shows when each line was written, to a second, also of ended runs. A line from a time without a daemon is marked ≤: it
+was written by then. So is one of a run that has printed for more than an hour.
 
 With --json, one object for each line of output: {"stream", "text"}, with "run" for several runs, and "time" and "not_after" with
---timestamps ("time" is null for an earlier line); bytes that are not UTF-8 appear as \\xNN.
+--timestamps ("time" is null for a line that is marked ≤); bytes that are not UTF-8 appear as \\xNN.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     NAME,
     LABEL,
     Option(("--follow", "-f"), "follow_", "Follow the output until the runs end"),
-    Option(("--timestamps", "-t"), "timestamps", "Show when each line was seen"),
+    Option(("--timestamps", "-t"), "timestamps", "Show when each line was written"),
     Option(("--stdout",), "stdout", "Only stdout"),
     Option(("--stderr",), "stderr", "Only stderr"),
     Option(("--tail", "-n"), "tail", "Begin N lines or bytes before the end: 20, 4096B, 64KiB (default: the beginning)", "N"),
@@ -101,13 +101,13 @@ def main(
                 output.note("no run matches")
                 return ExitCode.DONE
         opened: list[tuple[LogFiles, list[int]]] = []
-        code = selection.each(client, lambda run: opened.append(_open(client, run)))
+        code = selection.each(client, lambda run: opened.append(_open(client, run, times=timestamps)))
         _show(client, opened, view, several=len(selection.runs) > 1)
     return code
 
 
-def _open(client: Client, run: str) -> tuple[LogFiles, list[int]]:
-    files, descriptors = client.ask(Logs(id=0, run=run), LogFiles)
+def _open(client: Client, run: str, *, times: bool) -> tuple[LogFiles, list[int]]:
+    files, descriptors = client.ask(Logs(id=0, run=run, times=times), LogFiles)
     if not files.kept:
         output.note(f"sfactl: {files.run} keeps no output (--no-log, or --stdio inherit)")
     return files, descriptors
@@ -117,12 +117,17 @@ def _show(client: Client, opened: Sequence[tuple[LogFiles, list[int]]], view: Vi
     names = [f"{files.run} {output.plain(files.name)}".strip() for files, _ in opened]
     columns = max(map(output.width, names), default=0)
     shown: list[Shown] = []
+    old = False
     for number, (files, descriptors) in enumerate(opened):
         prefix = names[number] + " " * (columns - output.width(names[number])) + " | " if several else ""
         form = partial(LineForm, run=files.run if several else None, prefix=prefix, colour=COLOURS[number % len(COLOURS)],
                        stamped=view.stamped, json=view.json)  # fmt: skip
-        shown.append((files, [_follower(source, form(source), view) for source in view.sources(descriptors)]))
-    if view.stamped and not view.json and any(f.offset < os.fstat(f.source).st_size for _, made in shown for f in made):
+        times = dict(zip(STREAMS, (files.out_times, files.err_times), strict=True))
+        forms = [(source, form(source, times=times[source.stream])) for source in view.sources(descriptors)]
+        made = [_follower(source, each, view) for source, each in forms]
+        shown.append((files, made))
+        old |= any(each.has_old_lines(follower.offset) for (_, each), follower in zip(forms, made, strict=True))
+    if view.stamped and not view.json and old:
         output.note(OLD)
     for group in [shown] if view.following else [[one] for one in shown]:
         _copy(client, group, view.following)

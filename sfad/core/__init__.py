@@ -17,7 +17,7 @@ those before it in this list:
 `unadmitted`         agent programs that were started within a run without asking
 `limit_holds`        runs that wait because of a limit
 `limit_enforcement`  limits of live runs: what is near or exceeded, and what follows
-`widening`           roots that get the profile of agent programs, because one starts in them
+`widening`           runs that get the profile of agent programs, because one starts in them
 `budget_enforcement` trees whose budgets have run out
 `limit_requests`     `resume`, `approve`, `deny` and `limit`: more room for a run, or less
 `use_requests`       `report`, `reserve` and `settle`: an agent tells its own use

@@ -142,8 +142,8 @@ class Admission:
         self._ctx.reply(ev.token, c.SpawnRefused(refusal, run.id))
 
     def _admit(self, run: Run, at: float) -> None:
-        agent = run.asked.agent_program and run.parent is not None
-        if agent and self._widening.agent_started(run.root, program_name(run.asked.argv), at):
+        agent = run.asked.agent_program
+        if agent and run.parent is not None and self._widening.agent_started(run.parent, program_name(run.asked.argv), at):
             run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
         self._number += 1
         self.admitted += 1

@@ -13,7 +13,7 @@ from .account import Silence
 from .context import Context, grace_of
 from .lifecycle import Lifecycle
 from .pausing import Pausing
-from .run import Attempt, Ending, ProcessExit, Run
+from .run import PATH, Attempt, Ending, FailedBelow, ProcessExit, Run
 from .stopping import Stopping, frozen_in
 from .vocabulary import EventType, ReasonKind, Timer, signal_name
 
@@ -89,7 +89,7 @@ class AttemptTracker:
         elif run.attempt < run.asked.attempts and run.cut is None:
             self._retry(run, ev.at)
         else:
-            self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest, ev.last_line)), empty=ev.empty)
+            self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest, ev.last_line, run.failed_below)), empty=ev.empty)
 
     def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool) -> None:
         """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
@@ -235,14 +235,18 @@ def _said(attempt: Attempt) -> tuple[Status, str]:
     return Status.FAILED, f"that it failed ({attempt.failed})"
 
 
-def _failure(attempt: Attempt, last_line: str | None = None) -> Reason:
-    """Return why an attempt failed. What its agent says of it is told rather than the last line on its stderr."""
+def _failure(attempt: Attempt, last_line: str | None = None, below: FailedBelow | None = None) -> Reason:
+    """Return why an attempt failed. What its agent says of it is told rather than the last line on its stderr, and rather than what
+    `sfactl run` says there of a run below it, the cause of that."""
     exit_, said = attempt.exit, attempt.failed
     assert exit_ is not None
     if exit_.signal is not None:
         return Reason(kind=ReasonKind.SIGNAL, message=f"killed by {signal_name(exit_.signal)}", signal=exit_.signal)
     if exit_.success:
         return Reason(kind=ReasonKind.AGENT, message=f"exited with code 0, but said that it failed: {said}")
+    if not said and last_line and below is not None and below.is_told_by(last_line):
+        told = f"exited with code {exit_.code}: {PATH.join(below.path)}: {below.cause}"
+        return Reason(kind=ReasonKind.EXIT, message=told, below=below.path)
     words = said or last_line
     return Reason(kind=ReasonKind.EXIT, message=f"exited with code {exit_.code}{f': {words}' if words else ''}")
 

@@ -9,7 +9,7 @@ from .events import SpawnRequested
 from .ids import run_id
 from .ladder import check_grace
 from .limits import Limits, limits_of
-from .naming import NAME, derive_name
+from .naming import NAME, derive_name, is_name, one_form
 from .policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from .run import AllowedModels, Attempt, Birth, Run, State
 from .session_limits import session_limits_of
@@ -23,6 +23,8 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
     above = None if ev.asked.detach else peer_run
     _check(ev)
     asked = _with_tools_of(peer_run, _with_labels_of(above, ev.asked))
+    if asked.name is not None:
+        asked = replace(asked, name=one_form(asked.name))
     origin, claimed_depth = _origin(ev, peer_run)
     own_id = run_id(number)
     birth = Birth(
@@ -93,8 +95,8 @@ def _check(ev: SpawnRequested) -> None:
     asked = ev.asked
     if not asked.argv:
         raise Invalid("there is no command to run")
-    if asked.name is not None and not NAME.fullmatch(asked.name):
-        raise Invalid(f"the name {asked.name!r} is not valid: 1 to 64 of A-Z a-z 0-9 . _ -")
+    if asked.name is not None and not is_name(asked.name):
+        raise Invalid(f"the name {asked.name!r} is not valid: {NAME}")
     if not 1 <= asked.attempts <= MAX_ATTEMPTS:
         raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
     if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:

@@ -10,7 +10,7 @@ from . import commands as c
 from .alert_board import AlertBoard
 from .context import Context
 from .ladder import Rung
-from .run import Attempt, Ending, Run
+from .run import Attempt, Ending, FailedBelow, Run
 from .spending import Spending
 from .vocabulary import EventType, ReasonKind, Timer
 
@@ -116,6 +116,9 @@ class Lifecycle:
         if run.tied_to is not None:
             self._ctx.disarm(run, Timer.RECONNECT)
         self._alerts.forget(run)
+        if run.parent is not None and run.ending.reason is not None:
+            run.parent.failed_below = FailedBelow(run.id, run.name, run.ending.reason)
+            self._ctx.changed(run.parent)
         self._ctx.end(run)
         self._ctx.changed(run)
         if recorded:

@@ -114,7 +114,7 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
         check_range(limit, policy)
         chosen[limit.kind] = _with_action(limit, asked, policy)
     if above is not None:
-        _narrow(chosen, above)
+        narrow(chosen, above)
     return {kind: ActiveLimit(chosen[kind]) for kind in KINDS if kind in chosen}
 
 
@@ -152,6 +152,11 @@ def is_default(limit: Limit) -> bool:
     return limit.source == "default" or limit.source.startswith("defaults.")
 
 
+def is_from_above(limit: Limit) -> bool:
+    """Return whether the limit is that of a run above, to which the run's own was lowered."""
+    return limit.source.startswith("run ")
+
+
 def _bounded(kind: LimitKind, threshold: float, policy: Policy) -> float:
     return threshold if kind is LimitKind.TIME else min(threshold, most_of(kind, policy) or inf)
 
@@ -184,7 +189,7 @@ def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
     return replace(limit, action=found[1].action if found is not None else Action.TERMINATE)
 
 
-def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
+def narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
     """Lower a child's limits to its parent's. What it uses of a tree's limit counts against its ancestors' limits, and its clock
     runs within its parent's; only kinds that count for the run alone are lowered here. A limit of the child's own that only
     warns does not loosen them.
@@ -197,8 +202,7 @@ def _narrow(limits: dict[LimitKind, Limit], above: Parent) -> None:
             continue
         bounds = own is not None and ActiveLimit(own).binds
         if own is None or not bounds or own.threshold > active.limit.threshold:
-            source = active.limit.source
-            source = source if source.startswith("run ") else f"run {above.id} ({source})"
+            source = active.limit.source if is_from_above(active.limit) else f"run {above.id} ({active.limit.source})"
             action = own.action if own is not None and bounds else active.action
             limits[kind] = replace(active.limit, action=action, source=source)
 

@@ -206,7 +206,7 @@ class Machine:
                 self._stop_requests.surveyed(run, event)
             case e.AgentSeen():
                 self._unadmitted.agent_seen(run, event)
-                self._widening.agent_started(run.root, event.process.program, event.at)
+                self._widening.agent_started(run, event.process.program, event.at)
                 self._budget_enforcement.agent_seen(run, event.at)
             case e.ModelReached():
                 self._bypasses.model_reached(run, event)

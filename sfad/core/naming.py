@@ -8,11 +8,16 @@ the tables below list those, and nothing else is known of any program.
 import hashlib
 import re
 import shlex
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
 from ..protocol.known import PROGRAMS
+from ..protocol.sanitise import is_invisible
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME = "1 to 64 letters, digits, . _ and -"
+"""What a name is, for messages."""
+LONGEST = 64
+_PLAIN = re.compile(r"[A-Za-z0-9._-]*")
 
 _BY_PACKAGE = {package: name for name, program in PROGRAMS.items() for package in program.packages}
 AGENT_PROGRAMS = frozenset({*PROGRAMS, *_BY_PACKAGE})
@@ -63,7 +68,6 @@ _PACKAGES = frozenset({"npx", "bunx", "uvx", "pipx", "npm", "pnpm", "yarn", "bun
 
 _SUFFIX = re.compile(r"\.(py|pyw|pyz|sh|bash|zsh|js|mjs|cjs|ts|mts|cts|tsx|rb|pl|php|lua|jar|exe|R|r)$")
 _VERSION = re.compile(r"[0-9][0-9.]*t?$")
-_UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 _AFTER_PACKAGE = re.compile(r"[@=<>~!\[#]")
 _ENTRY_POINTS = frozenset({"cli", "index", "main", "__main__"})
 """Files that say nothing by themselves: two packages whose agents are both called `cli` would look like a loop."""
@@ -72,8 +76,28 @@ _DEEPEST = 16
 """Launchers looked through. A command with more of them gets the name of the last one: the work must not grow with its square."""
 
 
+def is_name(text: str) -> bool:
+    """Return whether `text` is a name: letters and digits of any script. Nothing in it can steer a terminal or is invisible."""
+    if not 0 < len(text) <= LONGEST:
+        return False
+    return _PLAIN.fullmatch(text) is not None or (not _is_mark(text[0]) and all(map(_fits, text)))
+
+
+def one_form(name: str) -> str:
+    """Return the name in the one form in which names are compared: `Ü` may be written as one character or as two."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def _fits(character: str) -> bool:
+    return character in "._-" or ((character.isalnum() or _is_mark(character)) and not is_invisible(character))
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Mc")
+
+
 def derive_name(argv: Sequence[str]) -> str:
-    """The name of a command. Never empty; always matches `NAME`."""
+    """The name of a command. Never empty; always a name."""
     words = list(argv)
     for _ in range(_DEEPEST):
         program = _base(words[0]) if words else ""
@@ -276,6 +300,8 @@ def _hash(text: str) -> str:
 
 
 def _clean(name: str) -> str:
-    cleaned = _UNFIT.sub("-", name)[:64]
+    cleaned = "".join(c if _fits(c) else "-" for c in one_form(name[: 4 * LONGEST]))[:LONGEST]
+    if cleaned and _is_mark(cleaned[0]):
+        cleaned = f"-{cleaned[1:]}"
     # "." and ".." would be dangerous where a name becomes a file name
     return cleaned if cleaned.strip(".") else "agent"

@@ -21,6 +21,9 @@ from .ladder import Ladder
 from .limits import ActiveLimit, Limits
 from .vocabulary import ReasonKind
 
+PATH = " › "
+"""Between the runs through which a failure came."""
+
 Token = int
 """Names a request that waits for an `AnswerRequest`. The shell chooses it; the core only hands it back."""
 
@@ -173,6 +176,29 @@ class AllowedModels(Struct, frozen=True):
     patterns: tuple[str, ...]
 
 
+class FailedBelow(Struct, frozen=True):
+    """How a child has ended that did not complete: `sfactl run` prints it in the parent, and the parent often fails of it."""
+
+    run: RunId
+    name: str
+    reason: Reason
+
+    @property
+    def path(self) -> list[RunId]:
+        """The child, and the runs below it through which its failure came."""
+        return [self.run, *self.reason.below]
+
+    @property
+    def cause(self) -> str:
+        """Why the deepest of these ended."""
+        inner = f"{PATH.join(self.reason.below)}: "
+        return self.reason.message.partition(inner)[2] if self.reason.below else self.reason.message
+
+    def is_told_by(self, line: str) -> bool:
+        """Return whether this line on the parent's stderr is what `sfactl run` has printed at the end."""
+        return line.startswith((f"sfactl: {self.run} ", f"[agent:{self.name}] "))
+
+
 class Birth(Struct, frozen=True):
     id: RunId
     number: int
@@ -250,6 +276,8 @@ class State:
     billed, so what its output and its session files tell is partial."""
     cut: Reason | None = None
     """Its last word was cut by a limit: a reply ended at a maximum that the gateway had lowered. So it cannot be completed."""
+    failed_below: FailedBelow | None = None
+    """The child that was the last to end without being completed."""
 
     @property
     def attempt(self) -> int:

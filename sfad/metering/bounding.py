@@ -67,8 +67,11 @@ class OutputBounds:
         size = 0
         for suffix in SUFFIXES:
             status = tailed.status(suffix)
-            size += status.st_size if status is not None else 0
-            if status is None or self._unable:
+            if status is None:
+                continue
+            size += status.st_size
+            tailed.times.note(suffix, status)
+            if self._unable:
                 continue
             self._hold(tailed, suffix)
             if not _too_large(status, KEPT_AT_LEAST):

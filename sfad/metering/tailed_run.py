@@ -11,7 +11,8 @@ import msgspec
 
 from ..host.damage import UNDECODABLE
 from ..meters.reading import Meter, Reading
-from ..output.files import SUFFIXES, OutputFiles, Suffix
+from ..output.files import SUFFIXES, TIMES, OutputFiles, Suffix
+from ..output.times import WriteTimes
 from ..protocol.types import RunId
 from .last_line import last_line
 from .milestones import StderrMilestones
@@ -53,6 +54,7 @@ class TailedRun:
     stdout: StdoutMeter | None = None
     size: int = 0
     """Of its files at the last look."""
+    times: WriteTimes = field(init=False)
     _inodes: dict[Suffix, int] = field(default_factory=dict)
     _taken: set[Suffix] = field(default_factory=set)
     """Files that have been told to be no longer where they were."""
@@ -62,6 +64,9 @@ class TailedRun:
     """Descriptors that keep processes from taking a lease on the files, by which they could not be bounded."""
     _closed: bool = False
     _errors: set[int | None] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.times = WriteTimes(f"{self.files.directory}/{self.run}{TIMES}")
 
     def set_limit(self, limit: int | None) -> None:
         self.limit = limit
@@ -103,6 +108,8 @@ class TailedRun:
             self._begun[suffix] = made.size if made is not None else 0
             if made is not None:
                 self._inodes[suffix] = made.inode
+                if made.size == 0:
+                    self.times.begin(suffix)
         self._guarded(StdoutMeter.begin_attempt)
 
     def read(self, until: float) -> bool:

@@ -2,6 +2,7 @@
 
 `files`      two files for each run, opened for the run and for readers
 `holes`      frees the oldest bytes of a file, and reads a file whose oldest bytes are being freed
+`times`      when a run's output was written, beside its files
 `inotify`    which files were written to, renamed or deleted, from the kernel
 `deletion`   deletes the output of runs that ended long ago
 """

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from ..core.ids import number_or_zero
 from ..protocol.types import RunId
-from .files import SUFFIXES
+from .files import SUFFIXES, TIMES
 
 BATCH = 256
+_KEPT = (*SUFFIXES, TIMES)
 
 Ends = Callable[[Sequence[RunId]], Mapping[RunId, float | None]]
 """Returns when runs ended, in seconds since the epoch; `None` for a live run. Unknown runs are missing."""
@@ -41,7 +42,7 @@ def remove(directory: Path, runs: Collection[RunId], *, dry: bool, between: Call
     """Delete the files of `runs`, or only count them if `dry`. Return how many, and their bytes on the disk. Else as
     `remove_old`."""
     count, freed, failed = 0, 0, []
-    for position, path in enumerate(directory / f"{run}{suffix}" for run in runs for suffix in SUFFIXES):
+    for position, path in enumerate(directory / f"{run}{suffix}" for run in runs for suffix in _KEPT):
         try:
             freed += _remove(path, dry=dry)
             count += 1
@@ -76,4 +77,4 @@ def _remove_if_old(path: Path, cutoff: float, known: Mapping[RunId, float | None
 
 def _run(name: str) -> RunId | None:
     run, dot, suffix = name.partition(".")
-    return run if number_or_zero(run) and dot + suffix in SUFFIXES else None
+    return run if number_or_zero(run) and dot + suffix in _KEPT else None

@@ -19,6 +19,8 @@ from . import holes
 
 Suffix = Literal[".out", ".err"]
 SUFFIXES: tuple[Suffix, Suffix] = (".out", ".err")
+TIMES = ".times"
+"""The suffix of the index of a run's output; see `times`."""
 
 # O_APPEND: all attempts, and all processes of a run, add to the end
 _WRITE = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -164,7 +166,7 @@ class OutputFiles:
         self._made.pop(run_id, None)
 
     def remove(self, run_id: RunId) -> None:
-        for suffix in SUFFIXES:
+        for suffix in (*SUFFIXES, TIMES):
             with suppress(FileNotFoundError):
                 os.unlink(self._path(run_id, suffix))
 

@@ -189,6 +189,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     tokens: int | None = None
     cost_usd: float | None = None
     elapsed_s: float | None = None
+    below: list[RunId] = []
+    """For `exit`: the runs through which the failure came that `message` tells, from a child to the deepest."""
 
     def adding(self, words: str) -> Reason:
         return replace(self, message=f"{self.message}; {words}")

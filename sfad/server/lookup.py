@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Protocol
 
 from ..core.access import Scope, unknown_run
-from ..core.naming import NAME
+from ..core.naming import is_name, one_form
 from ..protocol.types import ErrorCode, RunId
 from .checks import RequestError
 
@@ -42,8 +42,9 @@ def find_run(runs: KnownRuns, handle: str, scope: Scope) -> RunId:
 
 
 def _by_name(runs: KnownRuns, name: str, scope: Scope) -> RunId | None:
-    if not NAME.fullmatch(name):
+    if not is_name(name):
         return None
+    name = one_form(name)
     named = runs.live_runs(scope, name=name)
     if len(named) > 1:
         raise RequestError(

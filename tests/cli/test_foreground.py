@@ -74,6 +74,22 @@ def test_quiet_silences_progress_and_never_the_reason_of_a_failure(
         assert why in ours[0]
 
 
+@pytest.mark.parametrize("options", ["", "-q"])
+def test_a_failure_deep_in_a_tree_is_told_once(daemon: World, options: str) -> None:
+    inner = f"$SFACTL run {options} --name deepest -- sh -c 'echo no such key >&2; exit 3'"
+    script = f'$SFACTL run {options} --name middle -- sh -c "{inner}"'
+    done = daemon.sfactl("run", *options.split(), "--name", "outer", "--", "sh", "-c", script, code=3)
+    said = [line for line in done.stderr.splitlines() if "exited with code" in line]
+    outer, middle, deepest = (run["id"] for run in daemon.json("list")["runs"][-3:])
+    assert [line.partition(": exited with ")[2] for line in said] == [
+        "code 3: no such key",
+        f"code 3, because of {deepest}",
+        f"code 3, because of {middle} › {deepest}",
+    ]
+    why = daemon.sfactl("why", outer).stdout
+    assert why.endswith(f": exited with code 3: {middle} › {deepest}: exited with code 3: no such key\n")
+
+
 def test_quiet_in_the_background_tells_what_could_not_be_started(daemon: World) -> None:
     for words, code in ((("no-such-command-anywhere",), 127), (("/etc/passwd",), 126)):
         waited = daemon.sfactl("spawn", "-w", "-q", "--", *words, code=code)

@@ -19,6 +19,7 @@ from sfactl.exits import UsageError
 from sfad.core.ids import run_id
 from sfad.protocol.requests.listing import List
 from sfad.protocol.types import ErrorCode, RunInfo, Status, Usage
+from tests.harness import wait_until
 
 from .conftest import SFACTL, World
 from .night import ROWS
@@ -212,3 +213,28 @@ def test_an_older_daemon_is_asked_for_whole_rows() -> None:
     daemon = OldDaemon()
     assert list_.collect(daemon, List(id=0, limits=False), None, str).runs == {}
     assert daemon.asked == [False, True]
+
+
+@pytest.mark.alone
+def test_names_of_any_script_in_every_view(daemon: World) -> None:
+    names = ("Übersicht", "日本語", "plain")
+    script = "$SFACTL run -q --name 子供 -- sh -c 'echo $SFA_NAME in $SFA_CALL_CHAIN'; sleep 60"
+    runs = [daemon.spawn("--name", name, "--label", "Größe=大", "--", "sh", "-c", script) for name in names]
+    for started, name in zip(runs, names, strict=True):
+        assert daemon.json("info", name)["id"] == started
+        wait_until(lambda name=name: daemon.sfactl("logs", name).stdout, "its child has ended")  # type: ignore[misc]
+        assert daemon.sfactl("logs", name).stdout == f"子供 in {name}\n"
+    assert daemon.json("info", "U\u0308bersicht")["name"] == "Übersicht"
+    header, *lines = daemon.sfactl("list", "--status", "running", "--labels").stdout.splitlines()
+    for line, name in zip(lines, names, strict=True):
+        # the status begins in the same column of the terminal in each line
+        assert output.width(line[: line.index("running")]) == header.index("STATUS")
+        assert name in line
+        assert "Größe=大" in line
+    assert "日本語" in daemon.sfactl("tree", "日本語").stdout
+    assert {run["name"] for run in daemon.json("list", "--name", "日本語")["runs"]} == {"日本語"}
+    assert "Übersicht" in daemon.sfactl("events", "--run", runs[0]).stdout
+    for odd in ("a\u202eb", "a\x1bb", "a\u200bb"):
+        refused = daemon.sfactl("spawn", "--name", odd, "--", "true", code=2).stderr
+        assert "1 to 64 letters" in refused
+        assert odd not in refused

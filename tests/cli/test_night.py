@@ -20,14 +20,16 @@ CLAUDE = """#!/bin/sh
 read word < wait
 """
 
+PROFILE = {"time": (1800, "profile coding-agent"), "turns": (100, "profile coding-agent"), "cost": (5, "profile coding-agent")}
+
 
 class Night:
     """A directory with a program called claude that waits, and a foreground run of a script that starts it."""
 
-    def __init__(self, start: Start, directory: Path, *words: str) -> None:
+    def __init__(self, start: Start, directory: Path, *words: str, script: str = "./claude\necho done\n") -> None:
         (directory / "claude").write_text(CLAUDE)
         (directory / "claude").chmod(0o755)
-        (directory / "night.sh").write_text("./claude\necho done\n")
+        (directory / "night.sh").write_text(script)
         os.mkfifo(directory / "wait")
         self._fifo = directory / "wait"
         self.process = start("run", "--name", "night", *words, "--", "sh", "night.sh", cwd=directory)
@@ -44,9 +46,9 @@ class Night:
         assert self.process.wait(PATIENCE) == 0
 
 
-def profiled(world: World) -> dict[str, tuple[float, str]]:
+def profiled(world: World, run: str = "night") -> dict[str, tuple[float, str]]:
     """Return threshold and source of the limits that a profile sets."""
-    found = world.json("info", "night")["limits"]
+    found = world.json("info", run)["limits"]
     return {each["kind"]: (each["threshold"], each["source"]) for each in found if each["kind"] in ("time", "turns", "cost")}
 
 
@@ -54,11 +56,23 @@ def test_a_script_gets_the_profile_when_a_program_starts_in_it(daemon: World, st
     night = Night(start, tmp_path)
     line = next(line for line in night.told() if "coding-agent" in line)
     assert line.startswith("[agent:night] 'claude' starts in it, so it has the profile coding-agent: time 2m → 30m, turns 25 → 100")
-    profile = "profile coding-agent"
-    assert profiled(daemon) == {"time": (1800, profile), "turns": (100, profile), "cost": (5, profile)}
+    assert profiled(daemon) == PROFILE
     (event,) = map(json.loads, daemon.sfactl("events", "--json", "--run", "night", "--type", "limits_widened").stdout.splitlines())
     assert (event["severity"], event["agent_name"], event["limit_kind"]) == ("low", "night", None)
     assert event.keys() == {*Event.__struct_fields__}
+    night.end()
+
+
+def test_a_script_that_a_script_starts_gets_the_profile_too(daemon: World, start: Start, tmp_path: Path) -> None:
+    (tmp_path / "part.sh").write_text("./claude\n")
+    night = Night(start, tmp_path, script="$SFACTL run --name part -- sh part.sh")
+    told = (line for line in night.told() if "so it has the profile coding-agent" in line)
+    assert {next(told).split()[0] for _ in range(2)} == {"[agent:night]", "[agent:part]"}
+    assert (
+        profiled(daemon)
+        == profiled(daemon, "part")
+        == {kind: each for kind, each in profiled(daemon).items() if "profile" in each[1]}
+    )
     night.end()
 
 

@@ -31,6 +31,7 @@ def test_a_table_has_a_line_a_row(rows: list[tuple[str, str]]) -> None:
 def test_columns_are_as_wide_as_a_terminal_shows_them() -> None:
     assert output.width("日本") == 4
     assert output.width("e\u0301") == 1
+    assert output.width("हिन्दी") == 5
 
 
 @pytest.mark.parametrize(

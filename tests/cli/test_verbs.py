@@ -93,7 +93,8 @@ def test_stop_by_id_name_label_and_all(daemon: World) -> None:
     by_label = daemon.spawn("--label", "k=v", "--", "sleep", "60")
     other = daemon.spawn("--", "sleep", "60")
     found = daemon.json("stop", by_id, "--name", "n", "--label", "k=v")
-    assert set(found) == {"stopped", "survivors", "elapsed_s"}
+    assert set(found) == {"stopped", "survivors", "elapsed_s", "ended"}
+    assert daemon.json("stop", by_id)["ended"] == [by_id]
     assert daemon.status(other) == "running" or set(found["stopped"]) == {by_id}
     daemon.sfactl("stop", by_name, by_label, code=None)
     assert daemon.json("stop", "--all")["stopped"] == [other]
@@ -252,6 +253,28 @@ def test_help_lists_verbs_and_exit_codes(world: World) -> None:
     for word in ("spawn", "doctor", "demo", "reserve", "recommend", "126", "the run timed out"):
         assert word in text
     assert "--max-depth" in world.sfactl("spawn", "--help").stdout
+
+
+def test_help_has_headings(world: World) -> None:
+    verbs_by_heading = by_heading(world.sfactl("--help").stdout)
+    assert list(verbs_by_heading) == ["Options", "Start", "Look", "Steer", "Money", "Set up"]
+    assert (verbs_by_heading["Start"][0], verbs_by_heading["Steer"][0]) == ("run", "stop")
+    assert {"completion", "help", "hooks"} <= {*verbs_by_heading["Set up"]}
+    options = by_heading(world.sfactl("run", "--help").stdout)
+    assert [*options][:2] == ["Arguments", "Options"]
+    assert options["Limits"][:2] == ["--timeout", "--limit"]
+    assert "--wait" not in options["Options"]
+    assert [*by_heading(world.sfactl("list", "--help").stdout)] == ["Options"]
+
+
+def by_heading(text: str) -> dict[str, list[str]]:
+    """Return the first word of each line of a help text by its heading."""
+    found: dict[str, list[str]] = {}
+    for paragraph in text.split("\n\n"):
+        heading, *lines = paragraph.splitlines()
+        if heading.endswith(":") and not heading.startswith(" "):
+            found[heading[:-1]] = [line.split()[0] for line in lines if line[2] != " "]
+    return found
 
 
 def test_the_demo_leaves_nothing(world: World) -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sfad.core.attempts import backoff
 from sfad.protocol.types import Status
 
-from .transcript import Transcript
+from .transcript import Transcript, inside
 
 WAIT = backoff("a1", 1, first=1.0, cap=60.0)
 
@@ -33,6 +33,32 @@ def test_the_last_line_on_stderr_is_told_beside_an_exit_code_unless_the_agent_sa
         reason = t.reasons[a]
         assert reason is not None
         assert reason.message == words
+
+
+def test_the_cause_of_a_failure_deep_below_is_told_once_with_the_path_to_it() -> None:
+    t = Transcript()
+    a = t.start("a")
+    b = t.start("b", inside(a))
+    c = t.start("c", inside(b))
+    (t >> replace(t.exited(c, 3), last_line="no such key")).skip()
+    (t >> replace(t.exited(b, 3), last_line=f"sfactl: {c} ended as failed: exited with code 3: no such k…")).skip()
+    (t >> replace(t.exited(a, 4), last_line=f"[agent:b] failed: exited with code 3, because of {c}")).skip()
+    reasons = [reason for run in (a, b) if (reason := t.reasons[run]) is not None]
+    assert [reason.message for reason in reasons] == [
+        f"exited with code 4: {b} › {c}: exited with code 3: no such key",
+        f"exited with code 3: {c}: exited with code 3: no such key",
+    ]
+    assert [reason.below for reason in reasons] == [[b, c], [c]]
+
+
+def test_a_failure_after_that_of_a_child_is_told_in_its_own_words() -> None:
+    t = Transcript()
+    a = t.start("a")
+    (t >> t.exited(t.start("b", inside(a)), 3)).skip()
+    (t >> replace(t.exited(a, 1), last_line="no such file")).skip()
+    reason = t.reasons[a]
+    assert reason is not None
+    assert (reason.message, reason.below) == ("exited with code 1: no such file", [])
 
 
 def test_its_words_are_told_beside_an_exit_code_and_not_beside_a_signal() -> None:

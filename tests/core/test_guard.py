@@ -482,10 +482,21 @@ def test_time_limits_outside_their_range_are_refused_with_the_range(seconds: flo
     assert (". To allow more, raise limits.max_time in the config, then run: sfactl reload" in message) is (seconds > 3600)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "é", "a\n"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "a b", "a/b", "x" * 65, "a\n", "a\x1b[31m", "a\u202eb", "a\u200bb", "a\ufe0f", "\u3164", "\u0308a", "a,b", "\U0001f680"],
+)
 def test_bad_names_are_refused(name: str) -> None:
     t = Transcript()
-    assert "1 to 64 of A-Z a-z 0-9 . _ -" in t.failed(t.spawn(name))
+    assert "1 to 64 letters, digits, . _ and -" in t.failed(t.spawn(name))
+
+
+def test_names_are_of_any_script_and_compared_in_one_form() -> None:
+    t = Transcript()
+    for name in ("日本語", "обзор", "हिन्दी", "סקירה"):
+        assert t.run(t.start(name)).name == name
+    a = t.start("Übersicht")
+    assert t.refused("U\u0308bersicht", inside(a)).kind == "loop"
 
 
 def _drain(t: Transcript) -> e.DrainRequested:

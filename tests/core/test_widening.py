@@ -58,10 +58,45 @@ def test_a_child_run_of_a_program_has_the_room_of_the_profile() -> None:
     assert (of(t, a), of(t, b), widened(t)) == (PROFILE, PROFILE, 1)
 
 
-def test_a_program_deep_in_the_tree_widens_the_root_alone() -> None:
+def part(t: Transcript, above: RunId, name: str = "part", **asked: Any) -> RunId:
+    return t.start(name, inside(above), argv=("sh", f"{name}.sh"), **asked)
+
+
+def test_a_program_deep_in_the_tree_widens_each_run_above_it() -> None:
     t = Transcript()
     a = night(t)
-    b = t.start("part", inside(a), argv=("sh", "part.sh"))
+    b, beside = part(t, a), part(t, a, "beside")
+    c = part(t, b, "inner")
+    (t >> e.AgentSeen(t.at, c, seen())).skip()
+    assert (of(t, a), of(t, b), of(t, c), of(t, beside)) == (PROFILE, PROFILE, PROFILE, DEFAULTS)
+    assert [event for event in t.events if "widened" in event] == [f"limits_widened {run}" for run in (a, b, c)]
+    d = t.start("claude", inside(beside), argv=("claude",), agent_program=True)
+    assert (of(t, beside), of(t, d)) == (PROFILE, PROFILE)
+
+
+def test_a_typed_limit_in_between_stays_and_bounds_what_is_below() -> None:
+    t = Transcript()
+    a = night(t)
+    b = part(t, a, limits=limits("turns=20"))
+    c = part(t, b, "inner")
+    (t >> e.AgentSeen(t.at, c, seen())).skip()
+    assert (of(t, a), of(t, b), of(t, c)) == (PROFILE, DEFAULTS | {"turns": 20}, PROFILE | {"turns": 20})
+
+
+def test_a_part_of_a_root_with_typed_limits_is_widened_alone() -> None:
+    t = Transcript()
+    a = night(t, limits=(seconds(300),))
+    b = part(t, a)
+    (t >> e.AgentSeen(t.at, b, seen())).skip()
+    # below a root with 25 turns; that its time ends with the root's is not a limit of its own
+    assert (of(t, a), of(t, b)) == (DEFAULTS | {"time": 300}, PROFILE | {"turns": 25})
+
+
+def test_what_was_typed_below_a_narrower_root_stays() -> None:
+    t = Transcript()
+    a = night(t)
+    b = part(t, a, limits=limits("turns=50"))
+    assert of(t, b) == DEFAULTS
     (t >> e.AgentSeen(t.at, b, seen())).skip()
     assert (of(t, a), of(t, b)) == (PROFILE, DEFAULTS)
 

@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/: `python -m tests.docs`."""
+"""Write the generated parts of docs/, and the man pages: `python -m tests.docs`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from sfad.observe.metrics import METRICS
 from sfad.protocol.limits_object import schema
 from sfad.protocol.messages import Reply, Request, pack_message
 
-from . import notation
+from . import man, notation
 from .examples import EXAMPLES
 from .pages import DOCS, pages, regenerate
 
+MAN = DOCS.parent / "man"
 WIDTH = 32
 """Bytes on a line of hex."""
 
@@ -56,8 +57,8 @@ def shown(message: Request | Reply) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Return the files of docs/ that are generated as a whole."""
-    return {DOCS / "limits.schema.json": schema().decode()}
+    """Return the files of docs/ and man/ that are generated as a whole."""
+    return {DOCS / "limits.schema.json": schema().decode()} | {MAN / name: text for name, text in man.pages()}
 
 
 def main() -> None:

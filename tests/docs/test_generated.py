@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from sfactl import verbs
+from sfactl.options import Option
 from sfad.core.run import mermaid
 from sfad.protocol.types import Status
-from tests.docs.__main__ import files, parts
+from tests.docs.__main__ import MAN, files, parts
 from tests.docs.pages import blocks, generated, pages, regenerate, rows, text_of
 
 
@@ -22,6 +27,20 @@ def test_make_docs_would_change_nothing(page: Path) -> None:
 def test_generated_files_are_up_to_date() -> None:
     for file, text in files().items():
         assert file.read_text() == text, "run `make docs`"
+
+
+def test_the_man_page_has_every_verb_and_option() -> None:
+    page = (MAN / "sfactl.1").read_text().replace("\\-", "-")
+    for verb in verbs.everything():
+        assert f'.SS "sfactl {verb} ' in page
+        options = [each for each in verbs.load(verb).PARAMETERS if isinstance(each, Option)]
+        assert all(re.search(rf'^\.B ".*{option.flags[0]}\b', page, re.MULTILINE) for option in options), verb
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_groff_has_no_complaint_about_the_man_pages() -> None:
+    words = ["groff", "-Kutf8", "-man", "-ww", "-z", "-Tutf8", *map(str, MAN.iterdir())]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stderr == ""
 
 
 def test_everything_generated_is_on_a_page() -> None:

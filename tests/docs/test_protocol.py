@@ -37,7 +37,7 @@ NESTED = (
     t.Survivor, t.QueueState,
     t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, t.Tokens, Advice, Summary, Group, Breach, Failed, Costly,
     m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
-    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.UpstreamInfo,
+    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime, m.UpstreamInfo,
 )  # fmt: skip
 
 Struct = type[msgspec.Struct]

@@ -103,7 +103,13 @@ def test_install_on_a_fresh_machine(machine: Machine) -> None:
     assert f"unchanged: {UNITS}/sfad.service" in shown
     assert "the daemon starts again at boot, and logging out does not end it" in shown
     assert re.search(r"lasting +running", machine.login("sfactl list"))
-    removed = machine.login(f"{SFAD} install --remove")
+    refused = machine.login(f"{SFAD} install --remove </dev/null", code=2)
+    assert "nothing is removed, because that ends 1 live run: lasting; to do it: --remove --yes" in refused
+    assert "would end: 1 live run: lasting" in machine.login(f"{SFAD} install --remove --dry-run")
+    no = machine.login(f"echo n | script -qec '{SFAD} install --remove' /dev/null", code=2)
+    assert "this ends 1 live run: lasting. Go on? [y/N]" in no
+    assert re.search(r"lasting +running", machine.login("sfactl list"))
+    removed = machine.login(f"echo y | script -qec '{SFAD} install --remove' /dev/null").replace("\r", "")
     assert f"removed: {UNITS}/sfad.service" in removed
     assert machine.system.run("find", HOME, "-name", "sfad*.s*", "-path", "*systemd*") == ""
     machine.system.run("loginctl", "disable-linger", USER)
@@ -122,6 +128,7 @@ def test_the_systems_service(machine: Machine) -> None:
     system = machine.system
     assert "would write: /etc/systemd/system/sfad.service" in system.run(SFAD, "install", "--system", "--dry-run")
     assert system.run("find", "/etc/systemd/system", *SETUP, "-name", "sfad*", code=None) == ""
+    assert system.run("sh", "-c", f"{SFAD} install --system --dry-run 2>/tmp/said | :; cat /tmp/said") == ""
     shown = system.run(SFAD, "install", "--system")
     for file in ("/etc/systemd/system/sfad.service", *SETUP):
         assert f"wrote: {file}" in shown

@@ -71,7 +71,7 @@ def info(name: str, uid: int) -> dict[str, Any]:
 def _service() -> Iterator[None]:
     run(SFAD, "install", "--system")
     yield
-    run(SFAD, "install", "--remove")
+    run(SFAD, "install", "--remove", "--yes")
 
 
 def test_memory_and_processes_are_bounded_by_the_kernel() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..structs import Literal
+from ..structs import Literal, Struct, datetime
 from ..types import CallInfo, Event, RunId
 from .base import ALWAYS, Reply, Request
 
@@ -43,6 +43,17 @@ class Logs(Request, tag="logs"):
 
     run: str
     form: Literal["raw", "text", "auto"] = "raw"
+    times: bool = False
+    """Tell when the output was written."""
+
+
+class OutputTime(Struct, frozen=True, gc=False):
+    """The bytes of a file before `offset`, and after the one before, were written by `time`."""
+
+    offset: int
+    time: datetime
+    exact: bool
+    """Within a second before it."""
 
 
 class LogFiles(Reply, tag="log_files"):
@@ -54,6 +65,9 @@ class LogFiles(Reply, tag="log_files"):
     descriptors: int = 2
     text: bool = False
     name: str = ""
+    out_times: list[OutputTime] = []
+    """Of stdout, if `Logs.times`."""
+    err_times: list[OutputTime] = []
 
 
 class Text(Request, tag="text"):

@@ -1,6 +1,7 @@
 """`logs`: a run's output files, opened for reading."""
 
 from ...meters import named
+from ...output.times import told
 from ...protocol.messages import LogFiles, Logs
 from ...protocol.types import RunInfo
 from ..call import Call, answers_about_run
@@ -20,7 +21,9 @@ def logs(call: Call, request: Logs, run: RunInfo) -> None:
     except NOT_KEPT as error:
         raise no_output(run.id, error) from None
     text = named(run.meter) is not None and _wants_text(call, request)
-    reply = LogFiles(id=call.id, run=run.id, ended=not live, kept=runtime.catalogue.kept(run.id), text=text, name=run.name)
+    kept = runtime.catalogue.kept(run.id)
+    out, err = told(runtime.output, run, descriptors) if request.times else ([], [])
+    reply = LogFiles(id=call.id, run=run.id, ended=not live, kept=kept, text=text, name=run.name, out_times=out, err_times=err)
     call.reply(reply, descriptors)
 
 
