@@ -801,28 +801,6 @@ async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
         assert (len(the.gate.asked), (await the.told()).tokens) == (1, Tokens())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open a connection as another user")
-async def test_the_gateway_of_root_asks_a_users_upstream_as_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, openers = Kernel(), list[int]()
-
-    async def script(stream: trio.SocketStream, _: bytes) -> None:
-        opener = opener_of(kernel, stream.socket)
-        assert opener is not None
-        openers.append(opener.uid)
-        await stream.send_all(reply(WHOLE, JSON))
-
-    opener_of, caller = Kernel.caller, Caller(54_321, 1)
-    monkeypatch.setattr(Kernel, "caller", lambda *_: caller)
-    async with house(Provider(script, keeps=True)) as the:
-        the.gate.upstreams["mine"] = Upstream("mine", f"http://127.0.0.1:{the.direct}", "anthropic")
-        for uid in (54_321, 54_321, 54_322, 0):
-            caller = Caller(uid, 1)
-            for upstream in ("mine", "up"):
-                assert (await the.ask(post(f"/{upstream}/v1/messages", CALL))).body == WHOLE
-    kernel.close()
-    assert openers == [54_321, 0, 54_321, 0, 54_322, 0, 0, 0]
-
-
 # ---- many at a time
 
 
