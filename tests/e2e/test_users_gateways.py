@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -22,9 +22,9 @@ import pytest
 from sfactl.connection import Client
 from sfad.launch import procfs
 from sfad.protocol import messages as m
-from sfad.protocol.types import Limit, RunInfo
+from sfad.protocol.types import Isolation, Limit, RunInfo
 from tests.harness import Daemon, alive, running, wait_until
-from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directory
+from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directory, readable_by_all
 
 from .agents import limit
 from .provider import Provider, providing
@@ -33,25 +33,28 @@ from .test_gateway import CONFIG
 pytestmark = needs_root
 
 SECRET = "of-the-operator"  # noqa: S105 - no real one
+NET = Isolation(network=False)
 PATH = [b"PATH=/usr/bin:/bin"]
 CALLER = """
 import http.client, json, os, sys, urllib.parse
-url, body, then = os.environ["ANTHROPIC_BASE_URL"], json.loads(sys.argv[1]), sys.argv[2]
-url = urllib.parse.urlsplit(sys.argv[3] if len(sys.argv) > 3 else url)
-connection = http.client.HTTPConnection(url.netloc, timeout=120)
-padding = body.pop("padding", 0)
-body["messages"] = [{"role": "user", "content": "x" * padding}]
-try:
-    connection.request("POST", url.path + "/v1/messages", json.dumps(body), {"x-api-key": "own"})
-    reply = connection.getresponse()
-    text = reply.read().decode()
-    print(reply.status, "message_stop" in text, text[:300].replace("\\n", " ") if reply.status != 200 else "", flush=True)
-except (http.client.HTTPException, OSError) as error:
-    print("broken", type(error).__name__, flush=True)
-if then:
-    sys.stdin.read()
+body, then, upstream, port = json.loads(sys.argv[1]), *sys.argv[2:]
+place = f"127.0.0.1:{port}" if port else urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"]).netloc
+body["messages"] = [{"role": "user", "content": "x" * body.pop("padding")}]
+def call():
+    connection = http.client.HTTPConnection(place, timeout=120)
+    try:
+        connection.request("POST", f"/{upstream}/v1/messages", json.dumps(body), {"x-api-key": "own"})
+        reply = connection.getresponse()
+        text = reply.read().decode()
+        print(reply.status, "message_stop" in text, text[:300].replace("\\n", " ") if reply.status != 200 else "", flush=True)
+    except (http.client.HTTPException, OSError) as error:
+        print("broken", type(error).__name__, flush=True)
+    connection.close()
+call()
+for _ in sys.stdin if then else ():
+    call()
 """
-"""Makes a call, prints how it was answered, and waits for the end of its input if it is told to."""
+"""Makes a call, and another one for each line of its input if it is told to. Prints how each was answered."""
 
 
 @pytest.fixture
@@ -63,11 +66,16 @@ def provider() -> Iterator[Provider]:
 @pytest.fixture
 def everyones(provider: Provider) -> Iterator[Daemon]:
     """Start a daemon of all users. Of its two upstreams, one has a key of the operator's."""
-    with open_directory() as place:
-        (place / "key").write_text(SECRET)
-        (place / "key").chmod(0o600)
-        with running(place, config=config(provider, place / "key"), mode="cgroup") as daemon:
-            yield daemon
+    with open_directory() as place, serving(place, provider) as daemon:
+        yield daemon
+
+
+@contextmanager
+def serving(place: Path, provider: Provider, wrap: Sequence[str] = ()) -> Iterator[Daemon]:
+    (place / "key").write_text(SECRET)
+    (place / "key").chmod(0o600)
+    with running(place, config=config(provider, place / "key"), mode="cgroup", wrap=wrap) as daemon:
+        yield daemon
 
 
 def config(provider: Provider, key: Path) -> str:
@@ -77,18 +85,29 @@ def config(provider: Provider, key: Path) -> str:
 
 @contextmanager
 def calling(
-    daemon: Daemon, uid: int, *limits: Limit, url: str = "", then: bool = False, stall: bool = False, padding: int = 0
+    daemon: Daemon,
+    uid: int,
+    *limits: Limit,
+    port: int | None = None,
+    upstream: str = "anthropic",
+    then: bool = False,
+    stall: bool = False,
+    padding: int = 0,
+    isolation: Isolation | None = None,
 ) -> Iterator[Call]:
-    """Have a run of a user make a call. `url`: where, if not where its environment says; `then`: it lives until the end."""
+    """Have a run of a user make a call. `port`: of the gateway, if not where its environment says; `then`: it may make others."""
     metadata = {"stall": stall, "tool": None}
     asked = {"model": "claude-sonnet-4-5", "max_tokens": 100, "stream": True, "metadata": metadata, "padding": padding}
-    words = ["/usr/bin/python3", "-c", CALLER, json.dumps(asked), "wait" if then else "", *([url] if url else [])]
+    words = ["/usr/bin/python3", "-c", CALLER, json.dumps(asked), "wait" if then else "", upstream, str(port or "")]
     read, write = os.pipe()
 
     def submit() -> str:
         with Client(daemon.socket) as client:
-            argv, own = [word.encode() for word in words], list(limits)
-            request = m.Spawn(id=client.next_id(), argv=argv, cwd=b"/", env=PATH, limits=own, stdin="descriptor", descriptors=1)
+            argv = [word.encode() for word in words]
+            request = m.Spawn(
+                id=client.next_id(), argv=argv, cwd=b"/", env=PATH, limits=list(limits), isolation=isolation,
+                stdin="descriptor", descriptors=1,
+            )  # fmt: skip
             client.send(request, [read])
             reply = client.arrived()[0].reply
             assert isinstance(reply, m.RunReply), reply
@@ -104,14 +123,21 @@ def calling(
 
 class Call:
     def __init__(self, daemon: Daemon, run: str, stdin: BinaryIO) -> None:
-        self.daemon, self.run, self.stdin = daemon, run, stdin
+        self.daemon, self.run, self.stdin, self.made = daemon, run, stdin, 1
+
+    def again(self) -> str:
+        """Have it make another call. Return how that was answered."""
+        self.stdin.write(b"\n")
+        self.stdin.flush()
+        self.made += 1
+        return self.said
 
     @property
     def said(self) -> str:
-        """How the call was answered, once it was."""
+        """How the last call was answered, once it was."""
         path = self.daemon.state_dir / "output" / f"{self.run}.out"
-        wait_until(lambda: path.exists() and path.read_text().endswith("\n"), "the call is answered")
-        return path.read_text().strip()
+        wait_until(lambda: path.read_text().count("\n") == self.made, "the call is answered")
+        return path.read_text().splitlines()[-1].strip()
 
     def ended(self) -> RunInfo:
         self.stdin.close()
@@ -172,8 +198,7 @@ def test_each_users_calls_come_from_that_user(everyones: Daemon, provider: Provi
 def test_a_key_of_the_operators_is_used_by_the_services_gateway_alone(everyones: Daemon, provider: Provider) -> None:
     with calling(everyones, FIRST, stall=True) as free:
         wait_until(lambda: provider.stalled == 1, "it is under way")
-        port = record(everyones, FIRST)[1]
-        with calling(everyones, FIRST, url=f"http://127.0.0.1:{port}/keyed", stall=True, padding=300_000) as paid:
+        with calling(everyones, FIRST, upstream="keyed", stall=True, padding=300_000) as paid:
             wait_until(lambda: provider.stalled == 2, "it is under way")
             assert openers(provider) == {FIRST, 0}
             assert SECRET.encode() not in b"".join(memory(pid) for pid in family(record(everyones, FIRST)[0]))
@@ -182,7 +207,7 @@ def test_a_key_of_the_operators_is_used_by_the_services_gateway_alone(everyones:
             assert paid.ended().total_cost_usd == pytest.approx(provider.bills[1].usd)
         assert free.ended().total_cost_usd == pytest.approx(provider.bills[0].usd)
     assert [bill.key for bill in provider.bills] == ["own", SECRET]
-    with calling(everyones, FIRST, url=f"http://127.0.0.1:{record(everyones, None)[1]}/anthropic") as around:
+    with calling(everyones, FIRST, port=record(everyones, None)[1]) as around:
         assert "404" in around.said
         assert "at that of your own gateway" in around.said
     assert len(provider.bills) == 2
@@ -204,13 +229,10 @@ def memory(pid: int) -> bytes:
 
 def test_a_limit_of_money_holds_for_a_key_of_the_operators(everyones: Daemon, provider: Provider) -> None:
     """The user's gateway asks about nothing there, so only the service's own can refuse."""
-    with calling(everyones, FIRST) as first:
-        assert first.said == "200 True"
-    keyed = f"http://127.0.0.1:{record(everyones, FIRST)[1]}/keyed"
-    with calling(everyones, FIRST, limit("cost", 0.01, "refuse"), url=keyed, padding=300_000) as call:
+    with calling(everyones, FIRST, limit("cost", 0.01, "refuse"), upstream="keyed", padding=300_000) as call:
         assert call.said.startswith("400")
         assert "limit" in call.said
-    assert len(provider.bills) == 1
+    assert provider.bills == []
 
 
 def test_a_gateway_is_its_users_and_hides_from_the_user(everyones: Daemon) -> None:
@@ -250,7 +272,7 @@ def test_a_users_gateway_serves_no_other_user(everyones: Daemon, provider: Provi
     with calling(everyones, FIRST, then=True) as call:
         assert call.said == "200 True"
         _, port = record(everyones, FIRST)
-        with calling(everyones, SECOND, url=f"http://127.0.0.1:{port}/anthropic") as foreign:
+        with calling(everyones, SECOND, port=port) as foreign:
             assert foreign.said.startswith("403")
             assert "another user's gateway" in foreign.said
         call.ended()
@@ -301,8 +323,7 @@ def test_what_reads_bodies_is_replaced_with_its_gateway(everyones: Daemon) -> No
         pid, _ = record(everyones, FIRST)
         as_user(FIRST, lambda: os.kill(family(pid)[1], signal.SIGKILL))
         wait_until(lambda: record(everyones, FIRST)[0] not in {0, pid}, "another gateway is started")
-        with calling(everyones, FIRST, padding=300_000) as again:
-            assert again.said == "200 True"
+        assert call.again() == "200 True"
         call.ended()
 
 
@@ -332,6 +353,39 @@ def test_all_gateways_outlive_their_daemon(everyones: Daemon, provider: Provider
     assert everyones.stop() == 0
     assert [pid for pid, _ in before if alive(pid)] == []
     assert list(everyones.state_dir.glob("gateway-*")) == []
+
+
+def test_a_gateway_whose_record_is_damaged_is_replaced(everyones: Daemon) -> None:
+    with calling(everyones, FIRST, then=True) as call:
+        assert call.said == "200 True"
+        pid, _ = record(everyones, FIRST)
+        everyones.kill()
+        (everyones.state_dir / f"gateway-{FIRST}.json").write_bytes(b"{")
+        everyones.restart()
+        wait_until(lambda: not alive(pid), "the gateway that no daemon knows is ended")
+        with calling(everyones, FIRST) as other:
+            assert other.said == "200 True"
+        call.ended()
+    assert f"gateway-{FIRST}.json cannot be read" in everyones.sfactl("events").stdout
+
+
+def test_an_isolated_run_reaches_all_upstreams_through_one_port(provider: Provider) -> None:
+    with open_directory() as place, serving(place, provider, readable_by_all(place)) as daemon:
+        for upstream in ("anthropic", "keyed"):
+            with calling(daemon, FIRST, isolation=NET, upstream=upstream) as call:
+                assert call.said == "200 True"
+    assert sorted(str(bill.key) for bill in provider.bills) == [SECRET, "own"]
+
+
+def test_a_key_that_comes_with_a_reload_counts_for_live_runs(everyones: Daemon, provider: Provider) -> None:
+    with calling(everyones, FIRST, then=True) as call:
+        assert call.said == "200 True"
+        text, free = everyones.config.read_text(), 'api = "anthropic"\n[quotas]'
+        everyones.config.write_text(text.replace(free, free.replace("[", f'key_file = "{everyones.config.parent / "key"}"\n[')))
+        assert everyones.sfactl("reload").returncode == 0
+        assert call.again() == "200 True"
+        call.ended()
+    assert [bill.key for bill in provider.bills] == ["own", SECRET]
 
 
 def test_no_other_process_of_the_user_is_let_in_as_the_gateway(everyones: Daemon) -> None:
