@@ -22,9 +22,9 @@ import pytest
 from sfactl.connection import Client
 from sfad.launch import procfs
 from sfad.protocol import messages as m
-from sfad.protocol.types import Isolation, Limit, RunInfo
+from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until
-from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directory, readable_by_all
+from tests.users import FIRST, SECOND, Failed, as_user, needs_root, open_directory, readable_by_all, waiting_as_user
 
 from .agents import limit
 from .provider import Provider, providing
@@ -399,6 +399,59 @@ def test_no_other_process_of_the_user_is_let_in_as_the_gateway(everyones: Daemon
 
         assert "only the daemon's own gateway may" in as_user(FIRST, ask)
         call.ended()
+
+
+def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provider: Provider) -> None:
+    """As one would do that hostile HTTP has taken over. The test lets the daemon adopt such a process."""
+    with calling(everyones, SECOND, stall=True, then=True) as other, calling(everyones, FIRST, then=True) as own:
+        wait_until(lambda: provider.stalled == 1, "it is under way")
+        with everyones.client() as client:
+            admitted = client.call(m.Calls(id=client.next_id(), run=other.run), m.CallPage).calls[0]
+        assert own.said == "200 True"
+        reservation = f"{other.run}-{admitted.number}"
+        call = {"model": "claude-sonnet-4-5", "input_tokens": 1, "max_output": 1}
+
+        def ask() -> list[str]:
+            with Client(everyones.socket) as client:
+                client.call(m.ServeGateway(id=client.next_id(), reservations=[]), m.GatewaySettings)
+                requests: list[m.Request] = [
+                    m.AdmitCall(id=client.next_id(), run=other.run, upstream="anthropic", **call),
+                    m.AdmitCall(id=client.next_id(), run=own.run, upstream="keyed", **call),
+                    m.AdmitCall(id=client.next_id(), run=own.run, upstream="anthropic", **call),
+                    m.EndCall(
+                        id=client.next_id(), run=own.run, reservation=reservation, model="claude-sonnet-4-5", tokens=Tokens()
+                    ),
+                    m.List(id=client.next_id()),
+                    m.Stop(id=client.next_id(), runs=[own.run]),
+                ]
+                found = []
+                for request in requests:
+                    client.send(request)
+                    reply = client.arrived()[0].reply
+                    found.append(reply.message if isinstance(reply, m.Error) else type(reply).__name__)
+                return found
+
+        with waiting_as_user(FIRST, ask) as (pid, go):
+            everyones.kill()
+            os.kill(record(everyones, FIRST)[0], signal.SIGKILL)
+            path = everyones.state_dir / f"gateway-{FIRST}.json"
+            stat = procfs.stat(pid)
+            assert stat is not None
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": pid, "started": stat.started}))
+            everyones.restart()
+            answers = go()
+        assert answers == [
+            f"run {other.run} is of another user than this gateway",
+            f"calls of run {own.run} to upstream 'keyed' are another gateway's",
+            "CallAdmitted",
+            "Done",
+            "the gateway may not 'list'",
+            "the gateway may not 'stop'",
+        ]
+        provider.released.set()
+        assert other.said == "200 True"
+        assert other.ended().total_cost_usd == pytest.approx(provider.bills[0].usd)
+        own.ended()
 
 
 def test_status_and_doctor_name_the_users(everyones: Daemon) -> None:

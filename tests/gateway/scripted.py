@@ -123,6 +123,7 @@ class ScriptedGate:
     silent_calls: list[Silent] = field(default_factory=list)
     unasked_for: list[Unasked] = field(default_factory=list)
     egress: tuple[str, ...] = ()
+    keyed_only: bool = False
     refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
 
@@ -131,7 +132,7 @@ class ScriptedGate:
         self.placed.append((caller, token))
         if self.unplaced is not None:
             raise CallRefusedError(self.unplaced)
-        return Placed(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)))
+        return Placed(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)), self.keyed_only, "TOKEN")
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         self.asked.append(asked)
