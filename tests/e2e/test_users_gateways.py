@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -406,21 +407,20 @@ def test_a_gateway_can_only_ask_about_runs_of_its_user(everyones: Daemon, provid
     with calling(everyones, SECOND, stall=True, then=True) as other, calling(everyones, FIRST, then=True) as own:
         wait_until(lambda: provider.stalled == 1, "it is under way")
         with everyones.client() as client:
-            admitted = client.call(m.Calls(id=client.next_id(), run=other.run), m.CallPage).calls[0]
+            admitted = client.call(m.ListCalls(id=client.next_id(), run=other.run), m.CallPage).calls[0]
         assert own.said == "200 True"
         reservation = f"{other.run}-{admitted.number}"
-        call = {"model": "claude-sonnet-4-5", "input_tokens": 1, "max_output": 1}
+        model = "claude-sonnet-4-5"
 
         def ask() -> list[str]:
             with Client(everyones.socket) as client:
                 client.call(m.ServeGateway(id=client.next_id(), reservations=[]), m.GatewaySettings)
+                admit = partial(m.AdmitCall, model=model, input_tokens=1, max_output=1)
                 requests: list[m.Request] = [
-                    m.AdmitCall(id=client.next_id(), run=other.run, upstream="anthropic", **call),
-                    m.AdmitCall(id=client.next_id(), run=own.run, upstream="keyed", **call),
-                    m.AdmitCall(id=client.next_id(), run=own.run, upstream="anthropic", **call),
-                    m.EndCall(
-                        id=client.next_id(), run=own.run, reservation=reservation, model="claude-sonnet-4-5", tokens=Tokens()
-                    ),
+                    admit(id=client.next_id(), run=other.run, upstream="anthropic"),
+                    admit(id=client.next_id(), run=own.run, upstream="keyed"),
+                    admit(id=client.next_id(), run=own.run, upstream="anthropic"),
+                    m.EndCall(id=client.next_id(), run=own.run, reservation=reservation, model=model, tokens=Tokens()),
                     m.List(id=client.next_id()),
                     m.Stop(id=client.next_id(), runs=[own.run]),
                 ]
