@@ -14,12 +14,11 @@ class DaemonInfo(Request, tag="status"):
 
 
 class GatewayInfo(Struct, frozen=True, kw_only=True):
-    """The gateway of a user."""
+    """The gateway of a user, which is running."""
 
     user: str
     url: str
-    pid: int | None = None
-    """`None` while it is being started again."""
+    pid: int
 
 
 class DaemonStatus(Reply, tag="daemon_status"):

@@ -83,8 +83,8 @@ def status(call: Call, _request: DaemonInfo) -> None:
 
 def _gateways(gateways: Gateways) -> list[GatewayInfo]:
     """Return those of users that are running."""
-    found = ((each.uid, each.url, each.pid) for each in gateways)
-    return [GatewayInfo(user=user_name(uid), url=url, pid=pid) for uid, url, pid in found if uid is not None and url is not None]
+    found = ((each.uid, each.base, pid) for each in gateways if (pid := each.pid) is not None)
+    return [GatewayInfo(user=user_name(uid), url=url, pid=pid) for uid, url, pid in found if uid is not None]
 
 
 def _memory() -> int:
