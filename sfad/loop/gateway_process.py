@@ -231,7 +231,8 @@ class GatewayProcess:
     # ---- the process
 
     async def serve(self) -> None:
-        """Keep the gateway running while it is wanted, until cancelled."""
+        """Keep the gateway running while it is wanted, until cancelled, or until that of a user has no run left that has its
+        address."""
         pause = PAUSE
         while True:
             began = trio.current_time()
@@ -240,6 +241,8 @@ class GatewayProcess:
                     await self._settle(self._noted())
                     pid = self._start()
                 if pid is None:
+                    if self.uid is not None and not self._in_use() and not self._needed():
+                        return
                     await self._need()
                     continue
                 how = await self._watched(pid)
@@ -279,12 +282,13 @@ class GatewayProcess:
         await self._changed.wait()
 
     async def _need(self) -> None:
-        """Wait until a run or a connection needs it."""
+        """Wait until a run or a connection needs it, or until it may be that no run can any more."""
         async with trio.open_nursery() as nursery:
             if self._listener is not None:
                 self._listener.listen(BACKLOG)  # it was shut down if the gateway died again and again
                 nursery.start_soon(self._connection, self._listener)
-            await self._change()
+            with trio.move_on_after(math.inf if self.uid is None else UNUSED_MAX):
+                await self._change()
             nursery.cancel_scope.cancel()
 
     async def _connection(self, listener: socket.socket) -> None:
@@ -330,6 +334,8 @@ class GatewayProcess:
 
     def forget(self) -> None:
         """Remove its files, which no live run needs any more."""
+        if self._record is not None:
+            self._ports.discard(self._record.port)
         for path in (self._path, self._journal):
             path.unlink(missing_ok=True)
 

@@ -190,15 +190,22 @@ class Gateways:
 
     def _begin(self, gateway: GatewayProcess) -> None:
         if self._nursery is not None:
-            self._nursery.start_soon(keep_serving, gateway.serve, self._log.internal_error)
+            self._nursery.start_soon(self._serve, gateway)
+
+    async def _serve(self, gateway: GatewayProcess) -> None:
+        await keep_serving(gateway.serve, self._log.internal_error)
+        if gateway.uid is not None:  # nothing has been awaited since it was not in use
+            del self._of_users[gateway.uid]
+            gateway.close()
+            gateway.forget()
 
     async def stop(self) -> None:
         """End all, because the daemon ends."""
         async with trio.open_nursery() as nursery:
             for each in self:
                 nursery.start_soon(each.stop)
-        for uid, each in self._of_users.items():
-            if not self._in_use(uid):
+        for each in self._of_users.values():
+            if not self._in_use(each.uid):
                 each.forget()
 
     def close(self) -> None:

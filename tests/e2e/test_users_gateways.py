@@ -389,6 +389,20 @@ def test_a_key_that_comes_with_a_reload_counts_for_live_runs(everyones: Daemon, 
     assert [bill.key for bill in provider.bills] == ["own", SECRET]
 
 
+def test_a_gateway_ends_with_the_runs_of_its_user(everyones: Daemon) -> None:
+    with calling(everyones, FIRST) as call, calling(everyones, SECOND, then=True) as other:
+        assert (call.said, other.said) == ("200 True", "200 True")
+        pid, port = record(everyones, FIRST)
+        wait_until(lambda: not (everyones.state_dir / f"gateway-{FIRST}.json").exists(), "its address is given up")
+        assert not alive(pid)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        assert other.again() == "200 True"
+        with calling(everyones, FIRST) as again:
+            assert again.said == "200 True"
+        other.ended()
+
+
 def test_no_other_process_of_the_user_is_let_in_as_the_gateway(everyones: Daemon) -> None:
     with calling(everyones, FIRST, then=True) as call:
         assert call.said == "200 True"
