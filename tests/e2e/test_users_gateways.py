@@ -296,6 +296,20 @@ def test_connections_of_one_user_leave_another_alone(everyones: Daemon) -> None:
         call.ended()
 
 
+def test_a_gateway_that_does_nothing_any_more_concerns_its_user_alone(everyones: Daemon) -> None:
+    """The daemon ends it nevertheless."""
+    with calling(everyones, FIRST, then=True) as call:
+        assert call.said == "200 True"
+        pid, _ = record(everyones, FIRST)
+        as_user(FIRST, lambda: os.kill(pid, signal.SIGSTOP))
+        for upstream in ("anthropic", "keyed"):
+            with calling(everyones, SECOND, upstream=upstream) as other:
+                assert other.said == "200 True"
+        assert everyones.sfactl("status").returncode == 0
+        assert everyones.stop() == 0
+    assert not alive(pid)
+
+
 def test_a_user_who_kills_its_gateway_harms_itself_alone(everyones: Daemon, provider: Provider) -> None:
     with (
         calling(everyones, FIRST, stall=True, then=True) as own,
