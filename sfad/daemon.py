@@ -78,7 +78,7 @@ async def serve(
             server = Server(
                 listener,
                 runtime,
-                lambda sock: runtime.hooking.peer(identify(sock, runtime.launcher, runtime.gateway.pid, runtime.otel.pid)),
+                lambda sock: runtime.hooking.peer(identify(sock, runtime.launcher, runtime.gateways.at, runtime.otel.pid)),
                 handed,
             )
             stack.callback(server.close)
@@ -134,7 +134,7 @@ class Daemon:
                 nursery.start_soon(keep_serving, server.serve, log.internal_error)
                 nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
                 runtime.launcher.watch_children(children)
-                nursery.start_soon(keep_serving, runtime.gateway.serve, log.internal_error)
+                nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
                 nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
@@ -145,7 +145,7 @@ class Daemon:
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     await runtime.ledger.flush()  # so that hooks are told of the last ends
                 await runtime.hooking.finish()
-                await runtime.gateway.stop()
+                await runtime.gateways.stop()
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):
                     await runtime.ledger.flush()  # clients that wait for an end are told when it is recorded
                     await server.drained()

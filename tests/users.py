@@ -68,6 +68,33 @@ def become(uid: int, gid: int, groups: Sequence[int] = ()) -> None:
 
 
 @contextmanager
+def waiting_as_user(uid: int, do: Callable[[], T]) -> Iterator[tuple[int, Callable[[], T]]]:
+    """Yield the pid of a process of that user, and what has it do something and returns what that returns."""
+    (told, tell), (read, write) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(tell)
+        os.read(told, 1)
+        _answer(write, uid, uid, (), do)
+    os.close(told)
+    os.close(write)
+
+    def go() -> T:
+        os.write(tell, b"x")
+        error, value = pickle.loads(file.read())  # noqa: S301 - from the test's own process
+        if error is not None:
+            raise Failed(error)
+        return value  # type: ignore[no-any-return]
+
+    with os.fdopen(read, "rb") as file:
+        try:
+            yield pid, go
+        finally:
+            os.close(tell)
+            os.waitid(os.P_PID, pid, os.WEXITED)
+
+
+@contextmanager
 def open_directory() -> Iterator[Path]:
     """Yield a new directory that every user can enter: pytest's own are root's alone."""
     directory = Path(tempfile.mkdtemp(prefix="users-", dir="/tmp"))

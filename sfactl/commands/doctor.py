@@ -168,16 +168,23 @@ def _gateway(status: DaemonStatus | None) -> Iterator[Finding]:
             "not running; the first call or agent program of a run starts it, unless gateway.enabled = false, and --gateway always"
             ". Its upstreams and keys are only checked while it runs",
         )
-        return
+    else:
+        yield from _answering("gateway", status.gateway, status.gateway_pid, status.containment)
+    for each in status.gateways:
+        yield from _answering(f"gateway of {output.plain(each.user)}", each.url, each.pid, status.containment)
+
+
+def _answering(title: str, url: str, pid: int | None, containment: str) -> Iterator[Finding]:
+    """Return whether a gateway answers, and the state of the upstreams that it calls."""
     try:
-        found = _asked(status.gateway)
+        found = _asked(url)
     except (OSError, HTTPException, ValueError) as error:
-        ended = "" if status.gateway_pid is not None else "; it has ended and is being started again"
+        ended = "" if pid is not None else "; it has ended and is being started again"
         fix = "the daemon's log says why; until then start runs with --no-gateway"
-        yield Finding("gateway", "bad", f"it does not answer at {status.gateway}{ended}: {error}", fix)
+        yield Finding(title, "bad", f"it does not answer at {url}{ended}: {error}", fix)
         return
-    yield Finding("gateway", "ok", f"pid {status.gateway_pid}, answers at {status.gateway}")
-    if status.containment == "cgroup":
+    yield Finding(title, "ok", f"pid {pid}, answers at {url}")
+    if containment == "cgroup":
         fix = "modprobe tcp_diag; it needs Linux 5.8. Or set containment.mode to tags"
         yield _feature("sock_diag", found["cgroup"] is not None, "the kernel tells which run opened a connection", fix)
     for name, upstream in found["upstreams"].items():

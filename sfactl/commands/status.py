@@ -68,6 +68,8 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.gateway is not None:
         process = f"pid {status.gateway_pid}" if status.gateway_pid is not None else "it has ended and is being started again"
         yield "gateway", f"{status.gateway}, {process}"
+    for gateway in status.gateways:
+        yield f"gateway of {output.plain(gateway.user)}", f"{gateway.url}, pid {gateway.pid}"
     if status.metrics is not None:
         trouble = f", NOT SERVED: {status.metrics_trouble}" if status.metrics_trouble is not None else ""
         yield "metrics", f"{status.metrics}{trouble}"

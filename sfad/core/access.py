@@ -106,7 +106,9 @@ class Peer(Struct, frozen=True):
     unplaced: str = ""
     """Why the daemon could not find out which run the peer is in. Such a peer may do nothing: it could be inside any run."""
     gateway: bool = False
-    """It is the daemon's own gateway."""
+    """It is a gateway that the daemon has started."""
+    gateway_of: int | None = None
+    """Of a gateway: the user whose runs alone it leads; `None`: it is the service's own."""
     gids: frozenset[int] = frozenset()
     """Its groups when it connected."""
     hook: bool = False
@@ -200,6 +202,8 @@ def refuse_verb(peer: Peer, verb: str, permissions: Permissions, rules: AccessRu
     access = TABLE[verb]
     if peer.unplaced:
         return f"the calling process could not be placed: {peer.unplaced}"
+    if peer.gateway:  # it reads what agents send, so it gets no other rights, whatever its user may do
+        return None if access.outside == "gateway" or verb == "hello" else f"the gateway may not '{verb}'"
     if not rules.serves(peer):
         return f"this daemon serves another user; {peer.user} (uid {peer.uid}) may not use it"
     if access.outside == "gateway" and not peer.gateway:

@@ -176,23 +176,23 @@ class Calls:
     def gateway_started(self, ev: e.GatewayStarted) -> None:
         for noted in ev.noted:
             self.settled(noted)
-        lost = self._reservations()
+        lost = self._reservations(ev.gateway)
         for run, name, reservation in lost:
             self._spending.end_call(run, name, reservation.use, _BROKEN_OFF)
         for run in dict.fromkeys(run for run, _, _ in lost):
             self._limits.enforce(run, ev.at)
 
     def gateway_connected(self, ev: e.GatewayConnected) -> None:
-        for run, name, _ in self._reservations():
+        for run, name, _ in self._reservations(ev.gateway):
             if name not in ev.reservations:
                 self._spending.end_call(run, name, Use(), _NOT_MADE)
 
-    def _reservations(self) -> list[tuple[Run, str, OpenReservation]]:
+    def _reservations(self, gateway: int | None) -> list[tuple[Run, str, OpenReservation]]:
         return [
             (run, name, each)
             for run in self._ctx.tree
             for name, each in run.account.reservations.items()
-            if each.source == "gateway"
+            if each.source == "gateway" and each.gateway == gateway
         ]
 
     def look(self, at: float) -> None:
@@ -352,6 +352,7 @@ class Calls:
             cost=None if ev.input_cost is None else ev.input_cost + ev.output_price * output * ev.choices,
             role=None,
             source="gateway",
+            gateway=ev.gateway,
             messages=1,
             more_input=ev.more_input,
             more_cost=ev.more_cost,

@@ -137,6 +137,8 @@ class CallAsked(At, frozen=True):
     """What these cost."""
     others: tuple[str, ...] = ()
     """Models that the provider may ask for it."""
+    gateway: int | None = None
+    """As `OpenReservation` has it."""
 
 
 class CallWithdrawn(At, frozen=True):
@@ -187,12 +189,16 @@ class GatewayStarted(At, frozen=True):
 
     noted: tuple[CallSettled, ...] = ()
     """What the earlier one had noted of its calls."""
+    gateway: int | None = None
+    """As `OpenReservation` has it."""
 
 
 class GatewayConnected(At, frozen=True):
     """The gateway has a new connection. Of reservations that are not among these, it never learnt: no call was made for them."""
 
     reservations: frozenset[str]
+    gateway: int | None = None
+    """As `OpenReservation` has it."""
 
 
 class UseSeen(OfRun, frozen=True):

@@ -15,7 +15,6 @@
 `estimate`     how many tokens the input of a call has
 `trust`        the authorities whose certificates are trusted
 `upstreams`    where calls go, and what is changed in their heads
-`as_user`      the connections that root's gateway opens for a user
 `egress`       the proxy of isolated runs, to hosts that are no model
 `egress_rules` which hosts those are
 `client_hello` the name of the server in the first message of TLS

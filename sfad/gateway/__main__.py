@@ -1,7 +1,13 @@
-"""`python -m sfad.gateway --daemon SOCKET --journal FILE`, with the listener as descriptor 3. The daemon starts it."""
+"""`python -m sfad.gateway --daemon SOCKET --journal FILE [--user UID]`, with the listener as descriptor 3. The daemon starts it.
+
+For another user, it opens and imports all that the user may not be able to read, and becomes that user before it accepts a
+connection or asks the daemon anything.
+"""
 
 import argparse
+import encodings.idna  # noqa: F401 - socket.getaddrinfo imports it when it is first called
 import gc
+import os
 import resource
 import signal
 import socket
@@ -9,8 +15,8 @@ import sys
 
 import trio
 
-from ..host.secrecy import hide_memory
-from .as_user import open_clients
+from ..host.secrecy import become_user, hide_memory
+from .coding import import_decoders
 from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
 from .estimate import Estimates
@@ -31,28 +37,34 @@ def main() -> None:
     words = argparse.ArgumentParser(prog="sfad gateway")
     words.add_argument("--daemon", required=True, metavar="SOCKET")
     words.add_argument("--journal", required=True, metavar="FILE")
+    words.add_argument("--user", type=int, metavar="UID")
     given = words.parse_args()
-    trio.run(_serve, given.daemon, Journal(given.journal, _complain))
+    trio.run(_serve, given.daemon, Journal(given.journal, _complain), given.user)
 
 
-async def _serve(daemon: str, journal: Journal) -> None:
+async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(socket.socket(fileno=LISTENER)))
     link = DaemonLink(daemon, LISTENER, journal)
     trust = Trust(_complain)
-    async with open_clients(lambda: new_client(trust)) as clients:
+    reader = BodyReader(user)
+    async with new_client(trust) as client, new_client(trust, proxies=False) as passing:
         # each connection may have one to an upstream
         most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
         egress = Egress(most=max(1, most // 2))  # calls need the others
         shared = Shared(
-            link, clients, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust, egress, BodyReader()
+            link, client, passing, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust, egress, reader
         )
         proxy = Proxy(shared, most=most, trouble=_complain)
+        if user is not None:
+            await _become(user, reader, trust)
         gc.freeze()
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(link.serve)
                 nursery.start_soon(_end_alone, link, proxy, nursery.cancel_scope)
+                if user is not None:
+                    nursery.start_soon(_end_without, reader, nursery.cancel_scope)
                 await link.ready.wait()
                 accepting = trio.CancelScope()
                 nursery.start_soon(_accept, proxy, listener, nursery, accepting)
@@ -67,6 +79,15 @@ async def _serve(daemon: str, journal: Journal) -> None:
                 nursery.cancel_scope.cancel()
 
 
+async def _become(user: int, reader: BodyReader, trust: Trust) -> None:
+    """Become a user, with all that this process needs and the user may not be able to read. Raises `OSError`."""
+    await reader.start()
+    import_decoders()
+    if (file := os.environ.get("SSL_CERT_FILE")) is not None:
+        await trust.add(file)
+    become_user(user)
+
+
 async def _accept(proxy: Proxy, listener: trio.SocketListener, nursery: trio.Nursery, scope: trio.CancelScope) -> None:
     with scope:
         await proxy.serve(listener, nursery)
@@ -77,6 +98,13 @@ async def _end_alone(link: DaemonLink, proxy: Proxy, scope: trio.CancelScope) ->
         await trio.sleep(1)
         if link.alone_since is not None and not proxy.under_way and trio.current_time() - link.alone_since > ALONE_MAX:
             scope.cancel()
+
+
+async def _end_without(reader: BodyReader, scope: trio.CancelScope) -> None:
+    """End this process when it cannot read bodies any more. The daemon starts another, which can."""
+    await reader.ended()
+    _complain("it ends, because the process that forks readers of bodies has ended")
+    scope.cancel()
 
 
 def _complain(message: str) -> None:

@@ -15,10 +15,11 @@ PATIENCE = 5.0
 
 
 async def checkup(client: httpx2.AsyncClient, upstreams: Mapping[str, Upstream], caller: Caller | None) -> bytes:
-    """Return what was found, as JSON."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in upstreams}
+    """Return what was found, as JSON. Upstreams that another gateway calls are left out."""
+    own = {name: upstream for name, upstream in upstreams.items() if upstream.through is None}
+    found: dict[str, dict[str, Any]] = {name: {} for name in own}
     async with trio.open_nursery() as nursery:
-        for name, upstream in upstreams.items():
+        for name, upstream in own.items():
             nursery.start_soon(_look_at, client, upstream, found[name])
     return json.dumps({"cgroup": caller.cgroup if caller is not None else None, "upstreams": found}).encode()
 

@@ -69,6 +69,11 @@ def _deflate(head: bytes) -> _Made:
     return _members(lambda: zlib.decompressobj(bits), zlib.error), _ZLIB_WINDOW
 
 
+def import_decoders() -> None:
+    """Import what is else imported when it is needed."""
+    _brotli(b"\0"), _zstd(b"")
+
+
 def _brotli(head: bytes) -> _Made:
     import brotli  # type: ignore[import-untyped]
 

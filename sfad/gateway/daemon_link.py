@@ -81,7 +81,8 @@ class DaemonLink:
         placed = await self._ask(
             m.CallerPlaced, lambda number: m.PlaceCaller(id=number, uid=caller.uid, cgroup=caller.cgroup, token=token)
         )
-        return Placed(placed.run, _upstreams(placed.upstreams), placed.certificates, tuple(map(destination, placed.egress)))
+        egress = tuple(map(destination, placed.egress))
+        return Placed(placed.run, _upstreams(placed.upstreams), placed.certificates, egress, placed.keyed_only, placed.token)
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         answer = await self._ask(
@@ -233,7 +234,7 @@ def _end_of(number: int, call: CallEnded) -> m.EndCall:
 
 
 def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:
-    return {name: Upstream(name, each.url, each.api, each.key_env, each.key_file) for name, each in told.items()}
+    return {name: Upstream(name, each.url, each.api, each.key_env, each.key_file, each.through) for name, each in told.items()}
 
 
 async def _send_with(stream: trio.SocketStream, data: bytes, descriptor: int) -> None:

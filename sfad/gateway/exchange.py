@@ -17,7 +17,6 @@ import trio
 
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
-from .as_user import UserClients, as_user
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
 from .callers import Caller
 from .checkup import checkup
@@ -66,7 +65,10 @@ class Shared:
     """What all connections share."""
 
     gate: Gate
-    clients: UserClients
+    client: httpx2.AsyncClient
+    """Makes the requests to upstreams."""
+    passing: httpx2.AsyncClient
+    """Makes those to the gateway that has the operator's keys, through no proxy."""
     upstreams: Callable[[], Mapping[str, Upstream]]
     ungated: Callable[[], bool]
     estimates: Estimates
@@ -76,9 +78,9 @@ class Shared:
     reader: BodyReader
 
 
-def new_client(trust: Trust) -> httpx2.AsyncClient:
-    """Return what makes the requests of all calls. It has no timeouts but for connecting: how long a model may think is the
-    provider's and the agent's business.
+def new_client(trust: Trust, *, proxies: bool = True) -> httpx2.AsyncClient:
+    """Return what makes the requests of all calls, through the proxies of the environment if that is wanted. It has no timeouts but
+    for connecting: how long a model may think is the provider's and the agent's business.
 
     HTTP/1.1 only: over HTTP/2, httpcore2 does not reset the stream of a call whose caller hangs up
     (https://github.com/encode/httpcore/issues/943). The provider would go on, bill it, and use up the window of the connection
@@ -86,7 +88,9 @@ def new_client(trust: Trust) -> httpx2.AsyncClient:
     # load balancers often have 60
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=50.0)
     timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
-    return httpx2.AsyncClient(verify=trust.context, http1=True, http2=False, timeout=timeout, limits=limits, follow_redirects=False)
+    return httpx2.AsyncClient(
+        verify=trust.context, trust_env=proxies, http1=True, http2=False, timeout=timeout, limits=limits, follow_redirects=False
+    )
 
 
 @contextmanager
@@ -127,6 +131,8 @@ def _text_of(error: BaseException) -> str:
 
 
 def _unanswered(upstream: Upstream, what: str, *, is_sent: bool) -> _AnsweredError:
+    if upstream.through is not None:
+        return _AnsweredError(502, f"the gateway that has the key of upstream '{upstream.name}' does not answer: {what}")
     where = f"upstream '{upstream.name}' ({upstream.shown})"
     proxy = None if is_sent else proxy_variable(upstream.url)
     if proxy is None:
@@ -157,8 +163,6 @@ class Exchange:
         self._caller = caller
         self._method = request.method.decode("ascii")
         self._headers = request.headers.raw_items()
-        self._asks_as: int | None = None
-        """The user whose connections to the upstream are used; `None`: this process's, because the operator says where it is."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
 
@@ -191,7 +195,8 @@ class Exchange:
             if route is None or placed is None or route.upstream not in upstreams:
                 raise _AnsweredError(404, f"no upstream is at this address; there are {', '.join(upstreams)}")
             upstream = upstreams[route.upstream]
-            self._asks_as = self._user if route.upstream in placed.upstreams else None
+            if placed.keyed_only and not upstream.keyed:
+                raise _AnsweredError(404, f"upstream '{upstream.name}' is not at this address, but at that of your own gateway")
             api = upstream.api_of(route.path)
             await self._forward(placed, upstream, api, route)
         except _AnsweredError as answer:
@@ -204,9 +209,7 @@ class Exchange:
     async def _check_up(self) -> None:
         if self._caller is None or self._caller.uid not in {0, os.geteuid()}:
             raise _AnsweredError(403, "only the daemon's own user may ask how the gateway is")
-        await self._http.answer(
-            200, [_JSON], await checkup(await self._shared.clients.of(None), self._shared.upstreams(), self._caller)
-        )
+        await self._http.answer(200, [_JSON], await checkup(self._shared.client, self._shared.upstreams(), self._caller))
 
     async def _place(self, token: str | None) -> Placed:
         # for each request of a connection: it may outlive its run
@@ -227,8 +230,7 @@ class Exchange:
         upstreams = {endpoint for each in known for endpoint in each.endpoints}
         try:
             target = target_of(self._request)
-            with as_user(self._user):
-                await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
+            await self._shared.egress.serve(self._http, self._request, target, placed, upstreams)
         except EgressRefusedError as refusal:
             self._shared.gate.egress_refused(placed.run, target.host, target.port, str(refusal))
             raise _AnsweredError(403, f"sfad refuses {target.shown}: {refusal}") from refusal
@@ -273,10 +275,13 @@ class Exchange:
 
     async def _forward_whole(self, placed: Placed, upstream: Upstream, api: Api, route: Route, raw: bytes, space: Space) -> None:
         path = api.path(route.path)
+        if upstream.through is not None:  # the gateway there asks about the call
+            await self._pass(placed, upstream, route, raw, self._headers, None, space)
+            return
         if self._method != "POST" or api.calls.search(path) is None:
             unasked = self._unasked(placed, upstream, api, path)
             with _closing(unasked):
-                await self._pass(upstream, route, raw, self._headers, unasked, space)
+                await self._pass(placed, upstream, route, raw, self._headers, unasked, space)
             return
         encodings = b",".join(value for name, value in self._headers if name.lower() == b"content-encoding").decode("latin-1")
         found, _ = await self._read(placed, BodyQuestion(api.name, path, encodings), raw)
@@ -307,7 +312,7 @@ class Exchange:
                 _, sent = await self._read(placed, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
                 space.grow(len(sent))
                 headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-            await self._pass(upstream, route, sent, headers, record, space)
+            await self._pass(placed, upstream, route, sent, headers, record, space)
 
     async def _read(self, placed: Placed, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         try:
@@ -361,6 +366,7 @@ class Exchange:
 
     async def _pass(
         self,
+        placed: Placed,
         upstream: Upstream,
         route: Route,
         body: bytes,
@@ -372,10 +378,15 @@ class Exchange:
             key = upstream.key()
         except (OSError, LookupError) as error:
             raise _AnsweredError(502, f"the key of upstream '{upstream.name}' cannot be read: {error}") from error
+        url = (
+            upstream.target(route.rest, route.query, keyed=key is not None)
+            if upstream.through is None
+            else upstream.passage(route.rest, route.query, placed.token)
+        )
         try:
             request = httpx2.Request(
                 self._method,
-                upstream.target(route.rest, route.query, keyed=key is not None),
+                url,
                 headers=upward(headers, key, upstream.api),
                 content=body if body or self._method in {"POST", "PUT", "PATCH"} else None,
             )
@@ -404,9 +415,9 @@ class Exchange:
         reply is read all the same."""
         if record is not None:
             record.sending()
+        client = self._shared.client if upstream.through is None else self._shared.passing
         try:
-            with as_user(self._asks_as):
-                response = await (await self._shared.clients.of(self._asks_as)).send(request, stream=True)
+            response = await client.send(request, stream=True)
         except httpx2.HTTPError as error:
             what = _text_of(error)
             if record is not None:

@@ -31,6 +31,10 @@ class Placed:
     """Files of certificates to trust, beside those of the gateway's environment."""
     egress: tuple[Destination, ...] = ()
     """What the run reaches beside its model."""
+    keyed_only: bool = False
+    """It may be led to upstreams with a key of the operator's only."""
+    token: str | None = None
+    """Names the run to the gateway that has the operator's keys."""
 
 
 @dataclass(frozen=True, slots=True)

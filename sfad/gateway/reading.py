@@ -1,22 +1,26 @@
 """What the body of a call says, and the body with what the gateway changes in it.
 
 Reading a body takes some milliseconds for each megabyte, and one made for it takes seconds and gigabytes. So what is not small is
-read by a process of its own, `python -m sfad.gateway.reading`, which has bounds of memory and time.
+read by a process of its own, which has bounds of memory and time. `python -m sfad.gateway.reading` forks these processes: a gateway
+that has become another user may not be able to execute the interpreter any more, and to fork the gateway would copy what it knows.
 """
 
+import argparse
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 import msgspec
 import trio
 
-from ..host.secrecy import hide_memory
+from ..host.secrecy import become_user, hide_memory
 from .apis import APIS, ModelCall
-from .coding import Coding, UnreadableBodyError
+from .coding import Coding, UnreadableBodyError, import_decoders
 from .estimate import text_size
 
 MAX_BODY = 64 << 20
@@ -81,8 +85,13 @@ class BodyReader:
 
     Of each run and each user, one at most waits for its turn: so many bodies of one delay those of others by one body."""
 
-    def __init__(self) -> None:
-        self._process: trio.Process | None = None
+    def __init__(self, user: int | None = None) -> None:
+        """`user`: whom its processes become; `None`: they stay what this process is."""
+        self._user = user
+        self._forker: trio.Process | None = None
+        self._orders: socket.socket | None = None
+        """To the process that forks."""
+        self._reader: trio.SocketStream | None = None
         """It waits for a question."""
         self._turn = trio.Lock()
         self._turns: WeakValueDictionary[str | int | None, trio.Lock] = WeakValueDictionary()
@@ -102,53 +111,74 @@ class BodyReader:
                     return await self._ask(question, raw)
             except trio.TooSlowError:
                 raise ValueError(f"it takes more than {PATIENCE:g} s") from None
-            except (trio.BrokenResourceError, EOFError):
+            except (trio.BrokenResourceError, EOFError, OSError):
                 raise ValueError("the process that reads it has ended, as by lack of memory") from None
 
     async def _ask(self, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
-        process, self._process = self._process or await _start(), None
+        reader, self._reader = self._reader or await self._begin(), None
         try:
-            told, changed = await _asked(process, question, raw)
+            told, changed = await _asked(reader, question, raw)
         except BaseException:
-            await _end(process)
+            await self._end(reader)
             raise
         if told.leaves:
-            await _end(process)
+            await self._end(reader)
         else:
-            self._process = process
+            self._reader = reader
         if told.answer is None:
             raise ValueError(told.refused)
         return told.answer, changed
 
+    async def start(self) -> None:
+        """Start the process that forks the others. Without this, the first body does. Raises `OSError`."""
+        if self._orders is not None:
+            self._orders.close()
+        self._orders, theirs = socket.socketpair()
+        with theirs, trio.CancelScope(shield=True):
+            # the environment may hold keys of the operator's
+            env = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
+            words = [sys.executable, "-P", "-m", __name__, *(["--user", str(self._user)] if self._user is not None else [])]
+            self._forker = await trio.lowlevel.open_process(
+                words, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=env, start_new_session=True
+            )
+
+    async def ended(self) -> None:
+        """Return when the process that forks the others has ended."""
+        if self._forker is not None:
+            await self._forker.wait()
+
+    async def _begin(self) -> trio.SocketStream:
+        """Start a process for questions. Raises `OSError`."""
+        if self._forker is None or self._forker.poll() is not None:
+            await self.start()
+        assert self._orders is not None
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._orders, [b"f"], [theirs.fileno()])
+        return trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+
+    async def _end(self, reader: trio.SocketStream) -> None:
+        """Have the process killed, before another one begins."""
+        await trio.aclose_forcefully(reader)
+        assert self._orders is not None
+        with suppress(OSError):
+            self._orders.send(b"k")
+
     async def close(self) -> None:
-        if self._process is not None:
-            await _end(self._process)
+        if self._reader is not None:
+            await trio.aclose_forcefully(self._reader)
+        if self._orders is not None:
+            self._orders.close()
+        with trio.CancelScope(shield=True):
+            await self.ended()
 
 
-async def _asked(process: trio.Process, question: BodyQuestion, raw: bytes) -> tuple["_Told", bytes]:
+async def _asked(reader: trio.SocketStream, question: BodyQuestion, raw: bytes) -> tuple["_Told", bytes]:
     """Put a question to the process. Raises `trio.BrokenResourceError` and `EOFError` if it ends."""
-    assert process.stdin is not None
-    assert process.stdout is not None
     for part in (_ENCODER.encode(question), raw):
-        await process.stdin.send_all(_size_of(part))
-        await process.stdin.send_all(part)
-    return _TOLD.decode(await _part(process.stdout)), await _part(process.stdout)
-
-
-async def _end(process: trio.Process) -> None:
-    process.kill()
-    with trio.CancelScope(shield=True):
-        await process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                await stream.aclose()
-
-
-async def _start() -> trio.Process:
-    # the environment may hold keys of the operator's
-    env = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "LD_LIBRARY_PATH"))}
-    words = [sys.executable, "-P", "-m", __name__]
-    return await trio.lowlevel.open_process(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True)
+        await reader.send_all(_size_of(part))
+        await reader.send_all(part)
+    return _TOLD.decode(await _part(reader)), await _part(reader)
 
 
 async def _part(stream: trio.abc.ReceiveStream) -> bytes:
@@ -177,10 +207,47 @@ _TOLD = msgspec.msgpack.Decoder(_Told)
 
 
 def main() -> None:
+    """Fork a process for each descriptor that comes through the socket which is stdin. Each order ends the one before."""
     hide_memory()
+    words = argparse.ArgumentParser(prog="sfad gateway reading")
+    words.add_argument("--user", type=int)
+    given = words.parse_args()
+    if given.user is not None:
+        import_decoders()
+        become_user(given.user)
+    orders, reader = socket.socket(fileno=os.dup(0)), 0
+    while True:
+        order, descriptors, *_ = socket.recv_fds(orders, 1, 1)
+        if reader:
+            os.kill(reader, signal.SIGKILL)
+            os.waitid(os.P_PID, reader, os.WEXITED)
+            reader = 0
+        if not order:  # the gateway has ended
+            break
+        for descriptor in descriptors:
+            with suppress(OSError):  # there is no process to be had: the gateway sees that its socket is closed
+                reader = _forked(descriptor, orders)
+            os.close(descriptor)
+
+
+def _forked(descriptor: int, orders: socket.socket) -> int:
+    """Start a process that answers what is asked through a socket. Return its pid. Raises `OSError`."""
+    if pid := os.fork():
+        return pid
+    try:
+        orders.close()
+        os.close(0)
+        _answer(descriptor)
+    except BaseException:  # noqa: BLE001 - it must not go on as the process that forks
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(0)
+
+
+def _answer(descriptor: int) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the gateway has ended
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    source, sink = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb")
     while head := source.read(_SIZE_BYTES):
         question = _QUESTION.decode(source.read(int.from_bytes(head, "big")))
         raw = source.read(int.from_bytes(source.read(_SIZE_BYTES), "big"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.parse import quote, unquote, unquote_plus, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
 from ..protocol.egress import PORTS, host_of
@@ -39,6 +39,13 @@ class Upstream:
     api: str
     key_env: str | None = None
     key_file: str | None = None
+    through: str | None = None
+    """The address of the gateway that has its key, if that is not this one."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether this gateway puts in a key of the operator's."""
+        return self.key_file is not None or self.key_env is not None
 
     @property
     def shown(self) -> str:
@@ -85,6 +92,10 @@ class Upstream:
     def exposed(self) -> str | None:
         """Return the file of the key if other users may read or write it. Raises `OSError`."""
         return self.key_file if self.key_file is not None and Path(self.key_file).stat().st_mode & 0o066 else None
+
+    def passage(self, rest: str, query: str, token: str | None) -> str:
+        """Return the URL of a request at the gateway that has the key. `rest`: as in `target`; `token`: names the run."""
+        return f"{self.through}/run/{token}/{quote(self.name, safe='')}{rest}{'?' if query else ''}{query}"
 
     def target(self, rest: str, query: str, *, keyed: bool) -> str:
         """Return the URL of a request. `rest`: its path after the upstream's name."""

@@ -22,7 +22,8 @@ metering ───────────────────────�
 `scrapes`          one request for them; imported where they are served
 `advising`         limits that are suggested from past runs
 `translate`        what clients and config say, in the core's terms
-`gateway_process`  starts and watches the gateway
+`gateway_process`  starts and watches a gateway
+`gateways`         the gateways of all users, and which of them leads where
 `connection_watch` looks for connections that lead past it
 `helper_process`   how processes are started that are no runs
 `otel_process`     starts and watches the exporter of spans

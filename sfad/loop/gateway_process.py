@@ -1,34 +1,36 @@
-"""The gateway's process: starts it, watches it, adopts that of an earlier daemon, and tells runs where it is."""
+"""A gateway's process: starts it, watches it, adopts that of an earlier daemon, and tells runs where it is."""
 
 import json
 import math
 import os
+import re
 import secrets
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import trio
 
-from ..config import GatewayConfig, UpstreamConfig
+from ..config import GatewayConfig
 from ..gateway.journal import noted_in
 from ..host.damage import UNDECODABLE, keep_damaged
 from ..host.private_files import create
+from ..host.probe import user_name
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
 from ..protocol.messages import EndCall
-from ..protocol.types import RunId, Severity
+from ..protocol.types import Severity
 from .helper_process import UNKNOWN, ended, start_helper
 
 LISTENER = 3
 """The descriptor under which the gateway finds its listener."""
-RECORD, JOURNAL = "gateway.json", "gateway.calls"
+RECORD, JOURNAL = ".json", ".calls"
+"""The files of a gateway, after `gateway`, or `gateway-UID`."""
 PAUSE, PAUSE_MAX = 0.1, 5.0
 """Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
 FAILING = 0.8
@@ -41,6 +43,9 @@ LAST_CALLS = 1.0
 """Seconds that the gateway has to end when the daemon does, after its last run has ended."""
 
 
+_USERS_ENV = re.compile(r"PYTHON|LD_LIBRARY_PATH$|PATH$|LANG$|LC_|TZ$|SSL_CERT_(FILE|DIR)$|(https?|all|no)_proxy$", re.IGNORECASE)
+"""The variables of the daemon that a user's gateway gets. Others may be keys of the operator's."""
+
 ANY_RUN = "ANY-RUN"
 """Stands for the run in the gateway's address until it is launched, where runs have no cgroup."""
 
@@ -50,7 +55,7 @@ class GatewayRecord(msgspec.Struct):
 
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     secret: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-    """Names of runs in addresses are signed with it, where runs have no cgroup."""
+    """Names of runs in addresses are signed with that of the service's own gateway."""
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 22)] = 0
     started: Annotated[int, msgspec.Meta(ge=0)] = 0
     """When the process started, in clock ticks: its pid may be used again."""
@@ -66,14 +71,19 @@ class GatewayProcess:
         settle: Callable[[list[EndCall]], Awaitable[None]],
         in_use: Callable[[], bool],
         damaged: Callable[[str], None],
+        ports: set[int],
         *,
+        uid: int | None,
         sock: str,
         state_dir: str,
     ) -> None:
         """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `tell` announces an event.
-        `settle` is awaited before a
-        new one is started, with what the one before has noted of its calls. `in_use` returns whether a live run uses it. `damaged`
-        is told of a file that cannot be read."""
+        `settle` is awaited before a new one is started, with what the one before has noted of its calls. `in_use` returns whether a
+        live run uses it. `damaged` is told of a file that cannot be read. `ports`: those of all gateways. `uid`: the user that it
+        becomes; `None`: it stays the daemon's own."""
+        self.uid = uid
+        self._name = "the gateway" if uid is None else f"the gateway of user {user_name(uid)}"
+        self._ports = ports
         self._tell = tell
         self._settle = settle
         self._in_use = in_use
@@ -81,7 +91,8 @@ class GatewayProcess:
         self._launcher = launcher
         self._log = log
         self._daemon = sock
-        self._path, self._journal = Path(state_dir, RECORD), Path(state_dir, JOURNAL)
+        files = "gateway" if uid is None else f"gateway-{uid}"
+        self._path, self._journal = Path(state_dir, files + RECORD), Path(state_dir, files + JOURNAL)
         self._listener: socket.socket | None = None
         self._changed = trio.Event()
         self._demanded = -math.inf
@@ -93,22 +104,22 @@ class GatewayProcess:
         self._stopped = False
         self._config = config
         self._record = self._read()
+        if self._record is not None:
+            self._ports.add(self._record.port)
         if (pid := self.pid) is not None:
             self._launcher.own(pid)
-        elif self._record is not None or self.enabled:
+        elif self._record is not None or (self._config.enabled is not False and uid is None):
             try:
                 self._bind()  # live runs have its address
             except OSError as error:
-                self._log.warning(f"the gateway has no address yet: {error}; the next run that uses it asks again")
+                self._log.warning(f"{self._name} has no address yet: {error}; the next run that uses it asks again")
 
     @property
-    def enabled(self) -> bool:
-        """Whether new roots use it unless they ask otherwise."""
-        return self._config.enabled is not False
+    def _always(self) -> bool:
+        return self._config.enabled is True and self.uid is None
 
-    @property
-    def always(self) -> bool:
-        return self._config.enabled is True
+    def is_process(self, pid: int) -> bool:
+        return self._record is not None and self._record.pid == pid and self.pid == pid
 
     @property
     def pid(self) -> int | None:
@@ -119,7 +130,7 @@ class GatewayProcess:
     def reconfigure(self, config: GatewayConfig) -> None:
         """Start the gateway, or end it once no run uses it, or have it ask for the config, because that was read again."""
         self._config = config
-        if self.enabled and self._record is None:
+        if config.enabled is not False and self._record is None and self.uid is None:
             self._bind()
         self._signal(signal.SIGHUP)
         self._changed.set()
@@ -160,12 +171,13 @@ class GatewayProcess:
         except OSError as error:
             if found is None:
                 raise
-            self._log.warning(f"the gateway's port {found.port} is taken: live runs cannot reach their model ({error.strerror})")
+            self._log.warning(f"port {found.port} of {self._name} is taken: live runs cannot reach their model ({error.strerror})")
             _bind_to_free_port(listener)
         listener.listen(BACKLOG)
         self._listener = listener
         secret = found.secret if found is not None else secrets.token_hex(16)
         self._record = GatewayRecord(listener.getsockname()[1], secret)
+        self._ports.add(self._record.port)
         if found is None or found.port != self._record.port:
             self._write()
 
@@ -181,16 +193,18 @@ class GatewayProcess:
     @property
     def url(self) -> str | None:
         """Where it listens; `None` while it is not running and need not."""
-        return self._url() if self.always or self.pid is not None else None
+        return self.base if self._always or self.pid is not None else None
 
     def address(self, token: str | None = None) -> str:
         """Return where a run finds its upstreams, each at a path of its name. `token`: the run's, unless the address is only shown.
         Raises `OSError`."""
         if self._launcher.containment == "cgroup":
-            return self._url()
-        return f"{self._url()}/run/{token or ANY_RUN}"
+            return self.base
+        return f"{self.base}/run/{token or ANY_RUN}"
 
-    def _url(self) -> str:
+    @property
+    def base(self) -> str:
+        """Its address without the name of a run. Raises `OSError`."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -202,35 +216,23 @@ class GatewayProcess:
         assert self._record is not None
         return self._record.port
 
-    def is_own(self, url: str) -> bool:
-        """Return whether an address is the gateway's: a run has inherited it."""
-        return self._record is not None and url.startswith(f"http://127.0.0.1:{self._record.port}/")
+    @property
+    def has_address(self) -> bool:
+        return self._record is not None
 
     @property
-    def upstreams(self) -> Mapping[str, UpstreamConfig]:
-        return self._config.upstreams
-
-    def run_of(self, token: str) -> RunId | None:
-        """Return the run that a token names."""
-        run = token.partition(".")[0]
-        known = self.token(run)
-        return run if known is not None and secrets.compare_digest(known.encode(), token.encode()) else None
-
-    def naming(self, run: RunId, words: list[bytes]) -> list[bytes]:
-        """Return words, each address of the gateway in them with the run's name where its cgroup does not tell it."""
-        token = self.token(run)
-        return words if token is None else [word.replace(ANY_RUN.encode(), token.encode()) for word in words]
-
-    def token(self, run: RunId) -> str | None:
-        """Return what names a run in an address; `None` where its cgroup tells."""
-        if self._record is None or self._launcher.containment == "cgroup":
-            return None
-        return f"{run}.{blake2b(run.encode(), key=bytes.fromhex(self._record.secret), digest_size=16).hexdigest()}"
+    def secret(self) -> bytes:
+        """What names of runs in addresses are signed with. Raises `OSError`."""
+        if self._record is None:
+            self._bind()
+        assert self._record is not None
+        return bytes.fromhex(self._record.secret)
 
     # ---- the process
 
     async def serve(self) -> None:
-        """Keep the gateway running while it is wanted, until cancelled."""
+        """Keep the gateway running while it is wanted, until cancelled, or until that of a user has no run left that has its
+        address."""
         pause = PAUSE
         while True:
             began = trio.current_time()
@@ -239,6 +241,8 @@ class GatewayProcess:
                     await self._settle(self._noted())
                     pid = self._start()
                 if pid is None:
+                    if self.uid is not None and not self._in_use() and not self._needed():
+                        return
                     await self._need()
                     continue
                 how = await self._watched(pid)
@@ -254,7 +258,7 @@ class GatewayProcess:
             await trio.sleep(pause)
 
     def _failed(self, how: str, pause: float) -> None:
-        message = f"the gateway ended ({how}); it is started again in {pause:g} s"
+        message = f"{self._name} ended ({how}); it is started again in {pause:g} s"
         if pause < FAILING:
             self._tell("gateway_ended", message, "medium")
             return
@@ -265,7 +269,7 @@ class GatewayProcess:
     def _needed(self) -> bool:
         """Return whether to start it."""
         demanded = bool(self._waiting) or trio.current_time() < self._demanded + UNUSED_MAX
-        return not self._stopped and (self.always or demanded)
+        return not self._stopped and (self._always or demanded)
 
     def _used(self) -> bool:
         """Return whether it goes on once it was started."""
@@ -278,12 +282,13 @@ class GatewayProcess:
         await self._changed.wait()
 
     async def _need(self) -> None:
-        """Wait until a run or a connection needs it."""
+        """Wait until a run or a connection needs it, or until it may be that no run can any more."""
         async with trio.open_nursery() as nursery:
             if self._listener is not None:
                 self._listener.listen(BACKLOG)  # it was shut down if the gateway died again and again
                 nursery.start_soon(self._connection, self._listener)
-            await self._change()
+            with trio.move_on_after(math.inf if self.uid is None else UNUSED_MAX):
+                await self._change()
             nursery.cancel_scope.cancel()
 
     async def _connection(self, listener: socket.socket) -> None:
@@ -301,7 +306,7 @@ class GatewayProcess:
 
     async def _end_unwanted(self) -> None:
         while self._used():
-            with trio.move_on_after(math.inf if self.always else UNUSED_MAX):
+            with trio.move_on_after(math.inf if self._always else UNUSED_MAX):
                 await self._change()
         self._told_to_end = True
         self._signal(signal.SIGTERM)
@@ -327,6 +332,13 @@ class GatewayProcess:
         if self._listener is not None:
             self._listener.close()
 
+    def forget(self) -> None:
+        """Remove its files, which no live run needs any more."""
+        if self._record is not None:
+            self._ports.discard(self._record.port)
+        for path in (self._path, self._journal):
+            path.unlink(missing_ok=True)
+
     def _start(self) -> int:
         self._serving = self._told_to_end = False
         if self._listener is None:
@@ -334,16 +346,18 @@ class GatewayProcess:
         assert self._listener is not None
         assert self._record is not None
         self._listener.listen(BACKLOG)
+        user = [] if self.uid is None else ["--user", str(self.uid)]
         pid = start_helper(
-            ["-m", "sfad.gateway", "--daemon", self._daemon, "--journal", os.fspath(self._journal)],
+            ["-m", "sfad.gateway", "--daemon", self._daemon, "--journal", os.fspath(self._journal), *user],
             [(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
             blocked=[signal.SIGHUP],  # until it has a handler: it may be told of a new config at once
+            env=None if self.uid is None else _USERS_ENV,
         )
         self._launcher.own(pid)
         found = procfs.stat(pid)
         self._record.pid, self._record.started = pid, found.started if found is not None else 0
         self._write()
-        self._log.info("gateway", pid=pid, port=self._record.port)
+        self._log.info("gateway", pid=pid, port=self._record.port, uid=self.uid)
         return pid
 
     def _noted(self) -> list[EndCall]:
@@ -384,7 +398,7 @@ class GatewayProcess:
             words = procfs.command(pid)
             if "sfad.gateway" in words and journal in words:
                 with suppress(OSError):
-                    if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+                    if os.stat(f"/proc/{pid}").st_uid in {os.geteuid(), self.uid}:
                         os.kill(pid, signal.SIGKILL)
 
     def _write(self) -> None:

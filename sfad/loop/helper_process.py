@@ -1,6 +1,7 @@
 """Processes of the daemon's own that are no runs: how they are started, and how they ended."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,14 @@ _DEFAULT = (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal
 FileActions = Sequence[tuple[int, int, int]]
 
 
-def start_helper(words: Sequence[str], file_actions: FileActions, blocked: Sequence[int] = ()) -> int:
-    """Start this interpreter with `words`, in a process group of its own. Return its pid. Raises `OSError`."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
+def start_helper(
+    words: Sequence[str], file_actions: FileActions, blocked: Sequence[int] = (), env: re.Pattern[str] | None = None
+) -> int:
+    """Start this interpreter with `words`, in a process group of its own. `env` matches the names of the variables
+    that it gets, if not all. Return its pid. Raises `OSError`."""
+    given = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN) and (env is None or env.match(key))}
     return os.posix_spawn(
-        sys.executable, [sys.executable, "-P", *words], env,
+        sys.executable, [sys.executable, "-P", *words], given,
         file_actions=file_actions, setsigmask=blocked, setsigdef=_DEFAULT, setpgroup=0,
     )  # fmt: skip
 

@@ -14,9 +14,9 @@ from ..launch.isolation.sandbox import Sandbox, impossible
 from ..launch.isolation.visible import AGENT_FILES, AGENT_VARIABLES
 from ..protocol.egress import Destination, destination
 from ..protocol.messages import Spawn
-from ..protocol.types import Isolation, RunId
+from ..protocol.types import Isolation
 from ..runs.live import Live
-from .gateway_process import GatewayProcess
+from .gateways import Gateways
 
 Least = Literal["off", "on", "net"]
 _PLACES = (*(f"{name}=/".encode() for name in AGENT_VARIABLES.values()), *(f"{name}=".encode() for name in VARIABLES))
@@ -53,8 +53,8 @@ def _of_home(paths: Sequence[str], home: bytes) -> Iterator[bytes]:
 
 
 class Isolating:
-    def __init__(self, config: Configuration, gateway: GatewayProcess, *, sock: str, state_dir: str) -> None:
-        self._gateway = gateway
+    def __init__(self, config: Configuration, gateways: Gateways, *, sock: str, state_dir: str) -> None:
+        self._gateways = gateways
         self._socket = sock
         self._state_dir = state_dir
         self.reconfigure(config)
@@ -119,26 +119,28 @@ class Isolating:
             variables=[item for item in request.env if item.startswith(_PLACES)],
         )
 
-    def environment(self, run: RunId, spawn: Spawn, env: list[bytes]) -> list[bytes]:
+    def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
         """Return the environment of a run. If it reaches hosts through the gateway, that is its proxy. A person's is left out,
         because the run cannot reach it. Raises `OSError`."""
+        spawn = live.spawn
         egress = spawn.isolation.egress if spawn.isolation is not None and spawn.gateway else []
         if not egress:
             return env
-        token = self._gateway.token(run)
+        token = self._gateways.token(live.run.id)
         user = f"{token}:run@" if token is not None else ""
-        proxy = f"http://{user}127.0.0.1:{self._gateway.port}"
+        proxy = f"http://{user}127.0.0.1:{self._gateways.of(live.uid).port}"
         # the gateway itself, and what the run serves within its sandbox
         direct = "127.0.0.1" if any(destination(text).host == "localhost" for text in egress) else "127.0.0.1,localhost"
         told = dict.fromkeys(_PROXIES, proxy) | dict.fromkeys(_NO_PROXIES, direct) | {"NODE_USE_ENV_PROXY": "1"}
         kept = [item for item in env if item.partition(b"=")[0].lower() not in _REPLACED]
         return kept + [f"{name}={value}".encode() for name, value in told.items()]
 
-    def sandbox(self, spawn: Spawn, *, terminal: bool, shims: Sequence[bytes]) -> list[bytes] | None:
+    def sandbox(self, live: Live, *, terminal: bool, shims: Sequence[bytes]) -> list[bytes] | None:
         """Return `LaunchSpec.sandbox` of a run; `None` if it is not isolated. Raises `OSError`."""
+        spawn = live.spawn
         if spawn.isolation is None:
             return None
-        gateway = self._gateway.port if spawn.gateway and not spawn.isolation.network else None
+        gateway = self._gateways.of(live.uid).port if spawn.gateway and not spawn.isolation.network else None
         return self.sandbox_of(spawn.isolation, gateway=gateway, terminal=terminal, shims=shims)
 
     def sandbox_of(

@@ -22,7 +22,7 @@ from ..metering.metering import Metering
 from ..protocol.types import RunId
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live, bounds_of
-from .gateway_process import GatewayProcess
+from .gateways import Gateways
 from .isolating import Isolating
 from .resources import Resources
 from .run_environment import run_environment
@@ -54,7 +54,7 @@ class Launching:
     descriptors: Descriptors
     feed: Feed
     arm: Arm
-    gateway: GatewayProcess
+    gateways: Gateways
     shims: ShimDirectory
     automatic_shims: AutomaticShims
     isolating: Isolating
@@ -118,9 +118,9 @@ class Launching:
         terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
         return LaunchSpec(
-            argv=self.gateway.naming(run.id, argv_of(spawn, run.attempt)),
+            argv=self.gateways.naming(run.id, argv_of(spawn, run.attempt)),
             cwd=spawn.cwd,
-            env=self.isolating.environment(run.id, spawn, self.gateway.naming(run.id, env)),
+            env=self.isolating.environment(live, self.gateways.naming(run.id, env)),
             umask=spawn.umask,
             stdin=stdin,
             stdout=stdout,
@@ -128,7 +128,7 @@ class Launching:
             terminal=terminal,
             bounds=bounds_of(run),
             shims=shims,
-            sandbox=self.isolating.sandbox(spawn, terminal=terminal, shims=shims),
+            sandbox=self.isolating.sandbox(live, terminal=terminal, shims=shims),
             user=live.user,
             nonce=live.nonce,
         )

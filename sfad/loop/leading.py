@@ -18,7 +18,7 @@ from ..setups import TreeSetups, claude
 from ..setups.files import UnreadableError, json_object, merged
 from ..setups.setup import GATEWAY, Setup
 from ..setups.variables import VARIABLES
-from .gateway_process import GatewayProcess
+from .gateways import Gateways
 
 PLACEHOLDER = "the-gateway-has-the-key"
 SHORTEST = 8
@@ -51,42 +51,44 @@ def with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
     return request
 
 
-def led(request: Spawn, setups: TreeSetups, gateway: GatewayProcess, *, explicit: bool = False, token: str | None = None) -> Spawn:
-    """Return the request with a command and an environment that lead through the gateway, or around it. `request.direct`: why it
-    has to go around it, if that is known before; `explicit`: the caller asked for the gateway; `token`: names the run in the
+def led(
+    request: Spawn, setups: TreeSetups, gateways: Gateways, uid: int, *, explicit: bool = False, token: str | None = None
+) -> Spawn:
+    """Return the request of a user with a command and an environment that lead through the gateway, or around it. `request.direct`:
+    why it has to go around it, if that is known before; `explicit`: the caller asked for the gateway; `token`: names the run in the
     gateway's address, where that is known. Raise `Invalid`, `OSError`."""
     if request.gateway is None:
         return request
     words = [os.fsdecode(word) for word in request.argv]
     program = program_name(words)
     at = executed_word(words, program)
-    setup = setups.of(program, *_asked(words, at, request.env, gateway)) if request.gateway else setups.of(program)
+    setup = setups.of(program, *_asked(words, at, request.env, gateways.of(uid).base)) if request.gateway else setups.of(program)
     if not request.gateway or setup.direct is not None:
-        return _around(request, setup.direct, setups, gateway, explicit=explicit)
-    address = gateway.address(token)
+        return _around(request, setup.direct, setups, gateways, explicit=explicit)
+    address = gateways.of(uid).address(token)
     more = [word.replace(GATEWAY, address) for word in setup.words]
     given = words[at + 1 :] if at is not None else []
     if given[: len(more)] == more:  # `timeout 60 codex` has them when its codex leads to a shim
         given = given[len(more) :]
-    moved = _moved(request.env, setups, setup, gateway)
+    moved = _moved(request.env, setups, setup, gateways)
     own = next((variable for variable in moved if variable in setups.followed(setup)), None)
     direct = (
         request.direct or _undone(setup, request, given) or (own and f"{own} was set to another address after its tree was started")
     )
     if direct is not None:
-        return _around(request, direct, setups, gateway, explicit=explicit)
+        return _around(request, direct, setups, gateways, explicit=explicit)
     argv = request.argv if at is None else [*request.argv[: at + 1], *map(os.fsencode, [*more, *given])]
-    env = keyless(request.env, program, gateway.upstreams, setups, setup)
+    env = keyless(request.env, program, gateways.upstreams, setups, setup)
     env = _merged(env, setup.merged, address)
     variables = {variable: value for variable, value in setups.env_of(setup).items() if variable not in moved}
     return replace(request, argv=argv, env=_with(env, variables, setup.unset, address))
 
 
-def _around(request: Spawn, why: str | None, setups: TreeSetups, gateway: GatewayProcess, *, explicit: bool) -> Spawn:
+def _around(request: Spawn, why: str | None, setups: TreeSetups, gateways: Gateways, *, explicit: bool) -> Spawn:
     """Return the request of a run that goes around the gateway, though its tree uses it if there is a reason. Raise `Invalid`."""
     if explicit and why is not None:
         raise Invalid(f"{why}: leave out --gateway")
-    return replace(request, env=_direct(request.env, setups, gateway), direct=why if request.gateway else None)
+    return replace(request, env=_direct(request.env, setups, gateways), direct=why if request.gateway else None)
 
 
 def settings_file(request: Spawn) -> str | None:
@@ -112,28 +114,27 @@ def _undone(setup: Setup, request: Spawn, options: Sequence[str]) -> str | None:
     return f"{other} is not what it was where this tree was started, so other settings of {setup.program} count" if other else None
 
 
-def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateway: GatewayProcess) -> list[str]:
+def _moved(env: Iterable[bytes], setups: TreeSetups, setup: Setup, gateways: Gateways) -> list[str]:
     """Return the variables in which a run above has put another address. They stay: the key of what follows them is for that."""
     moved = []
-    urls = {name: upstream.url for name, upstream in gateway.upstreams.items()}
+    urls = {name: upstream.url for name, upstream in gateways.upstreams.items()}
     urls |= {name: upstream.url for name, upstream in setups.upstreams.items()}
     led = {variable: value.split("/")[1] for variable, value in setups.env_of(setup).items() if value.startswith(f"{GATEWAY}/")}
     for item in env:
         variable, _, value = item.decode(errors="surrogateescape").partition("=")
-        if not value or variable not in led or gateway.is_own(value):
+        if not value or variable not in led or gateways.is_own(value):
             continue
         if not f"{value}/".startswith(f"{urls[led[variable]]}/"):
             moved.append(variable)
     return moved
 
 
-def _asked(words: Sequence[str], at: int | None, env: Iterable[bytes], gateway: GatewayProcess) -> tuple[list[str], dict[str, str]]:
+def _asked(words: Sequence[str], at: int | None, env: Iterable[bytes], gateway: str) -> tuple[list[str], dict[str, str]]:
     """Return the words after the program, and its environment. What an earlier start has put there names no address of its own."""
-    own = f"http://127.0.0.1:{gateway.port}/"
     variables = dict(os.fsdecode(item).partition("=")[::2] for item in env)
     before, after = (words, []) if at is None else (words[:at], words[at + 1 :])
     assigned = dict(word.partition("=")[::2] for word in before if "=" in word and not word.startswith("-"))
-    return [word.replace(own, f"{GATEWAY}/") for word in after], variables | assigned
+    return [word.replace(f"{gateway}/", f"{GATEWAY}/") for word in after], variables | assigned
 
 
 def check_base_urls(setups: TreeSetups) -> None:
@@ -155,14 +156,14 @@ def _with(env: Iterable[bytes], variables: Mapping[str, str], unset: Iterable[st
     return _exempt_from_proxies(kept) + [variable + b"=" + value for variable, value in told.items()]
 
 
-def _direct(env: Sequence[bytes], setups: TreeSetups, gateway: GatewayProcess) -> list[bytes]:
+def _direct(env: Sequence[bytes], setups: TreeSetups, gateways: Gateways) -> list[bytes]:
     """Return the environment of a run that leaves out the gateway, which the run above it may use: without placeholders, and with
     what the person had in place of the gateway's address."""
     own = {name: upstream.url for name, upstream in setups.upstreams.items()}
     kept = []
     for item in env:
         variable, _, value = item.partition(b"=")
-        name = _upstream_in(value.decode(errors="replace"), gateway)
+        name = _upstream_in(value.decode(errors="replace"), gateways)
         if name is not None:
             kept += [variable + b"=" + own[name].encode()] if name in own else []
         elif value != PLACEHOLDER.encode():
@@ -170,9 +171,9 @@ def _direct(env: Sequence[bytes], setups: TreeSetups, gateway: GatewayProcess) -
     return kept
 
 
-def _upstream_in(url: str, gateway: GatewayProcess) -> str | None:
+def _upstream_in(url: str, gateways: Gateways) -> str | None:
     """Return the upstream that an address of the gateway leads to; `None` if it is another address."""
-    parts = url.split("/")[3:] if gateway.is_own(url) else []
+    parts = url.split("/")[3:] if gateways.is_own(url) else []
     return next(iter(parts[2:] if parts[:1] == ["run"] else parts), None)
 
 

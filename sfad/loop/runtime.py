@@ -35,7 +35,7 @@ from .announcing import Announcer
 from .arrivals import Arrivals
 from .connection_watch import ConnectionWatch
 from .core_loop import CoreLoop, EventQueue
-from .gateway_process import GatewayProcess
+from .gateways import Gateways
 from .hooking import Hooking
 from .isolating import Isolating
 from .launching import Launching
@@ -105,9 +105,9 @@ class Runtime:
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged)
         self.session_archive = SessionArchive(Path(self.state_dir), self.output, config.sessions, self.log.warning)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
-        self.gateway = GatewayProcess(
+        self.gateways = Gateways(
             config.gateway, self.launcher, self.log, self.announcer.tell,
-            self._settle_calls, self._uses_gateway, resources.damages,
+            self._settle_calls, self.catalogue.live.values, resources.damages,
             sock=self.socket, state_dir=self.state_dir,
         )  # fmt: skip
         self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
@@ -124,10 +124,10 @@ class Runtime:
         )
         self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
-        self.isolating = Isolating(config, self.gateway, sock=self.socket, state_dir=self.state_dir)
+        self.isolating = Isolating(config, self.gateways, sock=self.socket, state_dir=self.state_dir)
         self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
         self.connections = ConnectionWatch(
-            self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateway.upstreams.values()], self.feed
+            self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
         )
         self.arrivals = Arrivals(
             self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
@@ -152,7 +152,7 @@ class Runtime:
             self.descriptors,
             self.feed,
             self.arrivals.arm,
-            self.gateway,
+            self.gateways,
             self.shims,
             self.automatic_shims,
             self.isolating,
@@ -190,7 +190,7 @@ class Runtime:
         self.catalogue.close()
         self.metering.close()
         self.announcer.close()
-        self.gateway.close()
+        self.gateways.close()
         self.spool.close()
         self.pidfds.close()
 
@@ -210,7 +210,7 @@ class Runtime:
         self.metering.reconfigure(config.prices, _nearing(config))
         self.maintenance.reconfigure(config.retention)
         self.session_archive.reconfigure(config.sessions)
-        self.gateway.reconfigure(config.gateway)
+        self.gateways.reconfigure(config.gateway)
         self.metrics.reconfigure(config.metrics)
         self.otel.reconfigure(config.otel)
         self.hooking.configure(config.hooks)
@@ -260,8 +260,8 @@ class Runtime:
         self.run_feed.changed([run])
         self.announcer.tell_milestone(run, milestone)
 
-    async def _settle_calls(self, noted: list[EndCall]) -> None:
-        """Charge what a gateway that has ended had under way."""
+    async def _settle_calls(self, gateway: int | None, noted: list[EndCall]) -> None:
+        """Charge what a gateway that has ended had under way: that of a user, or the service's own."""
         for each in noted:
             await self._price_known(each)
         at, pricing = trio.current_time(), self.metering.report_pricing
@@ -269,16 +269,12 @@ class Runtime:
         settled = [(pricing.call_settled(each, reservation, at), reservation) for each, reservation in found]
         # a call whose price was known, and is not now, counts as reserved
         sure = (each for each, reservation in settled if each.used.cost is not None or reservation.cost is None)
-        self.feed(e.GatewayStarted(at, tuple(sure)))
+        self.feed(e.GatewayStarted(at, tuple(sure), gateway))
 
     async def _price_known(self, call: EndCall) -> None:
         known = trio.Event()
         self.metering.report_pricing.when_known(call.run, call.model, known.set, lambda _: known.set())
         await known.wait()
-
-    def _uses_gateway(self) -> bool:
-        """Return whether a live run does."""
-        return any(live.spawn.gateway for live in self.catalogue.live.values())
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         self.spool.ended.pruned(runs)

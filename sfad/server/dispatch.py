@@ -81,11 +81,20 @@ class Dispatcher:
             raise
 
 
+def _check_user(call: Call, request: Any) -> None:
+    """Raise `RequestError` if a user's gateway asks about a run of another user."""
+    live = call.runtime.catalogue.live.get(getattr(request, "run", ""))
+    if live is not None and live.uid != call.peer.gateway_of:
+        raise RequestError(ErrorCode.NOT_PERMITTED, f"run {live.run.id} is of another user than this gateway")
+
+
 def _answer(verb: Verb, call: Call, request: Any) -> None:
     """Check the permission and find the run of a request. The core checks again what it decides about: meanwhile a run may have
     ended. The guard checks a `spawn` itself, so that its refusal is recorded."""
     if verb.permission is not None:
         call.permit(verb.permission)
+    if call.peer.gateway_of is not None:
+        _check_user(call, request)
     if verb.about_run:
         verb.answer(call, request, call.resolve(request.run))
     else:

@@ -6,6 +6,8 @@ import os
 import socket
 import sys
 from array import array
+from collections.abc import Callable
+from typing import Protocol
 
 from ..core.access import Peer
 from ..host.probe import SO_PEERPIDFD, UCRED, user_name
@@ -22,8 +24,20 @@ MAX_GROUPS = 65536
 """Supplementary groups of a process (NGROUPS_MAX)."""
 
 
-def identify(connection: socket.socket, launcher: Launcher, gateway: int | None = None, exporter: int | None = None) -> Peer:
-    """Return the peer and the run that it is in. A peer that cannot be placed says why, and is refused everything.
+class Gateway(Protocol):
+    @property
+    def uid(self) -> int | None:
+        """The user whose runs alone it leads."""
+
+
+def identify(
+    connection: socket.socket,
+    launcher: Launcher,
+    gateway_at: Callable[[int], Gateway | None] = lambda _pid: None,
+    exporter: int | None = None,
+) -> Peer:
+    """Return the peer and the run that it is in. A peer that cannot be placed says why, and is refused everything. `gateway_at`
+    returns the gateway that is a process, `exporter` is a process, too.
 
     The credentials are those of the time when it connected. Takes less than 0.1 ms, because names of users are cached."""
     try:
@@ -31,8 +45,8 @@ def identify(connection: socket.socket, launcher: Launcher, gateway: int | None 
     except OSError as error:
         return Peer(uid=-1, user="unknown", owner=False, unplaced=f"the kernel does not name the process: {error.strerror}")
     user, owner, gids = user_name(uid), uid in (0, os.geteuid()), _gids(connection, gid)
-    if pid == gateway and _lives(connection):
-        return Peer(uid=uid, user=user, owner=owner, gateway=True)
+    if (gateway := gateway_at(pid)) is not None and _lives(connection):
+        return Peer(uid=uid, user=user, owner=owner, gateway=True, gateway_of=gateway.uid)
     if pid == exporter and _lives(connection):  # a child of the daemon that is in no run
         return Peer(uid=uid, user=user, owner=owner, gids=gids)
     try:

@@ -108,8 +108,8 @@ class SetupReader:
 
 
 def _find(root: Root) -> TreeSetups:
-    env, own = dict(root.env), root.uid == os.geteuid()
-    surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid), own)
+    env = dict(root.env)
+    surroundings = Surroundings(env, root.cwd, lambda path: _content(path, root.uid), os.environ, _names(root.uid))
     return tree_setups(surroundings, _programs(env.get("PATH", "")))
 
 

@@ -63,5 +63,3 @@ class Surroundings(NamedTuple):
     """Of the gateway's process: its proxy and its certificates are what calls through the gateway use."""
     names: Callable[[str], Sequence[str]] = lambda _directory: ()
     """Returns the names in a directory; none if it cannot be read."""
-    own_daemon: bool = True
-    """Whether the daemon is this person's."""

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -441,6 +442,20 @@ def test_what_an_earlier_gateway_did_not_settle_is_charged_in_full() -> None:
     assert not account.sources["gateway"].partial
     (t >> t.called(name, cost=0.1)).skip()
     assert account.used(LimitKind.COST) == 303_000_000, "it is not charged twice"
+
+
+def test_a_users_gateway_settles_what_it_has_asked_for_and_nothing_else() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=1")
+    users, _ = t.admitted(replace(t.call(a), gateway=1001))
+    own, _ = t.admitted(t.call(a))
+    (t >> e.GatewayConnected(t.at, frozenset(), 1002)).skip()
+    (t >> e.GatewayStarted(t.at, (), 1002)).skip()
+    assert list(t.run(a).account.reservations) == [users, own]
+    (t >> e.GatewayConnected(t.at, frozenset(), 1001)).skip()
+    assert list(t.run(a).account.reservations) == [own]
+    (t >> e.GatewayStarted(t.at)).skip()
+    assert not t.run(a).account.reservations
 
 
 def test_what_an_earlier_gateway_had_noted_is_charged_as_noted() -> None:

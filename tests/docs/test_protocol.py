@@ -36,7 +36,7 @@ NESTED = (
     t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.QuotaState,
     t.Survivor, t.QueueState,
     t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, t.Tokens, Advice, Summary, Group, Breach, Failed, Costly,
-    m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
+    m.GatewayInfo, m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
     t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime, m.UpstreamInfo,
 )  # fmt: skip
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import h11
 import trio
 
-from sfad.gateway.as_user import open_clients
 from sfad.gateway.callers import Caller
 from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
@@ -124,6 +123,7 @@ class ScriptedGate:
     silent_calls: list[Silent] = field(default_factory=list)
     unasked_for: list[Unasked] = field(default_factory=list)
     egress: tuple[str, ...] = ()
+    keyed_only: bool = False
     refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
 
@@ -132,7 +132,7 @@ class ScriptedGate:
         self.placed.append((caller, token))
         if self.unplaced is not None:
             raise CallRefusedError(self.unplaced)
-        return Placed(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)))
+        return Placed(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)), self.keyed_only, "TOKEN")
 
     async def admit(self, asked: AskedCall) -> AdmittedCall:
         self.asked.append(asked)
@@ -205,14 +205,14 @@ async def house(
     gate = gate or ScriptedGate()
     trouble: list[str] = []
     trust = Trust(trouble.append)
-    async with trio.open_nursery() as nursery, open_clients(lambda: new_client(trust)) as clients:
+    async with trio.open_nursery() as nursery, new_client(trust) as client, new_client(trust, proxies=False) as passing:
         behind = await trio.open_tcp_listeners(0, host="127.0.0.1")
         direct = behind[0].socket.getsockname()[1]
         nursery.start_soon(trio.serve_listeners, provider.serve, behind)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         known = upstreams or {name: Upstream(name, f"http://127.0.0.1:{direct}{prefix}", api)}
         shared = Shared(
-            gate, clients, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), BodyReader()
+            gate, client, passing, lambda: known, lambda: ungated, Estimates(), Memory(), trust, Egress(most=most), BodyReader()
         )
         proxy = Proxy(shared, most=most, trouble=trouble.append)
         nursery.start_soon(proxy.serve, listener, nursery)

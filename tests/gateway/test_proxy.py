@@ -9,6 +9,7 @@ import random
 import socket
 import zlib
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import brotli  # type: ignore[import-untyped]
@@ -790,6 +791,34 @@ async def test_the_operators_key(monkeypatch: pytest.MonkeyPatch, api: str, head
             assert b"KEY_OF_TEST" in answer.body
 
 
+async def test_a_call_that_another_gateway_has_the_key_for_passes_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    provider = Provider(saying(reply(WHOLE, JSON)))
+    async with house(provider) as the:
+        there = f"http://127.0.0.1:{the.direct}"
+        the.gate.upstreams["up"] = Upstream("up", "https://provider.example/v1", "anthropic", through=there)
+        answer = await the.ask(post(f"{MESSAGES}?beta=true", b"no call", "X-Api-Key: placeholder"))
+        assert (answer.status, answer.body, the.gate.asked, the.gate.passing) == (200, WHOLE, [], [])
+        assert provider.requests[0].startswith(b"POST /run/TOKEN/up/v1/messages?beta=true HTTP/1.1")
+        the.gate.upstreams["up"] = Upstream("up", "https://provider.example", "anthropic", through="http://127.0.0.1:1")
+        answer = await the.ask(post(MESSAGES, CALL))
+        assert answer.status == 502
+        assert b"the gateway that has the key of upstream 'up' does not answer" in answer.body
+        assert b"TOKEN" not in answer.body
+
+
+async def test_a_gateway_leads_another_users_run_to_upstreams_with_a_key_only(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("real")
+    gate = ScriptedGate(keyed_only=True)
+    async with house(Provider(saying(reply(WHOLE, JSON)), keeps=True), gate=gate) as the:
+        answer = await the.ask(post(MESSAGES, CALL))
+        assert (answer.status, gate.asked) == (404, [])
+        assert b"at that of your own gateway" in answer.body
+        gate.upstreams["up"] = Upstream("up", f"http://127.0.0.1:{the.direct}", "anthropic", key_file=str(tmp_path / "key"))
+        assert (await the.ask(post(MESSAGES, CALL))).status == 200
+        assert (await the.ask(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n")).status == 403
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::ffff:127.0.0.1]", "0.0.0.0", "[::]", "0"])  # noqa: S104
 async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
     async with house(Provider(saying(b""))) as the:
@@ -799,28 +828,6 @@ async def test_the_gateway_is_not_its_own_upstream(host: str) -> None:
         assert answer.status == 400
         assert b"is this gateway itself" in answer.body
         assert (len(the.gate.asked), (await the.told()).tokens) == (1, Tokens())
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can open a connection as another user")
-async def test_the_gateway_of_root_asks_a_users_upstream_as_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, openers = Kernel(), list[int]()
-
-    async def script(stream: trio.SocketStream, _: bytes) -> None:
-        opener = opener_of(kernel, stream.socket)
-        assert opener is not None
-        openers.append(opener.uid)
-        await stream.send_all(reply(WHOLE, JSON))
-
-    opener_of, caller = Kernel.caller, Caller(54_321, 1)
-    monkeypatch.setattr(Kernel, "caller", lambda *_: caller)
-    async with house(Provider(script, keeps=True)) as the:
-        the.gate.upstreams["mine"] = Upstream("mine", f"http://127.0.0.1:{the.direct}", "anthropic")
-        for uid in (54_321, 54_321, 54_322, 0):
-            caller = Caller(uid, 1)
-            for upstream in ("mine", "up"):
-                assert (await the.ask(post(f"/{upstream}/v1/messages", CALL))).body == WHOLE
-    kernel.close()
-    assert openers == [54_321, 0, 54_321, 0, 54_322, 0, 0, 0]
 
 
 # ---- many at a time

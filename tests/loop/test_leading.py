@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.loop.gateway_process import GatewayProcess
+from sfad.loop.gateways import Gateways
 from sfad.loop.leading import PLACEHOLDER, _exempt_from_proxies, _merged, led
 from sfad.protocol.messages import Spawn
 from sfad.setups import Surroundings, TreeSetups, tree_setups
@@ -59,9 +59,9 @@ def tree(env: Mapping[str, str], files: Mapping[str, str] | None = None) -> Tree
     return tree_setups(Surroundings({"HOME": "/h"} | dict(env), "/w", known.get, {}), ())
 
 
-def run(gateway: GatewayProcess, setups: TreeSetups, program: str, env: Mapping[str, str]) -> Spawn:
+def run(gateways: Gateways, setups: TreeSetups, program: str, env: Mapping[str, str]) -> Spawn:
     told = [f"{name}={value}".encode() for name, value in ({"HOME": "/h"} | dict(env)).items()]
-    return led(Spawn(id=1, argv=[program.encode()], cwd=b"/w", env=told, gateway=True), setups, gateway)
+    return led(Spawn(id=1, argv=[program.encode()], cwd=b"/w", env=told, gateway=True), setups, gateways, os.getuid())
 
 
 def variables(spawn: Spawn) -> dict[str, str]:
@@ -87,12 +87,12 @@ async def test_what_a_script_changes_of_foundry_leads_around_the_gateway(
 ) -> None:
     async with shell(tmp_path, FakeLauncher) as runtime:
         setups = tree(FOUNDRY)
-        spawn = run(runtime.gateway, setups, "claude", FOUNDRY | changed)
+        spawn = run(runtime.gateways, setups, "claude", FOUNDRY | changed)
         assert (spawn.direct is not None) is direct
         if direct:
             assert variables(spawn).items() >= (FOUNDRY | changed).items()
         else:
-            again = run(runtime.gateway, setups, "claude", variables(spawn))
+            again = run(runtime.gateways, setups, "claude", variables(spawn))
             assert (again.direct, variables(again)) == (None, variables(spawn))
 
 
@@ -115,7 +115,7 @@ async def test_only_the_variables_of_a_program_lead_it_around_the_gateway(
     async with shell(tmp_path, FakeLauncher) as runtime:
         chosen = {"GEMINI_CLI_TRUST_WORKSPACE": "true", "GEMINI_API_KEY": "k"}
         settings = {"/h/.gemini/settings.json": '{"security": {"auth": {"selectedType": "gemini-api-key"}}}'}
-        spawn = run(runtime.gateway, tree(chosen, settings), program, chosen | {variable: "https://other.example"})
+        spawn = run(runtime.gateways, tree(chosen, settings), program, chosen | {variable: "https://other.example"})
         assert (spawn.direct is not None) is direct
         assert variables(spawn)[variable] == "https://other.example"
 
@@ -155,10 +155,10 @@ CORP = 'model_provider = "corp"\n[model_providers.corp]\nbase_url = "https://c.e
 async def test_keys_for_addresses_of_a_persons_own_stay(tmp_path: Path, files: Mapping[str, str], program: str, kept: str) -> None:
     async with shell(tmp_path, FakeLauncher, OPERATOR) as runtime:
         setups = tree(KEYS, files)
-        told = variables(run(runtime.gateway, setups, program, KEYS))
+        told = variables(run(runtime.gateways, setups, program, KEYS))
         assert {value for name, value in told.items() if name in KEYS} - {PLACEHOLDER} == {*kept}
         from_above = {"ANTHROPIC_API_KEY": PLACEHOLDER, "OPENAI_API_KEY": PLACEHOLDER}
-        without = variables(run(runtime.gateway, setups, program, from_above))
+        without = variables(run(runtime.gateways, setups, program, from_above))
         own = kept == "a" and (program == "claude" or "/w/.env" in files)
         variable = "ANTHROPIC_AUTH_TOKEN" if program == "claude" else "ANTHROPIC_API_KEY"
         assert [name for name in without if name.startswith("ANTHROPIC_") and name[-3:] in ("KEY", "KEN")] == [variable] * (not own)

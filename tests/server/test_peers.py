@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -150,14 +151,25 @@ def connected_and_died(path: str) -> int:
     return program.pid
 
 
+@dataclass
+class OneGateway:
+    uid: int | None
+
+
+def gateway_is(process: int, uid: int | None) -> Callable[[int], OneGateway | None]:
+    return lambda pid: OneGateway(uid) if pid == process else None
+
+
 async def test_a_process_with_the_gateways_pid_is_not_the_gateway(rig: Rig, listener: socket.socket) -> None:
     """The peer has ended; by now its pid is that of the gateway. It was passed to nobody, so the kernel may use it again."""
     if not peer_pidfd():
         pytest.skip("the kernel does not give the peer's pidfd (Linux 6.5)")
     program = connected_and_died(listener.getsockname())
     with closing(await accept(listener)) as server:
-        assert peers.identify(server, rig.launcher, gateway=program).gateway is False
+        assert peers.identify(server, rig.launcher, gateway_at=gateway_is(program, None)).gateway is False
     with closing(socket.socket(socket.AF_UNIX)) as client:
         client.connect(listener.getsockname())
         with closing(await accept(listener)) as server:
-            assert peers.identify(server, rig.launcher, gateway=os.getpid()).gateway is True
+            for uid in (None, 61001):
+                found = peers.identify(server, rig.launcher, gateway_is(os.getpid(), uid))
+                assert (found.gateway, found.gateway_of) == (True, uid)

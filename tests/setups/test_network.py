@@ -13,10 +13,10 @@ Env = dict[str, str] | None
 PROXY = "http://me:secret@proxy.example:3128"
 
 
-def at(env: Env = None, *, daemon: Env = None, settings: Env = None, own: bool = True) -> Surroundings:
-    """A person with variables in the environment and in the settings of Claude Code. `own`: the daemon is that of this person."""
+def at(env: Env = None, *, daemon: Env = None, settings: Env = None) -> Surroundings:
+    """A person with variables in the environment and in the settings of Claude Code."""
     files = {"/home/me/.claude/settings.json": json.dumps({"env": settings or {}}).encode()}
-    return Surroundings({"HOME": "/home/me"} | (env or {}), "/home/me/project", files.get, daemon or {}, own_daemon=own)
+    return Surroundings({"HOME": "/home/me"} | (env or {}), "/home/me/project", files.get, daemon or {})
 
 
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "http_proxy"])
@@ -42,18 +42,11 @@ def test_a_proxy_in_the_settings_of_claude_leads_only_claude_around() -> None:
     assert all_setups(surroundings)[""].direct is None
 
 
-def test_the_gateway_of_the_same_user_trusts_what_the_person_trusts() -> None:
+def test_the_gateway_trusts_what_the_person_trusts() -> None:
     env = {"SSL_CERT_FILE": "/d.pem", "CURL_CA_BUNDLE": "/b.pem"}
     surroundings = at(env, daemon={"SSL_CERT_FILE": "/d.pem"}, settings={"NODE_EXTRA_CA_CERTS": "/c.pem"})
     assert tree_setups(surroundings, ()).certificates == ["/b.pem", "/c.pem"]
     assert tree_setups(at(), ()).certificates == []
-
-
-def test_the_gateway_of_another_user_trusts_only_what_it_has() -> None:
-    env = {"NODE_EXTRA_CA_CERTS": "/b.pem"}
-    assert "/b.pem (NODE_EXTRA_CA_CERTS)" in str(all_setups(at(env, own=False))["claude"].direct)
-    assert all_setups(at(env, daemon={"SSL_CERT_FILE": "/b.pem"}, own=False))["claude"].direct is None
-    assert all_setups(at({"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt"}, own=False))["claude"].direct is None
 
 
 def test_a_program_that_checks_no_certificates_is_left_as_it_is() -> None:

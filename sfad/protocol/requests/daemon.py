@@ -13,6 +13,14 @@ class DaemonInfo(Request, tag="status"):
     repeats = 1
 
 
+class GatewayInfo(Struct, frozen=True, kw_only=True):
+    """The gateway of a user, which is running."""
+
+    user: str
+    url: str
+    pid: int
+
+
 class DaemonStatus(Reply, tag="daemon_status"):
     version: str
     pid: int
@@ -39,7 +47,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
     budgets: list[BudgetState] = []
     linger_command: str | None = None
     gateway: str | None = None
-    """Its address; `None` if it is not enabled."""
+    """The address of that of the caller's user; `None` while there is none."""
     gateway_pid: int | None = None
     """`None` also while it is being started again."""
     shim_dir: str = ""
@@ -74,6 +82,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     `None` inside a run."""
     window_s: float = 3600.0
     """`alerts.window` of the config."""
+    gateways: list[GatewayInfo] = []
+    """Those of other users, which only they and root may ask how they are. Told as `metrics` is."""
     limit_share: float = 0.8
     """`alerts.limit_share` of the config."""
 

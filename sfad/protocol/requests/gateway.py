@@ -136,6 +136,8 @@ class UpstreamInfo(Struct, frozen=True, kw_only=True):
     api: str
     key_env: str | None = None
     key_file: str | None = None
+    through: str | None = None
+    """The address of the gateway that has its key; `None`: the gateway that is told calls it itself."""
 
 
 class GatewaySettings(Reply, tag="gateway_settings"):
@@ -145,13 +147,17 @@ class GatewaySettings(Reply, tag="gateway_settings"):
 
 class CallerPlaced(Reply, tag="caller_placed"):
     """`upstreams`: those of the caller's tree, which stand beside the gateway's, or replace those of the same name. `certificates`:
-    files of those to trust, beside the gateway's."""
+    files of those to trust, beside the gateway's. `keyed_only`: the caller's user has another gateway, for all upstreams without a
+    key of the operator's."""
 
     run: RunId
     upstreams: dict[str, UpstreamInfo] = {}
     certificates: list[str] = []
     egress: list[str] = []
     """Hosts that the run reaches through the gateway, as in `Isolation`."""
+    keyed_only: bool = False
+    token: str | None = None
+    """Names the run to the gateway that has the operator's keys. Only a user's gateway is told."""
 
 
 class CallAdmitted(Reply, tag="call_admitted"):

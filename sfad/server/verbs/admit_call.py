@@ -21,6 +21,10 @@ def admit_call(call: Call, request: AdmitCall) -> None:
     if live is None:
         call.fail(ErrorCode.WRONG_STATE, f"run {request.run} has ended")
         return
+    gateway = call.peer.gateway_of
+    if not runtime.gateways.may_ask(gateway, live, runtime.catalogue.live[live.run.root.id].setups, request.upstream):
+        call.fail(ErrorCode.NOT_PERMITTED, f"calls of run {request.run} to upstream '{request.upstream}' are another gateway's")
+        return
     lineage = live.lineage_ids
     info = CallInfo(
         time=wall_clock(),
@@ -50,6 +54,7 @@ def admit_call(call: Call, request: AdmitCall) -> None:
             lambda token, now: e.CallAsked(
                 now, token, request.run, request.model, request.input_tokens, price.input, price.output, request.max_output,
                 least, asked, request.choices, request.more_input, price.more_input, tuple(request.others),
+                gateway,
             ),
         )  # fmt: skip
 

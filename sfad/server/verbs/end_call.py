@@ -14,7 +14,7 @@ def end_call(call: Call, request: EndCall) -> None:
 
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
-        if found is not None:
+        if found is not None and found[1].gateway == call.peer.gateway_of:
             runtime.feed(runtime.metering.report_pricing.call_settled(request, found[1], trio.current_time()))
             _tell_of_tools(call, request)
             runtime.arrivals.call_settled()

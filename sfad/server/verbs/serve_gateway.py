@@ -3,20 +3,18 @@
 import trio
 
 from ...core import events as e
-from ...protocol.messages import GatewaySettings, ServeGateway, UpstreamInfo
+from ...protocol.messages import GatewaySettings, ServeGateway
 from ..call import Call, answers
 
 
 @answers(ServeGateway)
 def serve_gateway(call: Call, request: ServeGateway) -> None:
+    runtime, user = call.runtime, call.peer.gateway_of
+    gateway = runtime.gateways.own if user is None else runtime.gateways.of(user)
     for listener in call.connection.take(request.descriptors) or []:
-        call.runtime.gateway.keep(listener)
-    call.runtime.gateway.serves()
+        gateway.keep(listener)
+    gateway.serves()
     if request.reservations is not None:
-        call.runtime.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations)))
-    config = call.runtime.config.gateway
-    upstreams = {
-        name: UpstreamInfo(url=each.url, api=each.api, key_env=each.key_env, key_file=each.key_file)
-        for name, each in config.upstreams.items()
-    }
-    call.reply(GatewaySettings(id=request.id, upstreams=upstreams, ungated=config.ungated))
+        runtime.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations), user))
+    ungated = runtime.config.gateway.ungated
+    call.reply(GatewaySettings(id=request.id, upstreams=runtime.gateways.settings(user), ungated=ungated))

@@ -15,5 +15,7 @@ MAX_HOST = 255
 def silent_call(call: Call, request: SilentCall) -> None:
     now = trio.current_time()
     silence = Silence(request.host[:MAX_HOST], now - request.silent_s) if request.silent_s is not None else None
-    call.runtime.feed(e.CallSilent(now, request.reservation, silence))
+    found = call.runtime.machine.reservation(request.reservation)
+    if found is not None and found[1].gateway == call.peer.gateway_of:
+        call.runtime.feed(e.CallSilent(now, request.reservation, silence))
     call.reply(Done(id=request.id))

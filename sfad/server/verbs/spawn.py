@@ -57,10 +57,10 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
     if above is not None:
         setups: TreeSetups | None = runtime.catalogue.live[above.run.root.id].setups
-    elif peer.unplaced or not _may_use_gateway(request, enabled=runtime.gateway.enabled):
+    elif peer.unplaced or not _may_use_gateway(request, enabled=runtime.gateways.enabled):
         setups = NO_SETUPS
     else:
-        env = [item for item in request.env if not runtime.gateway.is_own(os.fsdecode(item.partition(b"=")[2]))]
+        env = [item for item in request.env if not runtime.gateways.is_own(os.fsdecode(item.partition(b"=")[2]))]
         root = Root.of(peer.uid, request.cwd, env)
         setups = None if _is_agent(request) else runtime.setups.known(root)
     file = settings_file(request) if setups is not NO_SETUPS else None
@@ -104,7 +104,7 @@ def _ask(
         if request.shim and above is not None and _is_own_program(call.connection.sender, above, request):
             close_soon(descriptors, call.connection.sender_group)
             itself = with_gateway(request, above, enabled=True)
-            itself = led(itself, setups, runtime.gateway, token=runtime.gateway.token(above.run.id))
+            itself = led(itself, setups, runtime.gateways, above.uid, token=runtime.gateways.token(above.run.id))
             call.reply(OwnProgram(id=call.id, argv=itself.argv))
             return
         request = _completed(call, request, above, setups, explicit=explicit)
@@ -125,11 +125,11 @@ def _ask(
             push(call, run)
 
     ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user, setups)
-    if request.gateway and (explicit or runtime.gateway.always) and above is None:
-        runtime.gateway.demand(_once_served(call, ask, descriptors))
+    if request.gateway and (explicit or runtime.gateways.always) and above is None:
+        runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))
         return
     if request.gateway and request.direct is None and _is_agent(request):
-        runtime.gateway.demand_soon()
+        runtime.gateways.demand_soon(peer.uid)
     ask()
 
 
@@ -138,13 +138,13 @@ def _completed(call: Call, request: Spawn, above: Live | None, setups: TreeSetup
     the gateway, its sandbox, its channel. Raise `AgentError`, `Invalid`, `IsolationError`, `IsolationImpossible`, `RequestError`,
     `OSError`."""
     runtime, peer = call.runtime, call.peer
-    request = with_gateway(request, above, enabled=runtime.gateway.enabled)
+    request = with_gateway(request, above, enabled=runtime.gateways.enabled)
     request = _with_tools(request, above)
     if request.gateway and above is None:
         check_base_urls(setups)
     if request.agent is not None:
-        request = filled_in(request, runtime.agents, runtime.gateway.address() if request.gateway else None)
-    request = led(request, setups, runtime.gateway, explicit=explicit)
+        request = filled_in(request, runtime.agents, runtime.gateways.of(peer.uid).address() if request.gateway else None)
+    request = led(request, setups, runtime.gateways, peer.uid, explicit=explicit)
     request = runtime.isolating.decided(request, above, peer.uid)
     _check(request)
     _check_room(request, peer, runtime.catalogue.live.values())

@@ -13,7 +13,9 @@ from ...core.quotas import QuotaUse
 from ...core.run import Run
 from ...core.shared_alerts import subject_of
 from ...host import logout
-from ...protocol.messages import DaemonInfo, DaemonStatus
+from ...host.probe import user_name
+from ...loop.gateways import Gateways
+from ...protocol.messages import DaemonInfo, DaemonStatus, GatewayInfo
 from ...protocol.types import AlertState, BudgetState, QuotaState, Status
 from ...runs.live import Live
 from ...runs.raised_alerts import all_alerts
@@ -29,6 +31,7 @@ def status(call: Call, _request: DaemonInfo) -> None:
     mine = runtime.catalogue.live_runs(scope).values()
     everything = scope == EVERYTHING
     budgets = (b for b in machine.budgets if scope.uid is None or call.peer.user in b.members) if scope.run is None else ()
+    gateway = runtime.gateways.known(call.peer.uid)
     trusted = call.peer.uid in (0, os.geteuid())
     call.reply(
         DaemonStatus(
@@ -55,11 +58,12 @@ def status(call: Call, _request: DaemonInfo) -> None:
             enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
             budgets=[_state(budget, machine.tree) for budget in budgets],
             linger_command=logout.linger_command(),
-            gateway=runtime.gateway.url,
+            gateway=gateway.url if gateway is not None else None,
             rejected_config=runtime.rejected_config if trusted else None,
             config_files=[str(path) for path in runtime.config_files] if trusted else None,
             log=runtime.log.place if trusted else None,
-            gateway_pid=runtime.gateway.pid,
+            gateway_pid=gateway.pid if gateway is not None else None,
+            gateways=_gateways(runtime.gateways) if trusted else [],
             otel=runtime.otel.endpoint if trusted else None,
             otel_trouble=runtime.otel.trouble if trusted else None,
             metrics=runtime.metrics.listen if trusted else None,
@@ -75,6 +79,12 @@ def status(call: Call, _request: DaemonInfo) -> None:
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
+
+
+def _gateways(gateways: Gateways) -> list[GatewayInfo]:
+    """Return those of users that are running."""
+    found = ((each.uid, each.base, pid) for each in gateways if (pid := each.pid) is not None)
+    return [GatewayInfo(user=user_name(uid), url=url, pid=pid) for uid, url, pid in found if uid is not None]
 
 
 def _memory() -> int:
