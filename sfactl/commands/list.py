@@ -257,6 +257,8 @@ COLUMNS = (
     Column("ID", lambda run: run.id),
     Column("NAME", lambda run: run.name),
     Column("STATUS", output.outcome),
+    Column("AFTER", lambda run: ",".join(after.words for after in run.after) or "-", known=True),
+    Column("GROUP", lambda run: run.group or "-", known=True),
     Column("ALERTS", lambda run: ",".join(alert.type.removeprefix("alert_") for alert in run.alerts) or "-", known=True),
     Column("DEPTH", lambda run: str(run.depth)),
     Column("PARENT", lambda run: run.parent_id or "-"),
@@ -276,7 +278,7 @@ COLUMNS = (
     Column("COMMAND", output.command),
 )
 
-LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "ENDED")
+LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "ENDED", "GROUP")
 """Columns to leave out on a narrow terminal, the least important first."""
 
 

@@ -1,6 +1,6 @@
 """Requests that wait for an answer of the core."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -20,7 +20,7 @@ from ..meters import AgentProgram, session_files_of
 from ..observe.counts import Counts
 from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
-from ..protocol.types import RunId
+from ..protocol.types import After, RunId, Status
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
@@ -131,7 +131,12 @@ class PendingRequests:
             raise
         token = self._token(answer)
         self._spawns[token] = pending
-        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
+        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after)))
+
+    def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
+        """Return how those of the runs have ended that are not live."""
+        ended = ((after.run, self.catalogue.info(after.run)) for after in awaited if after.run not in self.catalogue.live)
+        return {run: info.status for run, info in ended if info is not None and info.status.terminal}
 
     def take_admitted(self, token: int) -> PendingSpawn:
         """Return an admitted spawn, once. Its descriptors are the caller's now."""

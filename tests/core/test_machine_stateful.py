@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
+import msgspec
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,7 +24,7 @@ from sfad.core.run import Run
 from sfad.core.stop_requests import GONE
 from sfad.core.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED
-from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
+from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
 from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, snapshot
 
@@ -115,6 +116,7 @@ POLICIES = st.builds(
     trees_per_user=st.integers(1, 3),
     trees=st.integers(1, 4),
     spawns_per_hour=st.sampled_from([3, 100]),
+    groups=st.sampled_from([{}, {"g": 1}, {"g": 1, "h": 2}]),
 )
 
 BOUNDS = st.one_of(st.none(), st.none(), st.builds(Bound, value=st.integers(-1, 9), source=st.just("--flag")))
@@ -189,10 +191,22 @@ class MachineAgainstShell(RuleBasedStateMachine):
                 self.world.launched(box)
 
     @precondition(lambda self: len(self.world.machine.tree.roots()) < 5)
-    @rule(asked=ASKED, user=st.sampled_from(USERS), swift=SWIFT)
-    def spawn_root(self, asked: Asked, user: str, swift: bool) -> None:
-        """A person asks for a run."""
-        self.ask(asked, self.person(user), swift=swift)
+    @rule(asked=ASKED, user=st.sampled_from(USERS), swift=SWIFT, group=st.sampled_from([None, None, "g", "g", "h"]))
+    def spawn_root(self, asked: Asked, user: str, swift: bool, group: str | None) -> None:
+        """A person asks for a run, perhaps in a group."""
+        self.ask(msgspec.structs.replace(asked, group=group), self.person(user), swift=swift)
+
+    @precondition(lambda self: self.world.books)
+    @rule(asked=ASKED, data=st.data(), swift=SWIFT, within=SELDOM, group=st.sampled_from([None, None, "g"]))
+    def spawn_after(self, asked: Asked, data: st.DataObject, swift: bool, within: bool, group: str | None) -> None:
+        """A person or an agent asks for a run that starts when others have ended."""
+        known = [run for run, book in self.world.books.items() if book.ended or run in self.world.live]
+        awaited = data.draw(st.lists(st.builds(After, run=st.sampled_from(known), ok=st.booleans()), min_size=1, max_size=2))
+        if within and self.world.populated:
+            peer = self.inside(data.draw(st.sampled_from(self.world.populated)).id)
+        else:
+            peer = self.person(data.draw(st.sampled_from(USERS)))
+        self.ask(msgspec.structs.replace(asked, queue=True, after=tuple(awaited), group=group), peer, swift=swift)
 
     @precondition(lambda self: self.world.populated)
     @rule(asked=ASKED, data=st.data(), swift=SWIFT)
@@ -670,7 +684,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """Higher priority first, then first come."""
         slots = self.world.machine.slots
         for queue in slots._queues.values():
-            waiting = [self.world.books[name].run for _, _, name in sorted(queue) if name in slots._waiting]
+            assert queue == sorted(queue)
+            runs = [self.world.books[name].run for _, _, name in queue if name in slots._waiting]
+            assert [-run.asked.priority for run in runs] == sorted(-run.asked.priority for run in runs)
+            # the others came to the queue when what they waited for had ended
+            waiting = [run for run in runs if not run.asked.after]
             assert waiting == sorted(waiting, key=lambda run: (-run.asked.priority, run.birth.number))
 
     @invariant()
@@ -713,19 +731,45 @@ class MachineAgainstShell(RuleBasedStateMachine):
             user = self.world.books[new].run.user
             assert slots.count <= policy.trees
             assert slots.user_count(user) <= policy.trees_per_user
+            group = self.world.books[new].run.asked.group
+            assert group is None or slots.group_count(user, group) <= policy.groups.get(group, 1000)
         self.holders = {run.id for run in holders}
         for user in USERS:
             assert slots.user_count(user) == len([run for run in holders if run.user == user])
+            for group in "gh":
+                assert slots.group_count(user, group) == len(
+                    [run for run in holders if (run.user, run.asked.group) == (user, group)]
+                )
         assert slots.queued == len(roots) - len(holders)
         assert all(run.status is Status.QUEUED for run in roots if slots.waits(run.id))
 
     @invariant()
     def no_request_waits_for_nothing(self) -> None:
-        """A tree waits only while the user or the daemon has no free slot."""
-        slots = self.world.machine.slots
-        for run in self.world.machine.tree.roots():
-            if slots.waits(run.id):
-                assert not slots.free_for(run.user)
+        """A tree waits only while the user, the group or the daemon has no free slot, and a run only while one lives that it waits
+        for, and does not wait for it."""
+        slots, tree = self.world.machine.slots, self.world.machine.tree
+        for run in tree:
+            assert run.status in {Status.QUEUED, Status.STOPPING} or not run.awaits
+            if run.status is not Status.QUEUED:
+                continue
+            assert all(tree.get(after.run) is not None for after in run.awaits)
+            if run.awaits:
+                self.check_no_circle(run)
+            elif run.parent is None:
+                assert not slots.waits(run.id) or not slots.free_for(run.user, run.asked.group)
+                assert slots.waits(run.id) or not run.committed
+            else:
+                assert run.standing_still or not run.committed
+
+    def check_no_circle(self, run: Run) -> None:
+        """Check that nothing that the run waits for can only end after it."""
+        reached = [run]
+        for each in reached:
+            for after in each.awaits:
+                awaited = self.world.machine.tree.get(after.run)
+                assert awaited is not None
+                assert awaited not in run.lineage
+                reached.append(awaited)
 
     @invariant()
     def clocks_match(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import Literal
-from ..types import Action, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId
+from ..types import Action, After, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId
 from .base import Reply, Request
 
 
@@ -41,6 +41,10 @@ class Spawn(Request, tag="spawn"):
     """The run may start sessions and stop them, although it is a subagent."""
     queue: bool = True
     priority: int = 0
+    group: str | None = None
+    """The group whose slots the tree shares."""
+    after: list[After] = []
+    """The run is queued until each of these has ended."""
     log: bool = True
     quiet: bool = False
     gateway: bool | None = None
