@@ -248,6 +248,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
         isolation=isolation,
+        env_set=bool(wanted.env),
     )
 
 

@@ -101,6 +101,7 @@ class Page:
             (not query.status or info.status in query.status)
             and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
+            and query.group in (None, info.group)
             and (info.session or not query.sessions)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and (self.within is None or self.within in lineage)
@@ -464,6 +465,8 @@ def filters(page: Page) -> Iterator[Term]:
         yield from scope_terms(page.scope)
     if query.user is not None:
         yield Term("runs.user = ?", (query.user,))
+    if query.group is not None:
+        yield Term("runs.queue_group = ?", (query.group,))
     if query.sessions:
         yield Term("+runs.mode = ?", (SESSION,))
     if query.since is not None:

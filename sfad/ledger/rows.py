@@ -40,7 +40,7 @@ class RunExtra(Struct, frozen=True, kw_only=True, gc=False):
     provider: str | None = None
     result_head: bytes | None = None
     request: bytes | None = None
-    """What it was started with, as `protocol.kept` makes it."""
+    """What it was started with, as `runs.recalled` makes it."""
 
 
 Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "charge"]

@@ -77,6 +77,24 @@ class Spawn(Request, tag="spawn"):
     """The shim that asks is one that the daemon has made: no person wants a child run."""
     direct: str | None = None
     """Why the run's program goes without the gateway although the run may use it. Set by the daemon only."""
+    env_set: bool = False
+    """The command line has set some of the variables, which `Recall` cannot tell."""
+
+
+class Recall(Request, tag="recall"):
+    """Ask what a run was started with, in order to start it again. Answered by `Recalled`."""
+
+    repeats = 1
+
+    run: str
+
+
+class Recalled(Reply, tag="recalled"):
+    """`request`: as it was sent, without environment, umask, key and claim; and of a run below another with what it has inherited:
+    its way to its model, its sandbox, its tools, its models, its labels."""
+
+    run: RunId
+    request: Spawn
 
 
 class OwnProgram(Reply, tag="own_program"):

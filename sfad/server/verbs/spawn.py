@@ -25,6 +25,7 @@ from ...protocol.messages import MAX_DESCRIPTORS, OwnProgram, Spawn
 from ...protocol.types import After, Isolation, RunId
 from ...runs.live import Live
 from ...runs.on_end import MOST as MOST_ON_END
+from ...runs.recalled import to_recall
 from ...setups import NO_SETUPS, TreeSetups
 from ...setups.reader import Root, unknown
 from ..call import EXPECTED, Call, answers, told
@@ -128,7 +129,8 @@ def _ask(
             itself = led(itself, setups, runtime.gateway, token=runtime.gateway.token(above.run.id))
             call.reply(OwnProgram(id=call.id, argv=itself.argv))
             return
-        request = _completed(call, request, above, setups, explicit=explicit)
+        asked, request = request, _completed(call, request, above, setups, explicit=explicit)
+        kept = to_recall(asked, request, above) if session is None else None
         if request.watch:
             demand_watch(call)
     except IsolationImpossible as error:
@@ -145,7 +147,9 @@ def _ask(
         if request.watch:
             push(call, run)
 
-    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user, setups)
+    ask = partial(
+        runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user, setups, kept
+    )
     if request.gateway and (explicit or runtime.gateway.always) and above is None:
         runtime.gateway.demand(_once_served(call, ask, descriptors))
         return
