@@ -4,7 +4,8 @@ stdout goes to stdout and stderr to stderr. With --stdout or --stderr, only that
 line begins with its run; without -f the runs come one after the other. --name, --label and --all choose the same runs as for
 `sfactl list`, including ended ones. A note on stderr reports bytes that the output limit has freed before they were read.
 
--f follows until the runs end, also when the daemon restarts. It may begin before a run does.
+-f follows until the runs end, also when the daemon restarts. It may begin before a run does. With `sfactl send` it is what other
+tools call attach.
 
 --timestamps shows when each line was seen, because the time of writing is not recorded. An earlier line is marked ≤ and has the
 time of the last write to its file.
