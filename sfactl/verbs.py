@@ -59,7 +59,7 @@ _MEANT = {
     "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run", "log": "logs", "tail": "logs",
     "attach": "logs", "show": "info", "inspect": "info", "describe": "info", "ls": "list", "rm": "prune", "delete": "prune",
     "clean": "prune", "cost": "summary", "usage": "summary", "explain": "why", "continue": "resume", "freeze": "pause",
-    "suspend": "pause", "ask": "send",
+    "suspend": "pause", "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun",
 }  # fmt: skip
 """Words of other tools, and the verbs that do the same."""
 

@@ -88,7 +88,7 @@ def _left_out(request: Spawn) -> list[str]:
 def _print(words: Sequence[str]) -> int:
     import shlex
 
-    print(f"sfactl spawn {shlex.join(words)}")
+    output.write(os.fsencode(f"sfactl spawn {shlex.join(words)}\n"))
     return exits.ExitCode.DONE
 
 

@@ -180,9 +180,11 @@ class Admission:
     def _take_slot(self, root: Run) -> None:
         if self._ctx.slots.free_for(root.user, root.asked.group):
             self._ctx.slots.take(root.id, root.user, root.asked.group)
-            return
-        if root.status is not Status.QUEUED:
+        else:
             root.move(Status.QUEUED)
+            self._enqueue(root)
+
+    def _enqueue(self, root: Run) -> None:
         self._ctx.slots.enqueue(root.id, root.user, root.asked.priority, root.asked.group)
 
     def _changed_above(self, run: Run) -> None:
@@ -245,9 +247,9 @@ class Admission:
             if run.parent is not None:
                 self.ready[run.id] = run
                 continue
-            # behind those that have waited for a slot, and before those that will: `launch_waiting` follows
+            # `launch_waiting` follows, and gives it a slot if there is one for it
             self._ctx.slots.release(run.id)
-            self._ctx.slots.enqueue(run.id, run.user, run.asked.priority, run.asked.group)
+            self._enqueue(run)
 
     def launch_waiting(self) -> None:
         """Launch the trees that wait for a slot, as far as there are any, and what waits below a root and may start."""
@@ -271,7 +273,7 @@ class Admission:
         if run.status is Status.QUEUED and run.awaits:
             self._hold(run)
         elif run.status is Status.QUEUED and run.parent is None:
-            self._ctx.slots.enqueue(run.id, run.user, run.asked.priority, run.asked.group)
+            self._enqueue(run)
         elif run.status is Status.QUEUED:
             self.ready[run.id] = run
         elif run.parent is None:

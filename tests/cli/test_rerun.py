@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from sfactl import spawn_options
 from sfactl.commands import rerun
 from sfactl.options import agent_or_command, before_command, read
+from sfad.host.bubblewrap import bubblewrap
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind
 
-from .conftest import World
+from .conftest import SFACTL, World
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)
 WORDS = st.lists(st.binary(max_size=6).map(lambda word: word.replace(b"\0", b"")), max_size=3)
@@ -176,6 +178,18 @@ def test_dry_run_prints_a_command_line_that_works(shared: World) -> None:
     assert shared.json("info", again)["exit_code"] == 4
 
 
+def test_words_that_are_no_text_stay_as_they_are(shared: World) -> None:
+    word = b"\xff'\n$x"
+    script = 'printf %s "$0"'
+    command: list[str | bytes] = [*SFACTL, "spawn", "--", "sh", "-c", script, word]
+    run = subprocess.run(command, env=shared.env, capture_output=True, text=True, check=True).stdout.strip()
+    again = shared.sfactl("rerun", run).stdout.strip()
+    shared.sfactl("wait", again)
+    assert (shared.state / "output" / f"{again}.out").read_bytes() == word
+    line = subprocess.run([*SFACTL, "rerun", "--dry-run", run], env=shared.env, capture_output=True, check=True).stdout
+    assert shlex.split(os.fsdecode(line))[-1] == os.fsdecode(word)
+
+
 def test_a_live_run_an_agent_and_several_at_once(shared: World) -> None:
     run = shared.spawn("--name", "alive", "--", "sleep", "1000")
     found = shared.json("rerun", run)
@@ -282,3 +296,34 @@ def test_a_run_starts_only_its_own_again(shared: World) -> None:
     script = "c=$($SFACTL spawn -q --name kid -- true); $SFACTL wait $c; $SFACTL rerun $c"
     child = shared.sfactl("run", "-q", "--", "sh", "-c", script).stdout.split()[-1]
     assert shared.json("info", child)["depth"] == 1
+
+
+@pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+def test_a_sandbox_stays(shared: World, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "sub").mkdir()
+    inner = f"sh -c 'echo x > {tmp_path}/file; echo x > /usr/file'"
+    script = f"echo up > {tmp_path}/file && cd sub && $SFACTL spawn --name inner -- {inner}"
+    outer = shared.spawn("--isolate", "--writable", f"{tmp_path}/more", "--cwd", str(tmp_path), "--", "sh", "-c", script)
+    shared.sfactl("wait", outer)
+    line = shared.sfactl("rerun", outer, "--dry-run").stdout
+    assert f"--writable {tmp_path}/more" in line
+    assert "--isolate=on" in line
+    # the child was started below the directory that its parent could write to
+    line = shared.sfactl("rerun", "inner", "--dry-run").stdout
+    assert f"--cwd {tmp_path}/sub " in line
+    assert f"--isolate=on --writable {tmp_path}/more --writable {tmp_path} " in line
+    again = shared.sfactl("rerun", "inner").stdout.strip()
+    shared.sfactl("wait", again, code=None)
+    assert shared.json("info", again)["isolation"] == "on"
+    assert (tmp_path / "file").read_text() == "x\n"
+    assert not Path("/usr/file").exists()
+
+
+def test_the_models_and_the_way_to_them_stay(shared: World) -> None:
+    script = "$SFACTL spawn --name modest -- true"
+    outer = shared.spawn("--gateway", "--model-allow", "claude-haiku-*", "--", "sh", "-c", script)
+    shared.sfactl("wait", outer)
+    line = shared.sfactl("rerun", "modest", "--dry-run").stdout
+    assert "--gateway" in line
+    assert "--model-allow 'claude-haiku-*'" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -168,6 +169,18 @@ def test_the_command_line_refuses_what_makes_no_sense(daemon: Daemon) -> None:
         done = daemon.sfactl("spawn", *words, "--", "true")
         assert done.returncode == 2
         assert said in done.stderr
+
+
+def test_a_foreground_run_waits_too(daemon: Daemon, tmp_path: Path) -> None:
+    with daemon.client() as client:
+        first = started(client, held(tmp_path / "gate")).id
+    command = [daemon.python, "-m", "sfactl", "run", "--name", "then", "--after", f"{first}:ok", "--", "true"]
+    with subprocess.Popen(command, env=daemon.env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"[agent:then] queued: it starts when {first} has completed\n"
+        (tmp_path / "gate").write_text("1")
+        assert process.wait() == 143
+        assert "and it was to start only if that completed" in process.stderr.read()
 
 
 def test_a_run_waits_for_its_own_children_and_never_for_itself(daemon: Daemon, tmp_path: Path) -> None:
