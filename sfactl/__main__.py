@@ -13,7 +13,7 @@ if not LONG_LIVED.intersection(sys.argv):
 from . import verbs
 from .entry import guarded, own_standard_descriptors
 from .exits import ExitCode, UsageError
-from .options import NotPlain, before_command, read
+from .options import NotPlain, agent_or_command, before_command, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,19 +77,13 @@ def split(arguments: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 def _call(verb: str, values: dict[str, Any], command: tuple[str, ...]) -> int:
     module = verbs.load(verb)
     if getattr(module, "TAKES_COMMAND", False):
-        values |= _agent_or_command(command)
+        values |= agent_or_command(command)
     try:
         code: int = module.main(**values)
     except UsageError as error:
         raise UsageError(f"{error.message}\nTry 'sfactl {verb} --help'.") from error
     sys.stdout.flush()
     return code
-
-
-def _agent_or_command(words: tuple[str, ...]) -> dict[str, Any]:
-    if words[:1] == ("--",):
-        return {"command": list(words[1:])}
-    return {"agent": words[0], "command": list(words[1:])} if words else {"command": []}
 
 
 def _by_typer(arguments: Sequence[str], verb: str | None, command: tuple[str, ...] = (), *, completing: bool = False) -> int:

@@ -98,6 +98,13 @@ def before_command(parameters: Sequence[Parameter], arguments: Sequence[str]) ->
     return min(at, len(arguments))
 
 
+def agent_or_command(words: Sequence[str]) -> Values:
+    """Return the values for what follows the options of a verb that takes a command: the agent, or `--`, and the words after."""
+    if words[:1] in (["--"], ("--",)):
+        return {"command": list(words[1:])}
+    return {"agent": words[0], "command": list(words[1:])} if words else {"command": []}
+
+
 def pair(option: str, text: str) -> tuple[str, str]:
     """Return key and value of `K=V`. Raise `UsageError`."""
     key, equals, value = text.partition("=")

@@ -35,7 +35,7 @@ class ProgressLines:
         self._run = run
         self.queued = run.status in (Status.ACCEPTED, Status.QUEUED)
         if not run.status.terminal:
-            self.say("queued" if self.queued else self._starting(run))
+            self.say(_queued(run) if self.queued else self._starting(run))
         for words in spawn_options.caveats(run, self._message):
             self._note(words)
         for event in self._early:
@@ -109,6 +109,15 @@ class ProgressLines:
         from .limits import in_force
 
         return f"starting: {in_force(run)}"
+
+
+def _queued(run: RunInfo) -> str:
+    if not run.after:
+        return "queued"
+    # Imported here because few runs wait for others.
+    from .waiting import after_others
+
+    return f"queued: {after_others(run)}"
 
 
 def _ending(final: RunInfo) -> str:

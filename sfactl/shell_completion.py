@@ -6,7 +6,7 @@ The user waits after pressing Tab, so completion gives up after `PATIENCE` secon
 from __future__ import annotations
 
 from sfad.protocol.known import AGENTS, METERS, PROFILES, PROGRAMS
-from sfad.protocol.requests.daemon import AgentList, Agents
+from sfad.protocol.requests.daemon import AgentList, Agents, DaemonInfo, DaemonStatus
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
@@ -58,6 +58,14 @@ def _types(socket: str | None) -> Iterator[Candidate]:
     yield from ((run.type, "") for run in _listed(socket) if run.type is not None and run.type not in PROFILES)
 
 
+def _groups(socket: str | None) -> Iterator[Candidate]:
+    with connect(socket, tell=False) as client:
+        quotas = client.call(DaemonInfo(id=0), DaemonStatus).quotas
+    for quota in quotas:
+        if quota.key.startswith("groups."):
+            yield quota.key.removeprefix("groups.").removesuffix(".slots"), f"{quota.used} of {quota.limit}"
+
+
 def _agents(socket: str | None) -> Iterator[Candidate]:
     try:
         with connect(socket, tell=False) as client:
@@ -80,6 +88,7 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "user": lambda socket: ((run.user, "") for run in _listed(socket)),
     "label": lambda socket: ((f"{key}={value}", "") for run in _listed(socket) for key, value in run.labels.items()),
     "type": _types,
+    "group": _groups,
     "agent": _agents,
     "status": _fixed(*Status),
     "meter": _fixed(*METERS),

@@ -7,7 +7,7 @@ import os
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.structs import Struct
-from sfad.protocol.types import Action, Isolation, Limit, LimitKind, RunInfo
+from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, RunInfo
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
@@ -72,6 +72,11 @@ PARAMETERS: tuple[Parameter, ...] = (
         "PATTERN", many=True),
     Heading("Queue and tree"),
     Option(("--no-queue",), "no_queue", "Refuse the run instead of waiting for a slot"),
+    Option(("--after",), "after",
+        "Start when this run has ended; with :ok, only if it completes, else the new run is cancelled",
+        "RUN[:ok]", many=True, complete="run"),
+    Option(("--group",), "group", "A group of the config: at most so many of its trees run at once, the others wait",
+        "NAME", complete="group"),
     Option(("--priority",), "priority", "A higher priority leaves the queue first (default: 0)", "N"),
     Option(("--detach",), "detach", "Start a new root instead of a child, where the config allows it"),
     Option(("--max-depth",), "max_depth", "Maximum runs in a chain, root included; 0 inherits (default: SFA_MAX_DEPTH)", "N"),
@@ -144,6 +149,8 @@ class SpawnOptions(Struct, frozen=True):
     readable: Sequence[str] = ()
     mcp: bool = False
     no_queue: bool = False
+    after: Sequence[str] = ()
+    group: str | None = None
     priority: str | None = None
     grace: str | None = None
     label: Sequence[str] = ()
@@ -175,6 +182,8 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--model-allow and --no-gateway exclude each other: only the gateway sees the model before a call")
     if "" in wanted.model_allow:
         raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
+    if wanted.after and wanted.no_queue:
+        raise UsageError("--after and --no-queue exclude each other: a run that waits for another is queued")
     _check_text(wanted)
     if wanted.isolate not in (None, "on", "net"):
         raise UsageError(f"--isolate: {wanted.isolate!r} is neither on nor net")
@@ -226,6 +235,8 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         nested=wanted.nested,
         gateway=True if wanted.gateway else False if wanted.no_gateway else None,
         queue=not wanted.no_queue,
+        after=[_after(text) for text in wanted.after],
+        group=wanted.group,
         on_end=wanted.on_end,
         priority=0 if wanted.priority is None else whole("--priority", wanted.priority),
         log=log,
@@ -242,7 +253,15 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
         isolation=isolation,
+        env_set=bool(wanted.env),
     )
+
+
+def _after(text: str) -> After:
+    run, colon, condition = text.partition(":")
+    if not run or (colon and condition != "ok"):
+        raise UsageError(f"--after: {text[:80]!r} is not of the form RUN or RUN:ok")
+    return After(run=run, ok=bool(colon))
 
 
 def _isolation(wanted: SpawnOptions) -> Isolation | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALIASES = {"ps": "list"}
 
 HEADINGS = {
-    "Start": ("run", "spawn", "session", "agents"),
+    "Start": ("run", "spawn", "rerun", "session", "agents"),
     "Look": ("list", "tree", "top", "info", "why", "logs", "result", "summary", "events", "wait"),
     "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send"),
     "Money": ("calls", "recommend", "report", "reserve", "settle"),
@@ -78,7 +78,7 @@ _MEANT = {
     "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run", "log": "logs", "tail": "logs",
     "attach": "logs", "show": "info", "inspect": "info", "describe": "info", "ls": "list", "rm": "prune", "delete": "prune",
     "clean": "prune", "cost": "summary", "usage": "summary", "explain": "why", "continue": "resume", "freeze": "pause",
-    "suspend": "pause", "ask": "send",
+    "suspend": "pause", "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun",
 }  # fmt: skip
 """Words of other tools, and the verbs that do the same."""
 

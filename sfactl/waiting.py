@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class Waiting(Struct, frozen=True, kw_only=True):
     what: str
-    """`approval`, `paused`, `unreachable`, `queued` or `refused`."""
+    """`approval`, `paused`, `unreachable`, `queued`, `after` or `refused`."""
     runs: Sequence[RunId]
     message: str
     command: str
@@ -65,8 +65,9 @@ def _paused(run: RunInfo, who: str) -> Waiting:
 
 
 def of_queue(client: Client, runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
-    """Yield what the trees that wait for a slot wait for."""
-    waiting = [run for run in runs if run.status is Status.QUEUED]
+    """Yield what the runs wait for that are queued: for other runs, or for a slot."""
+    yield from _of_awaiting([run for run in runs if run.after])
+    waiting = [run for run in runs if run.status is Status.QUEUED and run.parent_id is None and not run.after]
     if not waiting:
         return
     try:
@@ -84,9 +85,38 @@ def of_queue(client: Client, runs: Sequence[RunInfo], now: datetime) -> Iterator
         )
 
 
+SHOWN = 5
+"""Runs that wait for others that one line names."""
+
+
+def _of_awaiting(runs: Sequence[RunInfo]) -> Iterator[Waiting]:
+    if not runs:
+        return
+    named = "; ".join(f"{run.id} ({output.plain(run.name)}) after {awaited(run)}" for run in runs[:SHOWN])
+    more = f"; and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    message = f"{counted(len(runs), 'run waits', 'runs wait')} for others: {named}{more}"
+    yield Waiting(what="after", runs=[run.id for run in runs], message=message, command=f"sfactl why {runs[0].id}")
+
+
+def awaited(run: RunInfo) -> str:
+    """Return the runs for whose ends a run waits, as in `--after`; empty if there are none."""
+    return ", ".join(after.words for after in run.after)
+
+
+def after_others(run: RunInfo) -> str:
+    """Return for whose ends a run waits, as a sentence."""
+    ends = (f"{after.run} has {'completed' if after.ok else 'ended'}" for after in run.after)
+    return f"it starts when {' and '.join(ends)}"
+
+
 def queued(queue: QueueState, now: datetime) -> str:
     """Return which quota a tree waits for, its place, and until when."""
-    whose = "you have" if queue.key.endswith("_per_user") else "there are"
+    if queue.key.startswith("groups."):
+        return f"of its group, {_place(queue, now, 'you have')}"
+    return _place(queue, now, "you have" if queue.key.endswith("_per_user") else "there are")
+
+
+def _place(queue: QueueState, now: datetime, whose: str) -> str:
     if queue.free_by is None:
         until = "when a tree ends; none of them has a deadline now"
     else:

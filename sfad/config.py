@@ -129,8 +129,13 @@ class QuotasConfig(Struct, frozen=True, kw_only=True):
     trees_per_user: Annotated[int, Meta(ge=1, le=100_000)] = 32
     trees: Annotated[int, Meta(ge=1, le=100_000)] = 64
     queued_per_user: Annotated[int, Meta(ge=0, le=100_000)] = 1000
-    """Trees of one user that may wait for a slot."""
+    """Trees of one user that may wait: for a slot, or for other runs."""
     spawns_per_hour: Annotated[int, Meta(ge=1, le=1_000_000)] = 600
+
+
+class GroupConfig(Struct, frozen=True, kw_only=True):
+    slots: Annotated[int, Meta(ge=1, le=100_000)]
+    """Trees of the group that a user may have at once."""
 
 
 class AttemptsConfig(Struct, frozen=True, kw_only=True):
@@ -321,6 +326,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
     stop: StopConfig = StopConfig()
     quotas: QuotasConfig = QuotasConfig()
+    groups: dict[str, GroupConfig] = {}
     attempts: AttemptsConfig = AttemptsConfig()
     containment: ContainmentConfig = ContainmentConfig()
     isolation: IsolationConfig = IsolationConfig()
@@ -399,6 +405,7 @@ def understand(contents: Sequence[tuple[Path, bytes]], strongest: Path | None) -
         found.values.update(lowered)
         config = _build(Configuration, found, "")
     _check_together(config, found.values)
+    _check_groups(config, found)
     _check_agents(config, found)
     _check_default_agent(config, found)
     _check_upstreams(config, found)
@@ -584,6 +591,14 @@ def _check_together(config: Configuration, origins: Mapping[str, tuple[Path, Any
         path, value = origins[low]
         source = origins[high][0] if high in origins else BUILT_IN
         raise _bad_value(path, low, value, f"at most {high}, which is {values[high]:.12g} ({source})")
+
+
+def _check_groups(config: Configuration, found: _FileValues) -> None:
+    for name in config.groups:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", name):
+            path = found.names["groups"][name]
+            what = "a group's name has 1 to 64 of A-Z a-z 0-9 _ - and does not begin with -"
+            raise ConfigError(f"{path}: {entry_key('groups', name)}: {what}")
 
 
 def _check_agents(config: Configuration, found: _FileValues) -> None:

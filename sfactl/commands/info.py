@@ -13,6 +13,7 @@ from ..history import connect
 from ..options import COMMON, RUNS, Option, Parameter
 from ..selection import RunSelection
 from ..timeline import moments, timeline_of
+from ..waiting import after_others
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "reason", output.plain(run.reason.message)
     if run.status is Status.LOST:
         yield "exit", "not known; sfactl result and sfactl logs show its output"
+    if run.after:
+        yield "after", after_others(run)
+    if run.group is not None:
+        yield "group", output.plain(run.group)
     yield "chain", " → ".join(output.plain(name) for name in run.chain)
     below = counted(run.descendants, "descendant")
     yield "tree", f"root {run.root_id}, parent {run.parent_id or '-'}, depth {run.depth}, {below}"

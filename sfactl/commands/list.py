@@ -41,6 +41,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--root",), "root", "Only this run's tree", "RUN", complete="run"),
     Option(("--since",), "since", "Only runs created since then: 1h (ago), 22:00, yesterday, 2026-01-31T22:00", "TIME"),
     LABEL,
+    Option(("--group",), "group", "Only trees of this group", "NAME", complete="group"),
     Option(("--limit-rows",), "limit_rows", "Maximum ended runs (default: 50; with a filter, all)", "N"),
     Option(("--live",), "live", "Show the processes and memory of each run"),
     Option(("--sum",), "sum_", "Add a row with the sum of the runs' own use"),
@@ -62,6 +63,7 @@ def main(
     root: str | None = None,
     since: str | None = None,
     label: Sequence[str] = (),
+    group: str | None = None,
     limit_rows: str | None = None,
     live: bool = False,
     sum_: bool = False,
@@ -78,6 +80,7 @@ def main(
         root=root,
         since=None if since is None else moment(since),
         labels=wanted_labels(label),
+        group=group,
         live=live,
         limits=json or wide,
     )
@@ -257,6 +260,8 @@ COLUMNS = (
     Column("ID", lambda run: run.id),
     Column("NAME", lambda run: run.name),
     Column("STATUS", output.outcome),
+    Column("AFTER", lambda run: ",".join(after.words for after in run.after) or "-", known=True),
+    Column("GROUP", lambda run: run.group or "-", known=True),
     Column("ALERTS", lambda run: ",".join(alert.type.removeprefix("alert_") for alert in run.alerts) or "-", known=True),
     Column("DEPTH", lambda run: str(run.depth)),
     Column("PARENT", lambda run: run.parent_id or "-"),
@@ -276,7 +281,7 @@ COLUMNS = (
     Column("COMMAND", output.command),
 )
 
-LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "ENDED")
+LEAST_FIRST = ("DEPTH", "PARENT", "TURNS", "AGE", "TOTAL", "TOKENS", "RAN", "ENDED", "GROUP")
 """Columns to leave out on a narrow terminal, the least important first."""
 
 

@@ -4,7 +4,8 @@ stdout goes to stdout and stderr to stderr. With --stdout or --stderr, only that
 line begins with its run; without -f the runs come one after the other. --name, --label and --all choose the same runs as for
 `sfactl list`, including ended ones. A note on stderr reports bytes that the output limit has freed before they were read.
 
--f follows until the runs end, also when the daemon restarts. It may begin before a run does.
+-f follows until the runs end, also when the daemon restarts. It may begin before a run does. With `sfactl send` it is what other
+tools call attach.
 
 --timestamps shows when each line was written, to a second, also of ended runs. A line from a time without a daemon is marked ≤: it
 was written by then. So is one of a run that has printed for more than an hour.

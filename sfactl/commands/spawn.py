@@ -27,6 +27,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from sfad.protocol.types import RunInfo
+
     from ..foreground import Form
 
 
@@ -84,6 +86,14 @@ def _only_for_foreground(wanted: spawn_options.SpawnOptions) -> None:
             raise exits.UsageError(f"{option} needs --wait, or `sfactl run`")
 
 
+def _waits(run: RunInfo) -> str:
+    if run.after:
+        from ..waiting import after_others
+
+        return after_others(run)
+    return "every slot for trees is taken" + (f", or every slot of its group '{run.group}'" if run.group is not None else "")
+
+
 def _background(client: Client, message: Spawn, as_json: bool) -> int:
     reply, _ = client.ask(message, Reply)
     if isinstance(reply, Refused):
@@ -95,7 +105,7 @@ def _background(client: Client, message: Spawn, as_json: bool) -> int:
     else:
         print(run.id)
     if run.status is Status.QUEUED and not message.quiet:
-        output.note(f"sfactl: {run.id} is queued: every slot for trees is taken")
+        output.note(f"sfactl: {run.id} is queued: {_waits(run)}")
     elif not (message.quiet or run.status.terminal or as_json) and os.isatty(2):
         # Imported here, while the run is already starting.
         from ..limits import in_force

@@ -39,6 +39,12 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     return ExitCode.DONE
 
 
+def _words(key: str) -> str:
+    if key.startswith("groups."):
+        return f"trees in the group {key.removeprefix('groups.').removesuffix('.slots')}"
+    return WORDS.get(key, key)
+
+
 def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     yield "daemon", f"sfad {status.version}, pid {status.pid}, up {output.seconds(status.uptime_s)}"
     yield "socket", status.socket
@@ -90,7 +96,7 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
     if status.linger_command is not None:
         yield "LOGOUT", f"ends this daemon and its runs; to prevent that: {status.linger_command}"
     if status.quotas:
-        yield "quotas", ", ".join(f"{quota.used} of {quota.limit} {WORDS.get(quota.key, quota.key)}" for quota in status.quotas)
+        yield "quotas", ", ".join(f"{quota.used} of {quota.limit} {_words(quota.key)}" for quota in status.quotas)
     for budget in status.budgets:
         left = max(0.0, budget.usd - budget.used_usd)
         of_used = output.bound(partial=budget.partial, at_most=budget.at_most)

@@ -18,6 +18,7 @@ from ..exits import ExitCode
 from ..options import COMMON, RUN, Option, Parameter
 from ..top.table import children
 from ..trouble import near, share
+from ..waiting import awaited
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
@@ -58,7 +59,8 @@ def describe(run: RunInfo, *, user: bool = False) -> str:
     ran = f"  ran {output.seconds(run.usage.elapsed_s)}" if run.usage.elapsed_s is not None else ""
     time = ran if run.status.terminal else f"  {output.age(run.created_at)}"
     who = f"{run.id}  {output.plain(run.name)}{whose}"
-    return f"{who}  {output.outcome(run)}  depth {run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
+    waits = f" after {awaited(run)}" if run.after else ""
+    return f"{who}  {output.outcome(run)}{waits}  depth {run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
 
 
 def _used(usage: Usage) -> str:

@@ -23,7 +23,7 @@ from ..limits import share
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
 from ..trouble import troubles
-from ..waiting import queued
+from ..waiting import after_others, queued
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,8 +114,15 @@ def _sentence(run: RunInfo, now: datetime, since: datetime | None) -> str:
         return f"{who} is paused{f' since {output.clock(since, now)}' if since is not None else ''}: {_waiting(run, now)}"
     if found := list(troubles(run, now)):
         who = f"{who} {'; it '.join(found)}; it"
-    why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else f": {queued(run.queue, now)}" if run.queue else ""
+    why = f": {_message(run.reason)}{_numbers(run)}" if run.reason else _queued(run, now)
     return f"{who} is {run.status.value}{why}; {_bounds(run, now)}"
+
+
+def _queued(run: RunInfo, now: datetime) -> str:
+    """Return what a queued run waits for."""
+    if run.after:
+        return f": {after_others(run)}"
+    return f": {queued(run.queue, now)}" if run.queue else ""
 
 
 def _message(reason: Reason | None) -> str:

@@ -16,6 +16,7 @@ from sfad.protocol.types import Status
 from sfad.protocol.units import counted, format_duration
 
 from .. import output
+from ..waiting import awaited
 from .cells import BAD, DIM, GOOD, PLAIN, WARN, Layout, Text, bars
 from .keys import Keys
 from .ranking import ENDED, NEARING, QUIET, STUCK, rank, reason
@@ -133,7 +134,8 @@ def _row(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, li
     drawn = [] if run.status.terminal or not layout.bars else bars(run.limits, elapsed, layout.bars, limit_share)
     parts += [(" ", PLAIN), *drawn, (" " * (layout.bars - sum(len(text) for text, _ in drawn)), PLAIN)]
     if layout.milestone:
-        parts.append((" " + _sized(output.plain(run.milestone or ""), layout.milestone, True), DIM))
+        told = f"after {awaited(run)}" if run.after else output.plain(run.milestone or "")
+        parts.append((" " + _sized(told, layout.milestone, True), DIM))
     return _line(parts, width, chosen=chosen)
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from sfad.protocol.types import RunInfo, Status
 
 from .. import output, trouble
+from ..waiting import after_others
 
 WAITS, STUCK, NEARING, ENDED, QUIET = 4, 3, 2, 1, 0
 """It waits for a person; it does not get on; it is near a limit; it ended badly; nothing is wrong."""
@@ -33,6 +34,8 @@ def reason(run: RunInfo, limit_share: float, now: datetime | None = None) -> str
         return f"{run.unadmitted} agent programs were started within it without asking the daemon"
     if run.reason is not None:
         return f"{run.status.value}: {output.plain(run.reason.message)}"
+    if run.after:
+        return f"{run.status.value}: {after_others(run)}"
     said = output.plain(run.milestone) if run.milestone else output.command(run)
     return f"{run.status.value}: {said}"
 

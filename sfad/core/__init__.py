@@ -25,6 +25,7 @@ those before it in this list:
 `call_rates`         how often runs and users call models, and how many calls at once
 `model_rules`        models that a run may call
 `calls`              calls of a model that the gateway asks for
+`awaiting`           runs that start when others have ended
 `admission`          `spawn`, from the guard to the launch
 `adopting`           runs of an earlier daemon
 `budget_alerts`      what alerts watch of budgets

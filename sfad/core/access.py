@@ -55,6 +55,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "pause": _ONE,
     "place_caller": _FOR_GATEWAY,
     "prune": Access(inside=False, narrowed_by=None, scope="many"),
+    "recall": Access(narrowed_by="info"),
     "recommend": Access(inside=False, narrowed_by=None, scope="many"),
     "reload": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "report": _ONE,

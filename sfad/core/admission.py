@@ -1,12 +1,14 @@
-"""Admits runs or refuses them, and launches them when the ledger holds their admission and there is a slot."""
+"""Admits runs or refuses them. Launches them when the ledger holds their admission, the runs that they wait for have ended, and
+there is a slot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from ..protocol.types import ErrorCode, Reason, Refusal, RunId, Status
+from ..protocol.types import After, ErrorCode, Reason, Refusal, RunId, Status
 from . import commands as c
 from . import events as e
+from .awaiting import Awaiting
 from .candidate import candidate, limits_for
 from .context import Context
 from .guard import Question, first_refusal
@@ -30,8 +32,11 @@ class _Refusals:
 
 
 class Admission:
-    def __init__(self, context: Context, lifecycle: Lifecycle, spending: Spending, widening: Widening, next_number: int) -> None:
+    def __init__(
+        self, context: Context, lifecycle: Lifecycle, spending: Spending, widening: Widening, awaiting: Awaiting, next_number: int
+    ) -> None:
         self._ctx = context
+        self._awaiting = awaiting
         self._widening = widening
         self._lifecycle = lifecycle
         self._spending = spending
@@ -40,6 +45,8 @@ class Admission:
         self._session_rates: dict[str, SlidingWindow] = {}
         self._refusals: dict[str, dict[str, _Refusals]] = {}
         """By caller and rule."""
+        self.ready: dict[RunId, Run] = {}
+        """Queued runs below a root that wait for no run any more, but perhaps for the ledger, or for the end of a pause."""
         self.admitted = 0
         self.refused = 0
 
@@ -64,16 +71,17 @@ class Admission:
                 peer_run=caller,
                 permissions=self._ctx.permissions(ev.peer),
             )
+            awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.after else ()
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return
-        refusal = first_refusal(self._question(ev, run, caller))
+        refusal = first_refusal(self._question(ev, run, caller, waits=bool(awaits)))
         if refusal is not None:
             self._refuse(ev, run, caller, refusal)
         else:
-            self._admit(run, ev.at)
+            self._admit(run, awaits, ev.at)
 
-    def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None) -> Question:
+    def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None, *, waits: bool) -> Question:
         peer = ev.peer
         if peer.run is not None and caller is None:
             peer = replace(peer, unplaced=f"its run {peer.run} has ended")
@@ -91,6 +99,7 @@ class Admission:
             exhausted=self._spending.budgets.exhausted(peer.user),
             session_rate=self._session_rate(peer.user) if is_session else None,
             sessions=[live for live in self._ctx.tree if live.asked.session is not None] if is_session else (),
+            waits=waits,
         )
 
     def quotas(self, user: str, at: float) -> list[QuotaUse]:
@@ -99,6 +108,7 @@ class Admission:
         live = sum(run.user == user and run.asked.session is not None for run in self._ctx.tree)
         return [
             QuotaUse("quotas.trees_per_user", slots.user_count(user), slots.per_user),
+            *(QuotaUse(f"groups.{group}.slots", slots.group_count(user, group), most) for group, most in slots.groups.items()),
             QuotaUse("quotas.queued_per_user", slots.queued_of(user), policy.queued_per_user),
             _use_of(self._rates.get(user), "quotas.spawns_per_hour", policy.spawns_per_hour, at),
             QuotaUse("sessions.max_concurrent_per_user", live, sessions.per_user),
@@ -141,7 +151,7 @@ class Admission:
         self._ctx.publish(EventType.RUN_REJECTED, run, refusal.detail)
         self._ctx.reply(ev.token, c.SpawnRefused(refusal, run.id))
 
-    def _admit(self, run: Run, at: float) -> None:
+    def _admit(self, run: Run, awaits: tuple[After, ...], at: float) -> None:
         agent = run.asked.agent_program
         if agent and run.parent is not None and self._widening.agent_started(run.parent, program_name(run.asked.argv), at):
             run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
@@ -151,17 +161,31 @@ class Admission:
         self._changed_above(run)
         if run.parent is None:
             self._rate(run.user).take(run.birth.created_at)
+        if awaits:
+            run.awaits = awaits
+            run.move(Status.QUEUED)
+            self._hold(run)
+        elif run.parent is None:
             self._take_slot(run)
         if run.asked.session is not None:
             self._session_rate(run.user).take(run.birth.created_at)
         self._ctx.do(c.Admit(run))
 
+    def _hold(self, run: Run) -> None:
+        """Let a queued run wait for other runs."""
+        self._awaiting.wait(run)
+        if run.parent is None:
+            self._ctx.slots.hold(run.id, run.user)
+
     def _take_slot(self, root: Run) -> None:
-        if self._ctx.slots.free_for(root.user):
-            self._ctx.slots.take(root.id, root.user)
+        if self._ctx.slots.free_for(root.user, root.asked.group):
+            self._ctx.slots.take(root.id, root.user, root.asked.group)
         else:
             root.move(Status.QUEUED)
-            self._ctx.slots.enqueue(root.id, root.user, root.asked.priority)
+            self._enqueue(root)
+
+    def _enqueue(self, root: Run) -> None:
+        self._ctx.slots.enqueue(root.id, root.user, root.asked.priority, root.asked.group)
 
     def _changed_above(self, run: Run) -> None:
         for above in run.ancestors:
@@ -176,8 +200,10 @@ class Admission:
             run.committed = True
             self._ctx.changed(run)
             self._ctx.publish(EventType.RUN_ACCEPTED, run)
-            if run.status is Status.QUEUED and self._ctx.slots.waits(run.id):
-                self._ctx.publish(EventType.RUN_QUEUED, run, f"{self._ctx.slots.queued} trees wait")
+            if run.status is Status.QUEUED and (run.awaits or run.id in self.ready or self._ctx.slots.waits(run.id)):
+                awaited = ", ".join(after.words for after in run.awaits)
+                why = f"it starts after {awaited}" if awaited else f"{self._ctx.slots.queued} trees wait"
+                self._ctx.publish(EventType.RUN_QUEUED, run, why)
                 self._lifecycle.answer_spawn(run)
             elif run.status in {Status.ACCEPTED, Status.QUEUED}:
                 self._lifecycle.launch(run)
@@ -207,24 +233,56 @@ class Admission:
         if run.asked.session is not None:
             self._session_rate(run.user).give_back(run.birth.created_at)
 
+    def runs_ended(self, ended: Iterable[Run], at: float) -> None:
+        """Release the runs that wait for these."""
+        if self._awaiting.waiters:
+            self._release(self._awaiting.ended({run.id: run.status for run in ended}, at))
+
+    def ended_before(self, ends: Mapping[RunId, Status], at: float) -> None:
+        """Release what waits for runs that ended before the runs of an earlier daemon were adopted."""
+        self._release(self._awaiting.ended_before(ends, at))
+
+    def _release(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            if run.parent is not None:
+                self.ready[run.id] = run
+                continue
+            # `launch_waiting` follows, and gives it a slot if there is one for it
+            self._ctx.slots.release(run.id)
+            self._enqueue(run)
+
     def launch_waiting(self) -> None:
-        """Launch the trees that wait for a slot, as far as there are any."""
-        while not self._ctx.draining and (run_id := self._ctx.slots.next_waiting()) is not None:
+        """Launch the trees that wait for a slot, as far as there are any, and what waits below a root and may start."""
+        if self._ctx.draining:
+            return
+        while (run_id := self._ctx.slots.next_waiting()) is not None:
             run = self._ctx.tree.get(run_id)
             if run is not None and run.committed:
+                self._lifecycle.launch(run)
+        for run in list(self.ready.values()):
+            if run.status is not Status.QUEUED:
+                del self.ready[run.id]
+            elif run.committed and not run.standing_still:
+                del self.ready[run.id]
                 self._lifecycle.launch(run)
 
     def restore(self, run: Run) -> None:
         """Continue with a run that an earlier daemon has admitted. A root keeps its slot, or its place in the queue."""
         self._ctx.tree.put(run)
         self._number = max(self._number, run.birth.number + 1)
-        if run.parent is None and run.status is Status.QUEUED:
-            self._ctx.slots.enqueue(run.id, run.user, run.asked.priority)
+        if run.status is Status.QUEUED and run.awaits:
+            self._hold(run)
+        elif run.status is Status.QUEUED and run.parent is None:
+            self._enqueue(run)
+        elif run.status is Status.QUEUED:
+            self.ready[run.id] = run
         elif run.parent is None:
-            self._ctx.slots.take(run.id, run.user)
+            self._ctx.slots.take(run.id, run.user, run.asked.group)
 
     def forget(self, ended: Iterable[Run]) -> None:
-        """Forget what was refused to runs that have ended."""
+        """Forget what was refused to runs that have ended, and what they waited for."""
+        if self._awaiting.waiters:
+            self._awaiting.forget(ended)
         for run in ended:
             self._refusals.pop(run.id, None)
 

@@ -51,6 +51,7 @@ class Adopting:
         # descendants first: no run ends before them
         for one in reversed(ev.runs):
             self._continue(one, ev.why, ev.at)
+        self._admission.ended_before(ev.ended, ev.at)
 
     def _restore(self, run: Run, ev: e.RunsAdopted) -> None:
         self._admission.restore(run)

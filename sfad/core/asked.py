@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from ..protocol.types import Action, Bound, Claim, Kind, Limit
+from ..protocol.types import Action, After, Bound, Claim, Kind, Limit
 from .tool_lists import ToolLists
 
 NO_CLAIM = Claim()
@@ -72,6 +72,10 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     session: SessionAsked | None = None
     inherits: bool = False
     """Its stdin is its client's, so Ctrl-C at a terminal reaches it and not the client."""
+    after: tuple[After, ...] = ()
+    """Runs that have to end before it starts, by their ids."""
+    group: str | None = None
+    """Of a root: the group whose slots it shares."""
 
     @property
     def tools(self) -> ToolLists:

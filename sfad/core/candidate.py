@@ -22,6 +22,8 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
     do. Raise `Invalid`."""
     above = None if ev.asked.detach else peer_run
     _check(ev)
+    if ev.asked.group is not None:
+        _check_group(ev.asked.group, above, policy)
     asked = _with_tools_of(peer_run, _with_labels_of(above, ev.asked))
     if asked.name is not None:
         asked = replace(asked, name=one_form(asked.name))
@@ -103,7 +105,18 @@ def _check(ev: SpawnRequested) -> None:
         raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
     if asked.leaf and asked.nested:
         raise Invalid("leaf and nested exclude each other: a leaf may start nothing")
+    if asked.after and not asked.queue:
+        raise Invalid("--after and --no-queue exclude each other: a run that waits for another is queued")
     check_grace(asked.grace)
+
+
+def _check_group(group: str, above: Run | None, policy: Policy) -> None:
+    if above is not None:
+        raise Invalid(f"a group bounds trees, and this run would be a part of the tree of {above.root.id}: leave out --group")
+    if group not in policy.groups:
+        known = f"choose from: {', '.join(policy.groups)}" if policy.groups else "there are none"
+        where = policy.where_set(f"groups.{group[:64]}.slots")
+        raise Invalid(f"there is no group {group[:64]!r}; {known}. To add it, set {where}, then run: sfactl reload")
 
 
 def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str | None, str], ...], int]:

@@ -53,7 +53,7 @@ class Context:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.tree = Tree()
-        self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees)
+        self.slots = Slots(per_user=policy.trees_per_user, total=policy.trees, groups=policy.groups)
         self.draining = False
         """Nothing starts any more, because the daemon was told to end."""
         self._event_rate = EventRate()
@@ -71,7 +71,7 @@ class Context:
     def reconfigure(self, policy: Policy) -> None:
         """Decide by other numbers from now on. Admitted runs keep their own bounds."""
         self.policy = policy
-        self.slots.resize(per_user=policy.trees_per_user, total=policy.trees)
+        self.slots.resize(per_user=policy.trees_per_user, total=policy.trees, groups=policy.groups)
 
     def drain(self) -> None:
         self.draining = True

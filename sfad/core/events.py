@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
-from ..protocol.types import ApiTrouble, CallInfo, Limit, LimitKind, RunId, Source, Survivor
+from ..protocol.types import ApiTrouble, CallInfo, Limit, LimitKind, RunId, Source, Status, Survivor
 from .access import Peer
 from .account import OpenReservation, Silence, Use
 from .asked import Asked
@@ -44,6 +44,8 @@ class SpawnRequested(OfPeer, frozen=True):
     """A peer asked for a run. Answered by `AnswerRequest(SpawnDone)` or `AnswerRequest(SpawnRefused)`."""
 
     asked: Asked
+    ended: Mapping[RunId, Status] = {}
+    """How those of `asked.after` have ended that are not live."""
 
 
 class StopRequested(OfPeer, frozen=True):
@@ -312,6 +314,8 @@ class RunsAdopted(At, frozen=True):
     tickets: tuple[Ticket, ...] = ()
     learnt: tuple[Event, ...] = ()
     """What was read of these runs since they were saved: their use, and what their agents said."""
+    ended: Mapping[RunId, Status] = {}
+    """How runs have ended that one of these waits for and that are not among them, as far as it is known."""
 
 
 class Committed(At, frozen=True):

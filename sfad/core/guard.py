@@ -50,6 +50,8 @@ class Question(Struct, frozen=True):
     """Of a session: starts of sessions by the peer's user."""
     sessions: Sequence[Run] = ()
     """Of a session: the live sessions of all users."""
+    waits: bool = False
+    """The run has to wait for another one."""
 
     @property
     def for_model(self) -> bool:
@@ -242,19 +244,22 @@ def _rate(q: Question) -> Refusal | None:
 
 
 def _concurrency(q: Question) -> Refusal | None:
-    user = q.peer.user
-    if q.run.parent is not None or q.slots.free_for(user):
+    user, group = q.peer.user, q.run.asked.group
+    if q.run.parent is not None or (q.slots.free_for(user, group) and not q.waits):
         return None
     if q.run.asked.queue:
         return _queue(q, q.slots.queued_of(user)) if q.slots.queued_of(user) >= q.policy.queued_per_user else None
-    own = q.slots.full_for(user)
+    in_group, own = q.slots.group_full(user, group), q.slots.full_for(user)
     live = _trees_in_the_way(q)
-    value, limit, key = (
-        (len(live), q.slots.per_user, "quotas.trees_per_user") if own else (q.slots.count, q.slots.total, "quotas.trees")
-    )
+    if in_group:
+        value, limit, key = len(live), q.slots.groups[group or ""], f"groups.{group}.slots"
+    elif own:
+        value, limit, key = len(live), q.slots.per_user, "quotas.trees_per_user"
+    else:
+        value, limit, key = q.slots.count, q.slots.total, "quotas.trees"
     # those that wait come first
-    wait = _until_fewer(live, limit - (q.slots.queued_of(user) if own else q.slots.queued), q.at)
-    whose = f" for user {user}" if own else ""
+    wait = _until_fewer(live, limit - (q.slots.queued_of(user) if own or in_group else q.slots.queued), q.at)
+    whose = f" for user {user} in the group '{group}'" if in_group else f" for user {user}" if own else ""
     running = f"{counted(value, 'agent tree')} {'is' if value == 1 else 'are'} already running"
     return q.refuse(
         Rule.CONCURRENCY,
@@ -267,9 +272,10 @@ def _concurrency(q: Question) -> Refusal | None:
 
 def _queue(q: Question, waiting: int) -> Refusal:
     key, limit = "quotas.queued_per_user", q.policy.queued_per_user
-    wait = _until_fewer(_trees_in_the_way(q), q.slots.per_user, q.at) if q.slots.full_for(q.peer.user) else None
+    full = q.slots.full_for(q.peer.user) and not q.slots.group_full(q.peer.user, q.run.asked.group)
+    wait = _until_fewer(_trees_in_the_way(q), q.slots.per_user, q.at) if full else None
     wait = wait if limit else None
-    said = f"{counted(waiting, 'tree')} of user {q.peer.user} {'waits' if waiting == 1 else 'wait'} for a slot"
+    said = f"{counted(waiting, 'tree')} of user {q.peer.user} {'waits' if waiting == 1 else 'wait'} to start"
     when = _when(wait) or "; one more can wait when one of them has started or was stopped"
     return q.refuse(
         Rule.CONCURRENCY,
@@ -282,8 +288,11 @@ def _queue(q: Question, waiting: int) -> Refusal:
 
 def _trees_in_the_way(q: Question) -> list[Run]:
     """Return the trees of which one has to end before the peer's user gets a slot."""
-    user, own = q.peer.user, q.slots.full_for(q.peer.user)
-    return [run for run in q.live if run.parent is None and not q.slots.waits(run.id) and (run.user == user or not own)]
+    user, group = q.peer.user, q.run.asked.group
+    live = [run for run in q.live if run.parent is None and not q.slots.waits(run.id)]
+    if q.slots.group_full(user, group):
+        return [run for run in live if run.user == user and run.asked.group == group]
+    return [run for run in live if run.user == user or not q.slots.full_for(user)]
 
 
 def _when(wait: float | None) -> str:

@@ -12,6 +12,7 @@ from .alert import RaisedAlert
 from .alert_board import AlertBoard
 from .alerts import Alerts
 from .attempts import AttemptTracker
+from .awaiting import Awaiting
 from .budget_enforcement import BudgetEnforcement
 from .bypasses import Bypasses
 from .calls import Calls
@@ -65,7 +66,8 @@ class Machine:
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
         self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement, self._attempts)
         self._widening = Widening(context, self._limit_enforcement)
-        self._admission = Admission(context, self._lifecycle, self._spending, self._widening, next_number)
+        awaiting = Awaiting(context, self._stopping)
+        self._admission = Admission(context, self._lifecycle, self._spending, self._widening, awaiting, next_number)
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,
             self._limit_holds, self._admission,
@@ -119,7 +121,7 @@ class Machine:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
         outcome = self._ctx.begin()
         self._route(event)
-        if self._ctx.ended or self._spending.budgets_changed or isinstance(event, _FOLLOWED_UP):
+        if self._ctx.ended or self._spending.budgets_changed or self._admission.ready or isinstance(event, _FOLLOWED_UP):
             self._follow_up(event)
         if self._calls.waiting and not isinstance(event, e.CallAsked):
             self._calls.look(event.at)
@@ -130,15 +132,24 @@ class Machine:
 
     def _follow_up(self, event: e.Event) -> None:
         """Do what the end of a run, or money that was spent, calls for beyond that run."""
-        ended = self._ctx.take_ended()
-        self._stop_requests.tell_ended(ended, event.at)
-        self._admission.forget(ended)
-        self._calls.forget(ended)
+        ended = self._tell_ended(event.at)
         if self._spending.budgets_changed or isinstance(event, e.Reconfigured):
             self._budget_enforcement.enforce(event.at)
+            self._tell_ended(event.at)
         self._admission.launch_waiting()
         if self._ctx.draining and not len(self.tree) and (ended or isinstance(event, e.DrainRequested)):
             self._ctx.do(c.Shutdown())
+
+    def _tell_ended(self, at: float) -> bool:
+        """Tell the components of runs that have ended, and of those that end because of that. Return whether there were any."""
+        any_ended = bool(self._ctx.ended)
+        while self._ctx.ended:
+            ended = self._ctx.take_ended()
+            self._stop_requests.tell_ended(ended, at)
+            self._admission.forget(ended)
+            self._calls.forget(ended)
+            self._admission.runs_ended(ended, at)
+        return any_ended
 
     def _route(self, event: e.Event) -> None:
         match event:

@@ -133,6 +133,8 @@ class Policy:
     queued_per_user: int = 1000
     """Trees of one user that may wait for a slot."""
     spawns_per_hour: int = 600
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """How many trees a user may have at once in each group."""
     sessions: SessionPolicy = SessionPolicy()
     access: AccessRules = OPERATOR_ONLY
     alerts: AlertPolicy = AlertPolicy()

@@ -12,7 +12,7 @@ from signal import SIGINT
 
 from msgspec import Struct
 
-from ..protocol.types import ENDED, Action, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
+from ..protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
 from .access import FULL, Permissions
 from .account import OF_AGENT, Account
 from .alert import RaisedAlert
@@ -278,6 +278,8 @@ class State:
     """Its last word was cut by a limit: a reply ended at a maximum that the gateway had lowered. So it cannot be completed."""
     failed_below: FailedBelow | None = None
     """The child that was the last to end without being completed."""
+    awaits: tuple[After, ...] = ()
+    """While it is queued: the runs that have to end before it starts."""
 
     @property
     def attempt(self) -> int:

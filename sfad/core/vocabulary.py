@@ -44,6 +44,7 @@ class ReasonKind(Word):
     BUDGET = "budget"
     STOP = "stop"
     ANCESTOR = "ancestor"
+    AFTER = "after"
     CLIENT = "client"
     DAEMON = "daemon"
     LEDGER = "ledger"

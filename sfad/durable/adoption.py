@@ -132,8 +132,26 @@ class EarlierRuns:
                 if live.run.id not in self._open or live.run.id in self.ledger.damaged:
                     rows.append(self._row(live))
         rows += self._lost(snapshots.keys() - over)
-        event = e.RunsAdopted(self.now, tuple(_with_descendants(remembered)), self._why(), self.handed is not None, tickets)
+        event = e.RunsAdopted(
+            self.now,
+            tuple(_with_descendants(remembered)),
+            self._why(),
+            self.handed is not None,
+            tickets,
+            ended=self._ends_awaited(remembered),
+        )
         return Adoption(event, self.adopted, rows, calls, notes, never, over)
+
+    def _ends_awaited(self, remembered: list[Remembered]) -> dict[RunId, Status]:
+        """Return how the runs have ended that one of these waits for, as far as it is known. A row is newer than a snapshot."""
+        found: dict[RunId, Status] = {}
+        for awaited in {after.run for one in remembered for after in one.run.awaits}:
+            row, saved = self.ledger.records.get(awaited), self.runs.get(awaited)
+            if row is not None and row.status.terminal and not is_damaged(row):
+                found[awaited] = row.status
+            elif saved is not None and saved.status.terminal:
+                found[awaited] = saved.status
+        return found
 
     def _why(self) -> str:
         if self.handed is not None:
@@ -168,6 +186,7 @@ class EarlierRuns:
             attempted_at=progress.attempted_at,
             sessions=progress.sessions,
             milestone=progress.milestone,
+            request=origin.request,
         )
 
     def _never_was(self, run: Run) -> bool:

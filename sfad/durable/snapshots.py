@@ -39,6 +39,8 @@ class Origin(Struct, frozen=True, array_like=True):
     caller: RunId | None
     user: Credentials | None = None
     setups: TreeSetups = NO_SETUPS
+    request: bytes | None = None
+    """What `Live.request` has."""
 
 
 class Progress(Struct, frozen=True, array_like=True):
@@ -79,7 +81,9 @@ def origin_of(live: Live) -> bytes:
     """Return what to save once."""
     bare = msgspec.structs.replace(live.spawn, argv=[], cwd=b"", env=live.session_variables, placeholders={})
     program = live.program.name if live.program is not None else None
-    return encode(Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.user, live.setups))
+    return encode(
+        Origin(live.run.birth, bare, live.nonce, live.created_at, program, live.caller, live.user, live.setups, live.request)
+    )
 
 
 def progress_of(live: Live) -> bytes:

@@ -20,7 +20,7 @@ from ..protocol.kinds import COSTS, KINDS
 from ..protocol.statistics import Advice
 from ..protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
 from .database import FILE, LedgerError, open_reader
-from .rows import RUN_COLUMNS, is_damaged, run_info
+from .rows import READ_COLUMNS, is_damaged, run_info
 
 MIN_RUNS = 20
 """Successful runs with a known value that a suggestion needs. Of fewer runs, nearest rank gives the largest."""
@@ -123,7 +123,7 @@ def _query(scope: Scope, type_: str | None, name: str | None, rows: int) -> tupl
     terms = {"type = ?": type_, "name = ?": name, "+uid = ?": scope.uid}
     chosen = {term: value for term, value in terms.items() if value is not None}
     where = " AND ".join([*chosen, f"+status IN ({ended})"])
-    sql = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE {where} ORDER BY number DESC LIMIT ?"  # noqa: S608
+    sql = f"SELECT {', '.join(READ_COLUMNS)} FROM runs WHERE {where} ORDER BY number DESC LIMIT ?"  # noqa: S608
     return sql, [*chosen.values(), max(0, rows)]
 
 

@@ -17,7 +17,7 @@ from ..host.private_files import create, free_name, is_regular, regain, set_asid
 from ..protocol.types import RunId, RunInfo
 from .database import FILE, LedgerError, beside, corrupt, is_damage, lenient, log_of, open_reader, size
 from .reader import OPEN_RUNS, Reader
-from .rows import RUN_COLUMNS, is_damaged, run_info
+from .rows import READ_COLUMNS, is_damaged, run_info
 from .schema import VERSION, check_ours, migrate, version_of
 
 _HIGHEST = 1 << 60
@@ -214,7 +214,7 @@ def _left(path: Path, notes: list[str]) -> tuple[list[RunInfo], frozenset[RunId]
             if is_damaged(info) or text.wrong:
                 damaged.add(info.id)
                 why = "a text in it is not UTF-8" if text.wrong else info.reason.message if info.reason else ""
-                content = repr(dict(zip(RUN_COLUMNS, row, strict=True)))
+                content = repr(dict(zip(READ_COLUMNS, row, strict=True)))
                 kept = keep_damaged(path.with_name(f"{FILE}.{info.id}"), content.encode(errors="backslashreplace"))
                 notes.append(
                     f"run {info.id}: the row of this live run in the ledger is damaged ({why}) and is written again; {kept}"

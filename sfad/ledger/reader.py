@@ -27,7 +27,7 @@ from ..protocol.types import CallInfo, Event, RunId, RunInfo, Status
 from .rows import (
     CALL_COLUMNS,
     EVENT_COLUMNS,
-    RUN_COLUMNS,
+    READ_COLUMNS,
     SESSION,
     RunExtra,
     call_of,
@@ -39,7 +39,7 @@ from .rows import (
 )  # fmt: skip
 from .totals import Used
 
-_COLUMNS = ", ".join(f"runs.{name}" for name in RUN_COLUMNS)
+_COLUMNS = ", ".join(f"runs.{name}" for name in READ_COLUMNS)
 
 _BELOW = (
     "runs.number IN (WITH RECURSIVE below(id, number) AS (SELECT id, number FROM runs WHERE number = ? UNION ALL "
@@ -67,7 +67,7 @@ LIVE = f"runs.status IN ({', '.join(repr(status.value) for status in Status if n
 
 
 OPEN_RUNS = f"SELECT {_COLUMNS} FROM runs INDEXED BY runs_status WHERE {LIVE} ORDER BY number"  # noqa: S608
-"""Selects `RUN_COLUMNS` of the runs that the ledger shows as live, oldest first."""
+"""Selects `READ_COLUMNS` of the runs that the ledger shows as live, oldest first."""
 
 _HIGHEST_TIME = 253402300800
 """The end of the year 9999, the last one that `datetime` has. To SQLite a text, as in a damaged row, is higher."""
@@ -101,6 +101,7 @@ class Page:
             (not query.status or info.status in query.status)
             and means(query.name, query.labels, info.name, info.labels)
             and query.user in (None, info.user)
+            and query.group in (None, info.group)
             and (info.session or not query.sessions)
             and (query.since is None or info.created_at.timestamp() >= query.since)
             and (self.within is None or self.within in lineage)
@@ -155,6 +156,11 @@ class Reader:
     def get(self, run: RunId) -> tuple[RunInfo, RunExtra] | None:
         row = self._row(f"SELECT {_COLUMNS} FROM runs WHERE number = ?", number_of(run))  # noqa: S608
         return None if row is None else (run_info(row), run_extra(row))
+
+    def request(self, run: RunId) -> bytes | None:
+        """Return what a run was started with, as `RunExtra.request` has it."""
+        row = self._row("SELECT request FROM runs WHERE number = ?", number_of(run))
+        return row[0] if row is not None and isinstance(row[0], bytes) else None
 
     def owner(self, run: RunId) -> tuple[int | None] | None:
         """Return the uid of the run's user, alone in a tuple; `None` for an unknown run."""
@@ -459,6 +465,8 @@ def filters(page: Page) -> Iterator[Term]:
         yield from scope_terms(page.scope)
     if query.user is not None:
         yield Term("runs.user = ?", (query.user,))
+    if query.group is not None:
+        yield Term("runs.queue_group = ?", (query.group,))
     if query.sessions:
         yield Term("+runs.mode = ?", (SESSION,))
     if query.since is not None:

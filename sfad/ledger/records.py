@@ -51,6 +51,12 @@ class Records:
         found = self._lookup(run_id)
         return None if found is None else found[1]
 
+    def request(self, run_id: RunId) -> bytes | None:
+        """Return what a run was started with, as `RunExtra.request` has it; `None` if that is not known."""
+        queued = self._unwritten.get(run_id)
+        request = queued.extra.request if queued is not None else None
+        return request or self._reader.request(run_id)
+
     def find(self, prefix: str, scope: Scope) -> list[RunId]:
         found = (run for run in self._unwritten if run.startswith(prefix))
         unwritten = (run for run in found if scope.admits(self.uid(run), () if scope.run is None else self.lineage(run)))

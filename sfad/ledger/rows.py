@@ -39,6 +39,8 @@ class RunExtra(Struct, frozen=True, kw_only=True, gc=False):
     model: str | None = None
     provider: str | None = None
     result_head: bytes | None = None
+    request: bytes | None = None
+    """What it was started with, as `runs.recalled` makes it."""
 
 
 Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "charge"]
@@ -80,10 +82,12 @@ _STATE_COMPUTED = (
     "result_head",
 )
 
-_FIXED = ("number", "created_at", *_FIXED_INFO, *_FIXED_INFO_JSON, *_FIXED_EXTRA, *_FIXED_EXTRA_JSON)
+_FIXED = ("number", "created_at", "queue_group", *_FIXED_INFO, *_FIXED_INFO_JSON, *_FIXED_EXTRA, *_FIXED_EXTRA_JSON)
 _STATE = (*_STATE_COMPUTED, *_STATE_INFO, *_STATE_TIMES, *_STATE_EXTRA)
 
-RUN_COLUMNS = (*_FIXED, *_STATE)
+READ_COLUMNS = (*_FIXED, *_STATE)
+"""Without `request`, which is large and which only `rerun` reads."""
+RUN_COLUMNS = (*READ_COLUMNS, "request")
 STATE_COLUMNS = ("number", *_STATE)
 EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
@@ -110,12 +114,13 @@ def insert_op(kind: Literal["admit", "refuse", "upsert"], info: RunInfo, extra: 
     fixed = (
         number,
         info.created_at.timestamp(),
+        info.group,
         *_fixed_info(info),
         *map(_json, _fixed_info_json(info)),
         *_fixed_extra(extra),
         *[_json(value) if value else "[]" for value in _fixed_extra_json(extra)],
     )
-    return Op(kind, info.id, (*fixed, *_state(info, extra, boot_id)), labels, urgent=urgent)
+    return Op(kind, info.id, (*fixed, *_state(info, extra, boot_id), extra.request), labels, urgent=urgent)
 
 
 def state_op(info: RunInfo, extra: RunExtra, boot_id: str | None) -> Op:
@@ -195,15 +200,15 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
 """Of columns whose value is not the field as it is; NULL is `None` in each."""
 
 _Places = list[tuple[str, int, Callable[[Any], Any] | None]]
-"""Fields, where each is in a row of `RUN_COLUMNS`, and how it is decoded."""
+"""Fields, where each is in a row of `READ_COLUMNS`, and how it is decoded."""
 
 
 def _places(names: Iterable[str]) -> _Places:
-    return [(name, RUN_COLUMNS.index(name), _DECODE.get(name)) for name in names]
+    return [(name, READ_COLUMNS.index(name), _DECODE.get(name)) for name in names]
 
 
-_INFO = _places([*(name for name in RunInfo.__struct_fields__ if name in RUN_COLUMNS), "mode"])
-_EXTRA = _places(RunExtra.__struct_fields__)
+_INFO = _places([*(name for name in RunInfo.__struct_fields__ if name in READ_COLUMNS), "mode", "queue_group"])
+_EXTRA = _places(name for name in RunExtra.__struct_fields__ if name in READ_COLUMNS)
 
 
 def _fields(row: Sequence[Any], places: _Places) -> dict[str, Any]:
@@ -252,7 +257,7 @@ def _run_info(row: Sequence[Any]) -> RunInfo:
     fields["usage_by_source"] = {source: usage for source, usage in by_source.items() if source != "none"}
     # a damaged id must not name another run
     return msgspec.convert(
-        {"session": session, **fields, "id": run_id(row[0])}, RunInfo
+        {"session": session, "group": fields.pop("queue_group"), **fields, "id": run_id(row[0])}, RunInfo
     )  # checks the types, and is as fast as to construct it
 
 
@@ -323,7 +328,7 @@ Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
-"""Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 2 752
+"""Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 2 880
 parameters, of 32 766 allowed. The three events of a short run go in one statement."""
 
 

@@ -161,7 +161,13 @@ ALTER TABLE runs ADD COLUMN at_most INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE calls ADD COLUMN at_most INTEGER NOT NULL DEFAULT 0;
 """
 
-MIGRATIONS = (_V1, _V2, _V3, _V4, _V5, _V6)
+# `request` is what `rerun` starts a run again with, in msgpack. It is large and seldom read, so it is the last column.
+_V7 = """
+ALTER TABLE runs ADD COLUMN queue_group TEXT;
+ALTER TABLE runs ADD COLUMN request BLOB;
+"""
+
+MIGRATIONS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)

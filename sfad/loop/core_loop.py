@@ -13,7 +13,6 @@ from ..core.run import Run
 from ..durable.budgets import BudgetKeeper
 from ..durable.session_archive import SessionArchive
 from ..faults import crash_point
-from ..host.clock import wall_clock
 from ..host.tasks import Background
 from ..metering.metering import Metering
 from ..protocol.types import ErrorCode
@@ -166,9 +165,7 @@ class CoreLoop:
         self.saver.admit(live, changed)
 
     def _refuse(self, run: Run) -> None:
-        assert run.admit_token is not None
-        now = wall_clock()
-        self.saver.refuse(Live(run, self.requests.spawn_of(run.admit_token), self.resources.launcher, now, ended_at=now))
+        self.saver.refuse(self.requests.refused(run, self.resources.launcher))
 
     def _end(self, run: Run) -> None:
         self.adviser.noticed(run.birth.uid, run.asked.type, run.name)

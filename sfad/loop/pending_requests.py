@@ -1,6 +1,6 @@
 """Requests that wait for an answer of the core."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -20,7 +20,7 @@ from ..meters import AgentProgram, session_files_of
 from ..observe.counts import Counts
 from ..protocol.known import BY_REPORT, NO_METER
 from ..protocol.messages import Spawn
-from ..protocol.types import RunId
+from ..protocol.types import After, RunId, Status
 from ..runs.catalogue import RunCatalogue
 from ..runs.live import Live
 from ..runs.stdin import StdinPipe
@@ -44,6 +44,8 @@ class PendingSpawn:
     caller: RunId | None
     stdin: StdinPipe | None = None
     user: Credentials | None = None
+    request: bytes | None = None
+    """See `Live.request`."""
     sender: str = ""
     """Who has sent the descriptors, for `closing`."""
 
@@ -60,6 +62,7 @@ class PendingSpawn:
             stdin=self.stdin,
             user=self.user,
             setups=self.setups if run.parent is None else NO_SETUPS,
+            request=self.request,
         )
 
     def close(self) -> None:
@@ -96,9 +99,10 @@ class PendingRequests:
         session: SessionAsked | None = None,
         user: Credentials | None = None,
         setups: TreeSetups = NO_SETUPS,
+        kept: bytes | None = None,
     ) -> None:
         """Ask for a run. It takes over `descriptors`, whatever the answer. `on_admit` is called before `answer` if it is yes. A
-        request with the key of an earlier one gets the same answer. `user`: see `LaunchSpec`.
+        request with the key of an earlier one gets the same answer. `user`: see `LaunchSpec`; `kept`: see `Live.request`.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
         known = self.catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
@@ -120,6 +124,7 @@ class PendingRequests:
             program,
             peer.run,
             user=user,
+            request=kept,
             sender=peer.who,
         )
         try:
@@ -131,14 +136,22 @@ class PendingRequests:
             raise
         token = self._token(answer)
         self._spawns[token] = pending
-        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked))
+        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after)))
+
+    def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
+        """Return how those of the runs have ended that are not live."""
+        ended = ((after.run, self.catalogue.info(after.run)) for after in awaited if after.run not in self.catalogue.live)
+        return {run: info.status for run, info in ended if info is not None and info.status.terminal}
 
     def take_admitted(self, token: int) -> PendingSpawn:
         """Return an admitted spawn, once. Its descriptors are the caller's now."""
         return self._spawns.pop(token)
 
-    def spawn_of(self, token: int) -> Spawn:
-        return self._spawns[token].spawn
+    def refused(self, run: Run, launcher: Launcher) -> Live:
+        """Return a refused run, which holds no descriptors."""
+        assert run.admit_token is not None
+        pending, now = self._spawns[run.admit_token], wall_clock()
+        return Live(run, pending.spawn, launcher, now, ended_at=now, request=pending.request)
 
     def answer(self, token: int, answer: c.Answer) -> None:
         unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted

@@ -55,6 +55,8 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None, *, 
         nested=spawn.nested,
         session=session,
         inherits=spawn.stdio == "inherit",
+        after=tuple(spawn.after),
+        group=spawn.group,
     )
 
 
@@ -123,6 +125,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
         alerts=AlertPolicy(**asdict(config.alerts)),
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
+        groups={name: group.slots for name, group in config.groups.items()},
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},

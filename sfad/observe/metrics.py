@@ -24,7 +24,7 @@ METRICS = (
     Metric("sfad_build_info", "gauge", "Always 1; the labels describe the daemon", ("version", "containment")),
     Metric("sfad_start_time_seconds", "gauge", "Unix time at which the daemon was started; a re-execution keeps it"),
     Metric("sfad_runs", "gauge", "Live runs", ("status",)),
-    Metric("sfad_queued_runs", "gauge", "Trees that wait for a slot"),
+    Metric("sfad_queued_runs", "gauge", "Trees that wait, for a slot or for other runs"),
     Metric("sfad_runs_admitted", "counter", "Runs that were admitted"),
     Metric("sfad_runs_ended", "counter", "Runs that have ended", ("status",)),
     Metric("sfad_spawns_refused", "counter", "Spawns that the guard refused", ("rule",)),

@@ -171,7 +171,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     kind: str
     """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, or the rule that
-    refused; `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon;
+    refused; `after` where the run that it waited for did not complete;
+    `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon;
     `damaged` where its row cannot be read."""
     message: str
     by: str | None = None
@@ -287,15 +288,29 @@ class AlertState(Struct, frozen=True, kw_only=True, gc=False):
     """For the scope `team`."""
 
 
+class After(Struct, frozen=True, kw_only=True, gc=False):
+    """Another run, for whose end a run waits before it starts."""
+
+    run: RunId
+    """In a request also a name, or a unique prefix of an id."""
+    ok: bool = False
+    """Whether that run has to complete: otherwise the run that waits never starts."""
+
+    @property
+    def words(self) -> str:
+        """As on the command line: `a3` or `a3:ok`."""
+        return f"{self.run}:ok" if self.ok else self.run
+
+
 class QueueState(Struct, frozen=True, kw_only=True, gc=False):
-    """What a queued tree waits for."""
+    """Which slot a queued tree waits for."""
 
     key: str
     """The quota that has no room."""
     used: int
     limit: int
     place: int
-    """Among the trees of its user that wait. 1 is the first."""
+    """Among the trees of its user that wait, or those of its group if that has no room. 1 is the first."""
     waiting: int
     free_by: datetime | None = None
     """The first deadline of the trees that have a slot: by then one is free. `None` if none of them has a deadline now."""
@@ -368,6 +383,10 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a live run: the alerts about it that are raised."""
     direct: str | None = None
     """Of a live run: why its program goes without the gateway, which its tree may use."""
+    after: list[After] = []
+    """Of a queued run: the runs whose ends it still waits for."""
+    group: str | None = None
+    """The group whose slots its tree shares."""
 
     @property
     def by_gateway(self) -> bool:

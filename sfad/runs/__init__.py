@@ -6,6 +6,7 @@
 `live`         a live run as the shell knows it, beside the core's `Run`
 `on_end`       the command of `--on-end`
 `raised_alerts` alerts as they are shown
+`recalled`     what a run was started with, as `recall` tells it
 `showing`      how a live run is shown, to clients and in its row of the ledger
 `stdin`        the pipe behind `--stdin`
 `subscribers`  clients that wait for the end of a run, or watch its events or calls

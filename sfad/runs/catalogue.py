@@ -169,6 +169,11 @@ class RunCatalogue:
         ended = self._recent.get(run)
         return KnownRun(ended.info, ended.uid, ended.lineage_ids) if ended is not None else None
 
+    def request(self, run: RunId) -> bytes | None:
+        """Return what the run was started with, as `to_recall` made it, if that is known."""
+        live = self.live.get(run)
+        return live.request if live is not None else self._records.request(run)
+
     def lineage(self, run: RunId) -> list[RunId]:
         """Return the ids from the root to the run."""
         known = self.live.get(run) or self._recent.get(run)

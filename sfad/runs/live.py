@@ -70,6 +70,8 @@ class Live:
     """Who executes its command (`LaunchSpec.user`)."""
     setups: TreeSetups = NO_SETUPS
     """How the agent programs of its tree are led through the gateway."""
+    request: bytes | None = None
+    """What it was started with, for `recall`."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
     session_files: SessionFiles | None = field(init=False)
@@ -172,6 +174,7 @@ class Live:
             blocked_tools=spawn.blocked_tools,
             pid_started=self.main.started if self.main is not None and self.run.pid is not None else None,
             model=self.model,
+            request=self.request,
         )
 
 

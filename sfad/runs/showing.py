@@ -68,6 +68,8 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         api_silence=_silence(run, now) if account.reservations else None,
         alerts=alerts_of(run, now) if run.alerts else [],
         direct=live.spawn.direct if not ended else None,
+        after=list(run.awaits) if run.status is Status.QUEUED else [],
+        group=run.asked.group,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -37,7 +37,7 @@ from sfad.core.vocabulary import Timer
 from sfad.durable.accounts import from_saved
 from sfad.durable.snapshots import encode
 from sfad.protocol import types
-from sfad.protocol.types import Action, Limit, LimitKind, RunId, Source, Status, Survivor
+from sfad.protocol.types import Action, After, Limit, LimitKind, RunId, Source, Status, Survivor
 
 RunTimer = tuple[RunId, Timer]
 
@@ -288,8 +288,13 @@ class World:
     def spawn(self, asked: Asked, peer: Peer) -> int:
         """Ask for a run; return the token of the answer."""
         token = self.token()
-        self.feed(e.SpawnRequested(self.now, token, peer, asked))
+        self.feed(e.SpawnRequested(self.now, token, peer, asked, self.ends(asked.after)))
         return token
+
+    def ends(self, awaited: Iterable[After]) -> dict[RunId, Status]:
+        """Return how those of the runs have ended that have."""
+        books = {after.run: self.books[after.run] for after in awaited}
+        return {name: book.run.status for name, book in books.items() if book.ended}
 
     # ---- what is remembered
 
@@ -347,7 +352,7 @@ class World:
         runs = [self._remembered(run, startable=startable(run.id)) for run in held]
         before = {one.run.id: msgspec.msgpack.decode(self.copies[one.run.id][1], type=State, dec_hook=from_saved) for one in runs}
         self._restart()
-        self.feed(e.RunsAdopted(self.now, tuple(runs), "the daemon died"))
+        self.feed(e.RunsAdopted(self.now, tuple(runs), "the daemon died", ended=self._ends_before(runs)))
         for one in runs:
             self._check_recovered(one, before[one.run.id], never)
         self._know_again()
@@ -363,7 +368,15 @@ class World:
         self._adopt(held)
         runs = [self._remembered(run, startable=startable(run.id), starting=run.id in starting) for run in held]
         self._restart()
-        self.feed(e.RunsAdopted(self.now, tuple(runs), "the daemon restarted itself", continued=True, tickets=tickets))
+        event = e.RunsAdopted(
+            self.now,
+            tuple(runs),
+            "the daemon restarted itself",
+            continued=True,
+            tickets=tickets,
+            ended=self._ends_before(runs),
+        )
+        self.feed(event)
         for one in runs:
             if one.starting:
                 assert one.run.status in {Status.STARTING, Status.STOPPING}
@@ -371,6 +384,9 @@ class World:
                 assert one.run.status not in {Status.LOST, Status.FAILED}
         self._know_again()
         self.advance(0)
+
+    def _ends_before(self, runs: list[Remembered]) -> dict[RunId, Status]:
+        return self.ends(after for one in runs for after in one.run.awaits)
 
     def _forget_what_was_promised(self) -> None:
         self.charging = False
@@ -496,7 +512,7 @@ class World:
         elif old is Status.QUEUED and not one.startable:
             assert run.status is Status.FAILED
         elif old is Status.QUEUED:
-            assert run.status in {Status.QUEUED, Status.STARTING}
+            assert run.status in {Status.QUEUED, Status.STARTING, Status.STOPPING} or ended_by_another(run)
         assert run.status is Status.STARTING or run.attempt == before.attempt
         assert run.admitted == before.admitted
 
@@ -782,6 +798,12 @@ class World:
         assert run.status is Status.STARTING
         assert not self.books[run.id].released
         assert (run.id, run.attempt) not in self.launches, "the same attempt was launched twice"
+        assert run.attempt > 1 or not run.awaits
+        for after in run.asked.after:
+            awaited = self.books[after.run]
+            assert awaited.ended, f"{run.id} was launched before {after.run} had ended"
+            assert not after.ok or awaited.run.status is Status.COMPLETED
+        assert run.attempt > 1 or run.parent is None or not run.asked.after or not run.standing_still
         self.launches.add((run.id, run.attempt))
         box = self._box_for(run)
         assert not box.alive, f"{run.id} was launched over what its last attempt left"
@@ -899,6 +921,10 @@ class World:
         assert not run.account.reservations, "ended with an open reservation"
         assert book.failed_commit or book.saves[-1] is run.status, "Ended comes after its Record"
         assert run.id not in self.boxes, "ended, but its containment was not released"
+        if ended_by_another(run):
+            awaited = self.books[(run.shown_reason.by if run.shown_reason else None) or ""]
+            assert awaited.ended
+            assert awaited.run.status is not Status.COMPLETED
         book.ended = True
         self._over.append(run.id)
 
@@ -911,6 +937,11 @@ class World:
         assert self.machine.draining
         assert not self.live
         self.shutdowns += 1
+
+
+def ended_by_another(run: Run) -> bool:
+    """Return whether it never started, because a run that it waited for did not complete."""
+    return run.ending is not None and run.ending.reason is not None and run.ending.reason.kind == "after"
 
 
 def check_account(kept: Account, now: Account, *, noted: bool) -> None:
@@ -928,10 +959,10 @@ def with_fair_turns(machine: Machine) -> Machine:
     slots, give = machine.slots, machine.slots.next_waiting
 
     def checked() -> RunId | None:
-        able = {user: slots.user_count(user) for user in slots._queues if slots.free_for(user)}
+        able = {lane[0]: slots.user_count(lane[0]) for lane in slots._queues if slots.free_for(*lane)}
         root = give()
         assert (root is None) == (not able)
-        assert root is None or able[slots._taken[root]] == min(able.values())
+        assert root is None or able[slots._taken[root][0]] == min(able.values())
         return root
 
     slots.next_waiting = checked  # type: ignore[method-assign]
@@ -945,6 +976,7 @@ def snapshot(machine: Machine, at: float) -> dict[str, Any]:
         "held": dict(machine.slots._taken),
         "by_user": dict(machine.slots._by_user),
         "waiting": dict(machine.slots._waiting),
+        "waiting for runs": dict(machine.slots._held),
         "rates": {user: window.used(at) for user, window in machine._admission._rates.items() if window.used(at)},
         "tickets": {ticket.token: set(ticket.pending) for ticket in machine.tickets()},
         "budgets": {(b.scope, b.name): (b.charged, b.near, b.over) for b in machine.budgets},

@@ -346,7 +346,7 @@ def test_the_queue_of_a_user_is_bounded() -> None:
     refusal = t.refused("d")
     assert (refusal.kind, refusal.key, refusal.value, refusal.limit) == (Rule.CONCURRENCY, "quotas.queued_per_user", 2, 2)
     assert refusal.possible_in_s == 120
-    assert "2 trees of user ann wait for a slot" in refusal.message
+    assert "2 trees of user ann wait to start" in refusal.message
     assert t.start("b", BOB), "others have a queue of their own"
     assert t.refused("d", queue=False).key == "quotas.trees_per_user"
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
+import msgspec
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,7 +24,7 @@ from sfad.core.run import Run
 from sfad.core.stop_requests import GONE
 from sfad.core.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED
-from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind, RunId, Source, Status
+from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
 from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, snapshot
 
@@ -115,6 +116,7 @@ POLICIES = st.builds(
     trees_per_user=st.integers(1, 3),
     trees=st.integers(1, 4),
     spawns_per_hour=st.sampled_from([3, 100]),
+    groups=st.sampled_from([{"g": 1, "h": 2}, {"g": 2, "h": 1}, {"g": 1}]),
 )
 
 BOUNDS = st.one_of(st.none(), st.none(), st.builds(Bound, value=st.integers(-1, 9), source=st.just("--flag")))
@@ -142,6 +144,16 @@ ASKED = st.builds(
     claim=st.sampled_from([Claim(), Claim(), Claim(), Claim(), Claim(names=["a"]), Claim(depth=3)]),
 )
 
+PLAIN = st.builds(
+    Asked,
+    argv=st.just(("x",)),
+    name=st.sampled_from(NAMES),
+    attempts=st.sampled_from([1, 1, 2]),
+    detach=SELDOM,
+    priority=st.integers(0, 2),
+)
+"""Requests that are seldom refused."""
+
 
 class MachineAgainstShell(RuleBasedStateMachine):
     """Rules are what the outside world does; `World` checks every command, the invariants check what is left."""
@@ -155,8 +167,21 @@ class MachineAgainstShell(RuleBasedStateMachine):
         self.holders: set[RunId] = set()
         self.was_held: Action | None = None
 
-    @initialize(policy=POLICIES, tree=st.lists(st.tuples(ASKED, SWIFT), min_size=1, max_size=3), budgets=st.booleans())
-    def configure(self, policy: Policy, tree: list[tuple[Asked, bool]], budgets: bool) -> None:
+    @initialize(
+        policy=POLICIES,
+        tree=st.lists(st.tuples(ASKED, SWIFT), min_size=1, max_size=3),
+        budgets=st.booleans(),
+        waits=st.lists(st.tuples(PLAIN, st.booleans()), max_size=2),
+        data=st.data(),
+    )
+    def configure(
+        self,
+        policy: Policy,
+        tree: list[tuple[Asked, bool]],
+        budgets: bool,
+        waits: list[tuple[Asked, bool]],
+        data: st.DataObject,
+    ) -> None:
         """Choose the policy, and start a chain: otherwise most steps would concern no run."""
         self.world = World(policy)
         if budgets:
@@ -164,6 +189,8 @@ class MachineAgainstShell(RuleBasedStateMachine):
         for asked, swift in tree:
             populated = self.world.populated
             self.ask(asked, self.inside(populated[-1].id) if populated else self.person("ann"), swift=swift)
+        for asked, within in waits if self.world.live else ():
+            self.ask_after(asked, data, self.world.populated[0] if within and self.world.populated else None, None)
 
     # ---- requests
 
@@ -193,6 +220,52 @@ class MachineAgainstShell(RuleBasedStateMachine):
     def spawn_root(self, asked: Asked, user: str, swift: bool) -> None:
         """A person asks for a run."""
         self.ask(asked, self.person(user), swift=swift)
+
+    @precondition(lambda self: len(self.world.machine.tree.roots()) < 5)
+    @rule(asked=PLAIN, user=st.sampled_from(USERS), group=st.sampled_from(["g", "g", "h"]))
+    def spawn_in_group(self, asked: Asked, user: str, group: str) -> None:
+        """A person asks for a run of a group, which may be unknown."""
+        self.ask(msgspec.structs.replace(asked, group=group), self.person(user), swift=True)
+
+    @precondition(lambda self: 0 < len(self.world.live) < 8)
+    @rule(asked=PLAIN, data=st.data(), within=st.booleans(), group=st.sampled_from([None, None, "g"]))
+    def spawn_after(self, asked: Asked, data: st.DataObject, within: bool, group: str | None) -> None:
+        """A person or an agent asks for a run that starts when others have ended."""
+        box: Box | None = data.draw(st.sampled_from(self.world.populated)) if within and self.world.populated else None
+        self.ask_after(asked, data, box, group)
+
+    @precondition(lambda self: self.awaited())
+    @rule(asked=PLAIN, data=st.data())
+    def spawn_in_a_circle(self, asked: Asked, data: st.DataObject) -> None:
+        """An agent for whose end a run waits asks for one that waits for that run, which is refused."""
+        name = data.draw(st.sampled_from(self.awaited()))
+        waiting = [run.id for run in self.world.machine.tree if any(after.run == name for after in run.awaits)]
+        awaited = (After(run=data.draw(st.sampled_from(waiting))),)
+        self.ask(msgspec.structs.replace(asked, queue=True, detach=False, after=awaited), self.inside(name))
+        assert not any(isinstance(command, c.Admit) for command in self.world.batch)
+
+    def ask_after(self, asked: Asked, data: st.DataObject, box: Box | None, group: str | None) -> None:
+        """Ask for a run that waits, most often for runs that are live or wait themselves."""
+        live = [*self.world.live, *(run.id for run in self.world.machine.tree if run.awaits)]
+        known = [*live, *live, *(run for run, book in self.world.books.items() if book.ended)]
+        awaited = data.draw(st.lists(st.builds(After, run=st.sampled_from(known), ok=st.booleans()), min_size=1, max_size=2))
+        peer = self.inside(box.id) if box is not None else self.person("ann")
+        group = group if box is None else None
+        self.ask(msgspec.structs.replace(asked, queue=True, after=tuple(awaited), group=group), peer, swift=True)
+
+    def awaited(self) -> list[RunId]:
+        """Return the runs with a main process for whose end others wait."""
+        wanted = {after.run for run in self.world.machine.tree for after in run.awaits}
+        return [box.id for box in self.world.mains if box.id in wanted]
+
+    @precondition(lambda self: self.awaited())
+    @rule(data=st.data(), code=st.sampled_from([0, 0, 1]))
+    def awaited_ends(self, data: st.DataObject, code: int) -> None:
+        """A run ends for which others wait, with all that it has started."""
+        box = self.world.boxes[data.draw(st.sampled_from(self.awaited()))]
+        for each in box.subtree():
+            each.strays = 0
+        self.world.exited(box, code, late=False)
 
     @precondition(lambda self: self.world.populated)
     @rule(asked=ASKED, data=st.data(), swift=SWIFT)
@@ -670,7 +743,11 @@ class MachineAgainstShell(RuleBasedStateMachine):
         """Higher priority first, then first come."""
         slots = self.world.machine.slots
         for queue in slots._queues.values():
-            waiting = [self.world.books[name].run for _, _, name in sorted(queue) if name in slots._waiting]
+            assert queue == sorted(queue)
+            runs = [self.world.books[name].run for _, _, name in queue if name in slots._waiting]
+            assert [-run.asked.priority for run in runs] == sorted(-run.asked.priority for run in runs)
+            # the others came to the queue when what they waited for had ended
+            waiting = [run for run in runs if not run.asked.after]
             assert waiting == sorted(waiting, key=lambda run: (-run.asked.priority, run.birth.number))
 
     @invariant()
@@ -713,19 +790,46 @@ class MachineAgainstShell(RuleBasedStateMachine):
             user = self.world.books[new].run.user
             assert slots.count <= policy.trees
             assert slots.user_count(user) <= policy.trees_per_user
+            group = self.world.books[new].run.asked.group
+            assert group is None or slots.group_count(user, group) <= policy.groups.get(group, 1000)
         self.holders = {run.id for run in holders}
         for user in USERS:
             assert slots.user_count(user) == len([run for run in holders if run.user == user])
+            for group in "gh":
+                assert slots.group_count(user, group) == len(
+                    [run for run in holders if (run.user, run.asked.group) == (user, group)]
+                )
         assert slots.queued == len(roots) - len(holders)
         assert all(run.status is Status.QUEUED for run in roots if slots.waits(run.id))
 
     @invariant()
     def no_request_waits_for_nothing(self) -> None:
-        """A tree waits only while the user or the daemon has no free slot."""
-        slots = self.world.machine.slots
-        for run in self.world.machine.tree.roots():
-            if slots.waits(run.id):
-                assert not slots.free_for(run.user)
+        """A tree waits only while the user, the group or the daemon has no free slot, and a run only while one lives that it waits
+        for, and does not wait for it."""
+        slots, tree = self.world.machine.slots, self.world.machine.tree
+        for run in tree:
+            assert run.status in {Status.QUEUED, Status.STOPPING} or not run.awaits
+            if run.status is not Status.QUEUED:
+                continue
+            assert all(tree.get(after.run) is not None for after in run.awaits)
+            if run.awaits:
+                self.check_no_circle(run)
+            elif run.parent is None:
+                assert not slots.waits(run.id) or not slots.free_for(run.user, run.asked.group)
+                assert slots.waits(run.id) or not run.committed
+            else:
+                assert run.standing_still or not run.committed
+
+    def check_no_circle(self, run: Run) -> None:
+        """Check that nothing that the run waits for can only end after it."""
+        reached = [run]
+        for each in reached:
+            for after in each.awaits:
+                awaited = self.world.machine.tree.get(after.run)
+                assert awaited is not None
+                assert awaited not in run.lineage
+                if awaited not in reached:
+                    reached.append(awaited)
 
     @invariant()
     def clocks_match(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from sfad.core.quotas import Slots
 
 USERS = ["ann", "bob", "eve"]
+GROUPS = st.sampled_from([None, "g", "h"])
+
+Lane = tuple[str, str | None]
+"""A user and a group."""
+
+
+class Waits(NamedTuple):
+    root: str
+    user: str
+    priority: int
+    group: str | None
+
 
 Asks = list[list[tuple[int, int]]]
 """Turn by turn, the users and the priorities of what is asked for."""
@@ -23,24 +35,44 @@ class Queue(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots = Slots(per_user=2, total=3)
+        self.slots = Slots(per_user=2, total=3, groups={"g": 1})
         self.numbers = count()
-        self.live: dict[str, str] = {}
-        self.waiting: list[tuple[str, str, int]] = []
+        self.live: dict[str, Lane] = {}
+        self.waiting: list[Waits] = []
+        self.held: dict[str, str] = {}
         self.moments = count()
         self.since: dict[str, int] = {}
 
-    @rule(user=st.sampled_from(USERS), priority=st.integers(0, 2))
-    def start(self, user: str, priority: int) -> None:
+    @rule(user=st.sampled_from(USERS), priority=st.integers(0, 2), group=GROUPS)
+    def start(self, user: str, priority: int, group: str | None) -> None:
         root = f"a{next(self.numbers)}"
-        if self.slots.free_for(user):
-            self.slots.take(root, user)
-            self.live[root] = user
+        if self.slots.free_for(user, group):
+            self.slots.take(root, user, group)
+            self.live[root] = user, group
         else:
-            self.slots.enqueue(root, user, priority)
-            if not any(other == user for _, other, _ in self.waiting):
-                self.since[user] = next(self.moments)
-            self.waiting.append((root, user, priority))
+            self.enqueue(root, user, priority, group)
+
+    def enqueue(self, root: str, user: str, priority: int, group: str | None) -> None:
+        self.slots.enqueue(root, user, priority, group)
+        if not any(one.user == user for one in self.waiting):
+            self.since[user] = next(self.moments)
+        self.waiting.append(Waits(root, user, priority, group))
+
+    @rule(user=st.sampled_from(USERS))
+    def hold(self, user: str) -> None:
+        """A tree comes that waits for another run."""
+        root = f"a{next(self.numbers)}"
+        self.slots.hold(root, user)
+        self.held[root] = user
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), priority=st.integers(0, 2), group=GROUPS)
+    def release(self, data: st.DataObject, priority: int, group: str | None) -> None:
+        """That run has ended."""
+        root = data.draw(st.sampled_from(sorted(self.held)))
+        self.slots.release(root)
+        self.enqueue(root, self.held.pop(root), priority, group)
+        self.fill()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -54,38 +86,52 @@ class Queue(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.waiting))
-        self.slots.leave(one[0])
+        self.slots.leave(one.root)
         self.waiting.remove(one)
 
-    @rule(per_user=st.integers(1, 3), total=st.integers(1, 4))
-    def resize(self, per_user: int, total: int) -> None:
-        self.slots.resize(per_user=per_user, total=total)
+    @rule(per_user=st.integers(1, 3), total=st.integers(1, 4), groups=st.sampled_from([{}, {"g": 1}, {"g": 2}, {"g": 1, "h": 1}]))
+    def resize(self, per_user: int, total: int, groups: dict[str, int]) -> None:
+        self.slots.resize(per_user=per_user, total=total, groups=groups)
         self.fill()
+
+    def has_room(self, user: str, group: str | None) -> bool:
+        """Return whether neither the user nor the user's group is at its bound."""
+        held = list(self.live.values())
+        in_group = held.count((user, group)) < self.slots.groups.get(group or "", 1000)
+        return in_group and sum(whose == user for whose, _ in held) < self.slots.per_user
 
     def fill(self) -> None:
         while (root := self.slots.next_waiting()) is not None:
-            held = Counter(self.live.values())
+            held = Counter(user for user, _ in self.live.values())
             assert len(self.live) < self.slots.total
-            able = {user for _, user, _ in self.waiting if held[user] < self.slots.per_user}
-            user = min(able, key=lambda each: (held[each], self.since[each]))
-            own = [one for one in self.waiting if one[1] == user]
-            expected = max(own, key=lambda one: (one[2], -own.index(one)))
-            assert root == expected[0], "the fewest trees, then the longest wait; and within the user by priority"
+            able = [one for one in self.waiting if self.has_room(one.user, one.group)]
+            user = min({one.user for one in able}, key=lambda each: (held[each], self.since[each]))
+            own = [one for one in able if one.user == user]
+            expected = max(own, key=lambda one: (one.priority, -own.index(one)))
+            assert root == expected.root, "the fewest trees, then the longest wait; and within the user by priority"
             self.waiting.remove(expected)
-            self.live[root] = user
+            self.live[root] = user, expected.group
             self.since[user] = next(self.moments)
 
     @invariant()
     def counts(self) -> None:
-        held, waiting = Counter(self.live.values()), Counter(user for _, user, _ in self.waiting)
-        assert (self.slots.count, self.slots.queued) == (len(self.live), len(self.waiting))
+        held = Counter(user for user, _ in self.live.values())
+        waiting = Counter([*(one.user for one in self.waiting), *self.held.values()])
+        assert (self.slots.count, self.slots.queued) == (len(self.live), len(self.waiting) + len(self.held))
         for user in USERS:
             assert (self.slots.user_count(user), self.slots.queued_of(user)) == (held[user], waiting[user])
-            if waiting[user]:
-                assert not self.slots.free_for(user)
+        for one in self.waiting:
+            assert not self.slots.free_for(one.user, one.group)
+            place = self.slots.place_of(one.root)
+            assert place is not None
+            assert 1 <= place.place <= place.waiting
+            assert place.used >= place.limit
+            assert place.key.startswith("groups.") == self.slots.group_full(one.user, one.group)
+        assert all(self.slots.place_of(root) is None for root in self.held)
 
     def teardown(self) -> None:
-        for root in [*self.live, *(root for root, _, _ in self.waiting)]:
+        self.slots.groups = {}
+        for root in [*self.live, *(one.root for one in self.waiting), *self.held]:
             self.slots.leave(root)
         assert self.slots.next_waiting() is None
         kept: dict[str, Any] = {name: value for name, value in vars(self.slots).items() if hasattr(value, "__len__")}

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from sfactl.connection import Client, DaemonError, Unreachable
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, Claim, ErrorCode, Limit, LimitKind, RunId, RunInfo, Status
+from sfad.protocol.types import Action, After, Claim, ErrorCode, Limit, LimitKind, RunId, RunInfo, Status
 from tests.harness import PATIENCE, Daemon, strays, wait_until
 
 from .victim import Agents
@@ -334,6 +334,26 @@ def later(player: Player) -> None:
     player.wait(player.start("later", "end 0", priority=-1, attempts=2))
 
 
+def following(player: Player) -> None:
+    """Starts when another has ended; and a third only if that has completed, whichever daemon hears of it."""
+    first = player.start("first", "sleep 0.3; end 0")
+    then = player.start("then", "end 0", after=[After(run=first)])
+    try:
+        needs = player.start("needs", "end 0", after=[After(run=first, ok=True)])
+    except DaemonError as error:
+        if f"run {first} ended as {player.wait(first).status}" not in str(error):
+            raise
+    else:
+        over, told = player.wait(first), player.wait(needs)
+        cancelled = told.reason is not None and told.reason.kind == "after"
+        assert cancelled == (over.status is not Status.COMPLETED), (over.status, told)
+        assert not cancelled or (told.status is Status.CANCELLED and told.started_at is None)
+    over, told = player.wait(first), player.wait(then)
+    assert told.reason is None or told.reason.kind != "after", told
+    if over.ended_at is not None and told.started_at is not None:
+        assert told.started_at >= over.ended_at, (over, told)
+
+
 def staying(player: Player) -> None:
     """Is there before and after."""
     run = player.start("staying", f"{fork_away(60)}; sleep 60; end 0")
@@ -361,10 +381,13 @@ def calling(player: Player) -> None:
 
 
 STORIES: tuple[Story, ...] = (
-    stubborn, standing, family, asking, again, spending, seven, short, missing, refused, metered, changed, later, calling,
+    stubborn, standing, family, asking, again, spending, seven, short, missing, refused, metered, changed, later, following,
+    calling,
 )  # fmt: skip
 
-RENEWED: tuple[Story, ...] = (staying, standing_over, stubborn, asking, again, seven, metered, changed, later, calling)
+RENEWED: tuple[Story, ...] = (
+    staying, standing_over, stubborn, asking, again, seven, metered, changed, later, following, calling,
+)  # fmt: skip
 """For a daemon that is renewed meanwhile."""
 
 

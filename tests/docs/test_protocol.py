@@ -34,7 +34,7 @@ from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
 PAGE = text_of("protocol.md")
 NESTED = (
     t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.QuotaState,
-    t.Survivor, t.QueueState,
+    t.Survivor, t.QueueState, t.After,
     t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, t.Tokens, Advice, Summary, Group, Breach, Failed, Costly,
     m.GatewayInfo, m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
     t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime, m.UpstreamInfo,

@@ -10,7 +10,7 @@ import pytest
 
 from sfactl.exits import MEANINGS
 from sfad import __version__
-from sfad.config import Agent, ConfigError, Hook, Price, ProgramConfig, TeamBudget, UpstreamConfig, UserBudget, load
+from sfad.config import Agent, ConfigError, GroupConfig, Hook, Price, ProgramConfig, TeamBudget, UpstreamConfig, UserBudget, load
 from sfad.reloading import AT_START
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
 
@@ -72,7 +72,7 @@ def test_every_value_that_is_shown_is_allowed(tmp_path: Path, block: str) -> Non
 def test_every_key_below_a_name() -> None:
     entries = {
         "prices": Price, "programs": ProgramConfig, "users": UserBudget, "teams": TeamBudget, "upstreams": UpstreamConfig,
-        "agents": Agent, "hooks": Hook,
+        "agents": Agent, "hooks": Hook, "groups": GroupConfig,
     }  # fmt: skip
     shown = {shown.key for shown in keys(NAMED)}
     tables = {key.rpartition(".")[0] for key in shown}

@@ -17,6 +17,7 @@ from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder
 from sfad.protocol.statistics import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
     Action,
+    After,
     Bound,
     CallInfo,
     Claim,
@@ -56,7 +57,9 @@ REQUESTS: list[m.Request] = [
     m.Spawn(id=2**63, argv=[b"x", b"\xff\0"], cwd=b"/\xfe", env=[b"A=\xff"], name="n", tied=True,
             max_depth=Bound(value=3, source="--max-depth"), on_limit=Action.PAUSE, meter="claude",
             limits=[Limit(kind=LimitKind.COST, threshold=2.5, action=Action.WARN, source="--limit cost")],
-            claim=Claim(names=["a"], depth=1), labels={"a": "b"}, stdio="inherit", descriptors=3),
+            claim=Claim(names=["a"], depth=1), labels={"a": "b"}, stdio="inherit", descriptors=3,
+            after=[After(run="a1"), After(run="build", ok=True)], group="gpu"),
+    m.Recall(id=35, run="a1"),
     m.Stop(id=3, runs=["a1"], signal=2, grace=0.0), m.Pause(id=4, run="a1"),
     m.Resume(id=5, run="a1", limits=[Limit(kind=LimitKind.TURNS, threshold=50)]),
     m.Signal(id=6, run="a1", signal=3), m.Info(id=7, run="a1"), m.Wait(id=8, run="a1", timeout=3.5),
@@ -87,6 +90,7 @@ REPLIES: list[m.Reply] = [
     m.Refused(id=3, refused=Refusal(kind=Rule.LOOP, detail="d", message="m", path=["a", "a"]), run="a2"),
     m.Stopped(id=4, stopped=["a1"], survivors=[Survivor(pid=1, run_id="a1", why="D")], elapsed_s=0.5),
     m.RunList(id=5, runs=[RUN, RUN]),
+    m.Recalled(id=6, run="a1", request=m.Spawn(id=0, argv=[b"x"], cwd=b"/", env=[], after=[After(run="a2", ok=True)], group="gpu")),
     m.LogFiles(id=6, run="a1", ended=True), m.LogFiles(id=6, run="a1", ended=True, text=True),
     m.TextPart(id=15, run="a1", text=b"\xff", cursor=b"\0", tools=["Bash: ls"], notes=["n"], more=True, ended=True),
     m.ResultText(id=7, run="a1", text="t", truncated=False),

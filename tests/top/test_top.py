@@ -10,7 +10,7 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
+from sfad.protocol.types import Action, After, Limit, LimitKind, RunInfo, Status
 from tests.conftest import Start
 from tests.harness import Daemon, started, stopped, wait_until
 from tests.top.terminal import CTRL_C, ENTER, ESCAPE, HOME, WHEEL_DOWN, WHEEL_UP, top
@@ -82,6 +82,17 @@ def test_the_cost_of_the_last_hour_and_the_share_that_warns_are_the_daemons(shar
             bar = re.search(r" n[▁-█]", terminal.lines[line])
             assert bar is not None
             assert terminal.colour(line, bar.end() - 1) == "brown"  # pyte's name of yellow
+
+
+def test_a_run_that_waits_for_another_says_for_which(daemon: Daemon) -> None:
+    with daemon.client() as client, top(daemon.env, columns=160) as terminal:
+        first = started(client, SLEEP, name="first").id
+        started(client, SLEEP, name="second", after=[After(run=first, ok=True)])
+        terminal.until(rf"(?m)second +queued .* after {first}:ok")
+        terminal.press("/second" + ENTER)
+        terminal.until(rf"second: queued: it starts when {first} has completed")
+        terminal.press("q")
+        assert terminal.exit_code() == 0
 
 
 def test_keys_keep_their_order_however_fast_they_come(daemon: Daemon) -> None:

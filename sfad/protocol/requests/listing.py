@@ -28,6 +28,7 @@ class List(Request, tag="list"):
     rows: int = 50
     live: bool = False
     before: RunId | None = None
+    group: str | None = None
     sessions: bool = False
     """Only sessions; in a session, those below it."""
     limits: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import Literal
-from ..types import Action, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId
+from ..types import Action, After, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId
 from .base import Reply, Request
 
 
@@ -41,6 +41,10 @@ class Spawn(Request, tag="spawn"):
     """The run may start sessions and stop them, although it is a subagent."""
     queue: bool = True
     priority: int = 0
+    group: str | None = None
+    """The group whose slots the tree shares."""
+    after: list[After] = []
+    """The run is queued until each of these has ended."""
     log: bool = True
     quiet: bool = False
     gateway: bool | None = None
@@ -73,6 +77,24 @@ class Spawn(Request, tag="spawn"):
     """The shim that asks is one that the daemon has made: no person wants a child run."""
     direct: str | None = None
     """Why the run's program goes without the gateway although the run may use it. Set by the daemon only."""
+    env_set: bool = False
+    """The command line has set some of the variables, which `Recall` cannot tell."""
+
+
+class Recall(Request, tag="recall"):
+    """Ask what a run was started with, in order to start it again. Answered by `Recalled`."""
+
+    repeats = 1
+
+    run: str
+
+
+class Recalled(Reply, tag="recalled"):
+    """`request`: as it was sent, without environment, umask, key and claim; and of a run below another with what it has inherited:
+    its way to its model, its sandbox, its tools, its models, its labels."""
+
+    run: RunId
+    request: Spawn
 
 
 class OwnProgram(Reply, tag="own_program"):

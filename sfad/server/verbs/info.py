@@ -43,9 +43,11 @@ def _queue(runtime: Runtime, run: Run) -> QueueState | None:
     place = runtime.machine.slots.place_of(run.id)
     if place is None:
         return None
-    holding = (root for root in runtime.machine.tree.roots() if root.status is not Status.QUEUED)
-    if place.key == "quotas.trees_per_user":
-        holding = (root for root in holding if root.user == run.user)
+    holding = [root for root in runtime.machine.tree.roots() if root.status is not Status.QUEUED]
+    if place.key != "quotas.trees":
+        holding = [root for root in holding if root.user == run.user]
+    if place.key not in {"quotas.trees", "quotas.trees_per_user"}:
+        holding = [root for root in holding if root.asked.group == run.asked.group]
     first = min((root.deadline for root in holding if root.deadline is not None), default=None)
     free_by = wall_clock() + timedelta(seconds=first - trio.current_time()) if first is not None else None
     return QueueState(**place._asdict(), free_by=free_by)

@@ -22,17 +22,22 @@ from ...loop.leading import check_base_urls, led, settings_file, with_gateway
 from ...meters import PROGRAMS, UNREAD
 from ...protocol.known import PROGRAMS as KNOWN
 from ...protocol.messages import MAX_DESCRIPTORS, OwnProgram, Spawn
-from ...protocol.types import Isolation, RunId
+from ...protocol.types import After, Isolation, RunId
 from ...runs.live import Live
 from ...runs.on_end import MOST as MOST_ON_END
+from ...runs.recalled import to_recall
 from ...setups import NO_SETUPS, TreeSetups
 from ...setups.reader import Root, unknown
 from ..call import EXPECTED, Call, answers, told
 from ..checks import RequestError, bad_request, check_limits, check_most, too_many, unavailable
+from ..lookup import find_run
 from ..submitters import submitter
 from .watch import demand_watch, push
 
 T = TypeVar("T")
+
+MAX_AFTER = 64
+"""Runs that one run may wait for. Each is looked up."""
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
@@ -50,6 +55,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     descriptors, runtime, peer = _claim(call, request), call.runtime, call.peer
     request = msgspec.structs.replace(request, direct=None)
     try:
+        request = _with_awaited(call, request)
         user = submitter(call.connection, runtime.launcher.containment)
     except RequestError:
         close_soon(descriptors, call.connection.sender_group)
@@ -80,6 +86,22 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     runtime.background.answer(find, found, lambda _: found((unknown(), None)), EXPECTED)
 
 
+def _with_awaited(call: Call, request: Spawn) -> Spawn:
+    """Return the request with the ids of the runs that the new one is to wait for. Raise `RequestError`."""
+    if not request.after:
+        return request
+    check_most("runs to wait for", len(request.after), MAX_AFTER)
+    catalogue, peer = call.runtime.catalogue, call.peer
+    above = catalogue.lineage(peer.run) if peer.run is not None else []
+    found: list[After] = []
+    for after in request.after:
+        run = find_run(catalogue, after.run, call.scope)
+        if run not in above:  # else the core says that this would be a circle, or it is detached
+            call.permit("wait", catalogue.lineage(run))
+        found.append(After(run=run, ok=after.ok))
+    return msgspec.structs.replace(request, after=found)
+
+
 def _may_use_gateway(request: Spawn, *, enabled: bool) -> bool:
     """Return whether a root may become one that uses the gateway."""
     return request.gateway is not False and bool(request.gateway or request.allowed_models or enabled)
@@ -107,7 +129,8 @@ def _ask(
             itself = led(itself, setups, runtime.gateways, above.uid, token=runtime.gateways.token(above.run.id))
             call.reply(OwnProgram(id=call.id, argv=itself.argv))
             return
-        request = _completed(call, request, above, setups, explicit=explicit)
+        asked, request = request, _completed(call, request, above, setups, explicit=explicit)
+        kept = to_recall(asked, request, above) if session is None else None
         if request.watch:
             demand_watch(call)
     except IsolationImpossible as error:
@@ -124,7 +147,9 @@ def _ask(
         if request.watch:
             push(call, run)
 
-    ask = partial(runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user, setups)
+    ask = partial(
+        runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user, setups, kept
+    )
     if request.gateway and (explicit or runtime.gateways.always) and above is None:
         runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))
         return

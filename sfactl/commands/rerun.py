@@ -1,0 +1,215 @@
+"""Start runs again, with the command and the options that they had.
+
+`sfactl spawn` starts the new run, with the options, directory, limits, labels, tools, sandbox and way to its model that RUN had. It
+gets the environment and umask of this shell, and /dev/null as its stdin. It waits for no other run. RUN may be live, have ended, or
+have been refused. Inside a run, the new one is a child.
+
+--edit opens the options in $VISUAL or $EDITOR, one on a line, and starts what is saved there; an empty file starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sfad.protocol.requests.starting import Recall, Recalled
+from sfad.protocol.structs import replace
+
+from .. import exits, output
+from ..autostart import connect_or_start
+from ..options import COMMON, RUNS, NotPlain, Option, Parameter, agent_or_command, before_command, read
+from . import spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sfad.protocol.requests.starting import Spawn
+    from sfad.protocol.types import Limit
+
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUNS,
+    Option(("--edit", "-e"), "edit", "Edit the options first"),
+    Option(("--dry-run",), "dry_run", "Print the command line of `spawn` and start nothing"),
+    Option(("--env",), "env", "Set a variable in the new run's environment", "K=V", many=True),
+    Option(("--group",), "group", "Another group of the config", "NAME", complete="group"),
+)
+
+
+def main(
+    *,
+    runs: Sequence[str],
+    edit: bool = False,
+    dry_run: bool = False,
+    env: Sequence[str] = (),
+    group: str | None = None,
+    socket: str | None = None,
+    json: bool = False,
+) -> int:
+    more = [word for text in env for word in ("--env", text)] + (["--group", group] if group is not None else [])
+    codes: list[int] = []
+    for run in runs:
+        try:
+            words = _words(run, more, socket)
+            words = _edited(run, words) if edit else words
+            codes.append(_print(words) if dry_run else _start(words, socket, json))
+        except exits.Quit as quit_:
+            if len(runs) == 1:
+                raise
+            output.note(f"sfactl: {output.harmless(quit_.message)}")
+            codes.append(quit_.code)
+    return next((code for code in codes if code), exits.ExitCode.DONE)
+
+
+def _words(run: str, more: Sequence[str], socket: str | None) -> list[str]:
+    with connect_or_start(socket) as client:
+        found = client.call(Recall(id=0, run=run), Recalled)
+    request = replace(found.request, group=None) if "--group" in more else found.request
+    for note in _left_out(request):
+        output.note(f"sfactl: {found.run}: {note}")
+    return [*more, *words_of(request)]
+
+
+def _left_out(request: Spawn) -> list[str]:
+    """Return what the new run does not have of the old one, where that is not so for each run."""
+    found = []
+    if request.env_set:
+        found.append("what --env had set is not kept, because it may be secret: set it again with --env")
+    if request.stdio == "inherit":
+        found.append("it had the terminal of its client; the output of the new run goes to files")
+    if request.after:
+        found.append(f"it does not wait again for {', '.join(after.words for after in request.after)}")
+    if request.detach:
+        found.append("it had left the tree that started it (--detach); the new run is a root of its own if no run starts it")
+    return found
+
+
+def _print(words: Sequence[str]) -> int:
+    import shlex
+
+    output.write(os.fsencode(f"sfactl spawn {shlex.join(words)}\n"))
+    return exits.ExitCode.DONE
+
+
+def _start(words: Sequence[str], socket: str | None, json: bool) -> int:
+    cut = before_command(spawn.PARAMETERS, words)
+    try:
+        values = read(spawn.PARAMETERS, words[:cut])
+    except NotPlain:
+        raise exits.UsageError("an option is unknown or lacks its value; sfactl spawn --help shows them all") from None
+    own = {"socket": socket} if socket is not None else {}
+    return spawn.main(**values | agent_or_command(words[cut:]) | own | ({"json": True} if json else {}))
+
+
+def _edited(run: str, words: Sequence[str]) -> list[str]:
+    """Return the words as the user has saved them in an editor. Raise `Quit` if nothing is to be started."""
+    import shlex
+    import subprocess
+    import tempfile
+
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not editor:
+        raise exits.UsageError("--edit needs an editor: set VISUAL or EDITOR, as in: EDITOR=nano sfactl rerun --edit RUN")
+    with tempfile.NamedTemporaryFile(mode="w+", prefix="sfactl-rerun-", suffix=".txt", errors="surrogateescape") as file:
+        file.write(f"# sfactl spawn, as {run} was started. What is saved here is started; an empty file starts nothing.\n")
+        file.writelines(f"{line}\n" for line in lines(words))
+        file.flush()
+        ended = subprocess.run([*shlex.split(editor), file.name], check=False)
+        if ended.returncode:
+            raise exits.Quit(exits.ExitCode.REFUSED, f"nothing was started: {editor} ended with {ended.returncode}")
+        # editors often put another file in the place of this one
+        with open(file.name, errors="surrogateescape") as saved:
+            text = saved.read()
+    try:
+        found = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise exits.UsageError(f"the saved options cannot be read: {error}") from None
+    if not found:
+        raise exits.Quit(exits.ExitCode.REFUSED, "nothing was started: the file is empty")
+    return found
+
+
+# ---- the command line
+
+
+def words_of(message: Spawn) -> list[str]:
+    """Return the words after `sfactl spawn` that ask for the same, in the background: what `message` reads, the other way round.
+    They leave out what belongs to one request only: the environment, the terminal and the runs that it waited for."""
+    return [*_option_words(message), *([message.agent] if message.agent is not None else ["--"]), *map(os.fsdecode, message.argv)]
+
+
+def lines(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words of a command line as a shell reads them, an option with its value on each line."""
+    import shlex
+
+    cut = before_command(spawn.PARAMETERS, words)
+    at = 0
+    while at < cut:
+        step = before_command(spawn.PARAMETERS, words[at : at + 2]) if "=" not in words[at] else 1
+        yield shlex.join(words[at : at + step])
+        at += step
+    yield shlex.join(words[cut:])
+
+
+def _option_words(message: Spawn) -> Iterator[str]:
+    isolation = message.isolation
+    for flag, value in (
+        ("--name", message.name),
+        ("--kind", message.kind if message.kind != "agent" else None),
+        ("--type", message.run_type),
+        ("--on-limit", message.on_limit),
+        ("--meter", message.meter),
+        ("--max-depth", message.max_depth.value if message.max_depth is not None else None),
+        ("--max-descendants", message.max_descendants.value if message.max_descendants is not None else None),
+        ("--attempts", message.attempts if message.attempts != 1 else None),
+        ("--retry-delay", _amount(message.retry_delay)),
+        ("--grace", _amount(message.grace)),
+        ("--cwd", os.fsdecode(message.cwd)),
+        ("--priority", message.priority or None),
+        ("--group", message.group),
+        ("--channel", message.channel),
+        ("--on-end", message.on_end),
+        ("--isolate", None if isolation is None else "on" if isolation.network else "net"),
+    ):
+        if value is not None:
+            yield from _option_word(flag, str(value))
+    for flag, values in (
+        ("--label", [f"{key}={value}" for key, value in message.labels.items()]),
+        ("--allow", message.allow),
+        ("--deny", message.deny),
+        ("--allow-tool", message.allowed_tools),
+        ("--block-tool", message.blocked_tools),
+        ("--model-allow", message.allowed_models),
+        ("--egress", isolation.egress if isolation is not None else []),
+        ("--writable", map(os.fsdecode, isolation.writable if isolation is not None else [])),
+        ("--readable", map(os.fsdecode, isolation.readable if isolation is not None else [])),
+        ("--limit", map(_limit_words, message.limits)),
+    ):
+        for value in values:
+            yield from _option_word(flag, value)
+    for flag, given in (
+        ("--leaf", message.leaf),
+        ("--nested", message.nested),
+        ("--stdin", message.stdin == "pipe"),
+        ("--no-log", not message.log and message.stdio == "files"),
+        ("--gateway", message.gateway is True),
+        ("--no-gateway", message.gateway is False),
+        ("--no-queue", not message.queue and not message.after),
+    ):
+        if given:
+            yield flag
+
+
+def _option_word(flag: str, value: str) -> Sequence[str]:
+    alone = flag == "--isolate"  # it takes no word after it
+    return [f"{flag}={value}"] if alone or value.startswith("-") else [flag, value]
+
+
+def _limit_words(limit: Limit) -> str:
+    return f"{limit.kind}={_amount(limit.threshold)}" + (f":{limit.action}" if limit.action is not None else "")
+
+
+def _amount(number: float | None) -> str | None:
+    """Return the shortest text that is read as this number."""
+    return None if number is None else str(int(number)) if number == int(number) else repr(number)
