@@ -63,6 +63,9 @@ class TailedRun:
     _closed: bool = False
     _errors: set[int | None] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self._note_files()
+
     def set_limit(self, limit: int | None) -> None:
         self.limit = limit
 
@@ -73,7 +76,7 @@ class TailedRun:
                 found = _FROM_BYTES.decode(saved)
                 if found.version == FORMAT_VERSION:
                     self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost, found.position)
-                    self._inodes = found.inodes
+                    self._inodes |= found.inodes
                     return self.stdout.readings
         self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost)
         return None
@@ -101,9 +104,13 @@ class TailedRun:
                 self.hold(suffix)
             made = self.files.made(self.run, suffix)
             self._begun[suffix] = made.size if made is not None else 0
-            if made is not None:
-                self._inodes[suffix] = made.inode
+        self._note_files()
         self._guarded(StdoutMeter.begin_attempt)
+
+    def _note_files(self) -> None:
+        for suffix in SUFFIXES:
+            if (made := self.files.made(self.run, suffix)) is not None:
+                self._inodes[suffix] = made.inode
 
     def read(self, until: float) -> bool:
         """Read until `time.perf_counter()` is `until`. Return whether that was all there is, or all that can be read."""
