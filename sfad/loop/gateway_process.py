@@ -18,7 +18,7 @@ import trio
 from ..config import GatewayConfig, UpstreamConfig
 from ..gateway.journal import noted_in
 from ..host.damage import UNDECODABLE, keep_damaged
-from ..host.private_files import create
+from ..host.private_files import create, read
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
@@ -368,7 +368,7 @@ class GatewayProcess:
 
     def _read(self) -> GatewayRecord | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=GatewayRecord)
+            return msgspec.json.decode(read(self._path), type=GatewayRecord)
         except FileNotFoundError:
             return None
         except (OSError, *UNDECODABLE) as error:
