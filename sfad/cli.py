@@ -226,9 +226,8 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
         with closing(Spool(Path(copies), Timers(print), LoopTurns(), print)) as spool:
             earlier = spool.earlier
             if earlier.moved_alive(where.state_dir):
-                text = (
-                    f"{where.state_dir} was {earlier.place} when runs that are still alive began, and they are known by that path"
-                )
+                here = where.state_dir.resolve()
+                text = f"{here} was {earlier.place} when runs that are still alive began, and they are known by that path"
                 die(f"{text}: give --state-dir {earlier.place}", exits.UNAVAILABLE)
 
 

@@ -147,8 +147,8 @@ def _refuse_moved(here: Path, earlier: EarlierSpool) -> None:
     alive, before = earlier.moved_alive(here), earlier.place
     if alive:
         raise PathError(
-            f"{here} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), and "
-            f"by that path they are known: move it back, or end them with 'sfad sweep --state-dir {before}'"
+            f"{here.resolve()} was {before} when {counted(len(alive), 'run')} began that are still alive ({', '.join(alive[:8])}), "
+            f"and by that path they are known: move it back, or end them with 'sfad sweep --state-dir {before}'"
         )
 
 

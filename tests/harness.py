@@ -58,7 +58,7 @@ def unlocked(state_dir: Path) -> bool:
     that has its descriptors until execve(2)."""
     for path in (state_dir, state_dir / "lock"):
         with suppress(OSError), ExitStack() as opened:
-            held = os.open(path, os.O_RDONLY)
+            held = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a test may have put a FIFO there
             opened.callback(os.close, held)
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

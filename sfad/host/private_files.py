@@ -3,6 +3,7 @@
 Anything else that has such a name is renamed, never deleted and never followed.
 """
 
+import errno
 import os
 import stat
 import time
@@ -16,6 +17,17 @@ def is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
         return False
+
+
+def read(path: Path | str) -> bytes:
+    """Return what one of our files contains. Raises `OSError`, also if it is no regular file: a symlink is not followed, and the
+    other end of a FIFO is not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    with open(descriptor, "rb") as file:
+        return file.read()
 
 
 def identity(path: Path | str) -> tuple[int, int] | None:

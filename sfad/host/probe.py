@@ -162,7 +162,8 @@ def current_boot() -> str | None:
 
 def holder(state: Path) -> int | None:
     """Return the pid of the daemon that holds a state directory; `None` if none does, or if it cannot be found out."""
-    with suppress(OSError), open(state / "lock") as lock:
+    # not as a FIFO in its place, whose other end open(2) would wait for
+    with suppress(OSError), open(state / "lock", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -157,14 +157,15 @@ def _directory_lock(directory: Path, held: Path | None) -> Iterator[None]:
     # between finding a socket stale and replacing it, another daemon may do the same. A lock file would stay behind
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _lock_soon(descriptor, directory)
+        _lock_soon(descriptor)
         yield
     finally:
         os.close(descriptor)
 
 
-def _lock_soon(descriptor: int, directory: Path) -> None:
-    # another daemon holds the lock for less than a millisecond; a user who may read the directory can hold it without end
+def _lock_soon(descriptor: int) -> None:
+    """Lock a directory, or go on without the lock after half a second: another daemon holds it for less than a millisecond. Each
+    process that may read the directory can hold it without end, one in a sandbox too, and must not keep daemons from starting."""
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,7 +173,6 @@ def _lock_soon(descriptor: int, directory: Path) -> None:
             time.sleep(_LOCK_PAUSE)
         else:
             return
-    raise PathError(f"the directory {directory} is locked by another process; end it, or choose another with --socket")
 
 
 def _clear_stale(path: Path) -> None:

@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .private_files import is_regular, set_aside
 from .socket_file import AlreadyRunning, PathError
 
 LOCK = "lock"
@@ -121,6 +122,9 @@ def _locked_directory(path: Path, undo: ExitStack) -> int:
 
 
 def _locked_file(path: Path, undo: ExitStack) -> int:
+    with suppress(OSError):  # then open(2) says what is wrong
+        if os.path.lexists(path / LOCK) and not is_regular(path / LOCK):
+            set_aside(path / LOCK)
     descriptor = _locked(path, path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, undo)
     # best effort: on a full disk the daemon has the lock all the same, only its pid is missing
     with suppress(OSError):
@@ -143,7 +147,8 @@ def _locked(path: Path, what: Path, flags: int, undo: ExitStack) -> int:
 
 def _told_pid(path: Path) -> str:
     with suppress(OSError):
-        return (path / LOCK).read_text(errors="replace")[:20].strip()
+        if is_regular(path / LOCK):
+            return (path / LOCK).read_text(errors="replace")[:20].strip()
     return ""
 
 
@@ -177,13 +182,29 @@ def _refuse_claimed(path: Path, instance: str) -> None:
     wanted = _byte(instance)
     pids = {int(pid) for pid, first, last in _POSIX_LOCK.findall(locks) if int(first) == int(last) == wanted}
     for pid in pids - {os.getpid()}:
-        if _user_of(pid) == os.geteuid():  # what other users claim does not keep a user from their own directory
+        # what other users claim does not keep a user from their own directory
+        if _status(pid, rb"Uid:\s+\d+") == os.geteuid() and not _in_run(pid, instance):
             raise _already_running(path, str(pid))
 
 
-def _user_of(pid: int) -> int | None:
-    # not the owner of /proc/PID: that is root if the process is not dumpable
+def _in_run(pid: int, instance: str) -> bool:
+    """Return whether a process is in a run of the instance, by its cgroup, or by its cookie or that of an ancestor. It could claim
+    the instance, in a sandbox too, so that no daemon comes to supervise it."""
+    ancestor: int | None = pid
+    while ancestor:
+        with suppress(OSError):
+            if f"/sfad-{instance}/".encode() in Path(f"/proc/{ancestor}/cgroup").read_bytes():
+                return True
+            if f"SFA_COOKIE={instance}:".encode() in Path(f"/proc/{ancestor}/environ").read_bytes():
+                return True
+        ancestor = _status(ancestor, rb"PPid:")
+    return False
+
+
+def _status(pid: int, name: bytes) -> int | None:
+    """Return the number after a name in /proc/PID/status. Not the owner of /proc/PID: that is root if the process is not
+    dumpable."""
     with suppress(OSError):
-        words = re.search(rb"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)
+        words = re.search(rb"^" + name + rb"\s+(\d+)", Path(f"/proc/{pid}/status").read_bytes(), re.MULTILINE)
         return int(words[1]) if words is not None else None
     return None

@@ -18,7 +18,7 @@ import trio
 from ..config import GatewayConfig
 from ..gateway.journal import noted_in
 from ..host.damage import UNDECODABLE, keep_damaged
-from ..host.private_files import create
+from ..host.private_files import create, read
 from ..host.probe import user_name
 from ..launch import procfs
 from ..launch.launcher import Launcher
@@ -382,7 +382,7 @@ class GatewayProcess:
 
     def _read(self) -> GatewayRecord | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=GatewayRecord)
+            return msgspec.json.decode(read(self._path), type=GatewayRecord)
         except FileNotFoundError:
             return None
         except (OSError, *UNDECODABLE) as error:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from ..config import Configuration
+from ..config import Loaded
 from ..core.naming import program_name
 from ..gateway.egress_rules import is_model_api
 from ..launch.isolation.programs import VARIABLES
@@ -53,16 +53,17 @@ def _of_home(paths: Sequence[str], home: bytes) -> Iterator[bytes]:
 
 
 class Isolating:
-    def __init__(self, config: Configuration, gateways: Gateways, *, sock: str, state_dir: str) -> None:
+    def __init__(self, loaded: Loaded, gateways: Gateways, *, sock: str, state_dir: str) -> None:
         self._gateways = gateways
         self._socket = sock
         self._state_dir = state_dir
-        self.reconfigure(config)
+        self.reconfigure(loaded)
 
-    def reconfigure(self, config: Configuration) -> None:
-        self._config = config.isolation
-        keys = (upstream.key_file for upstream in config.gateway.upstreams.values())
-        self._hidden = [self._state_dir, *(path for path in keys if path is not None)]
+    def reconfigure(self, loaded: Loaded) -> None:
+        self._config = loaded.config.isolation
+        keys = (upstream.key_file for upstream in loaded.config.gateway.upstreams.values())
+        # the config names programs that the daemon executes
+        self._hidden = [self._state_dir, *map(str, loaded.files), *(path for path in keys if path is not None)]
 
     def decided(self, request: Spawn, above: Live | None, uid: int) -> Spawn:
         """Return the request of a user with its decision about isolation. `above`: the run that asks, whose isolation is the least.

@@ -104,7 +104,7 @@ class Launching:
         self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))
 
     def _save_main(self, live: Live, remains: Remains) -> bool:
-        live.main_is(remains.pid, remains.started)
+        live.main_is(remains.pid, remains.started, self.resources.output.inodes(live.run.id))
         self.resources.spool.journal.save([live])
         crash_point("main noted")
         return self.resources.spool.journal.is_saved(live.run.id)

@@ -124,7 +124,7 @@ class Runtime:
         )
         self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
-        self.isolating = Isolating(config, self.gateways, sock=self.socket, state_dir=self.state_dir)
+        self.isolating = Isolating(loaded, self.gateways, sock=self.socket, state_dir=self.state_dir)
         self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
         self.connections = ConnectionWatch(
             self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
@@ -215,7 +215,7 @@ class Runtime:
         self.otel.reconfigure(config.otel)
         self.hooking.configure(config.hooks)
         self.shims.look()
-        self.isolating.reconfigure(config)
+        self.isolating.reconfigure(loaded)
         self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
         self._follow_config()
         self.log.info("config reloaded", files=[str(path) for path in loaded.files])

@@ -53,6 +53,8 @@ class Succession:
         for one in adoption.runs:
             if one.live.stdin is not None:
                 self.background.start_soon(one.live.stdin.serve)
+            if one.live.main is not None:
+                self.resources.output.adopt(one.live.run.id, one.live.main.files)
             if one.live.run.attempt:
                 self.metering.adopt(one.live, one.meter)
         runs = adoption.event.runs

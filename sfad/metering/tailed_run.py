@@ -67,6 +67,7 @@ class TailedRun:
 
     def __post_init__(self) -> None:
         self.times = WriteTimes(f"{self.files.directory}/{self.run}{TIMES}")
+        self._note_files()
 
     def set_limit(self, limit: int | None) -> None:
         self.limit = limit
@@ -78,7 +79,7 @@ class TailedRun:
                 found = _FROM_BYTES.decode(saved)
                 if found.version == FORMAT_VERSION:
                     self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost, found.position)
-                    self._inodes = found.inodes
+                    self._inodes |= found.inodes
                     return self.stdout.readings
         self.stdout = StdoutMeter(self._open, new_meter, self.seen, self.lost)
         return None
@@ -106,11 +107,15 @@ class TailedRun:
                 self.hold(suffix)
             made = self.files.made(self.run, suffix)
             self._begun[suffix] = made.size if made is not None else 0
-            if made is not None:
-                self._inodes[suffix] = made.inode
-                if made.size == 0:
-                    self.times.begin(suffix)
+            if made is not None and made.size == 0:
+                self.times.begin(suffix)
+        self._note_files()
         self._guarded(StdoutMeter.begin_attempt)
+
+    def _note_files(self) -> None:
+        for suffix in SUFFIXES:
+            if (made := self.files.made(self.run, suffix)) is not None:
+                self._inodes[suffix] = made.inode
 
     def read(self, until: float) -> bool:
         """Read until `time.perf_counter()` is `until`. Return whether that was all there is, or all that can be read."""

@@ -54,7 +54,7 @@ class Made(NamedTuple):
 
     inode: int
     size: int
-    """When the attempt began."""
+    """When the attempt began; 0 if an earlier daemon began it."""
 
 
 class OutputFiles:
@@ -67,7 +67,7 @@ class OutputFiles:
         self._say = say
         self._prefix = f"{directory}/"
         self._made: dict[RunId, dict[Suffix, Made]] = {}
-        """The files that this daemon has made or opened for a run."""
+        """The files that this daemon, or the one before for a run that was adopted, has made or opened for a run."""
         if make:
             self._tell_aside(make_directory(directory))
 
@@ -173,6 +173,16 @@ class OutputFiles:
     def made(self, run_id: RunId, suffix: Suffix) -> Made | None:
         """Return the file that the run was given for its newest attempt, if this daemon has given it one."""
         return self._made.get(run_id, {}).get(suffix)
+
+    def inodes(self, run_id: RunId) -> tuple[int, ...]:
+        """Return the inodes of both files, for `adopt`; nothing if the run was given none."""
+        return tuple(made.inode for made in self._made.get(run_id, {}).values())
+
+    def adopt(self, run_id: RunId, inodes: tuple[int, ...]) -> None:
+        """Take these files for the run's: an earlier daemon gave it them. Another file of their names may be any file of the
+        machine, of which nothing must be freed."""
+        if inodes:
+            self._made[run_id] = {suffix: Made(inode, 0) for suffix, inode in zip(SUFFIXES, inodes, strict=True)}
 
     def status(self, run_id: RunId, suffix: Suffix) -> os.stat_result | None:
         """Return the status of the regular file that has the name now, or `None`. Costs one system call. Raises `OSError`."""

@@ -32,6 +32,8 @@ class SavedMain(Struct, frozen=True, array_like=True):
     pid: int
     started: int | None
     """Clock ticks since boot."""
+    files: tuple[int, ...] = ()
+    """The inodes of its output files; empty if no output is kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +94,8 @@ class Live:
         """Note when its next attempt is launched. `sessions`: what the session files of the earlier ones told."""
         self.attempted_at, self.sessions = now, sessions
 
-    def main_is(self, pid: int, started: int | None) -> None:
-        self.main = SavedMain(self.run.attempt, pid, started)
+    def main_is(self, pid: int, started: int | None, files: tuple[int, ...]) -> None:
+        self.main = SavedMain(self.run.attempt, pid, started, files)
 
     def uses_model(self, model: str | None) -> None:
         self.model = model or self.model

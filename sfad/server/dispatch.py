@@ -9,7 +9,7 @@ from ..protocol import messages as m
 from ..protocol.framing import SUPPORTED
 from ..protocol.types import ErrorCode
 from . import verbs  # noqa: F401 - each file registers its verb
-from .call import INTERNAL, REGISTRY, Call, Services, Verb
+from .call import EXPECTED, INTERNAL, REGISTRY, Call, Services, Verb
 from .checks import RequestError, bad_request
 from .connection import Connection
 from .encoded import LOOKS
@@ -56,7 +56,7 @@ class Dispatcher:
             _answer(verb, call, request)
         except RequestError as error:
             call.fail(error.code, str(error))
-        except OSError as error:
+        except EXPECTED as error:
             call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
             self._runtime.log.internal_error(request)

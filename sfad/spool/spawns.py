@@ -4,15 +4,13 @@ The run's environment is part of it, and may have secrets. So it is in no ledger
 run's last start.
 """
 
-import errno
 import os
-import stat
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ..core.ids import number_or_zero, run_number
 from ..host.damage import keep_damaged
-from ..host.private_files import create, is_regular, make_directory, set_aside
+from ..host.private_files import create, is_regular, make_directory, read, set_aside
 from ..protocol.types import RunId
 
 _SUFFIX = ".spawn"
@@ -58,16 +56,10 @@ class Spawns:
 
     def read(self, run: RunId) -> bytes | None:
         """Return what was saved for the run, or `None`. Raises `OSError`, also if the file is not a regular one."""
-        path = self._path(run, _SUFFIX)
         try:
-            descriptor = os.open(path, os.O_RDONLY | _ALWAYS)
+            return read(self._path(run, _SUFFIX))
         except FileNotFoundError:
             return None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EINVAL, "not a regular file", path)
-        with open(descriptor, "rb") as file:
-            return file.read()
 
     def keep_damaged(self, run: RunId) -> str:
         """Set aside what is saved for the run. Return where it is, as the end of a sentence."""

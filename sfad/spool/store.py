@@ -287,8 +287,9 @@ class Store:
 
 def check_version(path: Path) -> None:
     """Raise `StoreError` for a file that this build cannot continue. Changes nothing."""
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        _check_head(path, memoryview(file.read(_FILE_HEAD.size)))
+    if is_regular(path):
+        with open(path, "rb") as file:
+            _check_head(path, memoryview(file.read(_FILE_HEAD.size)))
 
 
 def _check_head(path: Path, data: memoryview) -> str | None:

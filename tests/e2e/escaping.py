@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import mmap
 import os
 import platform
 import resource
@@ -149,6 +150,63 @@ def change_limits() -> object:
 
 
 @attack
+def take_a_descriptor_of_the_daemon_by_its_socket() -> object:
+    """SO_PEERPIDFD tells the pidfd of a process that has no number in this sandbox."""
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(TARGET["socket"])
+        (pidfd,) = struct.unpack("=i", one.getsockopt(socket.SOL_SOCKET, 77, 4))
+        return descriptor(system_call(438, 438, pidfd, 0, 0)) and descriptor(pidfd)
+
+
+@attack
+def signal_the_daemon_by_its_socket() -> object:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.connect(TARGET["socket"])
+        (pidfd,) = struct.unpack("=i", one.getsockopt(socket.SOL_SOCKET, 77, 4))
+        signal.pidfd_send_signal(pidfd, 0)
+        return descriptor(pidfd)
+
+
+@attack
+def use_descriptors_of_the_sandbox() -> object:
+    """What bubblewrap, or what starts it, has left open to the command or to the first process."""
+    found = {
+        link: os.readlink(link)
+        for one in ("self", "1")
+        for link in map(str, Path(f"/proc/{one}/fd").iterdir())
+        if os.path.lexists(link)
+    }
+    return [
+        link
+        for link, where in found.items()
+        if where.startswith("/") and not where.startswith(("/dev/", TARGET["state"], "/proc/"))
+    ]
+
+
+@attack
+def use_a_process_without_filter() -> object:
+    processes = [name for name in os.listdir("/proc") if name.isdigit()]
+    return [name for name in processes if "Seccomp:\t2" not in Path(f"/proc/{name}/status").read_text()]
+
+
+@attack
+def call_by_the_older_interface() -> object:
+    """`int 0x80`, whose numbers are others."""
+    if not X86:
+        return False
+    code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(bytes.fromhex("53b814000000cd805bc3"))  # push rbx; mov eax, 20; int 0x80; pop rbx; ret
+    return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))() == os.getpid()
+
+
+@attack
+def list_mounts_of_the_machine() -> object:
+    found = ctypes.create_string_buffer(8 * 256)
+    request = struct.pack("=IIQQQ", 32, 0, 0xFFFFFFFFFFFFFFFF, 0, TARGET["mounts"])
+    return system_call(458, 458, request, found, 256, 0) > 0
+
+
+@attack
 def compare_with() -> object:
     return system_call(312, 272, os.getpid(), TARGET["victim"], 1, 0, 0) >= 0
 
@@ -268,10 +326,12 @@ def write_the_root() -> object:
 @attack
 def change_settings_in_proc() -> object:
     found = []
-    for directory in ("/proc/sys/kernel", "/proc/sys/vm", "/proc/irq", "/proc/bus/pci", "/proc/fs", "/proc/acpi", "/proc/scsi"):
-        for path in (path for path in Path(directory).rglob("*") if path.is_file()):
+    # a process may write to those of its own, and all users to those of /proc/pressure, which set nothing
+    top = {name for name in os.listdir("/proc") if not name.isdigit()} - {"self", "thread-self", "pressure"}
+    for place in (Path("/proc", name) for name in top):
+        for path in (path for path in (place, *place.rglob("*")) if path.is_file()):
             with suppress(OSError):
-                os.close(os.open(path, os.O_WRONLY))
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
                 found.append(str(path))
     return found
 

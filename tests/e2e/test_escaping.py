@@ -173,7 +173,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
             "secret": str(home / ".ssh" / "id"), "secrets": [str(home / name) for name in SECRETS],
             "own_file": str(home / "notes"), "temporary": temporary.name, "network": os.readlink("/proc/self/ns/net"),
             "cgroup": location.locate("0" * 12).directory.rsplit("/", 1)[0] + (procfs.cgroup(pid) or ""),
-            "shared": stack.enter_context(shared_memory()),
+            "shared": stack.enter_context(shared_memory()), "mounts": os.stat("/proc/self/ns/mnt").st_ino,
             **stack.enter_context(sockets(place, home)),
         }  # fmt: skip
         yield Scene(daemon, client, work, targets, variables)

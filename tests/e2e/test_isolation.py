@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from tests.harness import Daemon, ended, running, spawn, started, stopped, wait_
 from tests.loader import traced, tracing
 from tests.users import FIRST, as_user, needs_root, open_directory, readable_by_all
 
+from . import escaping
 from .provider import Provider, providing
 from .test_gateway import CALLER, calling, config, killed_gateway, results
 
@@ -289,6 +292,99 @@ def test_what_is_refused(common: Daemon) -> None:
             assert why in (common.state_dir / "output" / f"{run.id}.err").read_text()
         run = ended(client, started(client, ["nosuch"], isolation=ON).id)
         assert (run.exit_code, run.status) == (127, Status.FAILED)
+
+
+REOPENING = """
+import hashlib, os, sys
+print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())
+try:
+    os.pwrite(os.open("/proc/self/fd/0", os.O_RDWR), b"attacked", 0)
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("option", ["--isolate", "--isolate=net"])
+def test_a_file_as_stdin_can_only_be_read(common: Daemon, tmp_path: Path, option: str) -> None:
+    """By /proc/self/fd/0 the command would open it for writing, on a mount of the machine."""
+    (tmp_path / "program.py").write_text(REOPENING)
+    content = os.urandom(1 << 20)
+    (tmp_path / "data").write_bytes(content)
+    with (tmp_path / "data").open("rb") as data:
+        done = common.sfactl("run", "-q", option, "--", sys.executable, "program.py", stdin=data, cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == hashlib.sha256(content).hexdigest(), done
+    assert (tmp_path / "data").read_bytes() == content
+
+
+def test_a_file_as_stdin_that_the_command_does_not_read(common: Daemon, tmp_path: Path) -> None:
+    """What passes it on ends with the command."""
+    (tmp_path / "data").write_bytes(bytes(1 << 20))
+    with (tmp_path / "data").open("rb") as data:
+        done = common.sfactl("run", "-q", "--isolate", "--", "sh", "-c", "exit 7", stdin=data, cwd=tmp_path)
+    assert done.returncode == 7
+
+
+def test_what_the_daemon_executes_is_not_writable(start: Start, tmp_path: Path) -> None:
+    """Its config, which names programs, and its own code: both would be executed outside of the sandbox."""
+    daemon = start()
+    daemon.stop()
+    (tmp_path / "work").mkdir()
+    daemon.config = tmp_path / "work" / "sfad.toml"
+    daemon.config.touch()
+    daemon.restart()
+    code = Path(escaping.__file__).parents[2]
+    with daemon.client() as client:
+        for place, script in (
+            (tmp_path / "work", "echo '[hooks]' >> sfad.toml"),
+            (code, "touch attacked"),
+            (code / "sfad", "touch attacked"),
+        ):
+            run = ended(client, started(client, ["sh", "-c", script], cwd=os.fsencode(place), isolation=ON).id)
+            assert run.exit_code not in (0, 126)
+            said = (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+            assert f"the working directory {place} is read-only, because files of sfad itself are there" in said
+        for place in (tmp_path / "work", code):
+            run = ended(client, started(client, ["true"], isolation=Isolation(writable=[os.fsencode(place)])).id)
+            assert run.exit_code == 126
+    assert daemon.config.read_text() == ""
+    assert not list(code.glob("**/attacked"))
+
+
+SHARED = 'mount --make-private / && mount --bind "$0" "$0" && mount --make-shared "$0" && exec "$@"'
+LATER = """
+import os, pathlib, sys, time
+pathlib.Path("ready").touch()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+print(os.listdir(sys.argv[1]))
+pathlib.Path(sys.argv[1], "written").touch()
+"""
+
+
+@needs_root
+def test_what_is_mounted_later_is_not_seen(tmp_path: Path) -> None:
+    """The kernel would show it in what is readable, and it would be writable there."""
+    for name in ("d", "work", "shown/disk"):
+        (tmp_path / name).mkdir(parents=True)
+    disk = tmp_path / "shown" / "disk"
+    own = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", SHARED, str(tmp_path)]
+    with running(tmp_path / "d", wrap=own) as daemon, daemon.client() as client:
+        mounted = [
+            "nsenter",
+            "--mount",
+            "--target",
+            str(daemon.pid),
+            "sh",
+            "-c",
+            'mount -t tmpfs sfad-test "$0" && touch "$0/secret"',
+        ]
+        run = python(client, tmp_path / "work", LATER, disk, isolation=Isolation(readable=[os.fsencode(tmp_path / "shown")]))
+        wait_until((tmp_path / "work" / "ready").exists, "it looks")
+        subprocess.run([*mounted, str(disk)], check=True)
+        (tmp_path / "work" / "go").touch()
+        assert ended(client, run.id).exit_code == 1
+        assert said(daemon, run) == "[]\n"
+        assert "Read-only file system" in (daemon.state_dir / "output" / f"{run.id}.err").read_text()
 
 
 def test_a_sandbox_outlives_its_daemon(start: Start, containment: str, tmp_path: Path) -> None:

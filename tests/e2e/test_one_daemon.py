@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from sfad.host.bubblewrap import bubblewrap
 from sfad.host.socket_file import AlreadyRunning
 from sfad.host.state_dir import claim_instance, lock_state_dir, take_state_dir
 from sfad.protocol import messages as m
-from sfad.protocol.types import ErrorCode, Status
+from sfad.protocol.types import ErrorCode, Isolation, Status
 from tests.conftest import Start
 from tests.harness import IMPATIENT, PATIENCE, Daemon, agent, alive, ended, spawn, started, stopped, wait_until
 
@@ -128,6 +129,40 @@ def test_the_daemon_notices_a_removed_state_directory_and_does_not_reexecute(sta
         wait_until(lambda: told(daemon, "daemon_state_dir_lost"), "the daemon notices without a request")
         daemon.process.send_signal(signal.SIGUSR2)
         wait_until(lambda: "was not re-executed" in daemon.log.read_text(), "the next program would know of no run")
+        assert info(client, run.id).status is Status.RUNNING
+        stopped(client, run.id)
+
+
+CLAIM = """
+import fcntl, os, signal, sys
+if len(sys.argv) < 4:
+    os.execve(sys.executable, [sys.executable, *sys.argv, "without the marks of its run"], {})
+claim = os.memfd_create("claim")
+fcntl.lockf(claim, fcntl.LOCK_EX, 1, int(sys.argv[1], 16))
+directory = os.open(sys.argv[2], os.O_RDONLY)
+fcntl.flock(directory, fcntl.LOCK_EX)
+print("locked", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+def test_no_sandbox_keeps_the_next_daemon_from_starting(start: Start, containment: str, tmp_path: Path) -> None:
+    """It can take the locks for which reading is enough: of the instance, and of the socket's directory."""
+    daemon = start(mode=containment)
+    daemon.stop()
+    work, daemon.socket = tmp_path / "work", tmp_path / "run" / "s"
+    work.mkdir()
+    daemon.restart()
+    (work / "claim.py").write_text(CLAIM)
+    with daemon.client() as client:
+        argv = [sys.executable, "claim.py", daemon.instance, str(daemon.socket.parent)]
+        run = started(client, argv, cwd=os.fsencode(work), isolation=Isolation())
+        output = daemon.state_dir / "output" / f"{run.id}.out"
+        wait_until(output.read_text, "it has locked them")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
         assert info(client, run.id).status is Status.RUNNING
         stopped(client, run.id)
 

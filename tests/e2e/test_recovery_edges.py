@@ -194,6 +194,9 @@ def test_runs_of_a_state_directory_that_was_moved_are_not_given_up(start: Start,
     swept = sfad(daemon, "sweep", "--state-dir", str(moved))
     assert (swept.returncode, swept.stdout) == (69, "")
     assert alive(run.pid)
+    here.symlink_to(moved)
+    assert f"{moved} was {here} when" in sfad(daemon, "serve", "--state-dir", str(here)).stderr
+    here.unlink()
     assert sfad(daemon, "sweep", "--state-dir", str(here)).returncode == 0
     assert sfad(daemon, "sweep", "--state-dir", str(moved)).returncode == 0
     assert not alive(run.pid)

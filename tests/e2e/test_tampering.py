@@ -254,6 +254,70 @@ def test_damage_to_the_log_of_the_ledger_loses_no_end(start: Start, attack: Atta
         stopped(client, live.id)
 
 
+def test_a_fifo_in_place_of_any_file_delays_no_daemon(start: Start) -> None:
+    daemon = start(config="[gateway]\nenabled = true")
+    with daemon.client() as client:
+        live = started(client, ["sleep", "60"])
+        wait_until((daemon.state_dir / "gateway.calls").exists, "the gateway serves")
+    daemon.kill()
+    for name in ("lock", "config.kept", "gateway.json", "gateway.calls", "spool/runs.new", "backup", "ledger.db-journal"):
+        path = daemon.state_dir / name
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, live.id).pid == live.pid
+        assert "gateway.json cannot be read" in daemon.log.read_text()
+        assert daemon.sfactl("doctor").returncode in (0, 1)
+        assert ended(client, started(client, ["true"]).id).status is Status.COMPLETED
+        stopped(client, live.id)
+
+
+def test_a_file_in_place_of_output_while_no_daemon_runs(start: Start) -> None:
+    """It may be any file of the machine: it is not shown, and nothing of it is freed, whatever the run may keep."""
+    daemon = start()
+    precious, size = daemon.directory / "precious", 4 << 20
+    precious.write_bytes(b"x" * size)
+    with daemon.client() as client:
+        live = started(client, ["sleep", "60"], limits=[limit("output", 1 << 16)])
+        other = started(client, ["sh", "-c", "echo secret; exec sleep 60"])
+        wait_until(lambda: (daemon.state_dir / "output" / f"{other.id}.out").stat().st_size, "it has written")
+    daemon.kill()
+    output = daemon.state_dir / "output"
+    for suffix in (".out", ".err"):
+        (output / f"{live.id}{suffix}").unlink()
+        os.link(precious, output / f"{live.id}{suffix}")
+    (output / f"{other.id}.err").rename(output / "moved")
+    (output / f"{other.id}.out").rename(output / f"{other.id}.err")
+    daemon.restart()
+    with daemon.client() as client:
+        wait_until(lambda: daemon.log.read_text().count("was taken away: it is not bounded any more") >= 2, "it is told")
+        for run in (live, other):
+            said = daemon.sfactl("logs", run.id)
+            assert (said.returncode, said.stdout) == (1, ""), said
+        stopped(client, live.id, other.id)
+    assert daemon.stop() == 0
+    assert precious.stat().st_blocks * 512 >= size
+    assert set(precious.read_bytes()) == {ord("x")}
+
+
+def test_a_table_that_another_process_drops_is_no_internal_error(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        live = started(client, ["sleep", "60"])
+        with closing(sqlite3.connect(daemon.state_dir / "ledger.db")) as other:
+            other.execute("DROP TABLE calls")
+        client.send(m.Info(id=client.next_id(), run=live.id))
+        said = daemon.sfactl("info", live.id)
+        assert said.returncode == 75, said
+        assert "no such table: calls" in said.stderr
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        assert info(client, live.id).pid == live.pid
+        stopped(client, live.id)
+
+
 def test_thousands_of_foreign_files(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:

@@ -123,18 +123,16 @@ def test_a_name_that_is_too_long_for_an_address(tmp_path: Path) -> None:
         bind_socket(tmp_path / ("n" * 100) / ("s" * 100))
 
 
-def test_a_directory_that_another_process_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_another_process_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process that may read it can. No daemon waits for that without end, and none fails."""
     monkeypatch.setattr(socket_file, "LOCK_TRIES", 2)
     other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(PathError, match="locked by another process"):
-        bind_socket(tmp_path / "s")
-    with pytest.raises(PathError, match="locked by another process"):
-        unbind_socket(tmp_path / "s")
-    os.close(other)
-    bind_socket(tmp_path / "s").close()
+    for _ in range(2):
+        bind_socket(tmp_path / "s").close()
     unbind_socket(tmp_path / "s")
     assert not (tmp_path / "s").exists()
+    os.close(other)
 
 
 @pytest.fixture

@@ -130,6 +130,17 @@ def move(state: Path) -> None:
     state.rename(state.with_name("elsewhere"))
 
 
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/nosuch")], ids=["directory", "fifo", "link"]
+)
+def test_what_is_no_file_in_place_of_the_lock_is_set_aside(state: Path, make: Callable[[Path], None]) -> None:
+    make(state / LOCK)
+    lock = lock_state_dir(state, INSTANCE)
+    assert (state / LOCK).read_text() == f"{os.getpid()}\n"
+    assert len(list(state.glob("lock.foreign-*"))) == 1
+    lock.close()
+
+
 @pytest.mark.parametrize("attack", [remove_lock, shutil.rmtree, replace, move])
 def test_removing_files_frees_no_lock(state: Path, attack: Callable[[Path], None]) -> None:
     with held_by(HOLDER, state, INSTANCE) as holder:

@@ -1,9 +1,16 @@
 """System calls that Python 3.11 does not have, or that need a larger import. Each raises `OSError`."""
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import os
 import struct
+from contextlib import suppress
+
+TYPE_CHECKING = False  # as in `typing`, whose import takes as long as all others
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SIGINT, SIGQUIT, SIGPIPE, SIGXFSZ = 2, 3, 13, 25
 _SIG_DFL, _SIG_IGN = 0, 1
@@ -13,6 +20,9 @@ _KEYCTL_GENERIC = 219
 _JOIN_SESSION_KEYRING = 1
 _CAPABILITY_VERSION = 0x20080522
 """linux/capability.h, version 3"""
+_CLONE_NEWNS = 0x20000
+_MS_BIND, _MS_REC, _MS_PRIVATE, _MS_SLAVE = 1 << 12, 1 << 14, 1 << 18, 1 << 19
+"""linux/mount.h"""
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
 _SCOPE_ABSTRACT_UNIX_SOCKET = 1
 """linux/landlock.h, ABI 6 (Linux 6.12)"""
@@ -44,11 +54,35 @@ def join_new_keyring() -> None:
 def give_up_capabilities() -> None:
     """Look at files with the rights that the command will have: root's too has no capability in its sandbox, so it cannot enter the
     directories of others, and nothing can be mounted there. bubblewrap, as another program of root's, has them again."""
+    _use_capabilities(used=False)
+
+
+def _use_capabilities(*, used: bool) -> None:
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
     _call("capget", header, data)
     words = struct.unpack("=6I", data.raw)
-    _call("capset", header, struct.pack("=6I", 0, *words[1:3], 0, *words[4:6]))
+    low, high = (words[1], words[4]) if used else (0, 0)
+    _call("capset", header, struct.pack("=6I", low, *words[1:3], high, *words[4:6]))
+
+
+def keep_later_mounts_away(directories: Iterable[str]) -> None:
+    """Have what is mounted on the machine from now on not appear in these directories, where it could be written: systemd mounts
+    /sys/kernel/config and /proc/sys/fs/binfmt_misc when a process first looks there. What is unmounted elsewhere is unmounted for
+    this process, too. Only root may do so; users cannot write to those two."""
+    _use_capabilities(used=True)
+    with suppress(PermissionError):  # of root in a container
+        _call("unshare", _CLONE_NEWNS)
+        _mount(None, "/", _MS_REC | _MS_SLAVE)
+        _mount(None, "/proc", _MS_PRIVATE)  # another mount in it would forbid the sandbox a /proc of its own
+        for directory in directories:
+            _mount(directory, directory, _MS_REC | _MS_BIND)
+            _mount(None, directory, _MS_REC | _MS_PRIVATE)
+    _use_capabilities(used=False)
+
+
+def _mount(source: str | None, target: str, flags: int) -> None:
+    _call("mount", None if source is None else os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None)
 
 
 def default(*numbers: int) -> None:

@@ -7,6 +7,7 @@ Both are outside of the sandbox, so the command's environment comes sealed, and 
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
 from ..sealed_environment import own, unsealed
@@ -25,6 +26,8 @@ NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-drop", "ALL")
 _MOST_VARIABLES = 2048
 """bubblewrap takes 9000 arguments, and three set a variable."""
+_PIECE = 1 << 16
+"""Bytes of a file as stdin that are passed on at once."""
 _DEFAULT_SIGNALS = (
     "import os, signal, sys\n"
     "for number in (signal.SIGINT, signal.SIGQUIT): signal.signal(number, signal.SIG_DFL)\n"
@@ -48,11 +51,14 @@ def _become_sandbox(settings: SandboxSettings) -> None:
     file = _file_of(settings)
     env = {os.fsdecode(name): os.fsdecode(value) for name, value in unsealed(os.environb).items()}
     kernel.give_up_capabilities()
+    _pass_on_stdin()
     view = SandboxView(settings, _say)
     if not view.sees(os.path.realpath(file)):
         raise ForbiddenError(f"it would not see {file}: name its directory with --readable")
     if (temporary := env.get("TMPDIR")) and not view.has_writable(os.path.realpath(temporary)):
         env["TMPDIR"] = TEMPORARY[0]  # that of the user is read-only, or not there
+    if os.geteuid() == 0:
+        kernel.keep_later_mounts_away(view.shown())
     arguments = [*_NAMESPACES, *view.words(), *_environment(env)]
     filtered = _memory("sfad-filter", system_calls.compiled(os.uname().machine))
     arguments += ["--seccomp", str(filtered)]
@@ -68,6 +74,28 @@ def _become_sandbox(settings: SandboxSettings) -> None:
         kernel.ignore(kernel.SIGINT, kernel.SIGQUIT)
         command = [sys.executable, "-I", "-S", "-c", _DEFAULT_SIGNALS, file, *settings.command]
     os.execve(settings.one("bwrap"), ["bwrap", "--args", str(said), "--", *command], own(os.environb))
+
+
+def _pass_on_stdin() -> None:
+    """Have another process pass on what a file contains, if stdin is one. Raises `OSError`.
+
+    /proc/self/fd/0 opens a file again, for writing too, and past all that is mounted: it belongs to a mount of the machine."""
+    kind = os.fstat(0).st_mode
+    if stat.S_ISCHR(kind) or stat.S_ISSOCK(kind) or os.readlink("/proc/self/fd/0").startswith("pipe:"):
+        return
+    read, write = os.pipe()
+    if os.fork():
+        os.dup2(read, 0)
+        os.close(read)
+        os.close(write)
+        return
+    try:
+        for descriptor in (read, 1, 2):
+            os.close(descriptor)
+        while data := os.read(0, _PIECE):
+            os.write(write, data)  # SIGPIPE ends this process when the command reads no more
+    finally:
+        os._exit(0)
 
 
 def _environment(env: Mapping[str, str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ...host.bubblewrap import FIX, bubblewrap, namespaces_forbidden
@@ -48,6 +49,7 @@ class Sandbox:
         given = [
             *(("keep", os.fsencode(path)) for path in dict.fromkeys(kept)),
             *(("keep", directory) for directory in self.shims),
+            *(("code", os.fsencode(path)) for path in _code()),
             ("door", os.fsencode(self.socket)),
             *(("hide", os.fsencode(path)) for path in self.hidden),
             ("directory", self.directory),
@@ -63,6 +65,15 @@ class Sandbox:
         flags = [name.encode() for name, wanted in found.items() if wanted]
         python = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, _PACKAGES, f"bwrap={bubblewrap() or ''}"]
         return [*map(os.fsencode, python), *flags, *(name.encode() + b"=" + value for name, value in given)]
+
+
+@cache
+def _code() -> list[str]:
+    """Return the directories from which the daemon takes its interpreter and its modules."""
+    interpreters = {os.path.dirname(file) for file in (sys.executable, os.path.realpath(sys.executable))}
+    files = (Path(file) for name, module in sys.modules.items() if "." not in name and (file := getattr(module, "__file__", None)))
+    modules = {str(file.parents[file.stem == "__init__"]) for file in files}
+    return sorted({os.path.realpath(path) for path in (*interpreters, *modules)})
 
 
 def in_sandbox(sandbox: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:

@@ -36,7 +36,10 @@ class SandboxView:
         readable = settings.all("read")
         hides = self._hides([*settings.all("write"), *readable])
         daemons = [os.path.realpath(path) for path in settings.all("hide")]
-        self._writable = visible.writable(settings.all("write"), own, self._top, [*self._homes, *hides], daemons)
+        code = settings.all("code")  # what is executed outside of the sandbox, for the next run too
+        self._writable = visible.writable(settings.all("write"), own, self._top, [*self._homes, *hides, *code], [*daemons, *code])
+        if any(within(path, self._top) for path in (*daemons, *code)) or within_any(self._top, code):
+            warn(f"the working directory {self._top} is read-only, because files of sfad itself are there: start elsewhere")
         self._mount("tmpfs", [path for path in visible.PRIVATE if os.path.isdir(path) and not os.path.islink(path)])
         self._mount("tmpfs", [home for home in self._homes if visible.can_be_empty(home)])
         self._show([*visible.SYSTEM, *visible.visible_of_private()])
@@ -60,6 +63,10 @@ class SandboxView:
     def has_writable(self, path: str) -> bool:
         """Return whether a directory is there in the sandbox, and can be written."""
         return self._mounts.get(path) == "tmpfs" or self._nearest(path) == "bind"
+
+    def shown(self) -> list[str]:
+        """Return the directories that the command can only read, without what lies below another one."""
+        return topmost(path for path, kind in self._mounts.items() if kind == "ro-bind" and os.path.isdir(path))
 
     def words(self) -> Iterator[str]:
         """Yield the words. Raise `ForbiddenError`."""
