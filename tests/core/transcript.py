@@ -92,7 +92,7 @@ def at_once(run: Run) -> dict[str, Any]:
     """Return what must be saved of it at once: not its use, which the model checks (`check_account`)."""
     state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
     del state["counted_cost"]
-    return state | {"account": {part: state["account"][part] for part in ("holds", "held", "ended")}}
+    return state | {"account": {part: state["account"][part] for part in ("reservations", "reserved", "ended")}}
 
 
 class Transcript:
