@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import GATEWAY, Peer
 from sfad.core.account import Account, Silence, Use
-from sfad.core.calls import MAX_WAITING
+from sfad.core.calls import MAX_MODEL, MAX_WAITING
 from sfad.core.money import to_nanos
 from sfad.core.vocabulary import Timer
 from sfad.durable.accounts import from_saved, to_saved
@@ -496,6 +497,23 @@ def test_a_refused_call_is_recorded_with_the_reason() -> None:
         ("refused", message, None, 0.0),
     ]
     assert len({call.number for call in t.calls}) == 2
+
+
+def test_a_call_whose_price_is_not_known_now_is_refused_also_while_its_run_is_held() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:pause")
+    (t >> t.call(a)).skip()
+    unsure = e.CallPrice(None, unsure="the list cannot be loaded")
+    assert t.failed(replace(t.call(a), price=unsure)) == "the price of the call is not known now: the list cannot be loaded"
+    assert [call.state for call in t.calls] == ["refused"]
+
+
+def test_a_call_of_a_run_that_has_ended_is_refused_and_recorded_with_a_short_name() -> None:
+    t = Transcript()
+    a = t.start("a")
+    (t >> t.exited(a)).skip()
+    assert t.failed(t.call(a, model="m" * 1000)) == f"run {a} has ended"
+    assert [(call.run_id, call.state, call.model) for call in t.calls] == [(a, "refused", "m" * MAX_MODEL)]
 
 
 def test_a_call_that_waits_is_told_and_recorded_once_that_is_decided() -> None:
