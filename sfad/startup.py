@@ -138,7 +138,7 @@ def open_state(
     stack.callback(lambda: _tell_unwritten(ledger.close(), log))
     resources = Resources(
         log, timers, turns, spool, ledger, output, launcher, early_events, str(home.socket), str(state_dir), lock.lost,
-        (handed.counts if handed is not None else None) or Counts(), damages, everyone,
+        handed.counts if handed is not None else Counts(), damages, everyone,
     )  # fmt: skip
     return resources, adoption, unwritten
 

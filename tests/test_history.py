@@ -77,7 +77,7 @@ def test_requests_that_need_a_daemon_fail(state: Path, request_: m.Request, code
 
 
 @pytest.mark.parametrize("dump", OLD, ids=lambda path: path.stem)
-def test_a_ledger_of_an_older_release_is_read_and_not_changed(tmp_path: Path, dump: Path) -> None:
+def test_a_ledger_of_each_version_is_read_and_not_changed(tmp_path: Path, dump: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         connection.executescript(dump.read_text())
         before = version_of(connection)
@@ -93,7 +93,7 @@ def test_a_ledger_of_an_older_release_is_read_and_not_changed(tmp_path: Path, du
 def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
         connection.executescript(f"PRAGMA application_id = 1936089444; PRAGMA user_version = {VERSION + 1}; CREATE TABLE x (y);")
-    with pytest.raises(LedgerError, match="run the newer sfad again"):
+    with pytest.raises(LedgerError, match="run the sfad that wrote it"):
         open_past(tmp_path)
     (tmp_path / "ledger.db").write_bytes(b"no ledger at all" * 100)
     with pytest.raises(LedgerError, match="is not a database"):

@@ -14,14 +14,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 PURE_STDLIB = {
-    "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "enum", "fnmatch", "functools", "hashlib",
-    "heapq", "itertools", "math", "operator", "re", "shlex", "signal", "string", "types", "typing", "unicodedata",
+    "__future__", "abc", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "enum", "fnmatch",
+    "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "shlex", "signal", "string", "types",
+    "typing", "unicodedata",
 }  # fmt: skip
 """What the core may use of the standard library: data and functions of data. `signal` for its names only."""
 
 IMPURE_NAMES = {
     "msgspec": {"Struct"},
     "msgspec.structs": {"replace"},  # frozen values that are made without a call of Python
+    "datetime": {"datetime"},  # it is told the time, and passes it on
     "signal": {"SIGINT", "SIGTERM", "SIGKILL", "SIGHUP", "Signals"},
 }
 """Of modules that can do more than hold data, the names that are data."""
@@ -118,7 +120,8 @@ def test_the_core_is_pure() -> None:
 
 def test_the_core_needs_no_transport() -> None:
     for path in modules("sfad/core"):
-        allowed = {f"sfad.protocol.{name}" for name in ("types", "kinds", "known", "limits", "sanitise", "units")}
+        names = ("types", "kinds", "known", "limits", "sanitise", "units", "requests.gateway")
+        allowed = {f"sfad.protocol.{name}" for name in names}
         if path.stem == "access":
             allowed.add("sfad.protocol.messages")  # each request says there who may be permitted to send it
         assert not {m for m in targets(path) if within(m, "sfad.protocol") and m != "sfad.protocol"} - allowed

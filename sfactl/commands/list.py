@@ -14,11 +14,11 @@ import time
 
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.structs import Struct, replace, to_json
-from sfad.protocol.types import ErrorCode, Status
+from sfad.protocol.types import Status
 from sfad.protocol.units import counted, parse_duration
 
 from .. import output, table
-from ..connection import Client, DaemonError
+from ..connection import Client
 from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..options import COMMON, LABEL, NAME, USER, Option, Parameter, count
@@ -188,7 +188,7 @@ def collect(client: Client, wanted: List, most: int | None, shape: Callable[[Run
     while True:
         # one run more than needed shows whether there are more
         wanted.rows = PAGE if stop is None else min(PAGE, stop - found.ended + 1)
-        page = _page(client, wanted)
+        page = client.call(wanted, RunList)
         for run in sorted(page.runs, key=lambda run: (not run.status.terminal, run.id), reverse=True):
             if run.status.terminal and found.ended == stop:
                 found.truncated = True
@@ -197,16 +197,6 @@ def collect(client: Client, wanted: List, most: int | None, shape: Callable[[Run
         if page.next is None:
             return found
         wanted.before = page.next
-
-
-def _page(client: Client, wanted: List) -> RunList:
-    try:
-        return client.call(wanted, RunList)
-    except DaemonError as error:
-        if wanted.limits or error.error is not ErrorCode.BAD_REQUEST:
-            raise
-        wanted.limits = True  # a daemon that was not reloaded since version 0.1.0 knows whole rows only
-        return client.call(wanted, RunList)
 
 
 def listed(client: Client, selection: RunSelection) -> RunSelection:

@@ -147,7 +147,7 @@ class OpenReservation:
     more_cost: int = 0
     """What these cost."""
     call: CallInfo | None = None
-    """What is known of the call that it is for; `None` if an agent reserved it, or release 0.1.0 for a call."""
+    """What is known of the call that it is for; `None` if an agent reserved it."""
     silence: Silence | None = None
     lowered_by: tuple[RunId, LimitKind] | None = None
     """The limit that has lowered the call's maximum, and the run that has it; `None` where none has, or a budget."""

@@ -4,7 +4,7 @@ from ..protocol import types
 from ..protocol.types import RunId, Severity
 from . import commands as c
 from .alert import Change, Measure
-from .context import AlertFacts, Context
+from .context import Context, Facts
 from .run import Run
 from .shared_alerts import Scope
 from .vocabulary import EventType, Timer
@@ -17,14 +17,14 @@ class AlertBoard:
         """When the timer `alert` of a run fires."""
 
     def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
-        self._ctx.publish(what, run, _words(change, message), _severity(change), scope="run", **_facts(change, measure))
+        self._ctx.publish(what, run, _words(change, message), _severity(change), **_facts(change, measure, "run"))
 
     def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, scope: Scope) -> None:
         """Publish an alert about all runs, or those of a user or a team."""
-        severity, facts = _severity(change), _facts(change, measure)
+        severity, facts = _severity(change), _facts(change, measure, scope)
         if what is EventType.ALERT_BUDGET and change == "raised" and measure.threshold < 1:
             severity = "medium"  # a part of it is left
-        event = types.Event(type=what, severity=severity, message=_words(change, message), scope=scope, **facts)
+        event = types.Event(type=what, severity=severity, message=_words(change, message), **facts)
         self._ctx.do(c.Publish(event, ()))
 
     def look_at(self, run: Run, due: float | None) -> None:
@@ -46,8 +46,8 @@ class AlertBoard:
         self.look_at(run, None)
 
 
-def _facts(change: Change, measure: Measure) -> AlertFacts:
-    facts = AlertFacts(state=change, value=measure.value, threshold=measure.threshold)
+def _facts(change: Change, measure: Measure, scope: str) -> Facts:
+    facts = Facts(scope=scope, state=change, value=measure.value, threshold=measure.threshold)
     if measure.window is not None:
         facts["window_s"] = measure.window
     return facts

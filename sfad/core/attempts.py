@@ -6,6 +6,7 @@ An attempt succeeds, is followed by another, or fails the run.
 import hashlib
 from dataclasses import dataclass
 
+from ..protocol.requests.gateway import EndCall
 from ..protocol.types import ApiTrouble, Reason, RunId, Status
 from . import commands as c
 from . import events as e
@@ -173,7 +174,7 @@ class AttemptTracker:
         if run.latest.finished and not run.asked.interactive:
             self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
 
-    def call_ended(self, run: Run, end: e.CallEnd, at: float) -> None:
+    def call_ended(self, run: Run, end: EndCall, at: float) -> None:
         """Take note of how a call of the gateway ended."""
         latest = run.latest
         if run.status is Status.STOPPING or not (end.failed or latest.failing):

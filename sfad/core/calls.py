@@ -16,6 +16,7 @@ from math import inf
 
 from msgspec.structs import replace as changed
 
+from ..protocol.requests.gateway import CallAdmitted
 from ..protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
 from . import commands as c
 from . import events as e
@@ -48,11 +49,15 @@ _AMPLE = 1.5
 each call whose maximum does not fit would pause Claude Code, which asks for 64 000 tokens, before its first call."""
 
 MAX_WORDS = 1000
-"""Characters of a refusal that are recorded. It may name a model, whose name the agent chooses."""
+"""Characters of a refusal or an error that are recorded. It may name a model, whose name the agent chooses."""
+MAX_MODEL = 200
+"""Characters of a model's name that are recorded. An agent may send 64 MiB of them."""
 
 
 @dataclass(slots=True)
 class WaitingCall:
+    """A call that is not answered yet. An admitted one is a reservation of its run's account."""
+
     asked: e.CallAsked
     info: CallInfo
     until: float | None = None
@@ -97,14 +102,16 @@ class _Room:
         return self.fixed + self.each * output
 
 
-_BROKEN_OFF = e.CallEnd(error="the gateway was killed before it ended; it was charged as reserved")
-_NOT_MADE = e.CallEnd(
-    error="the daemon died before the gateway had learnt that it was admitted; it was asked for again", made=False
-)
+_BROKEN_OFF = "the gateway was killed before it ended; it was charged as reserved"
+_NOT_MADE = "the daemon died before the gateway had learnt that it was admitted; it was asked for again"
 
 
 def _seconds(duration: float) -> float:
     return round(duration, 3)
+
+
+def rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
 
 
 class Calls:
@@ -126,16 +133,29 @@ class Calls:
         """When the timers of runs whose calls wait fire."""
 
     def asked(self, ev: e.CallAsked) -> None:
-        call = WaitingCall(ev, changed(ev.info, number=self._spending.next_number()))
+        call = WaitingCall(ev, self._info(ev))
         ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
         if not self._answered(call, ev.at, ahead):
-            if sum(each.asked.run == ev.run for each in self.waiting.values()) < MAX_WAITING:
+            run = ev.call.run
+            if sum(each.asked.call.run == run for each in self.waiting.values()) < MAX_WAITING:
                 self.waiting[ev.token] = call
                 self._ctx.do(c.TellCall(call.info, self._lineage(call.info)))
-                due = min(inf if call.due is None else call.due, self._armed.get(ev.run, inf))
-                self._arm(self._armed | {ev.run: due} if due < inf else self._armed)
+                due = min(inf if call.due is None else call.due, self._armed.get(run, inf))
+                self._arm(self._armed | {run: due} if due < inf else self._armed)
             else:
-                self._fail(call, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {ev.run} wait already", ev.at)
+                self._fail(call, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {run} wait already", ev.at)
+
+    def _info(self, ev: e.CallAsked) -> CallInfo:
+        return CallInfo(
+            time=ev.time,
+            run_id=ev.call.run,
+            number=self._spending.next_number(),
+            state="waiting",
+            upstream=ev.call.upstream,
+            model=ev.call.model[:MAX_MODEL],
+            streamed=ev.call.streamed,
+            estimated=ev.price.estimated,
+        )
 
     def withdrawn(self, ev: e.CallWithdrawn) -> None:
         """Forget a call that is not to be made."""
@@ -145,16 +165,27 @@ class Calls:
             self._record(changed(call.info, state="withdrawn", error=ev.why, waited_s=waited))
 
     def settled(self, ev: e.CallSettled) -> None:
-        found = self._spending.reservation(ev.name)
+        end = ev.call
+        found = self._spending.reservation(end.reservation)
         if found is None:
             return  # its run has ended, and was charged in full for what it had reserved
         run, reservation = found
         self._longest[run.id] = max(self._longest.get(run.id, 0), ev.used.output_tokens or 0)
-        self._spending.end_call(run, ev.name, ev.used, ev.end)
-        if ev.end.cut and reservation.call is not None:
+        self._spending.end_call(
+            run,
+            end.reservation,
+            ev.used,
+            status=end.status,
+            cache_write_tokens=end.tokens.cache_write if end.tokens is not None else None,
+            tools=len(end.tools),
+            first_byte_s=rounded(end.first_byte_s),
+            elapsed_s=rounded(end.seconds),
+            error=end.error[:MAX_WORDS] if end.error is not None else None,
+        )
+        if end.cut and reservation.call is not None:
             self._cut(run, reservation, reservation.call.clamped_to or 0, ev.at)
-        self._attempts.call_ended(run, ev.end, ev.at)
-        self._repeats.tools_asked_for(run, ev.tools)
+        self._attempts.call_ended(run, end, ev.at)
+        self._repeats.tools_asked_for(run, end.tools)
         self._limits.enforce(run, ev.at)
 
     def _cut(self, run: Run, reservation: OpenReservation, tokens: int, at: float) -> None:
@@ -178,14 +209,14 @@ class Calls:
             self.settled(noted)
         lost = self._reservations(ev.gateway)
         for run, name, reservation in lost:
-            self._spending.end_call(run, name, reservation.use, _BROKEN_OFF)
+            self._spending.end_call(run, name, reservation.use, error=_BROKEN_OFF)
         for run in dict.fromkeys(run for run, _, _ in lost):
             self._limits.enforce(run, ev.at)
 
     def gateway_connected(self, ev: e.GatewayConnected) -> None:
         for run, name, _ in self._reservations(ev.gateway):
             if name not in ev.reservations:
-                self._spending.end_call(run, name, Use(), _NOT_MADE)
+                self._spending.end_call(run, name, Use(), state="withdrawn", error=_NOT_MADE)
 
     def _reservations(self, gateway: int | None) -> list[tuple[Run, str, OpenReservation]]:
         return [
@@ -200,7 +231,7 @@ class Calls:
         ahead, stay = Counter[str](), Counter[RunId]()
         due: dict[RunId, float] = {}
         for token, call in list(self.waiting.items()):
-            name = call.asked.run
+            name = call.asked.call.run
             looked_at = stay[name] < MAX_LOOKED_AT or self._is_over(call, at)
             if looked_at and self._answered(call, at, ahead):
                 del self.waiting[token]
@@ -215,7 +246,7 @@ class Calls:
 
     def _is_over(self, call: WaitingCall, at: float) -> bool:
         """Return whether the call cannot wait any longer."""
-        run = self._ctx.tree.get(call.asked.run)
+        run = self._ctx.tree.get(call.asked.call.run)
         return run is None or run.status is Status.STOPPING or (call.until is not None and call.until <= at)
 
     def forget(self, ended: Iterable[Run]) -> None:
@@ -233,7 +264,7 @@ class Calls:
 
     def waiting_of(self, run: RunId) -> list[CallInfo]:
         """Return the calls of a run that wait, the oldest first."""
-        return [each.info for each in self.waiting.values() if each.asked.run == run]
+        return [each.info for each in self.waiting.values() if each.asked.call.run == run]
 
     def under_way_of(self, run: RunId) -> list[CallInfo]:
         """Return the calls of a run that were admitted and have not ended."""
@@ -245,12 +276,15 @@ class Calls:
     def _answered(self, call: WaitingCall, at: float, ahead: Counter[str]) -> bool:
         """Answer the call, unless it has to wait. `ahead`: as `CallRates.barrier` takes it."""
         call.rate = None
-        ev = call.asked
-        run = self._ctx.tree.get(ev.run)
+        asked, price = call.asked.call, call.asked.price
+        run = self._ctx.tree.get(asked.run)
         if run is None or run.status is Status.STOPPING:
-            self._fail(call, ErrorCode.WRONG_STATE, f"run {ev.run} {'has ended' if run is None else 'is being stopped'}", at)
+            self._fail(call, ErrorCode.WRONG_STATE, f"run {asked.run} {'has ended' if run is None else 'is being stopped'}", at)
             return True
-        forbidden = (forbidden_model(run, model, self._ctx.policy) for model in (ev.model, *ev.others))
+        if price.unsure is not None:
+            self._fail(call, ErrorCode.UNAVAILABLE, f"the price of the call is not known now: {price.unsure}", at)
+            return True
+        forbidden = (forbidden_model(run, model, self._ctx.policy) for model in (asked.model, *asked.others))
         if (forbidden_by := next((why for why in forbidden if why is not None), None)) is not None:
             self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
             return True
@@ -261,24 +295,24 @@ class Calls:
             message = f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; settle some"
             self._fail(call, ErrorCode.WRONG_STATE, message, at)
             return True
-        rooms = list(self._rooms(run, ev))
-        if ev.input_cost is None and any(room.kind is LimitKind.COST for room in rooms):
-            words = (
-                f"neither a price of the model '{ev.model}' is known nor its provider's, so no limit of money could bound the call"
+        rooms = list(self._rooms(run, call.asked))
+        if price.input is None and any(room.kind is LimitKind.COST for room in rooms):
+            message = (
+                f"neither a price of the model '{asked.model}' is known nor its provider's, "
+                f'so no limit of money could bound the call; set [prices."{asked.model}"] in the config (0 where it is free)'
             )
-            message = f'{words}; set [prices."{ev.model}"] in the config (0 where it is free)'
             self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True
-        short = [room for room in rooms if room.output(room.doubt + room.doubts) < ev.max_output]
+        short = [room for room in rooms if room.output(room.doubt + room.doubts) < asked.max_output]
         if any(map(self._reserved, short)) and not self._has_waited(call, at):
             return False  # what other calls leave of their reservations may be all that it lacks
         tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
         if tight is None:
             lowest = min(short, key=lambda room: room.output(room.doubt + room.doubts), default=None)
-            output = float(ev.max_output)
+            output = float(asked.max_output)
             if lowest is not None:
                 output = max(lowest.output(lowest.doubt + lowest.doubts), *(room.least for room in short))
-            return self._admitted(run, call, int(min(output, ev.max_output)), at, ahead, lowest)
+            return self._admitted(run, call, int(min(output, asked.max_output)), at, ahead, lowest)
         if tight.output(-self._reserved(tight)) >= tight.least:
             words = f"the rest of the {tight.kind} limit is reserved for other calls"
             if tight.output(0) >= tight.least:
@@ -295,21 +329,22 @@ class Calls:
         return at + self._ctx.policy.call_wait if call.until is None else call.until
 
     def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
+        asked, price = ev.call, ev.price
         useful = max(ev.least_output, int(_AMPLE * self._longest.get(run.id, 0)))
         takes = {
             LimitKind.TURNS: (1, 0),
             LimitKind.MESSAGES: (1, 0),
-            LimitKind.TOKENS: (ev.input_tokens, ev.choices),
-            LimitKind.COST: (ev.input_cost or 0, ev.output_price * ev.choices),
+            LimitKind.TOKENS: (asked.input_tokens, asked.choices),
+            LimitKind.COST: (price.input or 0, price.output * asked.choices),
         }
-        doubt = {LimitKind.TOKENS: ev.more_input, LimitKind.COST: ev.more_cost}
+        doubt = {LimitKind.TOKENS: asked.more_input, LimitKind.COST: price.more_input}
         for limited in run.lineage:
             for kind, (fixed, each) in takes.items():
                 active = limited.limits.get(kind)
                 if active is not None and active.binds:
                     left = active.threshold - (limited.account.used(kind) or 0)
                     doubts = sum(below.account.doubts.get(kind, 0) for below in limited.subtree()) if kind in doubt else 0
-                    least = min(ev.max_output, useful) if active.action in WAITING else ev.least_output
+                    least = min(asked.max_output, useful) if active.action in WAITING else ev.least_output
                     yield _Room(left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active)
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets.of(run.user):
@@ -331,36 +366,36 @@ class Calls:
         return self._postponed(call, barrier.message, max(1.0, (barrier.free_at or at) - at), at)
 
     def _postponed(self, call: WaitingCall, why: str, retry_after: float, at: float) -> bool:
-        self._ctx.reply(call.asked.token, c.CallPostponed(why, retry_after))
-        self._record_refusal(call, why, at)
+        self._refuse(call, why, at, retry_after)
         return True
 
     def _admit(self, run: Run, call: WaitingCall, output: int, at: float, lowest: _Room | None) -> None:
-        ev, lowered = call.asked, output if output < call.asked.max_output else None
+        asked, price, lowered = call.asked.call, call.asked.price, output if output < call.asked.call.max_output else None
         info = changed(
             call.info,
             state="under_way",
             clamped_to=lowered,
-            reserved_input=ev.input_tokens,
-            reserved_output=output * ev.choices,
-            waited_s=_seconds(at - ev.at),
+            reserved_input=asked.input_tokens,
+            reserved_output=output * asked.choices,
+            waited_s=_seconds(at - call.asked.at),
         )
         reservation = OpenReservation(
-            model=ev.model,
-            input_tokens=ev.input_tokens,
-            output_tokens=output * ev.choices,
-            cost=None if ev.input_cost is None else ev.input_cost + ev.output_price * output * ev.choices,
+            model=asked.model,
+            input_tokens=asked.input_tokens,
+            output_tokens=output * asked.choices,
+            cost=None if price.input is None else price.input + price.output * output * asked.choices,
             role=None,
             source="gateway",
-            gateway=ev.gateway,
+            gateway=call.asked.gateway,
             messages=1,
-            more_input=ev.more_input,
-            more_cost=ev.more_cost,
+            more_input=asked.more_input,
+            more_cost=price.more_input,
             call=info,
             lowered_by=(lowest.limited.id, lowest.kind) if lowest is not None and lowest.limited is not None else None,
         )
         self._note_called(run)
-        self._ctx.reply(ev.token, c.CallAnswer(run, self._spending.reserve(run, reservation), lowered))
+        name = self._spending.reserve(run, reservation)
+        self._ctx.reply(call.asked.token, CallAdmitted(id=asked.id, reservation=name, max_output=lowered))
 
     def _note_called(self, run: Run) -> None:
         for each in run.lineage:
@@ -378,7 +413,6 @@ class Calls:
 
     def _refused(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
         """Take the action of the limit or budget, and answer the call unless the run is held by it."""
-        ev = call.asked
         more = tight.needed(tight.least)
         if tight.budget is not None:
             self._note_called(run)  # so its tree can spend, and the action is taken on it too
@@ -399,11 +433,15 @@ class Calls:
                 )
         if _held(run):
             return False
-        self._ctx.reply(ev.token, c.CallAnswer(run, None, None, refusal))
-        self._record_refusal(call, refusal.message, at)
+        self._refuse(call, refusal.message, at)
         return True
 
     # ---- records
+
+    def _refuse(self, call: WaitingCall, why: str, at: float, retry_after: float | None = None) -> None:
+        refused = CallAdmitted(id=call.asked.call.id, refused=why, retry_after=retry_after)
+        self._ctx.reply(call.asked.token, refused)
+        self._record_refusal(call, why, at)
 
     def _fail(self, call: WaitingCall, code: ErrorCode, message: str, at: float) -> None:
         self._ctx.fail(call.asked.token, code, message)

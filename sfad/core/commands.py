@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..protocol import types
+from ..protocol.requests.gateway import CallAdmitted
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
 from .run import Run, Token
@@ -189,29 +190,12 @@ class ReserveAnswer(WithRun, frozen=True):
     refusal: LimitRefusal | None = None
 
 
-class CallAnswer(WithRun, frozen=True):
-    """The reservation of a call, or why it must not be made."""
-
-    name: str | None
-    max_output: int | None
-    """What its output must be lowered to; `None` if it stays."""
-    refusal: LimitRefusal | None = None
-
-
-class CallPostponed(Struct, frozen=True):
-    """A call must not be made now, because of a rate or of other calls."""
-
-    message: str
-    retry_after: float
-    """Seconds after which it may be asked for again."""
-
-
 class ErrorAnswer(Struct, frozen=True):
     code: ErrorCode
     message: str
 
 
-Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAnswer | CallPostponed | ErrorAnswer
+Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAdmitted | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish | SaveAlerts

@@ -16,15 +16,6 @@ from .tree import Tree
 from .vocabulary import EventType, Timer
 
 
-class AlertFacts(TypedDict, total=False):
-    """What the event of an alert tells beside its words."""
-
-    state: Literal["raised", "cleared"]
-    value: float
-    threshold: float
-    window_s: float
-
-
 class Facts(TypedDict, total=False):
     """What an event tells beside its words; see `types.Event`."""
 

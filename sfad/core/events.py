@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
-from ..protocol.types import ApiTrouble, CallInfo, Limit, LimitKind, RunId, Source, Status, Survivor
+from ..protocol.requests.gateway import AdmitCall, EndCall
+from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Status, Survivor
 from .access import Peer
 from .account import OpenReservation, Silence, Use
 from .asked import Asked
@@ -114,31 +116,31 @@ class SettleRequested(OfPeer, frozen=True):
     used: Use
 
 
+class CallPrice(Struct, frozen=True):
+    """What a call may cost, in nano-dollars."""
+
+    input: int | None
+    """Of the input as it is estimated; `None`: no price of the model is known."""
+    output: int = 0
+    """Of a token of output."""
+    more_input: int = 0
+    """Of the input that the call may have beyond the estimate."""
+    estimated: bool = False
+    """It is the price of another model."""
+    unsure: str | None = None
+    """Why it is not known now whether the model has a price."""
+
+
 class CallAsked(At, frozen=True):
-    """The gateway asks whether a run may make a call of a model. Answered by `AnswerRequest(CallAnswer)`, perhaps much later."""
+    """The gateway asks whether a run may make a call of a model. Answered by `AnswerRequest(CallAdmitted)`, perhaps much later."""
 
     token: Token
-    run: RunId
-    model: str
-    input_tokens: int
-    input_cost: int | None
-    """Nano-dollars; `None`: no price of the model is known."""
-    output_price: int
-    """Nano-dollars for a token."""
-    max_output: int
-    """Tokens that an answer may have."""
+    call: AdmitCall
+    price: CallPrice
     least_output: int
-    """Tokens to which that may be lowered."""
-    info: CallInfo
-    """What is recorded of it, as far as it is known before it."""
-    choices: int = 1
-    """Answers that are asked for."""
-    more_input: int = 0
-    """Tokens that the input may have beyond the estimate."""
-    more_cost: int = 0
-    """What these cost."""
-    others: tuple[str, ...] = ()
-    """Models that the provider may ask for it."""
+    """Tokens to which its maximum output may be lowered."""
+    time: datetime
+    """When it was asked for, by the clock of the machine."""
     gateway: int | None = None
     """As `OpenReservation` has it."""
 
@@ -151,32 +153,11 @@ class CallWithdrawn(At, frozen=True):
     """`None` if it will be asked for again."""
 
 
-class CallEnd(Struct, frozen=True):
-    """How a call ended. Decides nothing."""
-
-    status: int | None = None
-    """Of HTTP; `None` if no reply came."""
-    cache_write_tokens: int | None = None
-    tools: int = 0
-    first_byte_s: float | None = None
-    elapsed_s: float | None = None
-    error: str | None = None
-    made: bool = True
-    """False: it never went out."""
-    failed: bool = False
-    """The model did not answer, or answered with an error; a caller that hangs up is not such a failure."""
-    cut: bool = False
-    """The reply ended at a maximum that a limit had set."""
-
-
 class CallSettled(At, frozen=True):
-    """A call has ended, or was broken off."""
+    """A call has ended, or was broken off. `used`: with its cost."""
 
-    name: str
+    call: EndCall
     used: Use
-    end: CallEnd = CallEnd()
-    tools: tuple[tuple[str, str], ...] = ()
-    """Calls of tools that its reply asks for: name, digest of the arguments."""
 
 
 class CallSilent(At, frozen=True):

@@ -24,14 +24,14 @@ def check_grace(grace: float | None) -> None:
 
 
 class Rung(Word):
-    INTERRUPTED = "asked"
+    INTERRUPTED = "interrupted"
     """Main processes were interrupted; no other process has had a signal."""
     SIGNALLED = "signalled"
     KILLED = "killed"
 
 
-class Ladder(Struct, rename={"interrupted": "asked"}):
-    """A stop under way. Times are those of the core's clock. `asked` in snapshots is `interrupted`."""
+class Ladder(Struct):
+    """A stop under way. Times are those of the core's clock."""
 
     signal: int
     began_at: float

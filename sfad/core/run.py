@@ -45,8 +45,8 @@ class IllegalTransition(Exception):
         super().__init__(f"run {run} cannot go from {old} to {new}")
 
 
-class Clock(Struct, rename={"counted": "spent"}, gc=False):
-    """The seconds that a run has been running, pauses excluded. `spent` in snapshots."""
+class Clock(Struct, gc=False):
+    """The seconds that a run has been running, pauses excluded."""
 
     counted: float = 0.0
     since: float | None = None

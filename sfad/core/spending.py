@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from msgspec.structs import replace as changed
 
@@ -9,7 +10,6 @@ from ..protocol.kinds import TREE_USE
 from ..protocol.types import LimitKind, Source, Status
 from ..protocol.units import format_usd
 from . import commands as c
-from . import events as e
 from .account import NO_TREE_USE, NOTHING, OF_AGENT, OpenReservation, Periods, Use, add_below, add_ended
 from .budgets import Budget, Budgets
 from .calls_under_way import CallsUnderWay
@@ -52,30 +52,24 @@ class Spending:
         run.account.sources[source] = replace(use, partial=True) if run.misses_calls and source in OF_AGENT else use
         self._count(run, before)
 
-    def end_call(self, run: Run, name: str, used: Use, end: e.CallEnd) -> None:
-        """Replace a call's reservation by what it has used, and have the call recorded."""
+    def end_call(self, run: Run, name: str, used: Use, **how: Any) -> None:
+        """Replace a call's reservation by what it has used, and have the call recorded. `how`: other fields of its `CallInfo`."""
         reservation = run.account.reservations[name]
         self.add_use(run, used, settled=name)
-        self._record(run, reservation, used, end)
+        self._record(run, reservation, used, **how)
 
-    def _record(self, run: Run, reservation: OpenReservation, used: Use, end: e.CallEnd) -> None:
+    def _record(self, run: Run, reservation: OpenReservation, used: Use, **how: Any) -> None:
         if reservation.call is None:
             return
         ended = changed(
             reservation.call,
-            state="ended" if end.made else "withdrawn",
             input_tokens=used.input_tokens,
             cached_tokens=used.cached_tokens,
             output_tokens=used.output_tokens,
             cost_usd=to_usd(used.cost),
             partial=used.partial,
             at_most=used.at_most,
-            status=end.status,
-            cache_write_tokens=end.cache_write_tokens,
-            tools=end.tools,
-            first_byte_s=end.first_byte_s,
-            elapsed_s=end.elapsed_s,
-            error=end.error,
+            **({"state": "ended"} | how),
         )
         self._ctx.do(c.RecordCall(ended, run.lineage_ids))
 
@@ -125,9 +119,7 @@ class Spending:
             source = reservation.source
             account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
             self.budgets_changed = True  # what was only reserved is used now
-            self._record(
-                run, reservation, reservation.use, e.CallEnd(error="its run ended before it did; it was charged as reserved")
-            )
+            self._record(run, reservation, reservation.use, error="its run ended before it did; it was charged as reserved")
         if not account.sources:
             return
         assert run.ending is not None

@@ -3,7 +3,6 @@
 `spool`         the spool as a whole: its parts, opened, put back and closed together
 `journal`       snapshots of live runs, saved before what they say is done
 `snapshots`     the form of a snapshot in the spool
-`legacy`        the form of version 0.1.0
 `accounts`      accounts of runs as they are saved
 `saved_spawns`  the requests of runs that may start again
 `ended`         how long the spool keeps what it has of ended runs

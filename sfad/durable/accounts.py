@@ -10,20 +10,17 @@ from ..core.money import to_nanos, to_usd
 from ..protocol.kinds import COSTS
 from ..protocol.types import LimitKind, Source
 
-_PARTS: dict[str, tuple[str, Any]] = {
-    "sources": ("sources", dict[Source, Use]),
-    "holds": ("reservations", dict[str, OpenReservation]),
-    "held": ("reserved", dict[LimitKind, int]),
-    "below": ("below", dict[LimitKind, int]),
-    "ended": ("ended", dict[LimitKind, int]),
-    "levels": ("levels", dict[LimitKind, float]),
-    "ended_unsure": ("ended_unsure", dict[LimitKind, int]),
+_SUMS = ("reserved", "below", "ended", "ended_unsure")
+_PARTS: dict[str, Any] = {
+    "sources": dict[Source, Use],
+    "reservations": dict[str, OpenReservation],
+    **dict.fromkeys(_SUMS, dict[LimitKind, int]),
+    "levels": dict[LimitKind, float],
 }
-"""The attribute of `Account` and its type, by the key that it is saved under."""
+"""The attributes of `Account` that are saved, and their types."""
 
 _MONEY = COSTS | {"more_cost", "unsure_cost"}
-_SUMS = ("held", "below", "ended", "ended_unsure")
-_NOTHING: dict[str, dict[str, Any]] = {key: {} for key in _PARTS}
+_NOTHING: dict[str, dict[str, Any]] = {name: {} for name in _PARTS}
 
 
 def to_saved(value: Any) -> Any:
@@ -31,7 +28,7 @@ def to_saved(value: Any) -> Any:
         raise NotImplementedError(f"{type(value)} cannot be saved")
     if not value.known:
         return _NOTHING  # of most runs, each time they are saved
-    return _converted({key: msgspec.to_builtins(getattr(value, name)) for key, (name, _) in _PARTS.items()}, to_usd)
+    return _converted({name: msgspec.to_builtins(getattr(value, name)) for name in _PARTS}, to_usd)
 
 
 def from_saved(wanted: type, saved: Any) -> Any:
@@ -39,17 +36,14 @@ def from_saved(wanted: type, saved: Any) -> Any:
     if wanted is not Account:
         raise NotImplementedError(f"{wanted} is not saved")
     try:
-        saved.setdefault("ended_unsure", {})  # earlier versions saved none
         _converted(saved, to_nanos)
-        for name in _SUMS:  # version 0.1.0 saved floats, of tokens too
-            saved[name] = {kind: int(amount) for kind, amount in saved[name].items()}
-        return Account(**{name: msgspec.convert(saved[key], type_) for key, (name, type_) in _PARTS.items()})
+        return Account(**{name: msgspec.convert(saved[name], type_) for name, type_ in _PARTS.items()})
     except (AttributeError, KeyError) as error:
         raise ValueError(f"this is no account: {error}") from error
 
 
 def _converted(parts: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
-    for amounts in (*parts["sources"].values(), *parts["holds"].values(), *(parts[name] for name in _SUMS)):
+    for amounts in (*parts["sources"].values(), *parts["reservations"].values(), *(parts[name] for name in _SUMS)):
         for kind in _MONEY & amounts.keys():
             amounts[kind] = convert(amounts[kind])
     return parts

@@ -36,15 +36,14 @@ class HandedRun(Struct, frozen=True):
 class Connected(Struct, frozen=True):
     fd: int
     number: int
-    peer: Peer | None
-    """From release 0.1.0: `None` before the handshake."""
+    peer: Peer
     partial: bytes
     bodies: list[bytes]
     received: list[int]
     unsent: list[tuple[bytes, list[int]]]
     pending: list[Wait | Watch | WatchRuns | Events]
     ended: bool
-    greeted: bool = True
+    greeted: bool
 
 
 class Clients(Struct, frozen=True):
@@ -56,7 +55,12 @@ class Clients(Struct, frozen=True):
 
 class Handover(Struct, frozen=True):
     listener: int
+    inode: tuple[int, int] | None
+    """Device and number of the listener's socket in the file system; `None` if it has none there."""
     lock: int
+    directory: int
+    claim: int
+    """`lock`, `directory` and `claim` are the three of the `StateLock`."""
     runs: dict[RunId, HandedRun]
     tickets: list[Ticket]
     last_token: int
@@ -65,18 +69,12 @@ class Handover(Struct, frozen=True):
     refused: int
     began: float
     """When the daemon was started, on the monotonic clock."""
+    counts: Counts
     format: int = FORMAT
-    directory: int = -1
-    """`directory` and `claim` of the `StateLock`, whose `file` is `lock`. Release 0.1.0 hands over -1 for both."""
-    claim: int = -1
-    inode: tuple[int, int] | None = None
-    """Device and number of the listener's socket in the file system. Release 0.1.0 hands over none."""
-    counts: Counts | None = None
-    """`None` from an older daemon."""
 
     def descriptors(self) -> Iterable[int]:
         """Return all that must stay open."""
-        yield from (fd for fd in (self.lock, self.listener, self.directory, self.claim) if fd >= 0)
+        yield from (self.listener, self.lock, self.directory, self.claim)
         for run in self.runs.values():
             yield from run.descriptors
             if run.stdin is not None:

@@ -21,7 +21,6 @@ from ..protocol.types import CallInfo, RunId
 from ..runs.live import Live, SavedMain
 from ..setups import NO_SETUPS, TreeSetups
 from .accounts import from_saved, to_saved
-from .legacy import FlatState
 
 RUN, NOW, METER, KEY = "run/", "now/", "meter/", "key/"
 
@@ -64,17 +63,8 @@ class RunSnapshot:
     @classmethod
     def decoded(cls, origin: bytes, progress: bytes, meter: bytes | None) -> Self:
         """Return the run that was saved. Raises `msgspec.MsgspecError`."""
-        return cls(msgspec.msgpack.decode(origin, type=Origin), progress_from(progress), meter)
-
-
-def progress_from(saved: bytes) -> Progress:
-    """Return what was saved after a change, also by version 0.1.0. Raise `msgspec.MsgspecError`."""
-    try:
-        return msgspec.msgpack.decode(saved, type=Progress, dec_hook=from_saved)
-    except msgspec.ValidationError:
-        flat, *others = msgspec.msgpack.decode(saved, type=list[msgspec.Raw])
-        state = msgspec.msgpack.decode(flat, type=FlatState, dec_hook=from_saved).state
-        return msgspec.msgpack.decode(encode([state, *others]), type=Progress, dec_hook=from_saved)
+        now = msgspec.msgpack.decode(progress, type=Progress, dec_hook=from_saved)
+        return cls(msgspec.msgpack.decode(origin, type=Origin), now, meter)
 
 
 def origin_of(live: Live) -> bytes:

@@ -7,12 +7,13 @@ import httpx2
 from msgspec.structs import replace
 
 from ..meters.counters import BYTES_A_TOKEN
+from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
 from ..protocol.types import Tokens
 from ..protocol.units import format_elapsed
 from .apis import Api, ModelCall
 from .coding import Coding, UnreadableBodyError
 from .estimate import Estimates
-from .gate import AdmittedCall, AskedCall, CallEnded, Gate, Silent, Unasked
+from .gate import Gate
 from .http_server import ClientGoneError
 from .memory import NoMemoryError, Space
 
@@ -37,7 +38,7 @@ UNTHINKING = 2.0
 
 
 class _Used(NamedTuple):
-    """What to charge for a call: `None` for what was reserved. `partial` and `sure` as in `CallEnded`."""
+    """What to charge for a call: `None` for what was reserved. `partial` and `sure` as in `EndCall`."""
 
     tokens: Tokens | None
     partial: bool = False
@@ -103,10 +104,11 @@ class UnaskedRecord:
     def close(self, refused: str | None = None) -> None:
         seconds = time.monotonic() - self._began if refused is None else None
         self._gate.unasked(
-            Unasked(
-                self._run, self._asked, self._upstream, self._path, refused, self._status, self._first_byte, seconds, self.error
+            UnaskedCall(
+                id=0, number=0, run=self._run, time=self._asked, upstream=self._upstream, path=self._path, refused=refused,
+                status=self._status, first_byte_s=self._first_byte, seconds=seconds, error=self.error,
             )
-        )
+        )  # fmt: skip
 
 
 class CallRecord:
@@ -116,8 +118,8 @@ class CallRecord:
         self,
         gate: Gate,
         estimates: Estimates,
-        asked: AskedCall,
-        admitted: AdmittedCall,
+        asked: AdmitCall,
+        admitted: CallAdmitted,
         api: Api,
         call: ModelCall,
         size: int,
@@ -130,8 +132,10 @@ class CallRecord:
         """Bytes of `space` that were taken."""
         self._gate = gate
         self._estimates = estimates
+        assert admitted.reservation is not None
         self._asked = asked
-        self._admitted = admitted
+        self._reservation = admitted.reservation
+        self._max_output = admitted.max_output
         self._api = api
         self._call = call
         self._size = size
@@ -213,7 +217,7 @@ class CallRecord:
             self._tell_silence(time.monotonic() - self._began)
 
     def _tell_silence(self, seconds: float | None) -> None:
-        self._gate.silent(Silent(self._asked.run, self._admitted.reservation, self._host, seconds))
+        self._gate.silent(SilentCall(id=0, run=self._asked.run, reservation=self._reservation, host=self._host, silent_s=seconds))
 
     def close(self) -> None:
         if self.whole:
@@ -223,16 +227,17 @@ class CallRecord:
             self._estimates.learn(self._asked.run, self._call, self._size, used.tokens, self._reply.written)
         self._gate.ended(self._ended(used, self.error))
 
-    def _ended(self, used: _Used, error: str | None) -> CallEnded:
-        return CallEnded(
+    def _ended(self, used: _Used, error: str | None) -> EndCall:
+        return EndCall(
+            id=0,
             run=self._asked.run,
             model=self._asked.model,
-            reservation=self._admitted.reservation,
+            reservation=self._reservation,
             status=self._status,
             tokens=used.tokens,
             partial=used.partial,
             sure=used.sure,
-            tools=tuple(self._reply.tools),
+            tools=list(self._reply.tools),
             factor=self._api.factor(self._call.model, self._call.tiers, self._reply.tiers),
             long_cached=self._reply.long_cached,
             fees_usd=self._reply.fees_usd,
@@ -240,7 +245,7 @@ class CallRecord:
             first_byte_s=self._first_byte,
             seconds=time.monotonic() - self._began,
             error=error,
-            cut=self._reply.cut and self._admitted.max_output is not None,
+            cut=self._reply.cut and self._max_output is not None,
             failed=self._failed,
             api=self._api.name,
         )
@@ -257,7 +262,7 @@ class CallRecord:
         if reply.told and believed:
             return _Used(known)
         estimated = self._estimates.output(self._asked.run, self._call, reply.written)
-        most = (self._admitted.max_output or self._asked.max_output) * self._asked.choices
+        most = (self._max_output or self._asked.max_output) * self._asked.choices
         output = max(known.output, min(max(estimated, self._hidden()), most))
         charged = Tokens(input=known.input, output=output, cached=known.cached, cache_write=known.cache_write)
         # the words alone do not tell how much the model has thought, but that they have at least so many tokens

@@ -2,7 +2,7 @@
 
 import socket
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from ..protocol.egress import destination
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.types import Tokens
 from .callers import Caller
-from .gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
+from .gate import CallRefusedError, Placed
 from .journal import Journal
 from .upstreams import Upstream
 
@@ -25,6 +25,7 @@ ALONE_MAX = 60.0
 _HUNG_UP = "its caller hung up before it was made"
 
 R = TypeVar("R", bound=m.Reply)
+Q = TypeVar("Q", bound=m.Request)
 
 
 @dataclass(eq=False, slots=True)
@@ -79,50 +80,30 @@ class DaemonLink:
         if caller is None:
             raise CallRefusedError("the connection was closed before its caller could be found out")
         placed = await self._ask(
-            m.CallerPlaced, lambda number: m.PlaceCaller(id=number, uid=caller.uid, cgroup=caller.cgroup, token=token)
+            m.CallerPlaced, m.PlaceCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token)
         )
         egress = tuple(map(destination, placed.egress))
         return Placed(placed.run, _upstreams(placed.upstreams), placed.certificates, egress, placed.keyed_only, placed.token)
 
-    async def admit(self, asked: AskedCall) -> AdmittedCall:
-        answer = await self._ask(
-            m.CallAdmitted,
-            lambda number: m.AdmitCall(
-                id=number, run=asked.run, model=asked.model, input_tokens=asked.input_tokens, more_input=asked.more_input,
-                factor=asked.factor, long_cache=asked.long_cache, fees_usd=asked.fees_usd,
-                max_output=asked.max_output, fixed=asked.fixed, choices=asked.choices, caches=asked.caches,
-                upstream=asked.upstream, streamed=asked.streams, others=list(asked.others), api=asked.api,
-            ),
-        )  # fmt: skip
+    async def admit(self, asked: m.AdmitCall) -> m.CallAdmitted:
+        answer = await self._ask(m.CallAdmitted, self._numbered(asked))
         if answer.reservation is None:
             raise CallRefusedError(answer.refused or "the daemon refuses the call", answer.retry_after)
-        return AdmittedCall(answer.reservation, answer.max_output)
+        return answer
 
-    def ended(self, call: CallEnded) -> None:
-        request = _end_of(self._number(), call)
-        self._journal.note(request)  # it may be killed before the daemon has heard of it
+    def ended(self, call: m.EndCall) -> None:
+        self._journal.note(self._numbered(call))  # it may be killed before the daemon has heard of it
+        self._send(_Open(call))
+
+    def passed(self, call: m.EndCall) -> None:
+        self._journal.note(call)
+
+    def silent(self, call: m.SilentCall) -> None:
+        self._send(_Open(self._numbered(call)))
+
+    def unasked(self, request: m.UnaskedCall) -> None:
+        request.number = self._numbered(request).id
         self._send(_Open(request))
-
-    def passed(self, call: CallEnded) -> None:
-        self._journal.note(_end_of(0, call))
-
-    def silent(self, call: Silent) -> None:
-        number = self._number()
-        self._send(
-            _Open(m.SilentCall(id=number, run=call.run, reservation=call.reservation, host=call.host, silent_s=call.seconds))
-        )
-
-    def unasked(self, request: Unasked) -> None:
-        number = self._number()
-        self._send(
-            _Open(
-                m.UnaskedCall(
-                    id=number, number=number, run=request.run, time=request.time, upstream=request.upstream, path=request.path,
-                    refused=request.refused, status=request.status, first_byte_s=request.first_byte_s, seconds=request.seconds,
-                    error=request.error,
-                )
-            )
-        )  # fmt: skip
 
     def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
         self._send(_Open(m.RefusedEgress(id=self._number(), run=run, host=host, port=port, why=why)))
@@ -139,8 +120,8 @@ class DaemonLink:
 
     # ---- requests
 
-    async def _ask(self, wanted: type[R], make: Callable[[int], m.Request]) -> R:
-        open_ = _Open(make(self._number()))
+    async def _ask(self, wanted: type[R], request: m.Request) -> R:
+        open_ = _Open(request)
         self._send(open_)
         try:
             await open_.answered.wait()
@@ -159,6 +140,10 @@ class DaemonLink:
     def _number(self) -> int:
         self._last += 1
         return self._last
+
+    def _numbered(self, request: Q) -> Q:
+        request.id = self._number()
+        return request
 
     def _send(self, open_: _Open) -> None:
         self._open[open_.request.id] = open_
@@ -222,15 +207,6 @@ class DaemonLink:
                 id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens(), error=_HUNG_UP
             )
             self._send(_Open(unused))
-
-
-def _end_of(number: int, call: CallEnded) -> m.EndCall:
-    return m.EndCall(
-        id=number, run=call.run, reservation=call.reservation, model=call.model, tokens=call.tokens, partial=call.partial,
-        sure=call.sure, status=call.status, tools=[(tool.name, tool.digest) for tool in call.tools], first_byte_s=call.first_byte_s,
-        factor=call.factor, long_cached=call.long_cached, fees_usd=call.fees_usd, others=call.others,
-        seconds=call.seconds, error=call.error, cut=call.cut, failed=call.failed, api=call.api,
-    )  # fmt: skip
 
 
 def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:

@@ -15,6 +15,7 @@ import h11
 import httpx2
 import trio
 
+from ..protocol.requests.gateway import AdmitCall
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .call_record import CallRecord, RequestRecord, UnaskedRecord
@@ -23,7 +24,7 @@ from .checkup import checkup
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
-from .gate import AskedCall, CallRefusedError, Gate, Placed
+from .gate import CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
 from .memory import Memory, NoMemoryError, Space
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion, BodyReader
@@ -287,7 +288,8 @@ class Exchange:
         found, _ = await self._read(placed, BodyQuestion(api.name, path, encodings), raw)
         call, size = found.call, found.size
         estimate = self._shared.estimates.input(placed.run, call, size)
-        asked = AskedCall(
+        asked = AdmitCall(
+            id=0,
             run=placed.run,
             upstream=upstream.name,
             model=call.model,
@@ -300,8 +302,8 @@ class Exchange:
             factor=api.factor(call.model, call.tiers, {}),
             long_cache=call.long_cache,
             fees_usd=call.fees_usd,
-            streams=call.streams,
-            others=call.others,
+            streamed=call.streams,
+            others=list(call.others),
             api=api.name,
         )
         admitted = await self._while_there(partial(self._shared.gate.admit, asked))

@@ -3,7 +3,7 @@
 A daemon holds three locks, because a user can take each of them away from it:
 
 `directory`  flock(2) on the directory itself, which removing files in it does not free
-`file`       flock(2) on STATE/lock, the only lock that a daemon of release 0.1.0 takes and respects
+`file`       flock(2) on STATE/lock, which holds the daemon's pid
 `claim`      names the instance in /proc/locks. After `rm -rf STATE`, `mv STATE` or a mount over it, the next daemon finds another
              directory, whose two locks above are free. The runs are known by the path, so it would take them over.
 
@@ -66,15 +66,9 @@ def take_state_dir(path: Path, instance: str) -> StateLock:
 
 
 def resume_lock(path: Path, instance: str, *, directory: int, file: int, claim: int) -> StateLock:
-    """Return the locks that this process held before it re-executed itself. Raises `PathError`.
-
-    Release 0.1.0 hands over `file` only; the other descriptors are -1 then."""
-    with ExitStack() as undo:
-        directory = directory if directory >= 0 else _locked_directory(path, undo)
-        # Linux before 5.11 drops a POSIX lock at the execve(2) of a process with threads
-        claim = _claim(instance, claim if claim >= 0 else _unclaimed(undo))
-        undo.pop_all()
-    return StateLock(path, directory, file, claim)
+    """Return the locks that this process held before it re-executed itself."""
+    # Linux before 5.11 drops a POSIX lock at the execve(2) of a process with threads
+    return StateLock(path, directory, file, _claim(instance, claim))
 
 
 def prepare_state_dir(path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Tables, and the migrations that lead to them.
+"""Tables, and the migrations that lead to them: from an empty file to version 1, and later on to the next.
 
 `PRAGMA user_version` counts the migrations that have been applied. A released migration is never edited: a change is a new
-entry at the end. tests/ledger/ keeps a frozen dump of every version, which must always load.
+entry at the end. tests/ledger/ keeps a dump of every version, which must always load.
 """
 
 import sqlite3
@@ -17,8 +17,14 @@ APPLICATION_ID = 0x73666164
 # - `id` has none: it says the same as `number`. Its column is for people and for joins with `parent_id`.
 # - `runs_status` also finds the live runs. It has `created_at`, so that a search by time reads matching rows only.
 # - A root is found by its number, so `runs_root` and `runs_parent` have only descendants.
+# - `runs_created` leads a search by time to its first row, and tells when there is no more; its entries are added at the end and
+#   never move.
+# - `runs_uid`: a user who asks for a page of own runs must not walk those of all others.
+# - `events_breaches` has the few events that a summary asks for.
 # - None has `ended`, so that a run's end moves one entry. Columns that filter without an index stand first in the row: they
 #   are read without following a long command line to its overflow pages.
+# Sums need columns: `cost_usd`, `tokens`, `partial` and `at_most` are those of the usage that is shown.
+# The key of `calls` has the order in which calls are shown, and tells a call from all others, so that its row can be written again.
 # AUTOINCREMENT would rewrite a page at every insert. The highest number is kept only when its row is deleted.
 _V1 = """
 CREATE TABLE runs (
@@ -37,6 +43,7 @@ CREATE TABLE runs (
     chain TEXT NOT NULL,
     kind TEXT NOT NULL,
     type TEXT,
+    meter TEXT,
     argv TEXT NOT NULL,
     cwd TEXT NOT NULL,
     labels TEXT NOT NULL,
@@ -50,6 +57,9 @@ CREATE TABLE runs (
     limits TEXT NOT NULL,
     usage TEXT NOT NULL,
     cost_usd REAL,
+    tokens INTEGER,
+    partial INTEGER NOT NULL,
+    at_most INTEGER NOT NULL,
     descendants INTEGER NOT NULL,
     milestone TEXT,
     pid INTEGER,
@@ -61,13 +71,16 @@ CREATE TABLE runs (
     deadline REAL,
     started_at REAL,
     ended_at REAL,
-    archived_at REAL,
-    refusals_counted INTEGER NOT NULL DEFAULT 0
+    refusals_counted INTEGER NOT NULL DEFAULT 0,
+    queue_group TEXT,
+    request BLOB
 );
 CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX runs_root ON runs (root_id, number) WHERE parent_id IS NOT NULL;
 CREATE INDEX runs_name ON runs (name, number);
 CREATE INDEX runs_status ON runs (status, number, created_at);
+CREATE INDEX runs_created ON runs (created_at);
+CREATE INDEX runs_uid ON runs (uid, number);
 CREATE TABLE labels (
     key TEXT NOT NULL,
     value TEXT NOT NULL,
@@ -83,6 +96,7 @@ CREATE TABLE events (
     root_id TEXT,
     body TEXT NOT NULL
 );
+CREATE INDEX events_breaches ON events (time) WHERE type = 'limit_exceeded';
 CREATE TABLE deleted (
     name TEXT PRIMARY KEY,
     highest INTEGER NOT NULL
@@ -101,25 +115,6 @@ CREATE TABLE budgets (
     charged_usd REAL NOT NULL,
     PRIMARY KEY (scope, name, period_start)
 ) WITHOUT ROWID;
-"""
-
-_V2 = """
-ALTER TABLE runs ADD COLUMN meter TEXT;
-"""
-
-# Sums need columns: `cost_usd`, `tokens` and `partial` are those of the usage that is shown, the first in the JSON object.
-# `runs_created` leads a search by time to its first row, and tells when there is no more; its entries are added at the end and
-# never move. `events_breaches` has the few events that a summary asks for.
-_V3 = """
-ALTER TABLE runs ADD COLUMN tokens INTEGER;
-ALTER TABLE runs ADD COLUMN partial INTEGER NOT NULL DEFAULT 0;
-UPDATE runs SET tokens = (SELECT json_extract(shown.value, '$.tokens') FROM json_each(runs.usage) AS shown LIMIT 1);
-CREATE INDEX runs_created ON runs (created_at);
-CREATE INDEX events_breaches ON events (time) WHERE type = 'limit_exceeded';
-"""
-
-# The key has the order in which calls are shown, and tells a call from all others, so that its row can be written again.
-_V4 = """
 CREATE TABLE calls (
     run INTEGER NOT NULL,
     time REAL NOT NULL,
@@ -133,6 +128,8 @@ CREATE TABLE calls (
     output_tokens INTEGER,
     cost_usd REAL,
     partial INTEGER NOT NULL,
+    estimated INTEGER NOT NULL,
+    at_most INTEGER NOT NULL,
     status INTEGER,
     clamped_to INTEGER,
     refused TEXT,
@@ -150,24 +147,7 @@ CREATE TABLE calls (
 ) WITHOUT ROWID;
 """
 
-# A user who asks for a page of own runs must not walk those of all others.
-_V5 = """
-CREATE INDEX runs_uid ON runs (uid, number);
-"""
-
-_V6 = """
-ALTER TABLE calls ADD COLUMN estimated INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE runs ADD COLUMN at_most INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE calls ADD COLUMN at_most INTEGER NOT NULL DEFAULT 0;
-"""
-
-# `request` is what `rerun` starts a run again with, in msgpack. It is large and seldom read, so it is the last column.
-_V7 = """
-ALTER TABLE runs ADD COLUMN queue_group TEXT;
-ALTER TABLE runs ADD COLUMN request BLOB;
-"""
-
-MIGRATIONS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
+MIGRATIONS = (_V1,)
 """Applied in order; the number of entries is the schema's version."""
 
 VERSION = len(MIGRATIONS)
@@ -200,7 +180,7 @@ def migrate(connection: sqlite3.Connection) -> list[str]:
 def check_ours(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     """Return type and name of the triggers and indices on our tables that are not ours. Changes nothing.
 
-    Raises `LedgerTooNew` for the ledger of a newer build, and `sqlite3.DatabaseError`, as for a damaged file, if the file is not
+    Raises `LedgerTooNew` for the ledger of another build, and `sqlite3.DatabaseError`, as for a damaged file, if the file is not
     a ledger, or if one of its tables, columns, indices or triggers is missing or changed."""
     version = version_of(connection)
     application = connection.execute("PRAGMA application_id").fetchone()[0]
@@ -210,7 +190,7 @@ def check_ours(connection: sqlite3.Connection) -> list[tuple[str, str]]:
     if version > VERSION:
         raise LedgerTooNew(
             f"its schema is version {version}, and this build knows versions up to {VERSION}: "
-            "run the newer sfad again, or choose another state directory"
+            "run the sfad that wrote it, choose another state directory, or move the file away"
         )
     if version < 0:
         raise corrupt(f"its schema has version {version}")

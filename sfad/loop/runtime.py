@@ -266,7 +266,7 @@ class Runtime:
             await self._price_known(each)
         at, pricing = trio.current_time(), self.metering.report_pricing
         found = [(each, open_[1]) for each in noted if (open_ := self.machine.reservation(each.reservation)) is not None]
-        settled = [(pricing.call_settled(each, reservation, at), reservation) for each, reservation in found]
+        settled = [(e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation) for each, reservation in found]
         # a call whose price was known, and is not now, counts as reserved
         sure = (each for each, reservation in settled if each.used.cost is not None or reservation.cost is None)
         self.feed(e.GatewayStarted(at, tuple(sure), gateway))

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import NamedTuple
 
 from msgspec.structs import replace as changed
 
-from ..core import events as e
 from ..core.account import OpenReservation, Use
-from ..core.calls import MAX_WORDS
+from ..core.events import CallPrice
 from ..core.money import to_nanos
 from ..protocol import messages as m
 from ..protocol.types import RunId, Tokens
@@ -17,19 +15,6 @@ from .metered_run import MeteredRun
 from .price_list import PriceList
 from .pricing import Prices
 from .use import PriceGaps, report_of_settlement, reservation_of, use_of_report
-
-
-class CallPrice(NamedTuple):
-    """Nano-dollars."""
-
-    input: int | None
-    """Of the input as it is estimated; `None` without a price."""
-    output: int
-    """Of a token of output."""
-    more_input: int
-    """Of the input that the call may have beyond that."""
-    estimated: bool = False
-    """It is the price of another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,7 @@ class ReportPricing:
         likely, dearest = cost(size), cost(most)
         million = prices.cost(model, Tokens(output=1_000_000), request_input=most)
         if likely is None or dearest is None or million is None:
-            return CallPrice(None, 0, 0)
+            return CallPrice(None)
         estimated = model != request.model
         if estimated and request.run in self.runs:
             self.runs[request.run].notices.unpriced(PriceGaps(estimated={request.model: model}))
@@ -99,19 +84,6 @@ class ReportPricing:
             estimated=model != request.model,
         )
 
-    def call_settled(self, request: m.EndCall, reservation: OpenReservation, at: float) -> e.CallSettled:
-        end = e.CallEnd(
-            status=request.status,
-            cache_write_tokens=request.tokens.cache_write if request.tokens is not None else None,
-            tools=len(request.tools),
-            first_byte_s=rounded(request.first_byte_s),
-            elapsed_s=rounded(request.seconds),
-            error=request.error[:MAX_WORDS] if request.error is not None else None,
-            failed=request.failed,
-            cut=request.cut,
-        )
-        return e.CallSettled(at, request.reservation, self.use_of_call(request, reservation), end, tuple(request.tools))
-
     def when_known(self, run: RunId, model: str | None, then: Callable[[], None], unsure: Callable[[str], None]) -> None:
         """Call `then` when the price of a model is known, or known to be unknown: now, unless the price list must be loaded first.
         Call `unsure` with the reason if it cannot be loaded now."""
@@ -122,10 +94,6 @@ class ReportPricing:
 
     def _program(self, run: RunId) -> str | None:
         return self.runs[run].program if run in self.runs else None
-
-
-def rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
 
 
 def _cost_of_call(request: m.EndCall, model: str, tokens: Tokens, prices: Prices) -> float | None:

@@ -180,7 +180,7 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     signal: int | None = None
     errno: int | None = None
     about: Literal["command", "directory"] | None = None
-    """For `launch`: what `errno` is about. `None` in records of older daemons."""
+    """For `launch`: what `errno` is about."""
     limit_kind: str | None = None
     threshold: float | None = None
     used: float | None = None

@@ -19,7 +19,7 @@ _lean_run, _lean_usage = lean(RunInfo), lean(Usage)
 
 def row_of(info: RunInfo, *, limits: bool) -> Raw:
     """Return a run as a row. Without `limits`, an ended run has none, and what is nil or as its default is left out: a client that
-    reads a long list spends half of its time on each of the two. Clients of version 0.1.0 read whole rows only."""
+    reads a long list spends half of its time on each of the two."""
     if limits:
         return Raw(pack(info))
     kept = [] if info.status.terminal else info.limits

@@ -156,11 +156,8 @@ class Call:
                 self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
             case c.ReserveAnswer(run, reservation, limit_refusal):
                 self.reply(_reserved(self.id, run, reservation, limit_refusal))
-            case c.CallAnswer(_, reservation, output, refused):
-                words = refused.message if refused is not None else None
-                self.reply(m.CallAdmitted(id=self.id, reservation=reservation, max_output=output, refused=words))
-            case c.CallPostponed(message, seconds):
-                self.reply(m.CallAdmitted(id=self.id, refused=message, retry_after=seconds))
+            case m.CallAdmitted():
+                self.reply(answer)
             case c.StopDone(stopped, survivors, elapsed, ended):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4), ended=list(ended)))

@@ -66,7 +66,7 @@ class ClientTable:
         """Take a connection over from the program that this process was before."""
         sock = socket.socket(fileno=handed.fd)
         sock.setblocking(False)
-        connection = self._add(sock, handed.number, handed.peer or self._identified(sock))
+        connection = self._add(sock, handed.number, handed.peer)
         connection.take_over(handed)
         self._update_epoll(connection)
         self._bounds.count(connection.groups, connection.count())

@@ -119,7 +119,7 @@ class Connection:
 
     def take_over(self, handed: Connected) -> None:
         """Take over what the earlier process held for this client, except for the requests that wait."""
-        self.greeted = handed.greeted and handed.peer is not None
+        self.greeted = handed.greeted
         self._take_in([*handed.bodies, *self.decoder.feed(handed.partial)])
         self.received.extend(handed.received)
         self.unsent.extend((bytearray(data), descriptors) for data, descriptors in handed.unsent)

@@ -14,11 +14,9 @@ import pytest
 
 from sfactl import output, table
 from sfactl.commands import list as list_
-from sfactl.connection import Client, DaemonError
 from sfactl.exits import UsageError
 from sfad.core.ids import run_id
-from sfad.protocol.requests.listing import List
-from sfad.protocol.types import ErrorCode, RunInfo, Status, Usage
+from sfad.protocol.types import RunInfo, Status, Usage
 from tests.harness import wait_until
 
 from .conftest import SFACTL, World
@@ -193,26 +191,6 @@ def test_times_are_local_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-class OldDaemon(Client):
-    """A connection to a daemon that does not know `List.limits`, as version 0.1.0. There is none to start."""
-
-    def __init__(self) -> None:
-        self.asked: list[bool] = []
-
-    def call(self, request: Any, expected: Any, descriptors: Any = ()) -> Any:
-        del descriptors
-        self.asked.append(request.limits)
-        if not request.limits:
-            raise DaemonError(ErrorCode.BAD_REQUEST, "Object contains unknown field `limits`")
-        return expected(id=0, runs=[])
-
-
-def test_an_older_daemon_is_asked_for_whole_rows() -> None:
-    daemon = OldDaemon()
-    assert list_.collect(daemon, List(id=0, limits=False), None, str).runs == {}
-    assert daemon.asked == [False, True]
 
 
 @pytest.mark.alone

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -12,11 +14,12 @@ from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import GATEWAY, Peer
 from sfad.core.account import Account, Silence, Use
-from sfad.core.calls import MAX_WAITING
+from sfad.core.calls import MAX_MODEL, MAX_WAITING
 from sfad.core.money import to_nanos
 from sfad.core.vocabulary import Timer
 from sfad.durable.accounts import from_saved, to_saved
-from sfad.protocol.types import Action, LimitKind, Status
+from sfad.protocol.requests.gateway import CallAdmitted
+from sfad.protocol.types import Action, LimitKind, Status, Tokens
 from tests.core.transcript import ANN, Transcript, inside, limits, purse, use
 
 WHOLE = 0.303
@@ -40,9 +43,9 @@ def test_failed_calls_are_told_until_one_succeeds_and_in_the_end() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=50")
 
-    def ends(**how: object) -> str | None:
+    def ends(**how: Any) -> str | None:
         name, _ = t.admitted(t.call(a, 10))
-        (t >> e.CallSettled(t.at, name, Use(), e.CallEnd(**how))).skip()  # type: ignore[arg-type]
+        (t >> t.call_ended(name, **how)).skip()
         trouble = t.run(a).latest.known_trouble
         return trouble.sentence if trouble is not None else None
 
@@ -83,10 +86,10 @@ def test_calls_that_fail_make_the_model_unreachable_until_one_succeeds() -> None
     t = Transcript()
     a = t.start("a", limits="cost=50")
 
-    def ends(**how: object) -> float | None:
+    def ends(**how: Any) -> float | None:
         name, _ = t.admitted(t.call(a, 10))
         (t >> e.CallSilent(t.at, name, Silence("h", t.at))).skip()
-        (t >> e.CallSettled(t.later(5).at, name, Use(), e.CallEnd(**how))).skip()  # type: ignore[arg-type]
+        (t >> t.later(5).call_ended(name, **how)).skip()
         return t.run(a).unreachable_since
 
     first = ends(failed=True, error="given up")
@@ -129,9 +132,9 @@ def test_what_others_may_have_more_is_waited_for_and_refused_as_a_rate() -> None
     assert t.admission(waiting)[1] is None
     t.later(60)
     (t >> t.fired(a, Timer.CALLS)).skip()
-    answer = t.answers[last.token]
-    assert isinstance(answer, c.CallPostponed)
-    assert "once others have told how much input they have" in answer.message
+    answer = t.refusal(last)
+    assert answer.retry_after
+    assert "once others have told how much input they have" in str(answer.refused)
     assert t.run(a).status is Status.RUNNING
 
 
@@ -142,14 +145,14 @@ def test_calls_under_way_take_no_turns() -> None:
     names = [t.admitted(t.call(a, 10))[0] for _ in range(5)]
     for name in names[:2]:
         (t >> t.called(name, turns=1)).skip()
-    assert t.not_called(t.call(a, 10)).limit_kind == "turns"
+    assert "turns limit" in t.not_called(t.call(a, 10))
 
 
 def test_it_is_not_lowered_below_what_is_worth_a_call() -> None:
     t = Transcript()
     a = t.start("a", limits="tokens=5000:refuse")
     refusal = t.not_called(t.call(a, least=4096))
-    assert (refusal.whose, refusal.limit_kind, refusal.asked) == (a, "tokens", 5096)
+    assert refusal.startswith(f"not reserved: 5096 tokens more would take run {a} ('a') above its tokens limit")
     assert t.admitted(t.call(a, least=4000))[1] == 4000
 
 
@@ -159,7 +162,7 @@ def test_counts_that_are_used_up_admit_no_call(kind: str) -> None:
     a = t.start("a", limits=f"{kind}=1:refuse")
     name, _ = t.admitted(t.call(a))
     (t >> t.called(name, turns=1)).skip()
-    assert t.not_called(t.call(a)).limit_kind == kind
+    assert f"above its {kind} limit" in t.not_called(t.call(a))
 
 
 def test_a_limit_of_an_ancestor_bounds_the_calls_of_all_below_it() -> None:
@@ -195,9 +198,9 @@ def test_a_call_that_has_waited_long_enough_is_to_be_asked_for_again() -> None:
     t << f"arm {a} calls +60"
     t.later(60)
     (t >> t.fired(a, Timer.CALLS)).skip()
-    answer = t.answers[waiting.token]
-    assert isinstance(answer, c.CallPostponed)
-    assert "the rest of the cost limit is reserved for other calls" in answer.message
+    answer = t.refusal(waiting)
+    assert answer.retry_after
+    assert "the rest of the cost limit is reserved for other calls" in str(answer.refused)
     assert t.run(a).status is Status.RUNNING
 
 
@@ -232,9 +235,9 @@ def test_a_thousand_waiting_calls_are_decided_in_their_order_and_each_is_answere
     behind = t.call(b, 10)
     (t >> behind).skip()
     assert "wait already" in t.failed(t.call(a, 10))
-    (t >> e.CallSettled(t.at, other, Use())).skip()
+    (t >> t.call_ended(other)).skip()
     assert t.admission(behind), "the calls of another run are decided, too"
-    (t >> e.CallSettled(t.at, name, Use())).skip()
+    (t >> t.call_ended(name)).skip()
     assert t.admission(calls[0])
     assert calls[1].token not in t.answers
     t.later(60)
@@ -245,7 +248,7 @@ def test_a_thousand_waiting_calls_are_decided_in_their_order_and_each_is_answere
 def test_terminate_ends_the_run_and_answers_at_once() -> None:
     t = Transcript()
     a = t.start("a", limits="cost=0.05")
-    assert "above its cost limit" in t.not_called(t.call(a)).message
+    assert "above its cost limit" in t.not_called(t.call(a))
     assert t.run(a).status is Status.STOPPING
     assert f"run {a} is being stopped" in t.failed(t.call(a))
 
@@ -361,7 +364,7 @@ def test_a_budget_bounds_calls(action: Action) -> None:
     if action is Action.WARN:
         assert t.admission(call)
     elif action is Action.TERMINATE:
-        assert isinstance(t.answers[call.token], c.ErrorAnswer | c.CallAnswer)
+        assert isinstance(t.answers[call.token], c.ErrorAnswer | CallAdmitted)
         assert t.run(a).status is Status.STOPPING
     else:
         assert t.run(a).status is Status.PAUSED
@@ -417,9 +420,9 @@ def test_calls_never_cost_more_than_a_limit(
         call = t.call(runs[whose], output, tokens=tokens, choices=choices, more=more)
         (t >> call).skip()
         answer = t.answers.get(call.token)
-        if isinstance(answer, c.CallAnswer) and answer.name is not None:
+        if isinstance(answer, CallAdmitted) and answer.reservation is not None:
             most = (answer.max_output or output) * choices
-            under_way.append((answer.name, tokens + more, most))
+            under_way.append((answer.reservation, tokens + more, most))
             error = max(error, more * 3000)
         if share < 0.6 and under_way:
             name, given_, most = under_way.pop(0)
@@ -486,9 +489,9 @@ def test_each_call_is_recorded_with_what_its_run_was_charged() -> None:
     a = t.start("a", limits="cost=0.5:refuse")
     name, output = t.admitted(t.call(a, output=50_000))
     t.later(3)
-    ended = e.CallSettled(t.at, name, use(input_tokens=900, output_tokens=400, cached_tokens=100, cost=0.01, turns=2, messages=1),
-                          e.CallEnd(status=200, cache_write_tokens=50, tools=2, first_byte_s=0.5, elapsed_s=3.0))  # fmt: skip
-    (t >> ended).skip()
+    used = use(input_tokens=900, output_tokens=400, cached_tokens=100, cost=0.01, turns=2, messages=1)
+    told, tools = Tokens(input=900, output=400, cached=100, cache_write=50), [("Bash", "1"), ("Read", "2")]
+    (t >> t.call_ended(name, used, status=200, tokens=told, tools=tools, first_byte_s=0.5, seconds=3.0)).skip()
     (call,) = t.calls
     assert (call.run_id, call.state, call.model, call.upstream, f"{a}-{call.number}") == (a, "ended", "m", "anthropic", name)
     assert (call.input_tokens, call.cached_tokens, call.cache_write_tokens, call.output_tokens) == (900, 100, 50, 400)
@@ -504,10 +507,27 @@ def test_a_refused_call_is_recorded_with_the_reason() -> None:
     unpriced = t.call(a, priced=False)
     message = t.failed(unpriced)
     assert [(call.state, call.refused, call.cost_usd, call.waited_s) for call in t.calls] == [
-        ("refused", refusal.message, None, 0.0),
+        ("refused", refusal, None, 0.0),
         ("refused", message, None, 0.0),
     ]
     assert len({call.number for call in t.calls}) == 2
+
+
+def test_a_call_whose_price_is_not_known_now_is_refused_also_while_its_run_is_held() -> None:
+    t = Transcript()
+    a = t.start("a", limits="cost=0.05:pause")
+    (t >> t.call(a)).skip()
+    unsure = e.CallPrice(None, unsure="the list cannot be loaded")
+    assert t.failed(replace(t.call(a), price=unsure)) == "the price of the call is not known now: the list cannot be loaded"
+    assert [call.state for call in t.calls] == ["refused"]
+
+
+def test_a_call_of_a_run_that_has_ended_is_refused_and_recorded_with_a_short_name() -> None:
+    t = Transcript()
+    a = t.start("a")
+    (t >> t.exited(a)).skip()
+    assert t.failed(t.call(a, model="m" * 1000)) == f"run {a} has ended"
+    assert [(call.run_id, call.state, call.model) for call in t.calls] == [(a, "refused", "m" * MAX_MODEL)]
 
 
 def test_a_call_that_waits_is_told_and_recorded_once_that_is_decided() -> None:
@@ -560,7 +580,7 @@ def test_what_may_not_have_been_used_ends_no_run() -> None:
     t.admitted(t.call(a))
     (t >> e.GatewayStarted(t.at)).skip()
     assert t.run(a).account.unsure(LimitKind.COST) == 303_000_000
-    assert "0.303 USD of that may not have been used" in t.not_called(t.call(a)).message
+    assert "0.303 USD of that may not have been used" in t.not_called(t.call(a))
     assert t.run(a).status is Status.RUNNING
 
 
@@ -573,7 +593,7 @@ def test_what_a_child_that_has_ended_may_not_have_used_ends_no_run_above_it() ->
     for ended in (below, b):
         (t >> t.exited(ended)).skip()
     assert t.run(a).account.ended_unsure[LimitKind.COST] == 303_000_000
-    assert "0.303 USD of that may not have been used" in t.not_called(t.call(a)).message
+    assert "0.303 USD of that may not have been used" in t.not_called(t.call(a))
     assert t.run(a).status is Status.RUNNING
     saved = msgspec.msgpack.encode(t.run(a).account, enc_hook=to_saved)
     again = from_saved(Account, msgspec.msgpack.decode(saved))

@@ -15,7 +15,7 @@ import msgspec
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
-from sfad.core.account import OpenReservation, Use
+from sfad.core.account import NOTHING, OpenReservation, Use
 from sfad.core.asked import Asked
 from sfad.core.budgets import Budget
 from sfad.core.limits import ActiveLimit
@@ -26,6 +26,7 @@ from sfad.core.run import Run
 from sfad.core.vocabulary import Timer
 from sfad.durable.accounts import to_saved
 from sfad.protocol.kinds import COSTS
+from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall
 from sfad.protocol.types import (
     Action,
     ApiTrouble,
@@ -92,7 +93,7 @@ def at_once(run: Run) -> dict[str, Any]:
     """Return what must be saved of it at once: not its use, which the model checks (`check_account`)."""
     state: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved))
     del state["counted_cost"]
-    return state | {"account": {part: state["account"][part] for part in ("holds", "held", "ended")}}
+    return state | {"account": {part: state["account"][part] for part in ("reservations", "reserved", "ended")}}
 
 
 class Transcript:
@@ -258,28 +259,21 @@ class Transcript:
         model: str = "m", more: int = 0,
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output. `more`: input it may have, too."""
-        cost = tokens * 3000 if priced else None
-        info = CallInfo(time=NOON, run_id=run, number=0, state="waiting", upstream="anthropic", model="m")
-        return e.CallAsked(
-            self.at,
-            self.token(),
-            run,
-            model,
-            tokens,
-            cost,
-            15_000,
-            output,
-            min(least, output),
-            info,
-            choices,
-            more,
-            more * 3000,
-        )
+        asked = AdmitCall(
+            id=0, run=run, model=model, input_tokens=tokens, more_input=more, max_output=output, choices=choices,
+            upstream="anthropic",
+        )  # fmt: skip
+        price = e.CallPrice(tokens * 3000 if priced else None, 15_000, more * 3000)
+        return e.CallAsked(self.at, self.token(), asked, price, min(least, output), NOON)
+
+    def call_ended(self, name: str, used: Use = NOTHING, **how: Any) -> e.CallSettled:
+        """A call has ended so."""
+        return e.CallSettled(self.at, EndCall(id=0, run=name.partition("-")[0], reservation=name, model="m", **how), used)
 
     def called(self, name: str, tools: str = "", *, cut: bool = False, **used: Any) -> e.CallSettled:
         """A call has ended, having used this. `tools`: that its reply asks for, as `name/arguments`."""
-        asked_for = tuple((tool.partition("/")[0], tool.partition("/")[2]) for tool in tools.split())
-        return e.CallSettled(self.at, name, use(messages=1, **used), e.CallEnd(cut=cut), asked_for)
+        asked_for = [(tool.partition("/")[0], tool.partition("/")[2]) for tool in tools.split()]
+        return self.call_ended(name, use(messages=1, **used), cut=cut, tools=asked_for)
 
     def level(self, run: RunId, kind: str, level: float, *, refused: bool = False) -> e.LevelSeen:
         """The kernel tells memory or processes."""
@@ -350,17 +344,31 @@ class Transcript:
     def admission(self, event: e.CallAsked) -> tuple[str, int | None]:
         """A call that was asked for earlier may be made."""
         answer = self.answers[event.token]
-        assert isinstance(answer, c.CallAnswer), answer
-        assert answer.name is not None, answer.refusal
-        return answer.name, answer.max_output
+        assert isinstance(answer, CallAdmitted), answer
+        assert answer.reservation is not None, answer.refused
+        return answer.reservation, answer.max_output
 
-    def not_called(self, event: e.CallAsked) -> LimitRefusal:
+    def not_called(self, event: e.CallAsked) -> str:
         """The call must not be made; why."""
         (self >> event).skip()
+        answer = self.refusal(event)
+        assert answer.retry_after is None, answer
+        return answer.refused or ""
+
+    def postponed(self, event: e.CallAsked) -> CallAdmitted:
+        """The call must not be made now."""
+        (self >> event).skip()
+        answer = self.refusal(event)
+        assert answer.retry_after is not None, answer
+        return answer
+
+    def refusal(self, event: e.CallAsked) -> CallAdmitted:
+        """How a call that was asked for earlier was refused."""
         answer = self.answers[event.token]
-        assert isinstance(answer, c.CallAnswer), answer
-        assert answer.refusal is not None
-        return answer.refusal
+        assert isinstance(answer, CallAdmitted), answer
+        assert answer.reservation is None, answer
+        assert answer.refused
+        return answer
 
     def held(self, run: RunId, kind: str) -> ActiveLimit:
         """Return a limit of a live run."""
@@ -461,10 +469,8 @@ def _answer(answer: c.Answer) -> str:
             return f"StopDone {' '.join((*stopped, *alive))}".rstrip()
         case c.ReserveAnswer(run, reservation, refusal):
             return f"Reserved {reservation}" if refusal is None else f"NotReserved {refusal.whose} {refusal.limit_kind}"
-        case c.CallAnswer(run, reservation, output, refusal):
-            lowered = "" if output is None else f" lowered to {output}"
-            return f"Called {reservation}{lowered}" if refusal is None else f"NotCalled {refusal.whose} {refusal.limit_kind}"
-        case c.CallPostponed(_, seconds):
-            return f"Postponed {seconds:g}"
+        case CallAdmitted():
+            lowered = "" if answer.max_output is None else f" lowered to {answer.max_output}"
+            return f"Called {answer.reservation}{lowered}" if answer.refused is None else f"NotCalled {answer.refused}"
         case c.ErrorAnswer(code, _):
             return f"Failed {code}"

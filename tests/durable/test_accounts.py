@@ -1,4 +1,4 @@
-"""Accounts as they are saved: in USD, and as version 0.1.0 saved them."""
+"""Accounts as they are saved: in USD."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ USE = {
 }  # fmt: skip
 SAVED = {
     "sources": {"report": USE},
-    "holds": {"a1-1": HOLD},
-    "held": {"tokens": 10.0, "cost": 0.1, "planning_cost": 0.1},
-    "below": {"tokens": 1115.0, "cost": 0.30000000000000004},
+    "reservations": {"a1-1": HOLD},
+    "reserved": {"tokens": 10, "cost": 0.1, "planning_cost": 0.1},
+    "below": {"tokens": 1115, "cost": 0.30000000000000004},
     "ended": {"cost": 0.1},
+    "ended_unsure": {},
     "levels": {"memory": 4096.0},
 }
-"""Sums of version 0.1.0: floats, tokens too, with the errors of binary fractions."""
+"""One sum of money has the error of a binary fraction."""
 
 
 def loaded(data: object) -> Account:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(data, enc_hook=to_saved), type=Account, dec_hook=from_saved)
 
 
-def test_what_version_0_1_0_saved_is_loaded_in_nano_dollars() -> None:
+def test_dollars_are_loaded_as_nano_dollars() -> None:
     account = loaded(SAVED)
     assert account.sources["report"].cost == 310_000_000
     assert account.sources["report"].planning_cost == account.below[LimitKind.COST] == 300_000_000
@@ -42,7 +43,17 @@ def test_what_version_0_1_0_saved_is_loaded_in_nano_dollars() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [None, [], 7, {}, SAVED | {"held": None}, SAVED | {"sources": {"report": 1}}, SAVED | {"held": {"x": "y"}}]
+    "form",
+    [
+        None,
+        [],
+        7,
+        {},
+        SAVED | {"reserved": None},
+        SAVED | {"sources": {"report": 1}},
+        SAVED | {"reserved": {"x": "y"}},
+        SAVED | {"reserved": {"cost": "y"}},
+    ],
 )
 def test_a_form_of_another_version_is_not_valid(form: object) -> None:
     with pytest.raises(msgspec.ValidationError):
@@ -59,7 +70,7 @@ def test_money_is_saved_in_dollars() -> None:
         "estimated": False,
     }
     assert saved["below"] == {"cost": 1.5, "tokens": 7}
-    assert saved.keys() == SAVED.keys() | {"ended_unsure"}
+    assert saved.keys() == SAVED.keys()
     assert loaded(account) == account
     assert loaded(Account()) == Account()
 

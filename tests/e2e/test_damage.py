@@ -171,8 +171,9 @@ def _damage_rows(scene: Scene) -> None:
     """A text of a row that has ended, of an event, of a call; and of rows of live runs, which are written again."""
     scene.put_back()
     with closing(sqlite3.connect(scene.state / "ledger.db", isolation_level=None)) as ledger:
-        ledger.execute("INSERT INTO calls (run, time, number, state, upstream, model, partial, streamed, tools, more) "
-                       "VALUES (1, 5, 1, 'ended', 'u', 'model', 0, 0, 0, 0)")  # fmt: skip
+        ledger.execute("INSERT INTO calls (run, time, number, state, upstream, model, "
+                       "partial, estimated, at_most, streamed, tools, more) "
+                       "VALUES (1, 5, 1, 'ended', 'u', 'model', 0, 0, 0, 0, 0, 0)")  # fmt: skip
     for table, key in (("runs", "number"), ("events", "seq"), ("calls", "number")):
         scene.ledger(*_damaged_copies(scene, table, key, list(DAMAGES)))
     for kind, run in zip(DAMAGES, scene.live, strict=False):

@@ -14,13 +14,14 @@ from sfad.gateway.callers import Caller
 from sfad.gateway.egress import Egress
 from sfad.gateway.estimate import Estimates
 from sfad.gateway.exchange import Shared, new_client
-from sfad.gateway.gate import AdmittedCall, AskedCall, CallEnded, CallRefusedError, Placed, Silent, Unasked
+from sfad.gateway.gate import CallRefusedError, Placed
 from sfad.gateway.memory import Memory
 from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.reading import BodyReader
 from sfad.gateway.trust import Trust
 from sfad.gateway.upstreams import Upstream
 from sfad.protocol.egress import destination
+from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 """Answers a request: gets the connection and the request, head and body."""
@@ -117,11 +118,11 @@ class ScriptedGate:
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     certificates: list[str] = field(default_factory=list)
     placed: list[tuple[Caller | None, str | None]] = field(default_factory=list)
-    asked: list[AskedCall] = field(default_factory=list)
-    passing: list[CallEnded] = field(default_factory=list)
-    told: list[CallEnded] = field(default_factory=list)
-    silent_calls: list[Silent] = field(default_factory=list)
-    unasked_for: list[Unasked] = field(default_factory=list)
+    asked: list[AdmitCall] = field(default_factory=list)
+    passing: list[EndCall] = field(default_factory=list)
+    told: list[EndCall] = field(default_factory=list)
+    silent_calls: list[SilentCall] = field(default_factory=list)
+    unasked_for: list[UnaskedCall] = field(default_factory=list)
     egress: tuple[str, ...] = ()
     keyed_only: bool = False
     refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
@@ -134,7 +135,7 @@ class ScriptedGate:
             raise CallRefusedError(self.unplaced)
         return Placed(self.run, self.upstreams, self.certificates, tuple(map(destination, self.egress)), self.keyed_only, "TOKEN")
 
-    async def admit(self, asked: AskedCall) -> AdmittedCall:
+    async def admit(self, asked: AdmitCall) -> CallAdmitted:
         self.asked.append(asked)
         try:
             await trio.lowlevel.checkpoint()
@@ -145,18 +146,18 @@ class ScriptedGate:
             raise
         if self.refuses is not None:
             raise CallRefusedError(self.refuses, self.retry_after)
-        return AdmittedCall(f"reservation {len(self.asked)}", self.max_output)
+        return CallAdmitted(id=0, reservation=f"reservation {len(self.asked)}", max_output=self.max_output)
 
-    def silent(self, call: Silent) -> None:
+    def silent(self, call: SilentCall) -> None:
         self.silent_calls.append(call)
 
-    def passed(self, call: CallEnded) -> None:
+    def passed(self, call: EndCall) -> None:
         self.passing.append(call)
 
-    def ended(self, call: CallEnded) -> None:
+    def ended(self, call: EndCall) -> None:
         self.told.append(call)
 
-    def unasked(self, request: Unasked) -> None:
+    def unasked(self, request: UnaskedCall) -> None:
         self.unasked_for.append(request)
 
     def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
@@ -184,7 +185,7 @@ class House:
             await stream.send_all(request)
             return await read_answer(stream, request)
 
-    async def told(self) -> CallEnded:
+    async def told(self) -> EndCall:
         """Return the first call that has ended, as soon as it has."""
         await until(lambda: bool(self.gate.told))
         return self.gate.told[0]

@@ -6,33 +6,17 @@ import os
 import socket
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import trio
 
 from sfad.gateway.daemon_link import DaemonLink
-from sfad.gateway.gate import AskedCall, Unasked
 from sfad.gateway.journal import Journal
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder
 from sfad.protocol.types import Tokens
 
-ASKED = AskedCall(
-    run="a1",
-    upstream="up",
-    model="m",
-    input_tokens=10,
-    more_input=5,
-    caches=False,
-    max_output=100,
-    fixed=False,
-    choices=1,
-    streams=True,
-    factor=1.0,
-    long_cache=False,
-    fees_usd=0.0,
-    others=(),
-    api="anthropic",
-)
+ASKED = m.AdmitCall(id=0, run="a1", upstream="up", model="m", input_tokens=10, more_input=5, max_output=100, api="anthropic")
 
 
 class ScriptedDaemon:
@@ -85,12 +69,13 @@ async def test_a_reservation_for_a_caller_that_has_hung_up_meanwhile_is_given_ba
                     assert isinstance(ended, m.EndCall)
                     assert (ended.run, ended.reservation, ended.tokens) == ("a1", "a1-7", Tokens())
                     assert ended.error == "its caller hung up before it was made"
-                    link.unasked(Unasked("a1", 1.5, "up", "/v1/embeddings", status=200))
-                    link.unasked(Unasked("a1", 1.5, "up", "/v1/embeddings", refused="no"))
+                    unasked: dict[str, Any] = {"id": 0, "number": 0, "run": "a1", "time": 1.5, "upstream": "up", "path": "/e"}
+                    link.unasked(m.UnaskedCall(status=200, **unasked))
+                    link.unasked(m.UnaskedCall(refused="no", **unasked))
                     first, second = await daemon.next(), await daemon.next()
                     assert isinstance(first, m.UnaskedCall)
                     assert isinstance(second, m.UnaskedCall)
-                    assert (first.path, first.status, second.refused) == ("/v1/embeddings", 200, "no")
+                    assert (first.path, first.status, second.refused) == ("/e", 200, "no")
                     assert first.number != second.number
                 for known in (["a1-7"], []):
                     async with await listener.accept() as stream:

@@ -144,7 +144,7 @@ async def test_what_a_whole_reply_used() -> None:
         await the.ask(post(MESSAGES, CALL))
         told = await the.told()
         assert (told.status, told.tokens, told.partial, told.error) == (200, USED, False, None)
-        assert [tool.name for tool in told.tools] == ["Bash"]
+        assert [name for name, _ in told.tools] == ["Bash"]
         assert told.first_byte_s is not None
         assert told.first_byte_s <= told.seconds
         (asked,) = the.gate.asked
@@ -316,7 +316,7 @@ async def test_a_silent_provider_is_told_and_a_call_given_up_then_has_failed(mon
         await until(lambda: bool(the.gate.silent_calls))
         silent = the.gate.silent_calls[0]
         assert (silent.host, silent.reservation) == ("127.0.0.1", "reservation 1")
-        assert silent.seconds is not None
+        assert silent.silent_s is not None
         await stream.aclose()
         told = await the.told()
         assert told.failed
@@ -339,7 +339,7 @@ async def test_the_first_byte_after_a_silence_is_told(monkeypatch: pytest.Monkey
         goes_on.set()
         told = await the.told()
         assert not told.failed
-        assert [call.seconds is None for call in the.gate.silent_calls] == [False, True]
+        assert [call.silent_s is None for call in the.gate.silent_calls] == [False, True]
 
 
 @pytest.mark.parametrize("how", ["closes", "resets"])

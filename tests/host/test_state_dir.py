@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sfad.host.socket_file import AlreadyRunning, PathError
-from sfad.host.state_dir import LOCK, claim_instance, lock_state_dir, prepare_state_dir, resume_lock, take_state_dir
+from sfad.host.state_dir import LOCK, claim_instance, lock_state_dir, prepare_state_dir, take_state_dir
 from tests.harness import as_root
 
 INSTANCE, OTHER = secrets.token_hex(6), secrets.token_hex(6)
@@ -27,15 +26,6 @@ import sys
 from pathlib import Path
 from sfad.host.state_dir import lock_state_dir
 lock_state_dir(Path(sys.argv[1]), sys.argv[2])
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-RELEASE_0_1_0 = """
-import fcntl, os, sys
-lock = os.open(sys.argv[1] + "/lock", os.O_RDWR | os.O_CREAT, 0o600)
-fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-os.pwrite(lock, f"{os.getpid()}\\n".encode(), 0)
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -167,26 +157,6 @@ def test_the_directory_is_held_by_any_path_to_it(state: Path) -> None:
 def test_another_instance_is_not_held(state: Path, tmp_path: Path) -> None:
     with held_by(HOLDER, state, INSTANCE):
         take_state_dir(tmp_path / "other", OTHER).close()
-
-
-def test_release_0_1_0_respects_the_lock_and_is_respected(state: Path) -> None:
-    with held_by(RELEASE_0_1_0, state) as older, pytest.raises(AlreadyRunning, match=f"held by pid {older.pid}"):
-        take_state_dir(state, INSTANCE)
-    lock = take_state_dir(state, INSTANCE)
-    file = os.open(state / LOCK, os.O_RDWR)
-    with pytest.raises(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(file)
-    lock.close()
-
-
-def test_locks_that_release_0_1_0_hands_over_are_completed(state: Path) -> None:
-    file = os.open(state / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    lock = resume_lock(state, INSTANCE, directory=-1, file=file, claim=-1)
-    attempt = [sys.executable, "-c", HOLDER, str(state), INSTANCE]
-    done = subprocess.run(attempt, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
-    assert "AlreadyRunning" in done.stderr
-    lock.close()
 
 
 @as_root

@@ -1,4 +1,4 @@
-"""Ledgers written by released versions always load. Add a dump for a new schema version; never edit one."""
+"""Ledgers of each schema version always load. Add a dump for a new version; never edit that of a released one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sfad.core.access import EVERYTHING
-from sfad.ledger import OpenedLedger, schema
+from sfad.ledger import LedgerTooNew, OpenedLedger, schema
 from sfad.ledger.reader import Page
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, Status
@@ -53,31 +53,42 @@ def test_an_old_ledger_loads(old: OpenedLedger) -> None:
     assert [(event.seq, event.type) for event in events(old)] == [(1, "run_accepted"), (5, "run_completed")]
 
 
-def test_usage_of_several_sources_is_told_apart(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
-        connection.executescript((Path(__file__).parent / "v2.sql").read_text())
-    ledger = OpenedLedger(tmp_path)
-    found = ledger.records.get("a1")
-    charged = ledger.records.charged("user", "ann", datetime.fromtimestamp(1767312000, UTC))
-    ledger.close()
+def test_usage_of_several_sources_is_told_apart(old: OpenedLedger) -> None:
+    found = old.records.get("a1")
+    charged = old.records.charged("user", "ann", datetime.fromtimestamp(1767312000, UTC))
     assert found is not None
     assert (found.meter, found.usage.source, found.usage.turns, found.usage_by_source["stream"].turns) == ("claude", "report", 3, 2)
     assert charged == 0.25
 
 
-def test_calls_are_read_as_they_were_written(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
-        connection.executescript((Path(__file__).parent / "v4.sql").read_text())
-    ledger = OpenedLedger(tmp_path)
-    made, refused = ledger.records.calls("a1", (0.0, 0), 9)
-    rest = ledger.records.calls("a1", (made.time.timestamp(), made.number), 9)
-    counts = ledger.records.count_calls("a1")
-    ledger.close()
+def test_calls_are_read_as_they_were_written(old: OpenedLedger) -> None:
+    made, refused = old.records.calls("a1", (0.0, 0), 9)
+    rest = old.records.calls("a1", (made.time.timestamp(), made.number), 9)
     assert rest == [refused]
     assert (made.run_id, made.state, made.model, made.cost_usd, made.clamped_to) == ("a1", "ended", "claude-sonnet-4-5", 0.25, 4096)
-    assert (made.streamed, made.partial, made.waited_s, made.first_byte_s, made.elapsed_s) == (True, False, 0.25, 0.5, 1.5)
+    assert (made.streamed, made.partial, made.estimated, made.at_most) == (True, False, True, False)
+    assert (made.waited_s, made.first_byte_s, made.elapsed_s) == (0.25, 0.5, 1.5)
     assert (refused.refused, refused.more, refused.input_tokens) == ("not reserved: 0.3 USD more", 7, None)
-    assert counts == (1, 8)
+    assert old.records.count_calls("a1") == (1, 8)
+
+
+@pytest.mark.parametrize("version", [1, schema.VERSION + 1])
+def test_the_ledger_of_an_unreleased_build_is_kept_and_the_daemon_says_what_to_do(tmp_path: Path, version: int) -> None:
+    """Builds before the first release had versions 1 to 6, of other tables."""
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        script = f"PRAGMA application_id = {schema.APPLICATION_ID}; PRAGMA user_version = {version}; CREATE TABLE runs (number);"
+        connection.executescript(script)
+    before = (tmp_path / "ledger.db").read_bytes()
+    if version > schema.VERSION:
+        with pytest.raises(LedgerTooNew, match="choose another state directory, or move the file away"):
+            OpenedLedger(tmp_path)
+        kept = tmp_path / "ledger.db"
+    else:
+        ledger = OpenedLedger(tmp_path)
+        ledger.close()
+        [kept] = tmp_path.glob("ledger.db.corrupt-*")
+        assert f"it was set aside as {kept.name}, and a new one was begun" in ledger.notes[0]
+    assert kept.read_bytes() == before
 
 
 def test_a_failed_migration_leaves_the_version_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import trio
 
 from sfad.config import Price
 from sfad.core.account import OpenReservation
+from sfad.core.events import CallPrice
 from sfad.metering.price_list import PriceList
 from sfad.metering.report_pricing import ReportPricing
 from sfad.metering.use import use_of_readings
@@ -38,7 +39,7 @@ RESERVED = OpenReservation("m", 1, 1, 1, None, source="gateway")
 def test_what_a_call_may_cost(call: dict[str, Any], price: tuple[int | None, int, int]) -> None:
     asked: dict[str, Any] = {"id": 1, "run": "a", "model": "m", "input_tokens": 1000, "max_output": 10}
     request = m.AdmitCall(**asked | call)
-    assert PRICING.price_of_call(request) == (*price, False)
+    assert PRICING.price_of_call(request) == CallPrice(*price)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_run
             assert whole[0] == info
             assert lean[0] == replace(info, limits=[])
             assert [state.kind for state in lean[1].limits] == [state.kind for state in whole[1].limits] != []
-        assert pack(info) == bytes(memoryview(row_of(info, limits=True)))  # version 0.1.0 reads nothing less
+        assert pack(info) == bytes(memoryview(row_of(info, limits=True)))
         assert len(pack(info)) > 2 * memoryview(row_of(info, limits=False)).nbytes
 
 

@@ -15,7 +15,8 @@ def end_call(call: Call, request: EndCall) -> None:
     def count() -> None:
         found = runtime.machine.reservation(request.reservation)
         if found is not None and found[1].gateway == call.peer.gateway_of:
-            runtime.feed(runtime.metering.report_pricing.call_settled(request, found[1], trio.current_time()))
+            used = runtime.metering.report_pricing.use_of_call(request, found[1])
+            runtime.feed(e.CallSettled(trio.current_time(), request, used))
             _tell_of_tools(call, request)
             runtime.arrivals.call_settled()
         call.reply(Done(id=request.id))

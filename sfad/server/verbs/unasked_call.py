@@ -2,8 +2,7 @@
 
 from datetime import UTC, datetime
 
-from ...core.calls import MAX_WORDS
-from ...metering.report_pricing import rounded
+from ...core.calls import MAX_WORDS, rounded
 from ...protocol.messages import Done, UnaskedCall
 from ...protocol.types import CallInfo
 from ..call import Call, answers
