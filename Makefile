@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help demo test agents vm matrix crash soak flat lint bench docs wheel clean
+.PHONY: help demo test agents vm matrix crash soak flat mutants lint bench docs wheel clean
 
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ soak: $(READY) ## ten minutes of everything at random
 
 flat: $(READY) ## an hour's load in ten minutes: memory, descriptors and cgroups stay flat
 	$(BIN)/python -m tests.soak.flat --minutes 10
+
+mutants: $(READY) ## plant 300 defects one at a time: which does no test notice? (half an hour, as root; tests.mutants --help)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]'
+	$(BIN)/python -m tests.mutants
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

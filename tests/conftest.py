@@ -26,6 +26,8 @@ from tests.template import close_template
 SLOW = [hypothesis.HealthCheck.too_slow]
 hypothesis.settings.register_profile("search", deadline=None, derandomize=False, suppress_health_check=SLOW)
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)
+# `make mutants` wants to know whether a test fails, not the smallest example
+hypothesis.settings.register_profile("first", hypothesis.settings.get_profile("same"), phases=list(hypothesis.Phase)[:3])
 hypothesis.settings.load_profile("same")
 
 Start = Callable[..., Daemon]

@@ -62,6 +62,7 @@ def test_turns_that_warn() -> None:
     for turns in (12, 5, 100_000):
         t >> t.used(a, turns=turns)
     t.quiet()
+    assert [(event.used, event.exceeded_by) for event in t.published if event.limit_kind is not None] == [(11, None), (11, 1)]
     assert t.run(a).status is Status.RUNNING
 
 

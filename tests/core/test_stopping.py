@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.access import Peer
@@ -331,6 +333,16 @@ def test_draining_stops_every_tree_under_one_grace_and_then_shuts_down() -> None
     t >> e.DrainRequested(t.at) << "arm a2 grace +0"
     t >> t.exited(b) << "release a2" << "shutdown"
     t.quiet()
+
+
+@pytest.mark.parametrize(("cause", "said"), [(None, ""), ("ann has logged out", ": ann has logged out")])
+def test_a_stopped_daemon_says_why(cause: str | None, said: str) -> None:
+    t = Transcript()
+    run = t.run(t.start("a"))
+    t >> e.DrainRequested(t.at, 15, cause)
+    assert run.shown_reason is not None
+    assert (run.shown_reason.kind, run.shown_reason.message) == ("daemon", f"the daemon was stopped (SIGTERM){said}")
+    t.skip()
 
 
 def test_draining_an_idle_daemon_shuts_down_at_once() -> None:

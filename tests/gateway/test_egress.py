@@ -156,6 +156,16 @@ async def test_what_is_refused(target: str, why: bytes) -> None:
         assert not the.trouble
 
 
+async def test_a_name_by_a_pattern_does_not_lead_into_this_machine() -> None:
+    """The refusal is told as one: it is no failure to connect."""
+    async with reaching("*") as (the, _):
+        stream, head = await connected(the, "localhost:443")
+        async with stream:
+            assert head.startswith(b"HTTP/1.1 403 sfad refuses ")
+            assert b"not one of the internet" in head
+        assert [each[:3] for each in the.gate.refused_hosts] == [("run", "localhost", 443)]
+
+
 async def test_a_model_of_the_gateway_is_refused_where_it_is_listed() -> None:
     """In each spelling; its own address leads to it."""
     async with reaching("127.0.0.1", "localhost", "*") as (the, port):

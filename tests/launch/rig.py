@@ -22,7 +22,7 @@ from sfad.launch.contain.cgroup.containment import CgroupContainment
 from sfad.launch.contain.tags.containment import TagsContainment
 from sfad.launch.emitter import Emitter
 from sfad.launch.launched_runs import LaunchedRun, MainProcess
-from sfad.launch.launcher import CgroupImpossible, LaunchSpec, Remains
+from sfad.launch.launcher import CgroupImpossible, Complain, LaunchSpec, Remains
 from sfad.launch.local_launcher import LocalLauncher
 from sfad.launch.sweep import sweep
 from sfad.launch.trampoline import executable
@@ -41,17 +41,19 @@ def skip(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
-def make(kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "") -> LocalLauncher:
+def make(
+    kind: str, emit: Callable[[Event], None], *, program: str = "elf", instance: str = "", complain: Complain = print
+) -> LocalLauncher:
     """Return a launcher with that containment; skip the test where there is none."""
     close_template()  # a launcher looks after every child of its process
     start = {"elf": executable.best, "python": executable.python}[program]
     name = instance or secrets.token_hex(6)
     if kind == "tags":  # not by `choose_launcher`, which stays in the cgroups of an earlier daemon
-        complaints = Complaints(lambda _text: None)
+        complaints = Complaints(complain)
         emitter = Emitter(emit, trio.current_time, complaints.failed)
         return LocalLauncher(name, emitter, complaints, TagsContainment, trampoline=start())
     try:
-        return choose_launcher(instance=name, emit=emit, mode="cgroup", trampoline=start())
+        return choose_launcher(instance=name, emit=emit, mode="cgroup", complain=complain, trampoline=start())
     except CgroupImpossible as reason:
         skip(f"no cgroup containment here: {reason}")
 
@@ -64,7 +66,8 @@ class Rig:
         self.remembered: list[Remains] = []
         self.forgets = False
         self._more = trio.Event()
-        self.launcher = make(kind, self._note, program=program, instance=instance)
+        self._bugs: list[str] = []
+        self.launcher = make(kind, self._note, program=program, instance=instance, complain=self._hear)
 
     @property
     def cgroups(self) -> CgroupContainment:
@@ -79,6 +82,14 @@ class Rig:
         if not isinstance(self.launcher._containment, TagsContainment):
             skip("only with tags")
         return self.launcher._containment
+
+    def _hear(self, complaint: str) -> None:
+        if "internal error" in complaint:
+            self._bugs.append(complaint)
+
+    def check(self) -> None:
+        """Fail if the launcher has met a bug of its own: it tries again, so a test may pass nevertheless."""
+        assert not self._bugs, "\n".join(self._bugs)
 
     def launched(self, run: str) -> LaunchedRun:
         """What the launcher knows of a run."""
@@ -181,6 +192,7 @@ async def rigged(kind: str, *, program: str = "elf", instance: str = "") -> Asyn
             await nursery.start(_signals, rig.launcher)
             yield rig
             nursery.cancel_scope.cancel()
+        rig.check()
     finally:
         _end_what_is_left(rig)
         rig.launcher.close()

@@ -223,6 +223,20 @@ def hierarchy(own: Path, *foreign: int) -> str:
     return str(own / "sfad-x")
 
 
+def test_access_that_an_agent_took_away_is_regained(tmp_path: Path) -> None:
+    """On the whole way from the base to the file, and nowhere else."""
+    file = tmp_path / "base" / "run" / "inner" / "cgroup.procs"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    way = [file, *list(file.parents)[:3]]
+    aside = tmp_path / "base" / "other"
+    aside.mkdir()
+    for path in (*way, aside):
+        path.chmod(0)
+    cgroupfs.regain(str(file), str(tmp_path / "base"))
+    assert [path.stat().st_mode & 0o777 for path in (*way, aside)] == [0o600, 0o700, 0o700, 0o700, 0]
+
+
 def test_foreign_processes_are_not_moved(tmp_path: Path) -> None:
     directory = hierarchy(tmp_path / "cg", os.getpid(), 1)
     said: list[str] = []

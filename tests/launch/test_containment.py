@@ -21,10 +21,13 @@ import trio
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
 from sfad.core.ids import run_id
 from sfad.launch import procfs
+from sfad.launch.choice import choose_launcher
 from sfad.launch.contain.cgroup import cgroupfs
 from sfad.launch.contain.cgroup.cgroups import RunCgroups
+from sfad.launch.launcher import CgroupImpossible
 from tests.launch import programs
 from tests.launch.rig import Rig, rigged, until
+from tests.template import close_template
 
 
 async def ready(rig: Rig, run: str, program: str, *argv: str, tmp_path: Path, parent: str | None = None) -> int:
@@ -359,3 +362,13 @@ def test_each_cgroup_is_found_whichever_is_usual(names: list[str]) -> None:
             os.mkdir(f"{top}/{name}")
         assert sorted(cgroupfs.nested(top, "self")) == sorted([top, *(f"{top}/{name}" for name in names)])
         assert sorted(cgroupfs.nested(top)) == sorted(cgroupfs.nested(top, "self"))
+
+
+def test_without_cgroups_only_a_daemon_that_may_choose_has_tags(tmp_path: Path) -> None:
+    """`containment.mode = cgroup` is a promise: it does not silently become less."""
+    with pytest.raises(CgroupImpossible):
+        choose_launcher(instance="0" * 12, emit=print, mode="cgroup", cgroup_parent=str(tmp_path))
+    close_template()  # a launcher looks after every child of its process
+    launcher = choose_launcher(instance="0" * 12, emit=print, mode="auto", cgroup_parent=str(tmp_path))
+    assert launcher.containment == "tags"
+    launcher.close()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sfad.host import bubblewrap
 from sfad.launch.isolation.paths import ForbiddenError, followed, within_any
 from sfad.launch.isolation.programs import places
-from sfad.launch.isolation.sandbox import impossible
+from sfad.launch.isolation.sandbox import impossible, tried
 from sfad.launch.isolation.system_calls import compiled
 from sfad.launch.isolation.visible import SETTINGS, can_be_empty, writable
 
@@ -92,6 +92,13 @@ def test_a_machine_without_a_filter() -> None:
 def test_bubblewrap_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "_PLACES", ("/nosuch/bwrap",))
     assert "apt install bubblewrap" in (impossible(0) or "")
+
+
+def test_a_sandbox_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `sfactl doctor` does."""
+    assert tried() is None
+    monkeypatch.setattr(bubblewrap, "_PLACES", ("/bin/false",))
+    assert tried() == "exit code 1"
 
 
 def test_what_is_writable(tmp_path: Path) -> None:

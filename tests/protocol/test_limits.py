@@ -189,6 +189,11 @@ def test_money_is_shown_so_that_a_breach_can_be_seen(amount: float, shown: str) 
     assert format_amount(LimitKind.COST, amount, unit=False) == shown
 
 
+@pytest.mark.parametrize(("amount", "shown"), [(61.2345, "61.2s"), (1.0449, "1s"), (0.99949, "999ms"), (0.0004, "0s")])
+def test_a_time_is_shown_as_exactly_as_people_need_it(amount: float, shown: str) -> None:
+    assert format_amount(LimitKind.TIME, amount) == shown
+
+
 @pytest.mark.parametrize("kind", list(LimitKind))
 @given(amount=st.floats(0, 1e15))
 @TICK

@@ -199,7 +199,6 @@ def _own_cgroup() -> Iterator[str]:
     """Yield the words that hide the cgroups of others, and show the run's own where programs look for their limits."""
     if not os.path.isdir("/sys/fs/cgroup"):
         return
-    mount, path = "", ""
     with open("/proc/self/mountinfo") as file:
         mount = next((line.split(" ")[4] for line in file if " - cgroup2 " in line), "")
     with open("/proc/self/cgroup") as file:
