@@ -2,7 +2,9 @@
 
 `table`     the runs that the daemon has told of, as a tree: sorted, filtered, folded, and ranked by how much each needs a person
 `cells`     the lines of the screen: columns, bars of limits
-`run_list`  the tree on the screen: cursor, mouse, and the table of keys
+`run_tree`  the tree on the screen: cursor, mouse, and the table of keys
+`pane`      the part below it: output, reasons, alerts, keys
+`prompt`    questions to the person
 `app`       the Textual application: what else is on the screen, and what keys do
 `daemon`    threads that receive runs, send requests, and follow output
 `web`       the same in a browser

@@ -25,7 +25,7 @@ from .cells import BAD, DIM, GOOD, HEAD, PLAIN, TITLE, WARN, Text, in_lines, lin
 from .daemon import Feed, Told, ask, said
 from .pane import About, Lines, Pane, alert_lines, explained, named
 from .prompt import Confirm, Prompt
-from .run_list import RunList, help_lines, keys, shown_key
+from .run_tree import RunTree, help_lines, keys, shown_key
 from .table import ENDED, NEARING, QUIET, STUCK, RunTable, rank, reason
 
 R = TypeVar("R", bound=m.Reply)
@@ -45,6 +45,7 @@ class TopApp(App[None]):
     TITLE = "sfactl top"
     CSS = """
     Screen { background: ansi_default; color: ansi_default; }
+    Confirm { background: transparent; }
     #reasons { height: 2; }
     Footer, FooterKey { background: ansi_default; }
     FooterKey .footer-key--key { color: ansi_cyan; background: ansi_default; }
@@ -59,7 +60,7 @@ class TopApp(App[None]):
         """`feed`: where runs come from, besides `take`."""
         super().__init__(ansi_color=True)
         self.table = RunTable()
-        self.runs, self.pane, self.prompt = RunList(self.table), Pane(socket), Prompt()
+        self.runs, self.pane, self.prompt = RunTree(self.table), Pane(socket), Prompt()
         self.alerts: list[AlertState] = []
         """Those that are raised."""
         self.typed: asyncio.Queue[events.Key | events.Paste] = asyncio.Queue()
@@ -422,8 +423,8 @@ def _as_typed(key: events.Key | events.Paste) -> Sequence[events.Key | events.Pa
     """Terminals send Escape and a key that follows at once like Alt and the key."""
     if isinstance(key, events.Paste) or not key.key.startswith("alt+"):
         return [key]
-    second = key.key.removeprefix("alt+")
-    return [events.Key("escape", None), events.Key(second, second if len(second) == 1 else None)]
+    letter = key.character if key.character and key.character.isalnum() else None  # the name of Alt and O is alt+shift+o
+    return [events.Key("escape", None), events.Key(letter or key.key.removeprefix("alt+"), key.character)]
 
 
 def _limits_of(run: RunInfo, kinds: set[LimitKind]) -> str:

@@ -54,7 +54,7 @@ class Pane(Vertical):
         super().__init__()
         self.about: About | None = None
         self._socket = socket
-        self._rule, self._log = Lines(), Log(max_lines=MOST_LINES)
+        self._rule, self._log = Lines(), Log()
         self._log.can_focus = False
         self.words: Sequence[str] = ()
         """What is shown, if it is not output."""
@@ -99,7 +99,13 @@ class Pane(Vertical):
                 part, column = part[cut:], 0
             parts.append(part)
             column = 0
-        self._log.write("".join(parts), scroll_end=self._log.is_vertical_scroll_end)
+        follows, at = self._log.is_vertical_scroll_end, self._log.scroll_y
+        self._log.write("".join(parts), scroll_end=follows)
+        if (surplus := len(lines) - MOST_LINES) > 0:  # Log(max_lines=…) of Textual 8.2 scrolls to lines that it has removed
+            kept = "\n".join(lines[surplus + MOST_LINES // 2 :])
+            self._log.clear().write(kept, scroll_end=follows)
+            if not follows:
+                self._log.scroll_to(y=at - surplus - MOST_LINES // 2, animate=False)
 
     def stop(self) -> None:
         """Follow output no more."""

@@ -18,7 +18,7 @@ Changed = Callable[[str], None]
 
 
 class PromptInput(Input):
-    """The line. Its keys have priority, as those of `RunList`."""
+    """The line. Its keys have priority, as those of `RunTree`."""
 
     DEFAULT_CSS = "PromptInput, PromptInput:focus { width: 1fr; min-width: 6; background: ansi_default; color: ansi_default; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -91,7 +91,7 @@ class Confirm(ModalScreen[bool]):
     """A question that one key answers: y, or anything else for no."""
 
     DEFAULT_CSS = """
-    Confirm { align: left bottom; background: transparent; }
+    Confirm { align: left bottom; }
     Confirm Static { width: 100%; height: auto; margin-bottom: 1; background: ansi_default; color: ansi_default; text-style: bold; }
     """
 

@@ -171,6 +171,39 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
             terminal.until(r"── keys")
 
 
+def test_output_that_comes_fast_is_followed_until_a_person_scrolls(daemon: Daemon) -> None:
+    script = (
+        "seq -f 'line %.0f, which is too long for a narrow terminal' 100000; printf begun; while :; do sleep 0.1; echo more; done"
+    )
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", script], name="flood").id
+        with top(daemon.env, columns=40) as terminal:
+            terminal.until(r"\w+ flood +running")
+            terminal.press("/flood" + ENTER + "o")
+            terminal.until(r"(?m)^more$")
+            terminal.press("[[[")
+            terminal.until(r"(?m)^line 99\d\d\d, which is too long for a narr$\now terminal$")
+            assert "more" not in terminal.text
+            terminal.press("]" * 10)
+            terminal.until(r"(?m)^more$")
+        stopped(client, run)
+
+
+def test_a_question_leaves_the_tree_on_the_screen_and_q_does_not_wait_for_a_stop(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", "trap '' TERM INT; while :; do sleep 1; done"], name="stubborn", grace=60.0).id
+        with top(daemon.env) as terminal:
+            terminal.until(r"\w+ stubborn +running")
+            terminal.press("/stubborn" + ENTER + "s")
+            terminal.until(rf"(?s) stubborn +running.*\nstop {run} \(stubborn\)\? y/N")
+            terminal.press("y")
+            terminal.until(lambda: "stopping" in terminal.line_of("stubborn"))
+            terminal.press("q")
+            assert terminal.exit_code() == 0
+            assert about(client, run).status is Status.STOPPING
+        stopped(client, run, grace=0.0)
+
+
 def test_a_daemon_that_goes_away_is_waited_for(start: Start) -> None:
     daemon = start()
     with daemon.client() as client:

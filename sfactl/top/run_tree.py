@@ -27,13 +27,13 @@ def _key(keys: str, action: str, footer: str, words: str = "", shown_as: str = "
     return Binding(keys, action, footer or words, show=bool(footer), key_display=shown_as or None, tooltip=words, priority=True)
 
 
-class RunList(DataTable[None], inherit_bindings=False):
+class RunTree(DataTable[None], inherit_bindings=False):
     """A `DataTable` of one empty cell a run: it has the cursor and the scrolling. A line is drawn here at once, because Textual
     takes 90 ms for 60 lines of twelve cells, five times a second; this takes 4.
 
     The cursor stays on its run while lines come and go. Until a person moves it, it is where the trouble is."""
 
-    DEFAULT_CSS = "RunList, RunList:focus { height: 1fr; min-height: 1; scrollbar-size: 0 0; background: ansi_default; }"
+    DEFAULT_CSS = "RunTree, RunTree:focus { height: 1fr; min-height: 1; scrollbar-size: 0 0; background: ansi_default; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         _key("s", "app.stop", "stop", "stop it and all below it; asks first"),
         _key("p", "app.pause", "pause"),
@@ -210,7 +210,7 @@ def shown_key(binding: Binding) -> str:
 
 def keys() -> list[Binding]:
     """Return all keys of the tree."""
-    return [each for each in RunList.BINDINGS if isinstance(each, Binding)]
+    return [each for each in RunTree.BINDINGS if isinstance(each, Binding)]
 
 
 def help_lines() -> list[str]:
