@@ -1,7 +1,7 @@
 """The Textual application: what is on the screen, and what keys ask of the daemon."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from time import monotonic
@@ -16,17 +16,17 @@ from textual.strip import Strip
 from textual.widgets import DataTable, Footer
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import AlertState, Limit, LimitKind, RunId, RunInfo, Status
-from sfad.protocol.units import counted, format_duration
+from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo, Status
+from sfad.protocol.units import counted
 
 from .. import limits, output
 from ..exits import Quit, UsageError
-from .cells import BAD, DIM, GOOD, HEAD, PLAIN, TITLE, WARN, Text, in_lines, line, titles
+from .cells import BAD, DIM, GOOD, WARN, heading, in_lines, line, titles
 from .daemon import Feed, Told, ask, said
 from .pane import About, Lines, Pane, alert_lines, explained, named
 from .prompt import Confirm, Prompt
 from .run_tree import RunTree, help_lines, keys, shown_key
-from .table import ENDED, NEARING, QUIET, STUCK, RunTable, rank, reason
+from .table import NEARING, QUIET, RunTable, rank, reason
 
 R = TypeVar("R", bound=m.Reply)
 
@@ -37,6 +37,7 @@ REASONS = 2
 ALERTS = 100
 AT_ONCE = ("ctrl+c", "ctrl+z")
 """Keys that do not wait for those before."""
+ROOM = "with the limit (empty: it only warns)"
 SOURCE = "sfactl top"
 """Where limits come from that are typed here."""
 
@@ -61,12 +62,10 @@ class TopApp(App[None]):
         super().__init__(ansi_color=True)
         self.table = RunTable()
         self.runs, self.pane, self.prompt = RunTree(self.table), Pane(socket), Prompt()
-        self.alerts: list[AlertState] = []
-        """Those that are raised."""
+        self.daemon: m.DaemonStatus | None = None
         self.typed: asyncio.Queue[events.Key | events.Paste] = asyncio.Queue()
         """Keys, and text from the clipboard, that wait for those before."""
         self._socket, self._feed = socket, feed
-        self._spent: m.DaemonStatus | None = None
         self._away, self._away_since = "", 0.0
         self._notice, self._notice_bad, self._notice_until = "", False, 0.0
         self._header, self._titles, self._reasons, self._bottom = Lines(), Lines(), Lines(id="reasons"), Lines()
@@ -125,7 +124,7 @@ class TopApp(App[None]):
     def take(self, reply: Told) -> None:
         """Take what the daemon tells of runs and alerts."""
         if isinstance(reply, m.DaemonStatus):
-            self.alerts, self._spent = reply.alerts, reply
+            self.daemon = reply
             self.table.warn_from(reply.limit_share)
         else:
             if self._away:
@@ -164,7 +163,8 @@ class TopApp(App[None]):
         about = self.pane.about
         if about is not None and about.run not in (None, self.runs.run_id) and self.runs.moved:
             self.action_why() if about.title == "why" else self.action_output(about.title)
-        self._header.show(self._heading(width, now))
+        away = f"{self._away} for {output.seconds(monotonic() - self._away_since)}: waiting for it" if self._away else ""
+        self._header.show(heading(self.table, self.daemon, away, width, now))
         self._titles.show(titles(self.runs.columns_shown, self.table.order, width))
         style = BAD if self._notice_bad else GOOD
         self._bottom.display = not self.prompt.display
@@ -175,32 +175,6 @@ class TopApp(App[None]):
             self._reasons.show(*self._why(width, now))
             self._bottom.show(line([(self._notice, style)], width))
         self.pane.show_title(self.table.runs)
-
-    def _heading(self, width: int, now: datetime) -> Strip:
-        statuses, near = self.table.counts
-        live = sum(count for status, count in statuses.items() if not status.terminal)
-        parts: list[Text] = [(" sfad ", TITLE), (f"  {live} live", HEAD)]
-        parts += [(f"  {statuses[status]} {status.value}", WARN) for status in (Status.QUEUED, Status.PAUSED) if statuses[status]]
-        if troubled := sum(count for level, count in near.items() if level >= STUCK):
-            parts.append((f"  {troubled} in trouble", BAD))
-        if near[NEARING]:
-            parts.append((f"  {near[NEARING]} near a limit", WARN))
-        if self.alerts:
-            parts.append((f"  {counted(len(self.alerts), 'alert')}", BAD))
-        if self._spent is not None and self._spent.cost_usd is not None:
-            parts.append((f"  {output.usd(self._spent.cost_usd)} USD in {format_duration(self._spent.window_s)}", PLAIN))
-        if self.table.filter:
-            parts.append((f"  only: {output.plain(self.table.filter)}", WARN))
-        if self._away:
-            since = output.seconds(monotonic() - self._away_since)
-            parts.append((f"  {output.plain(self._away)} for {since}: waiting for it", BAD))
-        if near[ENDED] and sum(cell_len(text) for text, _ in parts) + len(told := f"  {near[ENDED]} ended badly") < width:
-            parts.append((told, WARN))
-        clock = f"{now.astimezone():%H:%M:%S} "
-        used = sum(cell_len(text) for text, _ in parts)
-        if used + len(clock) < width:
-            parts += [(" " * (width - used - len(clock)), PLAIN), (clock, DIM)]
-        return line(parts, width)
 
     def _why(self, width: int, now: datetime) -> list[Strip]:
         run, share = self.runs.chosen, self.table.limit_share
@@ -291,16 +265,36 @@ class TopApp(App[None]):
             self.show()
             return None
 
-    async def _change(self, request: m.Request, told: Callable[[RunInfo], str] | None = None) -> bool:
-        """Ask the daemon to change a run, and say what came of it. Return whether it is done."""
+    async def _change(self, request: m.Request, kinds: Collection[LimitKind] = ()) -> bool:
+        """Ask the daemon to change a run, and say what came of it, with the limits of these kinds. Return whether it is done."""
         self._notice = ""
         reply = await self._asked(request, m.RunReply)
         if reply is None:
             return False
-        self.table.update([reply.run], monotonic())
-        self.say(told(reply.run) if told is not None else f"{reply.run.id} is {reply.run.status.value}")
+        run = reply.run
+        self.table.update([run], monotonic())
+        now = ", ".join(limits.describe(state).partition(";")[0] for state in run.limits if state.kind in kinds)
+        self.say(f"{run.id} is {run.status.value}{': ' if now else ''}{now}")
         self.show()
         return True
+
+    def _ask_for_limits(
+        self, question: str, run: RunInfo, request: Callable[[list[Limit]], m.Request], *, needed: bool = False
+    ) -> None:
+        """Change a run with the limits that a person types. `needed`: at least one."""
+
+        async def answer(text: str) -> bool:
+            try:
+                wanted = limits.of_flags(text.replace(",", " ").split(), SOURCE)
+            except UsageError as error:
+                self.say(error.message.removeprefix(SOURCE).lstrip(": "), bad=True)
+                return False
+            if needed and not wanted:
+                self.say("say which limit, as in: cost=5 turns=50 time=2h", bad=True)
+                return False
+            return await self._change(request(wanted), {limit.kind for limit in wanted})
+
+        self.prompt.ask(question, answer, kind=run.reason.limit_kind if run.reason is not None else None)
 
     async def action_stop(self) -> None:
         if (run := self._live()) is None:
@@ -328,7 +322,7 @@ class TopApp(App[None]):
         if run.reason is None or run.reason.limit_kind is None or run.status is not Status.PAUSED:
             self.run_worker(self._change(m.Resume(id=0, run=run.id)))
         else:
-            self._ask_for_room(run, "resume", lambda room: m.Resume(id=0, run=run.id, limits=room))
+            self._ask_for_limits(f"resume {named(run)} {ROOM}", run, lambda room: m.Resume(id=0, run=run.id, limits=room))
 
     def _waiting(self) -> RunInfo | None:
         """Return the chosen run, if it waits for approval."""
@@ -340,43 +334,17 @@ class TopApp(App[None]):
 
     def action_approve(self) -> None:
         if (run := self._waiting()) is not None:
-            self._ask_for_room(run, "approve", lambda room: m.Approve(id=0, run=run.id, limits=room))
+            self._ask_for_limits(f"approve {named(run)} {ROOM}", run, lambda room: m.Approve(id=0, run=run.id, limits=room))
 
     async def action_deny(self) -> None:
         if (run := self._waiting()) is not None:
             deny = m.Deny(id=0, run=run.id)
             await self._confirm(f"deny {named(run)} more room, and stop it", lambda: self.run_worker(self._change(deny)))
 
-    def _room(self, text: str) -> list[Limit] | None:
-        """Return the limits that a person has typed; `None` if they are wrong, and then the notice says why."""
-        try:
-            return limits.of_flags(text.replace(",", " ").split(), SOURCE)
-        except UsageError as error:
-            self.say(error.message.removeprefix(SOURCE).lstrip(": "), bad=True)
-            return None
-
-    def _ask_for_room(self, run: RunInfo, verb: str, request: Callable[[list[Limit]], m.Request]) -> None:
-        async def answer(text: str) -> bool:
-            room = self._room(text)
-            return room is not None and await self._change(request(room))
-
-        kind = run.reason.limit_kind if run.reason is not None else None
-        self.prompt.ask(f"{verb} {named(run)} with the limit (empty: it only warns)", answer, kind=kind)
-
     def action_limit(self) -> None:
-        if (run := self._live()) is None:
-            return
-
-        async def answer(text: str) -> bool:
-            wanted = self._room(text)
-            if wanted:
-                kinds = {limit.kind for limit in wanted}
-                return await self._change(m.ChangeLimits(id=0, run=run.id, limits=wanted), lambda now: _limits_of(now, kinds))
-            if wanted is not None:
-                self.say("say which limit, as in: cost=5 turns=50 time=2h", bad=True)
-            return False
-
-        self.prompt.ask(f"limits of {named(run)}", answer, kind=run.reason.limit_kind if run.reason is not None else None)
+        if (run := self._live()) is not None:
+            change = partial(m.ChangeLimits, id=0, run=run.id)
+            self._ask_for_limits(f"limits of {named(run)}", run, lambda wanted: change(limits=wanted), needed=True)
 
     # ---- the part below the tree
 
@@ -404,7 +372,11 @@ class TopApp(App[None]):
     def action_alerts(self) -> None:
         if self.pane.open(About("alerts"), ["…"]):
             request = m.Events(id=0, types=["alert_*"], rows=ALERTS)
-            self._tell_more(request, m.EventPage, lambda page: alert_lines(self.alerts, page.events, self.table.runs))
+            self._tell_more(
+                request,
+                m.EventPage,
+                lambda page: alert_lines(self.daemon.alerts if self.daemon is not None else (), page.events, self.table.runs),
+            )
 
     def _tell_more(self, request: m.Request, expected: type[R], words: Callable[[R], list[str]]) -> None:
         """Show what the daemon answers, if the pane is still the same then."""
@@ -425,11 +397,6 @@ def _as_typed(key: events.Key | events.Paste) -> Sequence[events.Key | events.Pa
         return [key]
     letter = key.character if key.character and key.character.isalnum() else None  # the name of Alt and O is alt+shift+o
     return [events.Key("escape", None), events.Key(letter or key.key.removeprefix("alt+"), key.character)]
-
-
-def _limits_of(run: RunInfo, kinds: set[LimitKind]) -> str:
-    now = ", ".join(limits.describe(state).partition(";")[0] for state in run.limits if state.kind in kinds)
-    return f"{run.id} is {run.status.value}: {now}"
 
 
 def run(socket: str | None, wanted: m.WatchRuns) -> int:

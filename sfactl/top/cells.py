@@ -16,11 +16,13 @@ from rich.style import Style
 from textual.strip import Strip
 
 from sfad.protocol.kinds import KINDS
+from sfad.protocol.requests.daemon import DaemonStatus
 from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
+from sfad.protocol.units import counted, format_duration
 
 from .. import output
 from ..trouble import share
-from .table import DEFAULT_ORDER, QUIET, STUCK, Row
+from .table import DEFAULT_ORDER, ENDED, NEARING, QUIET, STUCK, Row, RunTable
 
 GOOD, DIM, WARN, BAD, PLAIN, HEAD, KEY, TITLE = "good", "dim", "warn", "bad", "plain", "head", "key", "title"
 _STYLES = {
@@ -140,6 +142,31 @@ def in_lines(words: str, style: str, width: int, lines: int) -> list[Strip]:
     """Return words in at most so many lines; ` …` if they are cut off."""
     found = wrap(words, max(width - 1, 4), max_lines=lines, placeholder=" …", break_on_hyphens=False)
     return [line([(text, style)], width) for text in found]
+
+
+def heading(table: RunTable, daemon: DaemonStatus | None, away: str, width: int, now: datetime) -> Strip:
+    """Return the first line: what runs, and what is wrong. `away`: since when the daemon cannot be asked."""
+    statuses, near = table.counts
+    live = sum(count for status, count in statuses.items() if not status.terminal)
+    parts: list[Text] = [(" sfad ", TITLE), (f"  {live} live", HEAD)]
+    parts += [(f"  {statuses[status]} {status.value}", WARN) for status in (Status.QUEUED, Status.PAUSED) if statuses[status]]
+    if troubled := sum(count for level, count in near.items() if level >= STUCK):
+        parts.append((f"  {troubled} in trouble", BAD))
+    if near[NEARING]:
+        parts.append((f"  {near[NEARING]} near a limit", WARN))
+    if daemon is not None and daemon.alerts:
+        parts.append((f"  {counted(len(daemon.alerts), 'alert')}", BAD))
+    if daemon is not None and daemon.cost_usd is not None:
+        parts.append((f"  {output.usd(daemon.cost_usd)} USD in {format_duration(daemon.window_s)}", PLAIN))
+    if table.filter:
+        parts.append((f"  only: {output.plain(table.filter)}", WARN))
+    if away:
+        parts.append((f"  {output.plain(away)}", BAD))
+    for part in ((f"  {near[ENDED]} ended badly", WARN) if near[ENDED] else ("", PLAIN), (f" {now.astimezone():%H:%M:%S} ", DIM)):
+        used = sum(cell_len(text) for text, _ in parts)
+        if used + cell_len(part[0]) <= width:
+            parts.append((part[0].rjust(width - used) if part[1] == DIM else part[0], part[1]))
+    return line(parts, width)
 
 
 def titles(layout: Layout, order: str, width: int) -> Strip:
