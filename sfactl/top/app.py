@@ -102,7 +102,7 @@ class TopApp(App[None]):
         """Have keys wait for those before: what a key opens must have the focus before the next one is looked at."""
         if not isinstance(event, events.Key | events.Paste) or event.is_forwarded or getattr(event, "key", "") in AT_ONCE:
             await super().on_event(event)
-        else:
+        elif not (isinstance(event, events.Key) and event.key == "escape" and self.prompt.interrupt()):
             self.typed.put_nowait(event)
 
     @work

@@ -1,5 +1,6 @@
 """Questions to the person: a line in which limits or words are typed, and a question that one key answers."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import ClassVar
@@ -54,6 +55,7 @@ class Prompt(Horizontal):
         self.input, self._question = PromptInput(), Static(markup=False)
         self._answer: Answer | None = None
         self._changed: Changed | None = None
+        self._asking: asyncio.Future[bool] | None = None
 
     def compose(self) -> ComposeResult:
         yield from (self._question, self.input)
@@ -72,10 +74,18 @@ class Prompt(Horizontal):
         self.screen.set_focus(self.input)  # at once: focus() would let the next key pass by
 
     async def submit(self) -> bool:
-        """Wait for what comes of the answer. Return whether it was right."""
-        if self._answer is not None and await self._answer(self.input.value.strip()):
-            self.display = False
+        """Wait for what comes of the answer. Return whether the prompt is closed: the answer was right, or is not waited for."""
+        if self._answer is not None:
+            self._asking = asyncio.ensure_future(self._answer(self.input.value.strip()))
+            await asyncio.wait([self._asking])
+            if self._asking.cancelled() or self._asking.result():
+                self.display = False
+            self._asking = None
         return not self.display
+
+    def interrupt(self) -> bool:
+        """Do not wait for the answer any longer. Return whether it was waited for."""
+        return self._asking is not None and self._asking.cancel()
 
     def cancel(self) -> None:
         self.display = False

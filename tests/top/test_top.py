@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -202,6 +204,26 @@ def test_a_question_leaves_the_tree_on_the_screen_and_q_does_not_wait_for_a_stop
             assert terminal.exit_code() == 0
             assert about(client, run).status is Status.STOPPING
         stopped(client, run, grace=0.0)
+
+
+def test_escape_does_not_wait_for_a_daemon_that_hangs(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        started(client, SLEEP, name="only")
+    with top(daemon.env) as terminal:
+        terminal.until(r"\w+ only +running")
+        terminal.press("l")
+        terminal.until(r"limits of \w+ \(only\)")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            terminal.press("turns=20" + ENTER)
+            terminal.until("turns=20")
+            terminal.press(ESCAPE)
+            terminal.until(lambda: "limits of" not in terminal.text)
+            terminal.press("?")
+            terminal.until(r"── keys")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
 
 
 def test_a_daemon_that_goes_away_is_waited_for(start: Start) -> None:
