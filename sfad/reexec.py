@@ -22,6 +22,7 @@ from .faults import carried, crash_point
 from .host import closing
 from .host.state_dir import StateLock
 from .loop.runtime import Runtime
+from .protocol.event_types import EventType
 from .server.server import Server
 
 # -P: `-m` alone looks for sfad in the working directory first, where a run may have put a program of that name
@@ -90,7 +91,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
         await _threads_done(runtime)
         with _signals_held_back():
             # write something, to learn whether the ledger can be written: the next program does not start if it cannot
-            runtime.announcer.tell("daemon_reexecuting", f"sfad {__version__} re-executes itself")
+            runtime.announcer.tell(EventType.DAEMON_REEXECUTING, f"sfad {__version__} re-executes itself")
             for _ in range(MAX_FLUSHES):
                 runtime.arrivals.feed_all()
                 if not await runtime.ledger.flush():

@@ -1,30 +1,42 @@
-"""What is shown of a run: the cells of its line, each with a style, and a bar for each limit."""
+"""The lines of the screen: the cells of a run, each with a style, a bar for each limit, and how they share the width.
 
-from collections.abc import Callable, Sequence
+A line is a `Strip`, Textual's own form, and no markup: what agents and users have written is text.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from functools import lru_cache
+from textwrap import wrap
 from typing import NamedTuple
 
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
 from sfad.protocol.kinds import KINDS
+from sfad.protocol.requests.daemon import DaemonStatus
 from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
+from sfad.protocol.units import counted, format_duration
 
 from .. import output
 from ..trouble import share
+from ..waiting import awaited
+from .table import DEFAULT_ORDER, ENDED, NEARING, QUIET, STUCK, Row, RunTable
 
-GOOD, DIM, WARN, BAD, PLAIN = "good", "dim", "warn", "bad", "plain"
-"""Styles, which `frame` gives colours."""
+GOOD, DIM, WARN, BAD, PLAIN, HEAD, KEY, TITLE = "good", "dim", "warn", "bad", "plain", "head", "key", "title"
+_STYLES = {
+    GOOD: Style(color="green"), DIM: Style(color="bright_black"), WARN: Style(color="yellow"), BAD: Style(color="red", bold=True),
+    PLAIN: Style(), HEAD: Style(bold=True), KEY: Style(color="cyan"), TITLE: Style(bold=True, reverse=True),
+}  # fmt: skip
+_CHOSEN = Style(reverse=True) if os.environ.get("NO_COLOR") else Style(bgcolor="grey23", bold=True)
 
 _STATUS = {
     **dict.fromkeys((Status.RUNNING, Status.STARTING), GOOD),
     **dict.fromkeys((Status.PAUSED, Status.RETRYING, Status.STOPPING, Status.QUEUED, Status.ACCEPTED), WARN),
     **dict.fromkeys((Status.COMPLETED, Status.CANCELLED), DIM),
 }
-
-LETTERS = {
-    LimitKind.TIME: "t", LimitKind.TURNS: "n", LimitKind.MESSAGES: "m", LimitKind.TOKENS: "k", LimitKind.COST: "$",
-    LimitKind.PLANNING_COST: "p", LimitKind.EXECUTION_COST: "x", LimitKind.OUTPUT: "o", LimitKind.MEMORY: "M",
-    LimitKind.PIDS: "#", LimitKind.CPU: "c",
-}  # fmt: skip
-"""Names of limits where there is room for one letter."""
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PARTS = " ▏▎▍▌▋▊▉█"
@@ -42,12 +54,8 @@ class CellColumn(NamedTuple):
     left: bool = False
 
 
-def status_style(run: RunInfo) -> str:
-    return _STATUS.get(run.status, BAD)
-
-
 def _status(run: RunInfo, _now: datetime) -> Text:
-    return "approval" if output.waits_for_approval(run) else run.status.value, status_style(run)
+    return "approval" if output.waits_for_approval(run) else run.status.value, _STATUS.get(run.status, BAD)
 
 
 def _count(value: int | None) -> Text:
@@ -125,10 +133,83 @@ class Layout(NamedTuple):
         return cls(LEAST_NAME + name + (0 if milestone else rest), tuple(columns), LEAST_BARS + bars, milestone)
 
 
+def line(parts: Iterable[Text], width: int, *, chosen: bool = False) -> Strip:
+    """Return a line of exactly `width` columns."""
+    segments = [Segment(text, _STYLES[style] + _CHOSEN if chosen else _STYLES[style]) for text, style in parts if text]
+    return Strip(segments).adjust_cell_length(width, _CHOSEN if chosen else None)
+
+
+def in_lines(words: str, style: str, width: int, lines: int) -> list[Strip]:
+    """Return words in at most so many lines; ` …` if they are cut off."""
+    found = wrap(words, max(width - 1, 4), max_lines=lines, placeholder=" …", break_on_hyphens=False)
+    return [line([(text, style)], width) for text in found]
+
+
+def heading(table: RunTable, daemon: DaemonStatus | None, away: str, width: int, now: datetime) -> Strip:
+    """Return the first line: what runs, and what is wrong. `away`: since when the daemon cannot be asked."""
+    statuses, near = table.counts
+    live = sum(count for status, count in statuses.items() if not status.terminal)
+    parts: list[Text] = [(" sfad ", TITLE), (f"  {live} live", HEAD)]
+    parts += [(f"  {statuses[status]} {status.value}", WARN) for status in (Status.QUEUED, Status.PAUSED) if statuses[status]]
+    if troubled := sum(count for level, count in near.items() if level >= STUCK):
+        parts.append((f"  {troubled} in trouble", BAD))
+    if near[NEARING]:
+        parts.append((f"  {near[NEARING]} near a limit", WARN))
+    if daemon is not None and daemon.alerts:
+        parts.append((f"  {counted(len(daemon.alerts), 'alert')}", BAD))
+    if daemon is not None and daemon.cost_usd is not None:
+        parts.append((f"  {output.usd(daemon.cost_usd)} USD in {format_duration(daemon.window_s)}", PLAIN))
+    if table.filter:
+        parts.append((f"  only: {output.plain(table.filter)}", WARN))
+    if away:
+        parts.append((f"  {output.plain(away)}", BAD))
+    for part in ((f"  {near[ENDED]} ended badly", WARN) if near[ENDED] else ("", PLAIN), (f" {now.astimezone():%H:%M:%S} ", DIM)):
+        used = sum(cell_len(text) for text, _ in parts)
+        if used + cell_len(part[0]) <= width:
+            parts.append((part[0].rjust(width - used) if part[1] == DIM else part[0], part[1]))
+    return line(parts, width)
+
+
+def titles(layout: Layout, order: str, width: int) -> Strip:
+    name = "RUN" if order == DEFAULT_ORDER else f"RUN (by {order})"
+    parts = [(set_cell_size(name, layout.name), DIM)]
+    parts += [(" " + (column.title.ljust if column.left else column.title.rjust)(column.width), DIM) for column in layout.columns]
+    if layout.bars:
+        parts.append((" " + set_cell_size("LIMITS", layout.bars), DIM))
+    if layout.milestone:
+        parts.append((" MILESTONE", DIM))
+    return line(parts, width)
+
+
+@lru_cache(maxsize=4096)
+def _sized(text: str, width: int, left: bool) -> str:
+    if cell_len(text) > width:
+        return set_cell_size(text, max(width - 1, 0)) + "…"
+    return text + " " * (width - cell_len(text)) if left else " " * (width - cell_len(text)) + text
+
+
+def row_line(row: Row, elapsed: float, layout: Layout, width: int, now: datetime, limit_share: float, *, chosen: bool) -> Strip:
+    """Return the line of a run. `elapsed`: seconds since the daemon told of it, which its time goes on."""
+    run, level = row.run, row.rank
+    mark, style = (" ", PLAIN) if level == QUIET else ("!", BAD if level >= STUCK else WARN)
+    folded = f" +{row.hidden}" if row.hidden else ""
+    name = _sized(f"{row.branch}{run.id} {output.plain(run.name)}", layout.name - 1 - len(folded), True) + folded
+    parts: list[Text] = [(mark, style), (name, DIM if run.status.terminal else PLAIN)]
+    for column in layout.columns:
+        text, kind = column.cell(run, now)
+        parts.append((" " + _sized(text, column.width, column.left), kind))
+    drawn = [] if run.status.terminal or not layout.bars else bars(run.limits, elapsed, layout.bars, limit_share)
+    parts += [(" ", PLAIN), *drawn, (" " * (layout.bars - sum(len(text) for text, _ in drawn)), PLAIN)]
+    if layout.milestone:
+        told = f"after {awaited(run)}" if run.after else output.plain(run.milestone or "")
+        parts.append((" " + _sized(told, layout.milestone, True), DIM))
+    return line(parts, width, chosen=chosen)
+
+
 def bars(states: Sequence[LimitState], elapsed: float, room: int, limit_share: float) -> list[Text]:
     """Return a bar for each limit whose use is known, in `room` columns: the fullest first if not all find room. `elapsed`: seconds
-    since the run was told, which its time goes on. `limit_share`: the part from which on a bar warns."""
-    parts = [(state, part) for state in states if (part := part_now(state, elapsed)) is not None]
+    that its time has gone on since. `limit_share`: the part from which on a bar warns."""
+    parts = [(state, part) for state in states if (part := _part_now(state, elapsed)) is not None]
     if not parts:
         return []
     wide = next((size for size in (6, 4) if len(parts) * (size + 3) - 1 <= room), 1)
@@ -136,18 +217,18 @@ def bars(states: Sequence[LimitState], elapsed: float, room: int, limit_share: f
     kept = sorted(sorted(parts, key=lambda each: -each[1])[:most], key=lambda each: list(KINDS).index(each[0].kind))
     found: list[Text] = []
     for state, part in kept:
-        style = style_of(state, part, limit_share)
-        found += [(LETTERS[state.kind], DIM), (_bar(part, wide), style), (" ", PLAIN)]
+        style = _style_of(state, part, limit_share)
+        found += [(KINDS[state.kind].letter, DIM), (_bar(part, wide), style), (" ", PLAIN)]
     return found[:-1]
 
 
-def part_now(state: LimitState, elapsed: float) -> float | None:
+def _part_now(state: LimitState, elapsed: float) -> float | None:
     if state.kind is LimitKind.TIME and state.used is not None and state.threshold:
         return (state.used + elapsed) / state.threshold
     return share(state) if state.used is not None and state.threshold else None
 
 
-def style_of(state: LimitState, part: float, limit_share: float) -> str:
+def _style_of(state: LimitState, part: float, limit_share: float) -> str:
     if not KINDS[state.kind].acts or part < limit_share:
         return GOOD
     return WARN if part < 1 else BAD

@@ -1,7 +1,8 @@
-"""The runs that the daemon has told of, as a tree: sorted, filtered, folded. Pure, but for the clock that it is given."""
+"""The runs that the daemon has told of, as a tree: sorted, filtered, folded; how much each needs a person, and the words for it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from datetime import UTC, datetime
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -9,9 +10,11 @@ from sfad.protocol.structs import replace
 from sfad.protocol.types import RunId, RunInfo, Status
 
 from .. import output
-from ..trouble import NEAR
-from .ranking import ENDED, QUIET, STUCK, rank
+from ..trouble import NEAR, near, of, troubles
+from ..waiting import after_others
 
+WAITS, STUCK, NEARING, ENDED, QUIET = 4, 3, 2, 1, 0
+"""It waits for a person; it does not get on; it is near a limit; it ended badly; nothing is wrong."""
 MOST_ENDED = 500
 """Ended runs that are kept: those of trees with a live run, then the newest."""
 
@@ -147,6 +150,13 @@ class RunTable:
     def is_folded(self, run: RunId) -> bool:
         return run in self._folded
 
+    def has_below(self, run: RunId) -> bool:
+        return any(each.parent_id == run for each in self.runs.values())
+
+    def live_below(self, run: RunId) -> int:
+        """Return the number of live runs below this one, at any depth."""
+        return sum(not each.status.terminal for each in _inner(children(self.runs.values()), run))
+
     def fold_all(self, folded: bool) -> None:
         self._folded = {run.parent_id for run in self.runs.values() if run.parent_id is not None} if folded else set()
         self._rows = None
@@ -257,3 +267,44 @@ def _has(run: RunInfo, words: Sequence[str]) -> bool:
     labels = (f"{key}={value}" for key, value in run.labels.items())
     text = " ".join((run.id, run.name, run.type or "", run.user, run.status.value, *labels, *run.argv)).casefold()
     return all(word in text for word in words)
+
+
+def rank(run: RunInfo, limit_share: float) -> int:
+    """`limit_share`: the share of a limit from which a run is near it."""
+    if run.status is Status.PAUSED and (run.reason is None or run.reason.kind != "suspended"):
+        return WAITS
+    if run.status.terminal:
+        return ENDED if run.status in (Status.FAILED, Status.TIMEOUT, Status.LOST) or run.status.rejected else QUIET
+    silent = run.api_silence is not None or run.api_trouble is not None or output.unanswered(run)
+    if silent or run.repeating is not None or run.unadmitted:
+        return STUCK
+    return NEARING if near(run, limit_share) else QUIET
+
+
+def reason(run: RunInfo, limit_share: float, now: datetime | None = None) -> str:
+    """Return a sentence about a run for the lines below the tree: its trouble, else what it does."""
+    now = now or datetime.now(UTC)
+    if run.status is Status.PAUSED and (paused := _paused(run, now)):
+        return paused
+    if not run.status.terminal and (found := list(troubles(run, now, limit_share))):
+        return "; ".join(found)
+    if run.unadmitted and not run.status.terminal:
+        return f"{run.unadmitted} agent programs were started within it without asking the daemon"
+    if run.reason is not None:
+        return f"{run.status.value}: {output.plain(run.reason.message)}"
+    if run.after:
+        return f"{run.status.value}: {after_others(run)}"
+    said = output.plain(run.milestone) if run.milestone else output.command(run)
+    return f"{run.status.value}: {said}"
+
+
+def _paused(run: RunInfo, now: datetime) -> str | None:
+    """Return which limit paused a run, and the keys that answer; `None` if no limit did."""
+    state = next((state for state in run.limits if run.reason is not None and state.kind == run.reason.limit_kind), None)
+    if state is None or state.used is None:
+        return None
+    told = f"{state.kind} {of(state)}"
+    if not output.waits_for_approval(run):
+        return f"paused: {told}; r resumes it with more room, s stops it"
+    until = f" until {output.clock(run.deadline, now)}, {output.until(run.deadline, now)} left" if run.deadline is not None else ""
+    return f"waits for approval{until}: {told}; a approves, d denies"

@@ -10,6 +10,7 @@ import hmac
 import os
 import secrets
 import socket
+import struct
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -21,14 +22,47 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from ..exits import ExitCode, UsageError
-from .connection_owner import NO_PEER, user_of
 
 LOOPBACK = "127.0.0.1"
 COOKIE = "sfactl_top"
 OPENED = "the address can be opened once, in one browser; end 'sfactl top --web' and start it again for another"
 MOST_SESSIONS = 8
 """Each is a process of its own."""
+
+_SOCK_DIAG = 4
+"""NETLINK_SOCK_DIAG, which the socket module does not name."""
+_BY_FAMILY = 20
+_REQUEST = 1
+_ERROR = 2
+_HEADER = struct.Struct("=IHHII")
+"""`nlmsghdr`."""
+_WANTED = struct.Struct("=BBBBI")
+"""The beginning of `inet_diag_req_v2`: family, protocol, extensions, padding, states."""
+_ENDS = struct.Struct("!HH16s16sI8s")
+"""`inet_diag_sockid`: ports, addresses, interface, cookie."""
+_FOUND = struct.Struct("=4x48x12xII")
+"""`inet_diag_msg`: of all its fields, uid and inode."""
+_ALL_STATES, _ANY_INTERFACE, _NO_COOKIE = 0xFFFFFFFF, 0, b"\xff" * 8
+Address = tuple[str, int]
+NO_PEER: Address = ("0.0.0.0", 0)  # noqa: S104
+"""The remote end of a listener."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def user_of(local: Address, remote: Address) -> int | None:
+    """Return the uid that has the IPv4 socket between these addresses; `None` if no process has it any more. The kernel is asked
+    (sock_diag(7)): some microseconds, however many connections the machine has. Raise `OSError` if it does not tell."""
+    ends = _ENDS.pack(local[1], remote[1], *(socket.inet_aton(host) for host, _ in (local, remote)), _ANY_INTERFACE, _NO_COOKIE)
+    wanted = _WANTED.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ALL_STATES) + ends
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG) as kernel:
+        kernel.send(_HEADER.pack(_HEADER.size + len(wanted), _BY_FAMILY, _REQUEST, 0, 0) + wanted)
+        answer = kernel.recv(4096)  # the kernel has answered within send(2)
+    if _HEADER.unpack_from(answer)[1] == _ERROR:
+        number = -struct.unpack_from("=i", answer, _HEADER.size)[0]
+        raise OSError(number, os.strerror(number))
+    uid, inode = _FOUND.unpack_from(answer, _HEADER.size)
+    return int(uid) if inode else None
 
 
 class OwnListener(socket.socket):

@@ -1,7 +1,8 @@
-"""The words that leave the core as text: names of timers and signals, kinds of reasons, types of events."""
+"""The words that leave the core as text: names of timers and signals, kinds of reasons; the types of events are the protocol's."""
 
 from signal import Signals
 
+from ..protocol.event_types import EventType as EventType
 from ..protocol.types import Word
 
 
@@ -50,41 +51,6 @@ class ReasonKind(Word):
     LEDGER = "ledger"
     SUSPENDED = "suspended"
     INTERRUPT = "interrupt"
-
-
-class EventType(Word):
-    """`Event.type` of what happens to a run."""
-
-    RUN_ACCEPTED = "run_accepted"
-    RUN_QUEUED = "run_queued"
-    RUN_REJECTED = "run_rejected"
-    RUN_STARTED = "run_started"
-    RUN_PROGRESS = "run_progress"
-    RUN_PAUSED = "run_paused"
-    RUN_RESUMED = "run_resumed"
-    RUN_COMPLETED = "run_completed"
-    RUN_FAILED = "run_failed"
-    RUN_TIMEOUT = "run_timeout"
-    RUN_CANCELLED = "run_cancelled"
-    RUN_LOST = "run_lost"
-    LIMIT_NEARING = "limit_nearing"
-    LIMIT_EXCEEDED = "limit_exceeded"
-    LIMIT_CHANGED = "limit_changed"
-    LIMITS_WIDENED = "limits_widened"
-    INCREASE_REQUESTED = "increase_requested"
-    INCREASE_APPROVED = "increase_approved"
-    INCREASE_DENIED = "increase_denied"
-    UNADMITTED = "unadmitted"
-    GATEWAY_BYPASSED = "gateway_bypassed"
-    EGRESS_REFUSED = "egress_refused"
-    RUN_REPEATING = "run_repeating"
-    ALERT_SURVIVORS = "alert_survivors"
-    ALERT_COST = "alert_cost"
-    ALERT_BUDGET = "alert_budget"
-    ALERT_TERMINATIONS = "alert_terminations"
-    ALERT_LIMIT = "alert_limit"
-    ALERT_REPEATING = "alert_repeating"
-    ALERT_UNREACHABLE = "alert_unreachable"
 
 
 def signal_name(number: int) -> str:

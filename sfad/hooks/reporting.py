@@ -8,6 +8,7 @@ import trio
 
 from ..observe.counts import Counts
 from ..observe.log import Log
+from ..protocol.event_types import EventType
 from ..protocol.redaction import redacted_end
 from ..protocol.sanitise import clean
 from ..protocol.types import RunId, Severity
@@ -32,7 +33,7 @@ class Reported:
 
 
 class HookReports:
-    def __init__(self, log: Log, tell: Callable[[str, str, Severity, RunId | None], None], counts: Counts) -> None:
+    def __init__(self, log: Log, tell: Callable[[EventType, str, Severity, RunId | None], None], counts: Counts) -> None:
         """`tell` announces an event of a run, or of the daemon."""
         self._log = log
         self._tell = tell
@@ -60,4 +61,4 @@ class HookReports:
         self._told = {name: at for name, at in self._told.items() if now < at + QUIET}
         if hook.quota not in self._told:
             self._told[hook.quota] = now
-            self._tell("hook_failed", message, "medium", hook.run)
+            self._tell(EventType.HOOK_FAILED, message, "medium", hook.run)

@@ -15,6 +15,7 @@ from msgspec import Struct
 from ..core.ids import number_or_zero, run_id, run_number
 from ..host.damage import UNDECODABLE
 from ..protocol.encoding import lean
+from ..protocol.event_types import EventType
 from ..protocol.types import CallInfo, Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
 from .totals import at_least
 
@@ -276,7 +277,7 @@ def event_of(row: Sequence[Any]) -> Event:
         return msgspec.convert({**msgspec.json.decode(body), **fields, "time": _moment(fields["time"])}, Event)
     except UNDECODABLE as error:
         message = f"the row of event {row[0]} in the ledger is damaged: {error}"
-        return Event(type="daemon_state_damaged", severity="high", time=_moment(0), seq=row[0], message=message)
+        return Event(type=EventType.DAEMON_STATE_DAMAGED, severity="high", time=_moment(0), seq=row[0], message=message)
 
 
 def call_of(row: Sequence[Any]) -> CallInfo:

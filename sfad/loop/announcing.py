@@ -53,9 +53,11 @@ class Announcer:
     def tell_milestone(self, run: RunId, text: str) -> None:
         """Announce what a live run says that it has reached, unless it says too much."""
         if self._milestones.admits(run, trio.current_time()):
-            self.tell_of_run("run_progress", run, text, "low", by=f"run {run}")
+            self.tell_of_run(EventType.RUN_PROGRESS, run, text, "low", by=f"run {run}")
 
-    def tell_of_run(self, what: str, run: RunId, message: str, severity: Severity = "medium", *, by: str | None = None) -> None:
+    def tell_of_run(
+        self, what: EventType, run: RunId, message: str, severity: Severity = "medium", *, by: str | None = None
+    ) -> None:
         """Announce an event of a live run that the core did not decide."""
         live = self._catalogue.live.get(run)
         if live is not None:
@@ -72,11 +74,11 @@ class Announcer:
             )
             self.publish(event, live.lineage_ids)
 
-    def tell(self, what: str, message: str, severity: Severity = "low") -> None:
+    def tell(self, what: EventType, message: str, severity: Severity = "low") -> None:
         """Announce an event of the daemon itself."""
         self._numbered(Event(type=what, message=message, severity=severity), ())
 
-    def tell_of_hook(self, what: str, message: str, severity: Severity, run: RunId | None) -> None:
+    def tell_of_hook(self, what: EventType, message: str, severity: Severity, run: RunId | None) -> None:
         """Announce an event of a hook: of the run that has ended, whose `--on-end` it is, or of the daemon."""
         event = Event(type=what, message=message, severity=severity)
         info = self._catalogue.info(run) if run is not None else None

@@ -23,6 +23,7 @@ from ..host.probe import user_name
 from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..observe.log import Log
+from ..protocol.event_types import EventType
 from ..protocol.messages import EndCall
 from ..protocol.types import Severity
 from .helper_process import UNKNOWN, ended, start_helper
@@ -67,7 +68,7 @@ class GatewayProcess:
         config: GatewayConfig,
         launcher: Launcher,
         log: Log,
-        tell: Callable[[str, str, Severity], None],
+        tell: Callable[[EventType, str, Severity], None],
         settle: Callable[[list[EndCall]], Awaitable[None]],
         in_use: Callable[[], bool],
         damaged: Callable[[str], None],
@@ -260,9 +261,9 @@ class GatewayProcess:
     def _failed(self, how: str, pause: float) -> None:
         message = f"{self._name} ended ({how}); it is started again in {pause:g} s"
         if pause < FAILING:
-            self._tell("gateway_ended", message, "medium")
+            self._tell(EventType.GATEWAY_ENDED, message, "medium")
             return
-        self._tell("gateway_ended", f"{message}; until then runs cannot reach their model; the log tells more", "high")
+        self._tell(EventType.GATEWAY_ENDED, f"{message}; until then runs cannot reach their model; the log tells more", "high")
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)  # its port stays bound
 

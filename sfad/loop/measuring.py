@@ -23,7 +23,8 @@ from ..runs.catalogue import RunCatalogue
 from ..runs.raised_alerts import all_alerts
 from .storage import StorageWatch
 
-ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind is not EventType.ALERT_SURVIVORS]
+ONCE = (EventType.ALERT_SURVIVORS, EventType.ALERT_DISK_FULL)
+ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind not in ONCE]
 """Those that are raised and cleared."""
 
 RECENT = 1.0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..host.displacement import Displacement
 from ..metering.metering import Metering
+from ..protocol.event_types import EventType
 from ..runs.catalogue import RunCatalogue
 from .announcing import Announcer
 from .resources import Resources
@@ -43,10 +44,12 @@ class StorageWatch:
             self.resources.spool.put_back(self.catalogue.live.values())
         if lost is not None and before is None:
             self.resources.log.error(f"{lost}; new runs are refused, and live runs go on")
-            self.announcer.tell("daemon_state_dir_lost", f"{lost}; new runs are refused", "medium")
+            self.announcer.tell(EventType.DAEMON_STATE_DIR_LOST, f"{lost}; new runs are refused", "medium")
         elif lost is None and before is not None:
             self.resources.log.warning(f"the state directory {self.resources.state_dir} is back; new runs are admitted again")
-            self.announcer.tell("daemon_state_dir_back", f"the state directory {self.resources.state_dir} is back", "medium")
+            self.announcer.tell(
+                EventType.DAEMON_STATE_DIR_BACK, f"the state directory {self.resources.state_dir} is back", "medium"
+            )
         return lost
 
     async def serve(self) -> None:
@@ -64,7 +67,7 @@ class StorageWatch:
     def ledger_put_back(self, note: str) -> None:
         """Another process had removed or replaced the ledger, and it was written again."""
         self.resources.log.error(note)
-        self.announcer.tell("daemon_ledger_replaced", note, "high")
+        self.announcer.tell(EventType.DAEMON_LEDGER_REPLACED, note, "high")
 
     def ledger_failing(self, error: str | None, lost: int) -> None:
         """The ledger cannot be written, or can be again (`error` is `None`). `lost` records will never be written."""
@@ -72,7 +75,9 @@ class StorageWatch:
             self.resources.log.warning("the ledger can be written again", lost=lost)
             return
         self.resources.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
-        self.announcer.tell("daemon_ledger_failing", f"the ledger cannot be written: {error}; new runs are refused", "medium")
+        self.announcer.tell(
+            EventType.DAEMON_LEDGER_FAILING, f"the ledger cannot be written: {error}; new runs are refused", "medium"
+        )
 
     def tell_of_full_disk(self) -> None:
         """Warn the runs whose output goes to a full disk. They write it themselves, and the daemon sees no error."""
@@ -80,4 +85,4 @@ class StorageWatch:
             if self.resources.output.room() < NO_ROOM:
                 message = f"no room is left in {self.resources.output.directory}: what it prints is lost"
                 for run in [run for run, live in self.catalogue.live.items() if live.kept]:
-                    self.announcer.tell_of_run("alert_disk_full", run, message, "high")
+                    self.announcer.tell_of_run(EventType.ALERT_DISK_FULL, run, message, "high")

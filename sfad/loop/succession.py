@@ -17,6 +17,7 @@ from ..durable.handover import HandedRun
 from ..host.clock import wall_clock
 from ..host.tasks import Background
 from ..metering.metering import Metering
+from ..protocol.event_types import EventType
 from ..protocol.types import Event, RunId, RunInfo
 from ..runs.catalogue import RunCatalogue
 from .announcing import Announcer
@@ -74,13 +75,13 @@ class Succession:
 
     def tell_adopted(self, adoption: Adoption) -> None:
         """Announce what was damaged, and what became of an earlier daemon's runs, if there were any."""
-        self.resources.damages.tell_events(lambda message: self.announcer.tell("daemon_state_damaged", message, "high"))
+        self.resources.damages.tell_events(lambda message: self.announcer.tell(EventType.DAEMON_STATE_DAMAGED, message, "high"))
         if adoption.event.runs or adoption.rows:
             message = f"{adoption.event.why}: {adoption}"
             if adoption.event.continued:
-                self.announcer.tell("daemon_reexecuted", message, "low")
+                self.announcer.tell(EventType.DAEMON_REEXECUTED, message, "low")
             else:
-                self.announcer.tell("daemon_recovered", message, "medium")
+                self.announcer.tell(EventType.DAEMON_RECOVERED, message, "medium")
 
     def _complete_records(self, adoption: Adoption, unwritten: Rows) -> None:
         for info, extra in unwritten:
@@ -109,7 +110,7 @@ class Succession:
     def _tell_of_lost_stdin(self) -> None:
         for run, live in self.catalogue.live.items():
             if live.spawn.stdin == "pipe" and live.stdin is None:
-                self.announcer.tell_of_run("run_progress", run, "its stdin has ended: the daemon that held it died")
+                self.announcer.tell_of_run(EventType.RUN_PROGRESS, run, "its stdin has ended: the daemon that held it died")
 
     def count_earlier_spawns(self) -> None:
         """Count the spawns of the last hour, and the sessions: a restart of the daemon must not be a way around their rates."""

@@ -18,6 +18,7 @@ from ..launch import procfs
 from ..launch.launcher import Launcher
 from ..meters import SESSION_VARIABLES, UNREAD, AgentProgram, Reading, chosen, named
 from ..output.files import OutputFiles
+from ..protocol.event_types import EventType
 from ..protocol.known import NO_METER
 from ..protocol.types import LimitKind, RunId
 from ..runs.live import Live, bounds_of
@@ -59,7 +60,7 @@ class Metering:
         self._launcher = launcher
         self._runs: dict[RunId, MeteredRun] = {}
         self._prices = PriceList(prices, loaded=self._price_again, trouble=trouble)
-        self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, "meter_gap"), trouble=trouble)
+        self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, EventType.METER_GAP), trouble=trouble)
         self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
         self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
         self.report_pricing = ReportPricing(self._runs, self._prices)

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from ..meters.counters import printable
 from ..meters.reading import MAX_LINE
+from ..protocol.event_types import EventType
 from ..protocol.types import RunId
 from ..protocol.units import counted
 from ..runs.live import Live
 from .price_list import PriceList
 from .use import PriceGaps
 
-Publish = Callable[[str, RunId, str], None]
+Publish = Callable[[EventType, RunId, str], None]
 """Type of event, run, message."""
 
 MAX_UNPRICED = 16
@@ -38,14 +39,14 @@ class MeterNotices:
                 f"the meter {live.program.name} recognises nothing in what the run prints: its turns, messages, tokens and cost "
                 "are NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter"
             )
-            self.publish("meter_silent", live.run.id, message)
+            self.publish(EventType.METER_SILENT, live.run.id, message)
 
     def session_lost(self, message: str) -> None:
         """Its session files cannot be told from those of another run."""
         if self.live.program is None:
             self.live.meter_is(silent=True)
         if not self.live.gated or self.live.run.bypassed:  # else the gateway knows what it uses
-            self.publish("meter_silent", self.live.run.id, message)
+            self.publish(EventType.METER_SILENT, self.live.run.id, message)
 
     def skipped(self, count: int) -> None:
         """So many lines of its stdout were too long."""
@@ -53,7 +54,9 @@ class MeterNotices:
         if count and count >= 2 * self._skipped:
             self._skipped = count
             lines = counted(count, "line")
-            self.publish("meter_gap", self.live.run.id, f"{lines} of more than {MAX_LINE} bytes could not be metered so far")
+            self.publish(
+                EventType.METER_GAP, self.live.run.id, f"{lines} of more than {MAX_LINE} bytes could not be metered so far"
+            )
 
     def unpriced(self, gaps: PriceGaps) -> None:
         """These models have no price, as far as that is known yet."""
@@ -65,14 +68,14 @@ class MeterNotices:
         counts = "counts when the agent tells it" if program is not None and program.tells_cost else "is not counted"
         if names := self._fresh(gaps.unpriced):
             message = f'no price is known of {names}: its cost {counts} (set [prices."MODEL"] in the config)'
-            self.publish("meter_unpriced", self.live.run.id, message)
+            self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
         for model, like in gaps.estimated.items():
             if name := self._fresh([model]):
                 message = (
                     f"no price is known of {name}: it is estimated to cost as much as {like}, the dearest known model of its "
                     f'provider, until [prices."{name}"] in the config says what it costs (0 if it is free)'
                 )
-                self.publish("meter_unpriced", self.live.run.id, message)
+                self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
 
     def _fresh(self, models: Iterable[str]) -> str:
         """Return the names of the models that were not told yet, if so many may still be told."""
@@ -87,4 +90,4 @@ class MeterNotices:
         if not self._told_unloaded:
             self._told_unloaded = True
             message = "the price list could not be loaded before the run ended: the cost of its tokens is not counted"
-            self.publish("meter_unpriced", self.live.run.id, message)
+            self.publish(EventType.METER_UNPRICED, self.live.run.id, message)

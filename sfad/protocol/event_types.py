@@ -3,15 +3,60 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-EVENT_TYPES = (
-    "run_accepted", "run_queued", "run_rejected", "run_started", "run_progress", "run_paused", "run_resumed", "run_completed",
-    "run_failed", "run_timeout", "run_cancelled", "run_lost", "run_repeating", "limit_nearing", "limit_exceeded", "limit_changed",
-    "limits_widened", "increase_requested", "increase_approved", "increase_denied", "unadmitted", "alert_survivors", "alert_cost",
-    "alert_budget", "alert_terminations", "alert_limit", "alert_repeating", "alert_unreachable", "alert_disk_full", "meter_gap",
-    "meter_silent", "meter_unpriced", "gateway_bypassed", "egress_refused", "gateway_ended", "hook_failed", "daemon_recovered",
-    "daemon_reexecuting", "daemon_reexecuted", "daemon_ledger_failing", "daemon_ledger_replaced", "daemon_state_dir_lost",
-    "daemon_state_dir_back", "daemon_state_damaged", "daemon_socket_renewed",
-)  # fmt: skip
+from .types import Word
+
+
+class EventType(Word):
+    """`Event.type`: each type that the daemon sends."""
+
+    RUN_ACCEPTED = "run_accepted"
+    RUN_QUEUED = "run_queued"
+    RUN_REJECTED = "run_rejected"
+    RUN_STARTED = "run_started"
+    RUN_PROGRESS = "run_progress"
+    RUN_PAUSED = "run_paused"
+    RUN_RESUMED = "run_resumed"
+    RUN_COMPLETED = "run_completed"
+    RUN_FAILED = "run_failed"
+    RUN_TIMEOUT = "run_timeout"
+    RUN_CANCELLED = "run_cancelled"
+    RUN_LOST = "run_lost"
+    RUN_REPEATING = "run_repeating"
+    LIMIT_NEARING = "limit_nearing"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    LIMIT_CHANGED = "limit_changed"
+    LIMITS_WIDENED = "limits_widened"
+    INCREASE_REQUESTED = "increase_requested"
+    INCREASE_APPROVED = "increase_approved"
+    INCREASE_DENIED = "increase_denied"
+    UNADMITTED = "unadmitted"
+    ALERT_SURVIVORS = "alert_survivors"
+    ALERT_COST = "alert_cost"
+    ALERT_BUDGET = "alert_budget"
+    ALERT_TERMINATIONS = "alert_terminations"
+    ALERT_LIMIT = "alert_limit"
+    ALERT_REPEATING = "alert_repeating"
+    ALERT_UNREACHABLE = "alert_unreachable"
+    ALERT_DISK_FULL = "alert_disk_full"
+    METER_GAP = "meter_gap"
+    METER_SILENT = "meter_silent"
+    METER_UNPRICED = "meter_unpriced"
+    GATEWAY_BYPASSED = "gateway_bypassed"
+    EGRESS_REFUSED = "egress_refused"
+    GATEWAY_ENDED = "gateway_ended"
+    HOOK_FAILED = "hook_failed"
+    DAEMON_RECOVERED = "daemon_recovered"
+    DAEMON_REEXECUTING = "daemon_reexecuting"
+    DAEMON_REEXECUTED = "daemon_reexecuted"
+    DAEMON_LEDGER_FAILING = "daemon_ledger_failing"
+    DAEMON_LEDGER_REPLACED = "daemon_ledger_replaced"
+    DAEMON_STATE_DIR_LOST = "daemon_state_dir_lost"
+    DAEMON_STATE_DIR_BACK = "daemon_state_dir_back"
+    DAEMON_STATE_DAMAGED = "daemon_state_damaged"
+    DAEMON_SOCKET_RENEWED = "daemon_socket_renewed"
+
+
+EVENT_TYPES = tuple(EventType)
 
 HOOK_TYPES = tuple(each for each in EVENT_TYPES if not each.startswith("hook_"))
 """Those that start hooks: a hook that is started when one fails could fail for ever."""

@@ -13,6 +13,8 @@ Scope = Literal["run", "tree"]
 
 
 class LimitSpec(Struct, frozen=True):
+    letter: str
+    """Its name where there is room for one character (`sfactl top`)."""
     unit: Literal["s", "USD", "bytes", "cores", ""]
     """Of thresholds and amounts on the wire; empty for a plain number."""
     counts: str
@@ -51,40 +53,40 @@ class LimitSpec(Struct, frozen=True):
 
 KINDS: dict[LimitKind, LimitSpec] = {
     LimitKind.TIME: LimitSpec(
-        "s", "seconds without pauses", "run", "clock", 1.0, "max_time", default=120.0, key="timeout", learned_from="elapsed_s",
+        "t", "s", "seconds without pauses", "run", "clock", 1.0, "max_time", default=120.0, key="timeout", learned_from="elapsed_s",
         words=("wall", "wall_time", "timeout", "duration"), fields=("max_duration_ms",),
     ),
     LimitKind.TURNS: LimitSpec(
-        "", "tool calls", "run", "meter", 1, "max_turns", default=25, learned_from="turns",
+        "n", "", "tool calls", "run", "meter", 1, "max_turns", default=25, learned_from="turns",
         words=("turn", "tool_call", "tool_calls"), fields=("max_turns",),
     ),
     LimitKind.MESSAGES: LimitSpec(
-        "", "messages of the model", "run", "meter", 1, learned_from="messages", words=("message",), fields=("max_messages",)
+        "m", "", "messages of the model", "run", "meter", 1, learned_from="messages", words=("message",), fields=("max_messages",)
     ),
     LimitKind.TOKENS: LimitSpec(
-        "", "tokens in and out", "tree", "meter", 1, learned_from="tokens", words=("token",), fields=("max_tokens",)
+        "k", "", "tokens in and out", "tree", "meter", 1, learned_from="tokens", words=("token",), fields=("max_tokens",)
     ),
     LimitKind.COST: LimitSpec(
-        "USD", "USD", "tree", "meter", 0.01, "max_cost", default=1.0, learned_from="cost_usd",
+        "$", "USD", "USD", "tree", "meter", 0.01, "max_cost", default=1.0, learned_from="cost_usd",
         words=("usd", "cost_usd", "total_cost", "total_cost_usd"), fields=("max_cost_usd", "max_total_cost_usd"),
     ),
     LimitKind.PLANNING_COST: LimitSpec(
-        "USD", "USD reported as planning", "tree", "meter", 0.01, "max_cost",
+        "p", "USD", "USD reported as planning", "tree", "meter", 0.01, "max_cost",
         words=("planning", "planning_cost_usd"), fields=("max_planning_cost_usd",),
     ),
     LimitKind.EXECUTION_COST: LimitSpec(
-        "USD", "USD reported as execution", "tree", "meter", 0.01, "max_cost",
+        "x", "USD", "USD reported as execution", "tree", "meter", 0.01, "max_cost",
         words=("execution", "execution_cost_usd"), fields=("max_execution_cost_usd",),
     ),
     LimitKind.OUTPUT: LimitSpec(
-        "bytes", "bytes kept of stdout, and of stderr", "run", "output", 2**16, "max_output", default=2**26,
+        "o", "bytes", "bytes kept of stdout, and of stderr", "run", "output", 2**16, "max_output", default=2**26,
         instead="the oldest is freed",
     ),
     # with less than a mebibyte no command can be executed
-    LimitKind.MEMORY: LimitSpec("bytes", "bytes of memory", "tree", "kernel", 2**20, words=("mem",)),
-    LimitKind.PIDS: LimitSpec("", "processes", "tree", "kernel", 1, default=1024, words=("pid", "processes")),
+    LimitKind.MEMORY: LimitSpec("M", "bytes", "bytes of memory", "tree", "kernel", 2**20, words=("mem",)),
+    LimitKind.PIDS: LimitSpec("#", "", "processes", "tree", "kernel", 1, default=1024, words=("pid", "processes")),
     # the kernel takes no less than 1 ms of every 100 (`cpu.max`, cgroups(7))
-    LimitKind.CPU: LimitSpec("cores", "cores", "tree", "kernel", 0.01, instead="throttled", words=("cpus", "cores")),
+    LimitKind.CPU: LimitSpec("c", "cores", "cores", "tree", "kernel", 0.01, instead="throttled", words=("cpus", "cores")),
 }  # fmt: skip
 """In the order in which limits are shown."""
 

@@ -15,6 +15,7 @@ from ..host.displacement import Displacement
 from ..host.private_files import identity
 from ..host.socket_file import PathError, bind_socket, unbind_socket
 from ..loop.runtime import Runtime
+from ..protocol.event_types import EventType
 
 ACCEPT_PAUSE = 1.0
 """Seconds before the next try when a connection could not be accepted for want of descriptors or memory."""
@@ -127,7 +128,7 @@ class Listener:
         self._listen_on(*bound)
         what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
         self._log.warning(what)
-        self._runtime.announcer.tell("daemon_socket_renewed", what, "medium")
+        self._runtime.announcer.tell(EventType.DAEMON_SOCKET_RENEWED, what, "medium")
 
     def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
         if self._sock.fileno() < 0 or identity(self._path) == self.inode:

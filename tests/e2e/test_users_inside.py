@@ -65,7 +65,7 @@ class Shared:
     def submit(self, uid: int, script: str, **options: Any) -> RunInfo:
         """Return a run of a shell script once it has ended. The caller is a process of the user."""
         with Client(self.daemon.socket) as client:
-            options = {"cwd": os.fsencode(self.place), "env": self.env(uid)} | options
+            options = {"cwd": os.fsencode(self.homes[uid]), "env": self.env(uid)} | options
             return ended(client, started(client, ["sh", "-c", script], **options).id)
 
     def shell(self, uid: int, script: str, *, groups: tuple[int, ...] = (), **options: Any) -> list[str]:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
-from sfactl.top import frame
-from sfactl.top.keys import Keys
+from sfactl.top.app import TopApp
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, LimitKind, LimitState, Reason, RunInfo, Status, Usage
 from tests.top.test_table import info
@@ -20,13 +16,17 @@ DOCS = Path(__file__).parents[2] / "docs"
 NOW = datetime(2026, 1, 31, 22, 4, 5, tzinfo=UTC)
 
 
-def main() -> None:
-    keys = Keys(None, lambda work: work(), lambda: None, lambda: None)
-    keys.take(m.RunList(id=0, runs=runs()))
-    console = Console(record=True, width=100, file=StringIO(), force_terminal=True, color_system="truecolor")
-    for line in frame.draw(keys, 100, 20, NOW):
-        console.print(Text.assemble(*((segment.text, segment.style or "") for segment in line)), no_wrap=True, end="\n")
-    (DOCS / "top.svg").write_text(console.export_svg(title="sfactl top", unique_id="top"))
+class Pictured(TopApp):
+    def now(self) -> datetime:
+        return NOW
+
+
+async def main() -> None:
+    app = Pictured(None)
+    async with app.run_test(size=(100, 20)) as pilot:
+        app.take(m.RunList(id=0, runs=runs()))
+        await pilot.pause()
+        (DOCS / "top.svg").write_text(app.export_screenshot(title="sfactl top"))
 
 
 def limit(kind: LimitKind, used: float, threshold: float, action: Action = Action.TERMINATE) -> LimitState:
@@ -69,4 +69,4 @@ def runs() -> list[RunInfo]:
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfactl.top.cells import Layout, bars
-from sfactl.top.prompt import Prompt
 from sfactl.top.table import MOST_ENDED, RunTable
 from sfad.core.ids import run_id
+from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import Action, LimitKind, LimitState, RunInfo, Status, Usage
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
@@ -91,16 +91,11 @@ def test_bars_fit(limits: list[tuple[LimitKind, float, float]], room: int) -> No
     assert sum(len(text) for text, _ in bars(states, 5.0, room, 0.8)) <= room
 
 
-@given(
-    st.lists(st.sampled_from(["left", "right", "home", "end", "backspace", "delete", "ctrl+u", "ctrl+w", "a", "é", " ", "\x1b"]))
-)
-def test_a_prompt_takes_any_keys(keys: list[str]) -> None:
-    prompt = Prompt("", lambda _text: None)
-    for key in keys:
-        if not prompt.edit(key):
-            prompt.type(key)
-        assert 0 <= prompt.at <= len(prompt.text)
-    assert prompt.text.isprintable()
+def test_each_kind_of_limit_has_a_letter_of_its_own() -> None:
+    assert set(KINDS) == set(LimitKind)
+    letters = [spec.letter for spec in KINDS.values()]
+    assert all(len(letter) == 1 and letter.isprintable() for letter in letters)
+    assert len(set(letters)) == len(letters)
 
 
 def test_a_narrow_terminal_keeps_the_state_before_the_limits() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -180,6 +182,59 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
             terminal.until(lambda: not terminal.line_of("other"))
             terminal.press("?")
             terminal.until(r"── keys")
+
+
+def test_output_that_comes_fast_is_followed_until_a_person_scrolls(daemon: Daemon) -> None:
+    script = (
+        "seq -f 'line %.0f, which is too long for a narrow terminal' 100000; printf begun; while :; do sleep 0.1; echo more; done"
+    )
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", script], name="flood").id
+        with top(daemon.env, columns=40) as terminal:
+            terminal.until(r"\w+ flood +running")
+            terminal.press("/flood" + ENTER + "o")
+            terminal.until(r"(?m)^more$")
+            terminal.press("[[[")
+            terminal.until(lambda: "more" not in terminal.text)
+            assert re.search(r"(?m)^line 99\d\d\d, which is too long for a narr$\now terminal$", terminal.text)
+            terminal.press("]" * 10)
+            terminal.until(r"(?m)^more$")
+        stopped(client, run)
+
+
+def test_a_question_leaves_the_tree_on_the_screen_and_q_does_not_wait_for_a_stop(daemon: Daemon) -> None:
+    with daemon.client() as client:
+        run = started(client, ["sh", "-c", "trap '' TERM INT; while :; do sleep 1; done"], name="stubborn", grace=60.0).id
+        with top(daemon.env) as terminal:
+            terminal.until(r"\w+ stubborn +running")
+            terminal.press("/stubborn" + ENTER + "s")
+            terminal.until(rf"(?s) stubborn +running.*\nstop {run} \(stubborn\)\? y/N")
+            terminal.press("y")
+            terminal.until(lambda: "stopping" in terminal.line_of("stubborn"))
+            terminal.press("q")
+            assert terminal.exit_code() == 0
+            assert about(client, run).status is Status.STOPPING
+        stopped(client, run, grace=0.0)
+
+
+def test_escape_does_not_wait_for_a_daemon_that_hangs(start: Start) -> None:
+    daemon = start()
+    with daemon.client() as client:
+        started(client, SLEEP, name="only")
+    with top(daemon.env) as terminal:
+        terminal.until(r"\w+ only +running")
+        terminal.press("l")
+        terminal.until(r"limits of \w+ \(only\)")
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            terminal.press("turns=20" + ENTER)
+            terminal.until("turns=20")
+            terminal.press(ESCAPE)
+            terminal.until(lambda: "limits of" not in terminal.text)
+            terminal.press("?")
+            terminal.until(r"── keys")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
 
 
 def test_a_daemon_that_goes_away_is_waited_for(start: Start) -> None:

@@ -1,0 +1,191 @@
+"""What is asked of the daemon: the runs as they change, single requests, the output of a run. Each waits in a thread of its own.
+
+They are daemon threads, not Textual's thread workers: asyncio waits for those at exit, but `q` leaves while a stop is under way.
+"""
+
+import asyncio
+import codecs
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TypeVar
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunId
+
+from ..connection import Client, DaemonError, Unreachable, connect
+from ..exits import Quit
+from ..follower import FileWatch, Follower, data_from
+from ..output import plain
+
+STATUS_AGAIN = 5.0
+"""Seconds between two looks at the alerts and the cost of the last hour, which passes without a change of any run."""
+AGAIN = 0.5
+"""Seconds between attempts to reach a daemon that is away."""
+BEFORE = 64 * 1024
+"""Bytes of earlier output that are shown."""
+MOST = 1024 * 1024
+"""Bytes that are shown of output which comes faster than it is read: the newest."""
+LOOK = 1.0
+"""Seconds after which an agent's text is asked for again without a change of its file."""
+
+R = TypeVar("R", bound=m.Reply)
+Told = m.RunList | m.RunsPush | m.DaemonStatus
+
+
+def said(error: Quit | OSError) -> str:
+    return error.message if isinstance(error, Quit) else str(error)
+
+
+async def ask(socket: str | None, request: m.Request, expected: type[R]) -> R:
+    """Return the daemon's reply. Raise `Quit`, `OSError`. If it is cancelled, the request is not withdrawn."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[R] = loop.create_future()
+
+    def settle(reply: R | None, error: BaseException | None) -> None:
+        if answered.done():  # cancelled
+            return
+        if reply is not None:
+            answered.set_result(reply)
+        elif error is not None:
+            answered.set_exception(error)
+
+    def work() -> None:
+        reply, failure = None, None
+        try:
+            with connect(socket) as client:
+                reply = client.call(request, expected)
+        except Exception as error:  # noqa: BLE001 (raised again in the caller)
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed: top has been left
+            loop.call_soon_threadsafe(settle, reply, failure)
+
+    threading.Thread(target=work, name="ask", daemon=True).start()
+    return await answered
+
+
+class Feed:
+    """Receives runs and alerts, and comes back when the daemon does. `take` and `away` are called in its thread, `away` with the
+    reason why the daemon cannot be asked."""
+
+    def __init__(self, socket: str | None, wanted: m.WatchRuns) -> None:
+        """Connect, and receive the first runs. Raise `Unreachable`, `DaemonError`."""
+        self._socket, self._wanted = socket, wanted
+        self._client: Client | None = connect(socket)
+        self.first = self._client.call(wanted, m.RunList)
+
+    def start(self, take: Callable[[Told], object], away: Callable[[str], object]) -> None:
+        threading.Thread(target=self._work, args=(take, away), name="feed", daemon=True).start()
+
+    def _work(self, take: Callable[[Told], object], away: Callable[[str], object]) -> None:
+        while True:
+            try:
+                if self._client is None:
+                    self._client = connect(self._socket)
+                    self._client.send(self._wanted)
+                self._follow(self._client, take)
+            except Quit as error:
+                gone = isinstance(error, Unreachable) and error.kind in ("missing", "refused", "gone")
+                away("the daemon is away" if gone else error.message)
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+            time.sleep(AGAIN)
+
+    def _follow(self, client: Client, take: Callable[[Told], object]) -> None:
+        """Pass on what comes until the connection ends. Raise `Unreachable`, `DaemonError`."""
+        aside = {client.send(m.Events(id=0, types=["alert_*"], rows=1, follow=True))}
+        due = 0.0
+        while True:
+            if time.monotonic() >= due:
+                aside.add(client.send(m.DaemonInfo(id=0)))
+                due = time.monotonic() + STATUS_AGAIN
+            if not select.select([client], [], [], max(due - time.monotonic(), 0.0))[0]:
+                continue
+            for answer in client.arrived():
+                reply = answer.reply
+                if isinstance(reply, m.EventPush):
+                    due = 0.0
+                elif isinstance(reply, Told):
+                    take(reply)
+                elif isinstance(reply, m.Error) and reply.id not in aside:  # a run may see runs, but no alerts
+                    raise DaemonError(reply.code, reply.message)
+                if isinstance(reply, m.DaemonStatus | m.Error):
+                    aside.discard(reply.id)
+
+
+class OutputTail:
+    """Follows the output of one run. Calls `show` in its thread, with itself and text that has no control characters but line ends,
+    until it is stopped."""
+
+    def __init__(self, socket: str | None, run: RunId, *, stderr: bool, show: "Callable[[OutputTail, str], object]") -> None:
+        self._socket, self._run, self._stderr, self._show = socket, run, stderr, show
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stopped, self._stop = os.pipe()
+        threading.Thread(target=self._work, name="tail", daemon=True).start()
+
+    def stop(self) -> None:
+        """Show nothing more. The thread ends by itself."""
+        if self._stop >= 0:
+            os.close(self._stop)
+            self._stop = -1
+
+    def _work(self) -> None:
+        try:
+            with connect(self._socket) as client:
+                files, descriptors = client.ask(m.Logs(id=0, run=self._run, form="raw" if self._stderr else "auto"), m.LogFiles)
+                try:
+                    self._follow(client, files, descriptors[1 if self._stderr else 0])
+                finally:
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+        except (Quit, OSError) as error:
+            self._tell(f"\n{said(error)}\n")
+        os.close(self._stopped)
+
+    def _follow(self, client: Client, files: m.LogFiles, file: int) -> None:
+        if not files.kept:
+            self._tell("this run keeps no output (--no-log, or --stdio inherit)\n")
+        growth = FileWatch()
+        growth.watch(file)
+        pieces = self._texts(client) if files.text else self._bytes(file)
+        try:
+            while True:
+                growth.drain()
+                while data := next(pieces):
+                    self._tell(self._decoder.decode(data))
+                poll = select.poll()
+                poll.register(self._stopped, select.POLLIN)
+                if growth.descriptor >= 0:
+                    poll.register(growth.descriptor, select.POLLIN)
+                if self._stopped in dict(poll.poll(1000 * (growth.timeout or LOOK))):
+                    return
+        finally:
+            growth.close()
+
+    def _bytes(self, file: int) -> Iterator[bytes]:
+        """Yield what the file has more; nothing at its end."""
+        reader = Follower(file, file, lambda note: self._tell(f"({note})\n"))
+        reader.offset = data_from(file, 0) or 0
+        before = BEFORE
+        while True:
+            reader.offset = max(reader.offset, os.fstat(file).st_size - before)
+            yield reader.take() if reader.fill() else b""
+            before = MOST
+
+    def _texts(self, client: Client) -> Iterator[bytes]:
+        """Yield what the agent's events say; nothing if they say nothing more so far."""
+        cursor, over = b"", False
+        while True:
+            part = None if over else client.call(m.Text(id=0, run=self._run, cursor=cursor), m.TextPart)
+            if part is not None:
+                cursor, over = part.cursor, part.ended and not part.more
+            if part is None or part.text or not part.more:
+                yield part.text if part is not None else b""
+
+    def _tell(self, text: str) -> None:
+        if self._stop >= 0:
+            self._show(self, "\n".join(map(plain, text.replace("\r\n", "\n").expandtabs(4).split("\n"))))
