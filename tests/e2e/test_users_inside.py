@@ -50,7 +50,9 @@ class Shared:
         self.homes = {uid: place / f"home-{uid}" for uid in (FIRST, SECOND, NOBODY)}
         for uid, home in self.homes.items():
             home.mkdir(mode=0o700)
-            os.chown(home, uid, uid)
+            (work := home / "work").mkdir()
+            for owned in (home, work):
+                os.chown(owned, uid, uid)
         self.python = str(place / "python" / "bin" / Path(sys.executable).resolve().name)
 
     def env(self, uid: int) -> list[bytes]:
@@ -65,7 +67,7 @@ class Shared:
     def submit(self, uid: int, script: str, **options: Any) -> RunInfo:
         """Return a run of a shell script once it has ended. The caller is a process of the user."""
         with Client(self.daemon.socket) as client:
-            options = {"cwd": os.fsencode(self.homes[uid]), "env": self.env(uid)} | options
+            options = {"cwd": os.fsencode(self.homes[uid] / "work"), "env": self.env(uid)} | options
             return ended(client, started(client, ["sh", "-c", script], **options).id)
 
     def shell(self, uid: int, script: str, *, groups: tuple[int, ...] = (), **options: Any) -> list[str]:

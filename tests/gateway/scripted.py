@@ -60,7 +60,7 @@ class Provider:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while True:
             if condition():
                 return

@@ -406,7 +406,7 @@ async def test_the_reply_to_a_paused_client_is_read_and_charged_and_kept(*, brea
     async with house(Provider(saying(raw))) as the, await the.connect() as stream:
         request = post(MESSAGES, STREAMED)
         await stream.send_all(request)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await until(lambda: bool(the.gate.told))
             (told,) = the.gate.told
             assert (told.tokens is not None and told.tokens.output == 50, told.partial) == (not breaks_off, breaks_off)
