@@ -19,6 +19,7 @@ from ..config import GatewayConfig, UpstreamConfig
 from ..host.tasks import keep_serving
 from ..launch.launcher import Launcher
 from ..observe.log import Log
+from ..protocol.event_types import EventType
 from ..protocol.messages import EndCall, UpstreamInfo
 from ..protocol.types import RunId, Severity
 from ..runs.live import Live
@@ -32,7 +33,7 @@ class Gateways:
         config: GatewayConfig,
         launcher: Launcher,
         log: Log,
-        tell: Callable[[str, str, Severity], None],
+        tell: Callable[[EventType, str, Severity], None],
         settle: Callable[[int | None, list[EndCall]], Awaitable[None]],
         live: Callable[[], Iterable[Live]],
         damaged: Callable[[str], None],
