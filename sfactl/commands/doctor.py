@@ -188,7 +188,7 @@ def _answering(title: str, url: str, pid: int | None, containment: str) -> Itera
         fix = "modprobe tcp_diag; it needs Linux 5.8. Or set containment.mode to tags"
         yield _feature("sock_diag", found["cgroup"] is not None, "the kernel tells which run opened a connection", fix)
     for name, upstream in found["upstreams"].items():
-        yield _upstream(name, upstream)
+        yield _upstream(f"upstream {name}{title.removeprefix('gateway')}", name, upstream)
 
 
 def _asked(url: str) -> dict[str, Any]:
@@ -205,9 +205,9 @@ def _asked(url: str) -> dict[str, Any]:
     return cast(dict[str, Any], decode(text))
 
 
-def _upstream(name: str, found: Mapping[str, Any]) -> Finding:
+def _upstream(title: str, name: str, found: Mapping[str, Any]) -> Finding:
     """Return the state of an upstream and of its key."""
-    title, key = f"upstream {name}", f"gateway.upstreams.{name}"
+    key = f"gateway.upstreams.{name}"
     if found["key_error"] is not None:
         return Finding(
             title, "bad", f"its key cannot be read: {found['key_error']}", f"set {key}.key_file or .key_env, and the key there"
