@@ -23,7 +23,7 @@ from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from .. import output
-from ..connection import ABSENT, Unreachable, connect
+from ..connection import ABSENT, Unreachable, connect, start_of
 from ..exits import ExitCode, Quit
 from ..options import COMMON, Parameter
 from .shim import ShimPlace, installed
@@ -91,8 +91,9 @@ def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
 
 
 def _unreachable(error: Unreachable) -> tuple[str, str, str]:
+    by_hand = start_of(error.path)
     fixes = {
-        "missing": "the first `sfactl spawn` starts one, or: sfad serve",
+        "missing": by_hand if by_hand.startswith("as root: ") else "the first `sfactl spawn` starts one, or: sfad serve",
         "refused": "start it again: sfad serve, or the first `sfactl spawn`",
         "denied": "use your own daemon, or have the administrator add you",
         "untrusted": "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be trusted",

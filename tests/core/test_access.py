@@ -57,7 +57,7 @@ OF_ADMINS = {"config", "metrics", "reload", "test_hook"}
 OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload", "test_hook"}
 UNBOUND = {"hello", "select", "session_rights"}
 """What no `--deny` takes away."""
-WITH = {"logs": {"text", "transcript"}, "list": {"watch_runs"}, "spawn": {"start_session"}}
+WITH = {"info": {"recall"}, "logs": {"text", "transcript"}, "list": {"watch_runs"}, "spawn": {"start_session"}}
 """What a verb takes along where it is denied."""
 STARTS = {"spawn", "start_session"}
 

@@ -178,14 +178,17 @@ def two_users_share_it(machine: Machine) -> None:
     assert sfactl(0, "rerun", "--dry-run", f"of-{ann}").startswith(f"sfactl spawn --name of-{ann} --cwd / -- sh -c")
     assert seen(0) == {f"of-{ann}", f"of-{ben}"}
     machine.system.run("setpriv", f"--reuid={ben}", "--clear-groups", "find", "/var/lib/sfad/output", code=1)
+    shown = sfactl(0, "events", "--type", "run_started", "--run", f"of-{ann}")
+    assert f"(of-{ann} of {ann})" in shown, "the operator sees whose runs the events are of"
+    assert f"(of-{ann})\n" in sfactl(ann, "events", "--type", "run_started")
     sfactl(0, "stop", "--all")
     assert machine.system.run("pgrep", "--uid", f"{ann},{ben}", code=None) == ""
 
 
 def a_user_removes_only_their_own(machine: Machine) -> None:
-    machine.login(f"{SFAD} install --user\nsfactl spawn -q --name own -- sleep 600")
-    assert "would end: 1 live run: own" in machine.login(f"{SFAD} install --remove --dry-run")
-    removed = machine.login(f"{SFAD} install --remove --yes")
+    install = f"{SFAD} install --user; sfactl spawn -q --name own -- sleep 600"
+    removed = machine.login(f"{install}; {SFAD} install --remove --dry-run && {SFAD} install --remove --yes")
+    assert "would end: 1 live run: own" in removed
     assert f"removed: {UNITS}/sfad.service" in removed
     assert "sudo" not in removed
     assert machine.system.run("systemctl", "is-active", "sfad.service") == "active\n"
@@ -197,5 +200,8 @@ def a_user_starts_no_daemon_beside_it(machine: Machine) -> None:
     machine.system.run("systemctl", "stop", "sfad.service", "sfad.socket")
     shown = machine.cron("sfactl spawn -- true", code=69)
     assert "as root: systemctl start sfad.socket" in shown
+    shown = machine.cron("sfactl run -q -- true; SFAD_SOCKET=/run/sfad/sfad.sock sfactl list", code=69)
+    assert "this is its history" not in shown, "the user's own daemon has one"
+    assert "as root: systemctl start sfad.socket" in machine.system.run("sh", "-c", "sfactl status 2>&1", code=69)
     assert machine.system.run("pgrep", "--uid", str(UID), "-f", "sfad serve", code=None) == ""
     machine.system.run("systemctl", "start", "sfad.socket")
