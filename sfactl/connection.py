@@ -386,10 +386,22 @@ def check(reply: Reply) -> None:
         raise DaemonError(reply.code, reply.message)
 
 
+def start_of(path: str) -> str:
+    """Return how to start the daemon of a socket."""
+    systems = path in (SYSTEM_SOCKET, f"{SYSTEM_STATE}/sfad.sock") and system_unit() is not None
+    return "as root: systemctl start sfad.socket" if systems else "start one with 'sfad serve'"
+
+
+def system_unit() -> str | None:
+    """Return the unit of a daemon for all users, if one is installed."""
+    places = (f"{place}/systemd/system/sfad.socket" for place in ("/etc", "/usr/lib", "/lib"))
+    return next((unit for unit in places if os.path.exists(unit)), None)
+
+
 def explain(path: str, error: OSError) -> Unreachable:
     """Return the error for a failed `socket` or `connect`, with what the user can do."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Unreachable(path, "missing", "the socket does not exist: no daemon is running; start one with 'sfad serve'")
+        return Unreachable(path, "missing", f"the socket does not exist: no daemon is running; {start_of(path)}")
     if error.errno == errno.ECONNREFUSED:
         return Unreachable(
             path,

@@ -5,6 +5,10 @@ That process is `sfad.history`, a separate program like the daemon, so this pack
 
 from __future__ import annotations
 
+import os
+
+from sfad.protocol.places import SYSTEM_SOCKET, SYSTEM_STATE
+
 from . import connection, output
 from .connection import ABSENT, Client, DaemonError, Unreachable
 from .exits import ExitCode, Quit
@@ -15,8 +19,8 @@ def connect(flag: str | None) -> Client:
     """Connect to the daemon, or if it is not running, to the history in the state directory of the user's daemon, with a
     note on stderr. Raise `Unreachable`, and `Quit` for a history that cannot be read.
 
-    There is no history for a socket that `--socket` or SFA_SOCKET names, because that daemon may have any state directory; nor
-    inside a run, which may read only its own subtree."""
+    There is no history for a socket that `--socket` or SFA_SOCKET names, because that daemon may have any state directory; nor of
+    the system's daemon for a user that SFAD_SOCKET leads to it; nor inside a run, which may read only its own subtree."""
     try:
         return connection.connect(flag)
     except Unreachable as error:
@@ -25,6 +29,8 @@ def connect(flag: str | None) -> Client:
         from .ledger_reader import LedgerReader, readable
 
         state = readable(error)
+        if error.path == SYSTEM_SOCKET and str(state) != SYSTEM_STATE and not os.environ.get("SFAD_STATE_DIR"):
+            raise  # what there is would be the history of the user's own daemon
         try:
             found = LedgerReader(state)
         except DaemonError as unreadable:

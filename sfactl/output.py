@@ -68,14 +68,19 @@ def harmless(text: str) -> str:
     return "".join(plain(c) if (c < " " and c not in "\t\n") or "\x7f" <= c <= "\x9f" else c for c in text)
 
 
-def of_others(users: Iterable[str]) -> bool:
-    """Return whether one of these is another user than this process's."""
-    import pwd  # only the lists of runs need it
+def own_user() -> str:
+    """Return the name of this process's user."""
+    import pwd  # only lists of runs and events need it
 
     try:
-        own = pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        own = str(os.getuid())
+        return str(os.getuid())
+
+
+def of_others(users: Iterable[str]) -> bool:
+    """Return whether one of these is another user than this process's."""
+    own = own_user()
     return any(user != own for user in users)
 
 

@@ -24,8 +24,6 @@ from .exits import ExitCode, Quit
 READY_TIMEOUT = 15.0
 """Seconds until the daemon must listen. To recover a thousand runs takes about 2."""
 LOG = "sfad.log"
-SYSTEM_UNITS = tuple(Path(place, "systemd/system/sfad.socket") for place in ("/etc", "/usr/lib", "/lib"))
-"""Where the unit of a daemon for all users is."""
 PASSED_ON = ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG")
 
 
@@ -62,7 +60,7 @@ def start() -> Client:
 
 def _leave_to_system() -> None:
     """Raise `Quit` if this machine has a daemon for all users, and this user has not chosen another."""
-    installed = next((unit for unit in SYSTEM_UNITS if unit.exists()), None)
+    installed = connection.system_unit()
     for_others = SYSTEM_SOCKET.exists() and not os.access(SYSTEM_SOCKET, os.W_OK)
     if installed is None or for_others or any(os.environ.get(name) for name in PASSED_ON) or _own_unit():
         return

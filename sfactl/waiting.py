@@ -58,7 +58,7 @@ def _paused(run: RunInfo, who: str) -> Waiting:
     if reason is not None:
         why = output.plain(reason.message)
         if reason.kind == "budget":
-            command = "raise the budget in the config, then: sfactl reload"
+            command = "as an operator, raise the budget in the config, then: sfactl reload"
         elif reason.limit_kind is not None:
             command += f" [--limit {reason.limit_kind}=N]"
     return Waiting(what="paused", runs=[run.id], message=f"{who} is paused: {why}", command=command)

@@ -196,6 +196,8 @@ def install(
             return Installer(user=user, dry_run=dry_run).install(linger=linger)
         both = [Installer(user=each, dry_run=dry_run) for each in (True, False)]
         wanted = [Installer(user=user, dry_run=dry_run)] if user or system else [each for each in both if each.installed()]
+        if os.geteuid() != 0:
+            del wanted[1:]  # beside the system's service, a user means their own
         for installer in wanted:
             installer.confirm_removal(yes=yes)
         for installer in wanted:

@@ -144,7 +144,7 @@ class History:
         try:
             descriptors = self._output.open_for_reader(run.id)
         except NOT_KEPT as error:
-            raise no_output(run.id, error) from None
+            raise no_output(run, error) from None
         out, err = told(self._output, run, descriptors) if request.times else ([], [])
         # without a daemon, a reader would not learn when a live run ends: it gets what there is
         return m.LogFiles(id=request.id, run=run.id, ended=True, out_times=out, err_times=err), descriptors

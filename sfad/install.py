@@ -231,8 +231,9 @@ class Installer:
                 "'sfactl spawn' start a daemon"
             )
         if not self._user and os.geteuid() != 0:
-            words = shlex.join([*program(), *sys.argv[1:]])
-            raise InstallError(f"--system needs root: sudo {words}", exits.NOT_PERMITTED)
+            # root may have a service of their own, too
+            words = [*sys.argv[1:], *(["--system"] if "--system" not in sys.argv else [])]
+            raise InstallError(f"the system's service needs root: sudo {shlex.join([*program(), *words])}", exits.NOT_PERMITTED)
         for name in ("SFAD_SOCKET", "SFAD_STATE_DIR", "SFAD_CONFIG"):
             if name in os.environ:
                 print(f"note: {name} is set in this shell; the service does not use it, but sfactl does")

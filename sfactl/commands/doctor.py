@@ -23,7 +23,7 @@ from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
 from .. import output
-from ..connection import ABSENT, Unreachable, connect
+from ..connection import ABSENT, Unreachable, connect, start_of
 from ..exits import ExitCode, Quit
 from ..options import COMMON, Parameter
 from .shim import ShimPlace, installed
@@ -91,8 +91,9 @@ def _daemon(socket: str | None) -> tuple[DaemonStatus | None, Finding]:
 
 
 def _unreachable(error: Unreachable) -> tuple[str, str, str]:
+    by_hand = start_of(error.path)
     fixes = {
-        "missing": "the first `sfactl spawn` starts one, or: sfad serve",
+        "missing": by_hand if by_hand.startswith("as root: ") else "the first `sfactl spawn` starts one, or: sfad serve",
         "refused": "start it again: sfad serve, or the first `sfactl spawn`",
         "denied": "use your own daemon, or have the administrator add you",
         "untrusted": "use another socket, or remove this one; SFAD_SERVICE_USER names one more user to be trusted",
@@ -188,7 +189,7 @@ def _answering(title: str, url: str, pid: int | None, containment: str) -> Itera
         fix = "modprobe tcp_diag; it needs Linux 5.8. Or set containment.mode to tags"
         yield _feature("sock_diag", found["cgroup"] is not None, "the kernel tells which run opened a connection", fix)
     for name, upstream in found["upstreams"].items():
-        yield _upstream(name, upstream)
+        yield _upstream(f"upstream {name}{title.removeprefix('gateway')}", name, upstream)
 
 
 def _asked(url: str) -> dict[str, Any]:
@@ -205,9 +206,9 @@ def _asked(url: str) -> dict[str, Any]:
     return cast(dict[str, Any], decode(text))
 
 
-def _upstream(name: str, found: Mapping[str, Any]) -> Finding:
+def _upstream(title: str, name: str, found: Mapping[str, Any]) -> Finding:
     """Return the state of an upstream and of its key."""
-    title, key = f"upstream {name}", f"gateway.upstreams.{name}"
+    key = f"gateway.upstreams.{name}"
     if found["key_error"] is not None:
         return Finding(
             title, "bad", f"its key cannot be read: {found['key_error']}", f"set {key}.key_file or .key_env, and the key there"

@@ -78,7 +78,7 @@ def main(
         wanted.after = whole("--since", since, 0, MOST_WHOLE)
     else:
         wanted.after, wanted.since = 0, _moment(since)
-    found = False
+    found, own = False, output.own_user()
     # without a daemon there is a history, but nothing to follow
     with _connect_when_there(socket) if follow_ else history.connect(socket) as client:
         for event in _Events(client, wanted):
@@ -86,7 +86,7 @@ def main(
             if json:
                 output.print_json(event)
             else:
-                print(line(event), flush=follow_)
+                print(_line(event, own), flush=follow_)
     if not found:
         output.note("no event matches")
     return ExitCode.DONE
@@ -113,11 +113,12 @@ def _moment(text: str) -> float:
         raise UsageError(f"{error.message}, nor the number of an event (4711)") from None
 
 
-def line(event: Event) -> str:
-    """Return an event as people read it."""
+def _line(event: Event, own: str) -> str:
+    """Return an event as people read it. `own`: the user who reads it."""
     time_ = output.local(event.time) if event.time else "-"
     severity = "" if event.severity == SEVERITIES[0] else f" [{event.severity}]"
-    run = f" {event.run_id} ({output.plain(event.agent_name or '-')})" if event.run_id else ""
+    whose = f" of {output.plain(event.user)}" if event.user not in (None, own) else ""
+    run = f" {event.run_id} ({output.plain(event.agent_name or '-')}{whose})" if event.run_id else ""
     message = f": {output.plain(event.message)}" if event.message else ""
     return f"{time_} #{event.seq} {output.plain(event.type)}{severity}{run}{message}"
 

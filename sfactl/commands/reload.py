@@ -24,6 +24,8 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         return ExitCode.DONE
     for change in found.changed:
         print(_line(change))
+    if any(change.waits for change in found.changed):
+        output.note("to apply what waits and keep the runs: kill -USR2 with the daemon's pid (sfactl status)")
     files = ", ".join(found.files) or "there is no config file, so all settings are built-in"
     output.note(f"{counted(len(found.changed), 'setting')} changed ({output.plain(files)})")
     return ExitCode.DONE
@@ -31,5 +33,5 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
 
 def _line(change: Change) -> str:
     old, new = (to_json(value).decode() for value in (change.old, change.new))
-    later = "; takes effect when the daemon is restarted" if change.waits else ""
+    later = "; waits for the next start or re-execution" if change.waits else ""
     return output.plain(f"{change.key}: {old} → {new} ({change.source}{later})")

@@ -2,7 +2,7 @@
 
 `sfactl spawn` starts the new run, with the options, directory, limits, labels, tools, sandbox and way to its model that RUN had. It
 gets the environment and umask of this shell, and /dev/null as its stdin. It waits for no other run. RUN may be live, have ended, or
-have been refused. Inside a run, the new one is a child.
+have been refused. Inside a run, the new one is a child. A run of another user is only shown, with --dry-run.
 
 --edit opens the options in $VISUAL or $EDITOR, one on a line, and starts what is saved there; an empty file starts nothing.
 """
@@ -51,7 +51,7 @@ def main(
     codes: list[int] = []
     for run in runs:
         try:
-            words = _words(run, more, socket)
+            words = _words(run, more, socket, starts=not dry_run)
             words = _edited(run, words) if edit else words
             codes.append(_print(words) if dry_run else _start(words, socket, json))
         except exits.Quit as quit_:
@@ -62,9 +62,16 @@ def main(
     return next((code for code in codes if code), exits.ExitCode.DONE)
 
 
-def _words(run: str, more: Sequence[str], socket: str | None) -> list[str]:
+def _words(run: str, more: Sequence[str], socket: str | None, *, starts: bool) -> list[str]:
     with connect_or_start(socket) as client:
         found = client.call(Recall(id=0, run=run), Recalled)
+    if starts and found.owner is not None:
+        # its files are the owner's to change: a rerun by root would give them root's rights
+        raise exits.Quit(
+            exits.ExitCode.NOT_PERMITTED,
+            f"run {found.run} belongs to {found.owner}, and its command would run as you: ask {found.owner} to start it "
+            f"again, or see what that would start: sfactl rerun --dry-run {found.run}",
+        )
     request = replace(found.request, group=None) if "--group" in more else found.request
     for note in _left_out(request):
         output.note(f"sfactl: {found.run}: {note}")

@@ -147,10 +147,11 @@ def _breaches(found: Summary) -> Iterator[str]:
 
 
 def failures(failed: Sequence[Failed]) -> Iterator[str]:
-    """Yield a line for each reason, the most frequent first, with the runs that failed for it."""
+    """Yield a line for each reason, the most frequent first, with the runs that failed for it, or because a run below did."""
     by_reason: defaultdict[str, list[Failed]] = defaultdict(list)
     for one in failed:
-        by_reason[one.reason].append(one)
+        reason = one.reason.partition(f"{one.below[-1]}: ")[2] if one.below else one.reason
+        by_reason[reason].append(one)
     for reason, runs in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         named = ", ".join(f"{one.run_id} ({output.plain(one.name)})" for one in runs[:SHOWN])
         more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""

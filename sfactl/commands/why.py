@@ -164,8 +164,8 @@ def _numbers(run: RunInfo) -> str:
 def _waiting(run: RunInfo, now: datetime) -> str:
     if run.reason is not None and run.reason.kind == "budget":
         return (
-            f"{_message(run.reason)}. It continues when the budget is renewed, or raised in [budgets] of the config "
-            "(then: sfactl reload), unless it is also paused by hand"
+            f"{_message(run.reason)}. It continues when the budget is renewed, or an operator raises it in [budgets] of the "
+            "config (then: sfactl reload), unless it is also paused by hand"
         )
     if run.reason is not None and run.reason.kind == "suspended":
         return _message(run.reason)

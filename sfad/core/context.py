@@ -100,6 +100,7 @@ class Context:
             run_id=run.id,
             root_id=lineage[0],
             agent_name=run.name,
+            user=run.user,
             message=message,
             channel=run.birth.channel,
             **facts,

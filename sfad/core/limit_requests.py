@@ -22,7 +22,7 @@ from .policy import Invalid
 from .run import Run, Token
 from .vocabulary import EventType
 
-MORE = "it continues when the budget is renewed, or raised in [budgets] of the config (then: sfactl reload)"
+MORE = "it continues when the budget is renewed, or an operator raises it in [budgets] of the config (then: sfactl reload)"
 """What a person can do about a tree that a budget has paused."""
 
 

@@ -145,6 +145,7 @@ def _event_of(info: RunInfo) -> Event:
         run_id=info.id,
         root_id=info.root_id,
         agent_name=info.name,
+        user=info.user,
         message=info.reason.message if info.reason is not None else "",
         channel=info.channel,
         time=info.ended_at if info.ended_at is not None else UNSET,

@@ -16,7 +16,7 @@ def event_json(event: Event) -> bytes:
 def event_variables(event: Event, socket: str) -> list[bytes]:
     shown = redacted_object(msgspec.to_builtins(event))
     names = {"agent_name": "NAME"}
-    fields = ("type", "severity", "time", "seq", "run_id", "root_id", "agent_name", "message", "state")
+    fields = ("type", "severity", "time", "seq", "run_id", "root_id", "agent_name", "user", "message", "state")
     told = {f"SFAD_EVENT_{names.get(field, field.upper())}": _one_line(shown.get(field, "")) for field in fields}
     return [f"{key}={value}".encode() for key, value in ({"SFAD_SOCKET": socket} | told).items()]
 

@@ -66,7 +66,7 @@ def _place_for(path: Path, held: Path | None, directory_mode: int) -> Iterator[N
             _clear_stale(path)
             yield
     except (OSError, ValueError) as error:
-        raise PathError(f"the socket {path} cannot be made: {error}") from error
+        raise PathError(f"the socket {path} cannot be made: {error}; to choose another: --socket or SFAD_SOCKET") from error
 
 
 def unbind_socket(path: Path, *, held: Path | None = None) -> None:

@@ -19,6 +19,7 @@ from ..host.damage import UNDECODABLE
 from ..protocol.kinds import COSTS, KINDS
 from ..protocol.statistics import Advice
 from ..protocol.types import ENDED, LimitKind, LimitState, RunInfo, Status
+from ..protocol.units import counted
 from .database import FILE, LedgerError, open_reader
 from .rows import READ_COLUMNS, is_damaged, run_info
 
@@ -113,7 +114,7 @@ def _advice(kind: LimitKind, runs: Sequence[EndedRun], most: float | None) -> Ad
 
 def _note(runs: int, wanted: float | None, suggested: float | None) -> str:
     if wanted is None or suggested is None:
-        return f"no advice: usage is known for {runs} successful runs; {MIN_RUNS} are needed"
+        return f"no advice: usage is known for {counted(runs, 'successful run')}; {MIN_RUNS} are needed"
     return "" if wanted == suggested else f"{wanted:g} would be outside the range"
 
 

@@ -247,7 +247,9 @@ def _used(columns: Sequence[Any]) -> Used:
 
 
 def _failed(run: RunId, name: str, reason: Reason | None) -> Failed:
-    return Failed(run_id=run, name=name, reason=reason.message if reason is not None else "no reason was recorded")
+    if reason is None:
+        return Failed(run_id=run, name=name, reason="no reason was recorded")
+    return Failed(run_id=run, name=name, reason=reason.message, below=reason.below)
 
 
 def _costly(runs: Iterable[RunInfo]) -> Iterator[Costly]:

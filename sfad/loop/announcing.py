@@ -68,6 +68,7 @@ class Announcer:
                 run_id=run,
                 root_id=root,
                 agent_name=name,
+                user=live.run.user,
                 message=message,
                 by=by,
                 channel=live.run.birth.channel,
@@ -86,7 +87,7 @@ class Announcer:
             self._numbered(event, ())
             return
         event = msgspec.structs.replace(
-            event, run_id=info.id, root_id=info.root_id, agent_name=info.name, channel=info.channel
+            event, run_id=info.id, root_id=info.root_id, agent_name=info.name, user=info.user, channel=info.channel
         )  # fmt: skip
         self._numbered(event, tuple(self._catalogue.lineage(info.id)))
 

@@ -51,6 +51,8 @@ class Failed(Struct, frozen=True, kw_only=True):
     run_id: RunId
     name: str
     reason: str
+    below: list[RunId] = []
+    """The path to the run whose failure is the cause: the end of `reason`, after the path."""
 
 
 class Costly(Struct, frozen=True, kw_only=True):

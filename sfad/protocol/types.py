@@ -539,6 +539,8 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     run_id: RunId | None = None
     root_id: RunId | None = None
     agent_name: str | None = None
+    user: str | None = None
+    """Of the run."""
     message: str = ""
     scope: str | None = None
     action: Action | None = None

@@ -6,7 +6,7 @@ from ..meters.text import answer, final_answer
 from ..output.files import OutputFiles, Replaced
 from ..protocol import messages as m
 from ..protocol.sanitise import cut_oldest, newest_text, sanitise, wrap
-from ..protocol.types import RunId, RunInfo
+from ..protocol.types import RunInfo, Status
 from .checks import RequestError, wrong_state
 
 MAX_RESULT = 1024 * 1024
@@ -27,7 +27,7 @@ def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultTex
     try:
         data, truncated = output.tail(info.id, most if program is None else MAX_SEARCHED)
     except NOT_KEPT as error:
-        raise no_output(info.id, error) from None
+        raise no_output(info, error) from None
     if program is not None:
         data, truncated = answer(program, data, begins_inside=truncated), False
     if not request.wrapped:
@@ -39,16 +39,18 @@ def result(output: OutputFiles, info: RunInfo, request: m.Result) -> m.ResultTex
     return m.ResultText(id=request.id, run=info.id, text=text, truncated=truncated)
 
 
-def final_text(output: OutputFiles, run: RunId, program: AgentProgram) -> bytes:
+def final_text(output: OutputFiles, run: RunInfo, program: AgentProgram) -> bytes:
     """Return the final answer of a run that has ended. Call this in a thread: decoding the run's events takes some 20 ms, and a
     second if an agent means harm. Raise `RequestError` if no output was kept, `OSError`."""
     try:
-        data, truncated = output.tail(run, MAX_SEARCHED)
+        data, truncated = output.tail(run.id, MAX_SEARCHED)
     except NOT_KEPT as error:
         raise no_output(run, error) from None
     return final_answer(program, data, begins_inside=truncated)[-MAX_RESULT:]
 
 
-def no_output(run: RunId, error: OSError) -> RequestError:
-    missing = f"the output of run {run} is not there: it was not kept, or has been removed since"
+def no_output(run: RunInfo, error: OSError) -> RequestError:
+    missing = f"the output of run {run.id} is not there: it was not kept, or has been removed since"
+    if run.started_at is None and run.status is not Status.LOST:
+        missing = f"run {run.id} has never started, so it has no output; sfactl why {run.id} says why"
     return wrong_state(error.message if isinstance(error, Replaced) else missing)

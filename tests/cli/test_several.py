@@ -209,7 +209,7 @@ def test_reload_says_what_changed_or_why_nothing_did(daemon: World) -> None:
     done = daemon.sfactl("reload")
     assert done.stdout.splitlines() == [
         f"limits.max_time: 3600.0 → 7200.0 ({daemon.config})",
-        f'log.level: "info" → "debug" ({daemon.config}; takes effect when the daemon is restarted)',
+        f'log.level: "info" → "debug" ({daemon.config}; waits for the next start or re-execution)',
         f"budgets.users.ann.daily_usd: null → 5.0 ({daemon.config})",
     ]
     daemon.config.write_text("[limits]\nmax_tim = 1\n")

@@ -95,6 +95,15 @@ def test_runs_that_failed_for_the_same_reason_share_a_line() -> None:
     assert list(summary.failures(failed)) == ["exited with 3: a1 (x), a3 (x), a5 (x)", "out of\\x0aluck: a2 (x), a4 (x)"]
 
 
+def test_a_failure_deep_in_a_tree_has_one_line(daemon: World) -> None:
+    fail = "test $1 = 0 && { echo no such key >&2; exit 3; }"
+    script = f'{fail}; exec $SFACTL run --name deep-$1 -- sh -c "$0" "$0" $(($1 - 1))'
+    top = daemon.sfactl("spawn", "-q", "--wait", "--name", "top", "--", "sh", "-c", script, script, "2", code=3)
+    assert "no such key" in top.stderr
+    (line,) = (line for line in daemon.sfactl("summary").stdout.splitlines() if "no such key" in line)
+    assert re.fullmatch(r"  exited with code 3: no such key: \w+ \(top\), \w+ \(deep-2\), \w+ \(deep-1\)", line)
+
+
 def test_a_night_without_runs() -> None:
     nothing: dict[str, Any] = {key: [] for key in ("groups", "breaches", "failed")}
     when = "2026-01-02T03:04:05Z"

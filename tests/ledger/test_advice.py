@@ -218,7 +218,7 @@ def test_of_a_name_of_both_and_of_all(directory: Path) -> None:
 def test_advice_about_time_and_limits(directory: Path) -> None:
     time = about(TIME, learn(directory, EVERYTHING, type="qa"))
     assert (time.p95, time.suggested, time.limit) == (1.5, 2, 120)
-    assert about(COST, learn(directory, EVERYTHING)).note.startswith("no advice: usage is known for 0 successful runs")
+    assert about(COST, learn(directory, EVERYTHING)).note.startswith("no advice: usage is known for 0 successful runs;")
 
 
 async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> None:

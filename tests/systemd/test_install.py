@@ -150,6 +150,7 @@ def test_the_systems_service(machine: Machine) -> None:
     assert "/run/sfad/sfad.sock" in system.run("sfactl", "status")  # the socket has started it again
     a_user_starts_no_daemon_beside_it(machine)
     two_users_share_it(machine)
+    a_user_removes_only_their_own(machine)
     removed = system.run(SFAD, "install", "--remove")
     assert "kept: /var/lib/sfad, /etc/sfad and the group sfad" in removed
     assert system.run("find", "/etc/systemd/system", "/run/sfad", "-name", "sfad*", "-not", "-type", "d") == ""
@@ -172,15 +173,35 @@ def two_users_share_it(machine: Machine) -> None:
     ann, ben = OTHERS
     assert (seen(ann), seen(ben), seen(0)) == ({f"of-{ann}"}, {f"of-{ben}"}, {f"of-{ann}", f"of-{ben}"})
     sfactl(ben, "stop", f"of-{ann}", code=None)
+    refused = machine.system.run("sh", "-c", f"sfactl rerun of-{ann} 2>&1", code=77)
+    assert f"belongs to {ann}, and its command would run as you: ask {ann} to start it again" in refused
+    assert sfactl(0, "rerun", "--dry-run", f"of-{ann}").startswith(f"sfactl spawn --name of-{ann} --cwd / -- sh -c")
     assert seen(0) == {f"of-{ann}", f"of-{ben}"}
     machine.system.run("setpriv", f"--reuid={ben}", "--clear-groups", "find", "/var/lib/sfad/output", code=1)
+    shown = sfactl(0, "events", "--type", "run_started", "--run", f"of-{ann}")
+    assert f"(of-{ann} of {ann})" in shown, "the operator sees whose runs the events are of"
+    assert f"(of-{ann})\n" in sfactl(ann, "events", "--type", "run_started")
     sfactl(0, "stop", "--all")
     assert machine.system.run("pgrep", "--uid", f"{ann},{ben}", code=None) == ""
+
+
+def a_user_removes_only_their_own(machine: Machine) -> None:
+    install = f"{SFAD} install --user; sfactl spawn -q --name own -- sleep 600"
+    removed = machine.login(f"{install}; {SFAD} install --remove --dry-run && {SFAD} install --remove --yes")
+    assert "would end: 1 live run: own" in removed
+    assert f"removed: {UNITS}/sfad.service" in removed
+    assert "sudo" not in removed
+    assert machine.system.run("systemctl", "is-active", "sfad.service") == "active\n"
+    refused = machine.login(f"{SFAD} install --remove --yes", code=77)
+    assert f"the system's service needs root: sudo {SFAD} install --remove --yes --system" in refused
 
 
 def a_user_starts_no_daemon_beside_it(machine: Machine) -> None:
     machine.system.run("systemctl", "stop", "sfad.service", "sfad.socket")
     shown = machine.cron("sfactl spawn -- true", code=69)
     assert "as root: systemctl start sfad.socket" in shown
+    shown = machine.cron("sfactl run -q -- true; SFAD_SOCKET=/run/sfad/sfad.sock sfactl list", code=69)
+    assert "this is its history" not in shown, "the user's own daemon has one"
+    assert "as root: systemctl start sfad.socket" in machine.system.run("sh", "-c", "sfactl status 2>&1", code=69)
     assert machine.system.run("pgrep", "--uid", str(UID), "-f", "sfad serve", code=None) == ""
     machine.system.run("systemctl", "start", "sfad.socket")

@@ -106,7 +106,7 @@ def leave_abstract_sockets() -> bool:
     except OSError as error:
         if error.errno in {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.E2BIG}:
             return False
-        raise
+        raise OSError(error.errno, f"Landlock: {error.strerror}; a container may forbid it") from None
     return True
 
 

@@ -95,6 +95,8 @@ class Recalled(Reply, tag="recalled"):
 
     run: RunId
     request: Spawn
+    owner: str | None = None
+    """The run's user, if that is not the caller: a `spawn` of this request would execute it as the caller."""
 
 
 class OwnProgram(Reply, tag="own_program"):

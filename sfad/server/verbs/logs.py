@@ -19,7 +19,7 @@ def logs(call: Call, request: Logs, run: RunInfo) -> None:
     try:
         descriptors = runtime.output.open_for_reader(run.id, create=live)
     except NOT_KEPT as error:
-        raise no_output(run.id, error) from None
+        raise no_output(run, error) from None
     text = named(run.meter) is not None and _wants_text(call, request)
     kept = runtime.catalogue.kept(run.id)
     out, err = told(runtime.output, run, descriptors) if request.times else ([], [])

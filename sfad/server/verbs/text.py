@@ -28,7 +28,7 @@ def text(call: Call, request: Text, run: RunInfo) -> None:
             size = os.fstat(descriptor).st_size
             shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
     except NOT_KEPT as error:
-        raise no_output(run.id, error) from None
+        raise no_output(run, error) from None
     part = TextPart(
         id=call.id,
         run=run.id,
@@ -40,7 +40,7 @@ def text(call: Call, request: Text, run: RunInfo) -> None:
         ended=ended,
     )
     if request.final and ended and not shown.more:
-        work = partial(final_text, call.runtime.output, run.id, program)
+        work = partial(final_text, call.runtime.output, run, program)
         call.later(lambda: call.runtime.background.walk(work), lambda found: replace(part, text=found))
     else:
         call.reply(part)
