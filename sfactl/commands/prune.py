@@ -1,8 +1,8 @@
 """Remove ended runs, with their output.
 
 A tree is removed as a whole, with its rows and events in the ledger, and never while one of its runs is alive. --older-than 7d
---keep 100 removes trees that ended more than 7 days ago, except the newest 100. Root and members of access.admin_group remove the
-trees of all users, another user only their own.
+--keep 100 removes trees that ended more than 7 days ago, except the newest 100. Root removes the trees of all
+users, another user only their own.
 
 Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything could be removed; 77 not permitted inside a run.
 """

@@ -163,6 +163,26 @@ def test_root_and_the_admin_group_do_everything_with_all_runs(daemon: Daemon) ->
     assert {seen(reply, "")[0] for reply in refused} == {ErrorCode.NOT_PERMITTED}
 
 
+def test_what_an_administrator_does_to_runs_that_are_not_named_is_done_to_own_ones(daemon: Daemon) -> None:
+    """`stop --all` and `prune` of one person must not end the work of others, or delete it."""
+    over = start(daemon, SECOND, "true")
+    with daemon.client() as client:
+        ended(client, over)
+    live = start(daemon, SECOND, name="work")
+    for who in SUPER[1:]:
+        own = start(daemon, THIRD, name="work")
+        asks: list[m.Request] = [m.Select(id=0, verb="stop", name=["work"]), m.Prune(id=0, keep=0), m.Stop(id=0, everything=True)]
+        chosen, pruned, done = asked(daemon, asks, **who)
+        assert isinstance(chosen, m.Selected)
+        assert chosen.runs == [own]
+        assert isinstance(pruned, m.Pruned)
+        assert isinstance(done, m.Stopped)
+        assert done.stopped == [own]
+    with daemon.client() as client:
+        for run, status in ((live, "running"), (over, "completed")):
+            assert client.call(m.Info(id=client.next_id(), run=run), m.RunReply).run.status == status
+
+
 def test_lists_names_and_counts_are_a_users_own(daemon: Daemon) -> None:
     """Both use the same names and labels."""
     own: dict[int, set[str]] = {}

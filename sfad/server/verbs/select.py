@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ...core.access import OUTSIDE, VERBS
+from ...core.access import OUTSIDE, VERBS, Scope
 from ...protocol.messages import Failure, Select, Selected, Stop
 from ...protocol.types import RunId, Status
 from ...runs.live import Live
@@ -31,6 +31,15 @@ def check_choice(request: Stop | Select) -> None:
     check_filters(request)
 
 
+_CHANGES = ("stop", "pause", "resume", "limit", "approve", "deny")
+
+
+def own_scope(call: Call) -> Scope:
+    """Return the runs that the peer means where it names none: a member of the admin group must not end the work of all users by
+    `stop --all`. The operator and root mean all."""
+    return call.scope if call.peer.owner else Scope(call.peer.uid, call.peer.run)
+
+
 def has_filters(request: Stop | Select) -> bool:
     return request.everything or request.name is not None or bool(request.labels)
 
@@ -41,7 +50,8 @@ def filtered(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
     if not has_filters(request):
         return []
     own = call.peer.run
-    found = call.runtime.catalogue.live_runs(call.scope, name=request.name, labels=request.labels)
+    scope = own_scope(call) if verb in _CHANGES else call.scope
+    found = call.runtime.catalogue.live_runs(scope, name=request.name, labels=request.labels)
     if own is not None:
         found.pop(own, None)
     if verb == "pause":
