@@ -10,6 +10,7 @@ have been refused. Inside a run, the new one is a child.
 from __future__ import annotations
 
 import os
+import sys
 
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.structs import replace
@@ -51,7 +52,7 @@ def main(
     codes: list[int] = []
     for run in runs:
         try:
-            words = _words(run, more, socket)
+            words = _words(run, more, socket, seen=edit or dry_run)
             words = _edited(run, words) if edit else words
             codes.append(_print(words) if dry_run else _start(words, socket, json))
         except exits.Quit as quit_:
@@ -62,9 +63,14 @@ def main(
     return next((code for code in codes if code), exits.ExitCode.DONE)
 
 
-def _words(run: str, more: Sequence[str], socket: str | None) -> list[str]:
+def _words(run: str, more: Sequence[str], socket: str | None, *, seen: bool) -> list[str]:
+    """Return the words after `sfactl spawn` that start a run again. `seen`: the caller sees them before they are used."""
     with connect_or_start(socket) as client:
         found = client.call(Recall(id=0, run=run), Recalled)
+    if found.foreign is not None and not seen:
+        # root would execute another user's command, in a directory of that user's
+        why = f"run {found.run} is of user {found.foreign}, and the new one would execute that user's command as yours"
+        raise exits.Quit(exits.ExitCode.REFUSED, f"{why}: look at it with --dry-run, or start it with --edit")
     request = replace(found.request, group=None) if "--group" in more else found.request
     for note in _left_out(request):
         output.note(f"sfactl: {found.run}: {note}")
@@ -88,7 +94,8 @@ def _left_out(request: Spawn) -> list[str]:
 def _print(words: Sequence[str]) -> int:
     import shlex
 
-    output.write(os.fsencode(f"sfactl spawn {shlex.join(words)}\n"))
+    text = f"sfactl spawn {shlex.join(words)}\n"
+    output.write(os.fsencode(output.harmless(text) if sys.stdout.isatty() else text))
     return exits.ExitCode.DONE
 
 

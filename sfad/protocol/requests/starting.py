@@ -95,6 +95,8 @@ class Recalled(Reply, tag="recalled"):
 
     run: RunId
     request: Spawn
+    foreign: str | None = None
+    """The run's user, if that is another one than the caller's."""
 
 
 class OwnProgram(Reply, tag="own_program"):

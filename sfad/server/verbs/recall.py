@@ -20,4 +20,5 @@ def recall(call: Call, _: Recall, run: RunInfo) -> None:
             f"what run {run.id} was started with is not kept: an earlier version of sfad started it, its command was longer than "
             "64 KiB, or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
-    call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels)))
+    foreign = run.user if run.user != call.peer.user else None
+    call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels), foreign=foreign))
