@@ -10,6 +10,7 @@ have been refused. Inside a run, the new one is a child. A run of another user i
 from __future__ import annotations
 
 import os
+import sys
 
 from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.structs import replace
@@ -95,7 +96,8 @@ def _left_out(request: Spawn) -> list[str]:
 def _print(words: Sequence[str]) -> int:
     import shlex
 
-    output.write(os.fsencode(f"sfactl spawn {shlex.join(words)}\n"))
+    text = f"sfactl spawn {shlex.join(words)}\n"
+    output.write(os.fsencode(output.harmless(text) if sys.stdout.isatty() else text))
     return exits.ExitCode.DONE
 
 

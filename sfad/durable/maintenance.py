@@ -1,7 +1,7 @@
 """Keeps the state directory within bounds: when each job is due, and what is told of its failure."""
 
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +9,7 @@ from functools import partial
 import trio
 
 from ..config import RetentionConfig
-from ..host.tasks import in_thread
+from ..host.tasks import FairLock, in_thread
 from ..ledger import LedgerError
 from ..protocol.messages import Prune, Pruned
 from ..protocol.types import RunId
@@ -29,7 +29,7 @@ class Maintenance:
     report: Callable[[str], object]
     _told: dict[str, str] = field(default_factory=dict)
     _changed: trio.Event = field(default_factory=trio.Event)
-    _deleting: trio.Lock = field(default_factory=trio.Lock)
+    _deleting: FairLock = field(default_factory=FairLock)
     """Two deletions at once would count the same rows."""
 
     def reconfigure(self, settings: RetentionConfig) -> None:
@@ -50,7 +50,7 @@ class Maintenance:
         """Do everything that is due. Raises nothing."""
         jobs = self.jobs
         await self._try("ballast", jobs.keep_room)
-        async with self._deleting:
+        async with self._deleting.turn():
             # output first, because that frees the room that the other jobs need
             await self._try("output", partial(jobs.delete_output, self.settings.output))
             await self._try("ledger", partial(jobs.delete_rows, self.settings.ledger))
@@ -58,11 +58,13 @@ class Maintenance:
         if jobs.backup_is_due(self.settings.backup_every):
             await self._try("backup", jobs.back_up)
 
-    async def prune(self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object]) -> Pruned:
+    async def prune(
+        self, wanted: Prune, uid: int | None, forget: Callable[[Collection[RunId]], object], asker: Sequence[Hashable] = ()
+    ) -> Pruned:
         """Remove trees that have ended, of one user or of all, with their output and events. `forget` is told in the
-        trio thread which runs are gone. Raises `OSError`, `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is
-        closed in the meantime. What was removed until then stays removed."""
-        async with self._deleting:
+        trio thread which runs are gone. `asker`: see `FairLock`. What was removed until an error stays removed. Raises `OSError`,
+        `sqlite3.Error`, `LedgerError`, and `CancelledError` if the ledger is closed in the meantime."""
+        async with self._deleting.turn(asker):
             return await in_thread(self.jobs.prune, wanted, uid, forget)
 
     async def _rest(self) -> None:

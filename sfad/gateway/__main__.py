@@ -51,8 +51,9 @@ async def _serve(daemon: str, journal: Journal, user: int | None) -> None:
         # each connection may have one to an upstream
         most = min(MAX_CONNECTIONS, max(1, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_DESCRIPTORS) // 2))
         egress = Egress(most=max(1, most // 2))  # calls need the others
+        memory = Memory(several_users=user is None and os.geteuid() == 0)
         shared = Shared(
-            link, client, passing, lambda: link.upstreams, lambda: link.ungated, Estimates(), Memory(), trust, egress, reader
+            link, client, passing, lambda: link.upstreams, lambda: link.ungated, Estimates(), memory, trust, egress, reader
         )
         proxy = Proxy(shared, most=most, trouble=_complain)
         if user is not None:

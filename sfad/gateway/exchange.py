@@ -145,8 +145,11 @@ def _unanswered(upstream: Upstream, what: str, *, is_sent: bool) -> _AnsweredErr
 
 def _redirected(upstream: Upstream, response: httpx2.Response) -> _AnsweredError:
     """Return the answer to a call whose upstream has moved. A program would follow, with its key, around the gateway."""
-    to = urlsplit(response.headers["location"])
-    place = f"{to.scheme}://{to.netloc.rpartition('@')[2]}{to.path}" if to.netloc else to.path
+    try:
+        to = urlsplit(response.headers["location"])
+        place = f"{to.scheme}://{to.netloc.rpartition('@')[2]}{to.path}" if to.netloc else to.path
+    except ValueError:
+        place = "what is no URL"
     where = f"upstream '{upstream.name}' ({upstream.shown})"
     return _AnsweredError(502, f"{where} redirects calls to {place[:MAX_PATH]}: set an address that does not", _NO_RETRY)
 
@@ -255,7 +258,7 @@ class Exchange:
         await self._http.answer(status, headers, body, reason)
 
     async def _forward(self, placed: Placed, upstream: Upstream, api: Api, route: Route) -> None:
-        with self._shared.memory.space(placed.run) as space:
+        with self._shared.memory.space(placed.run, self._user) as space:
             raw = await self._body(space)
             try:
                 await self._forward_whole(placed, upstream, api, route, raw, space)

@@ -164,8 +164,10 @@ def upward(headers: RawHeaders, key: str | None, api: str) -> list[tuple[bytes, 
 
 def downward(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
     """Return the headers of a reply to the client."""
-    named = _named_in_connection(headers)
-    return [(name, value) for name, value in headers if name.lower() not in _HOP_BY_HOP | named]
+    left_out = _HOP_BY_HOP | _named_in_connection(headers)
+    if any(name.lower() == b"transfer-encoding" for name, _ in headers):
+        left_out |= {b"content-length"}  # it is wrong then (RFC 9112, section 6.3)
+    return [(name, value) for name, value in headers if name.lower() not in left_out]
 
 
 def _named_in_connection(headers: RawHeaders) -> set[bytes]:

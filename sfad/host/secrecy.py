@@ -29,7 +29,7 @@ def become_user(uid: int) -> None:
     except KeyError:
         gid, groups = _NOGROUP, []
     os.setgroups(groups)
-    os.setresgid(gid, gid, gid)
+    os.setresgid(gid, gid, _NOGROUP)  # prlimit(2) changes nothing of a process that has another group than the caller
     os.setresuid(uid, uid, uid)  # from 0 to others, the kernel drops all capabilities (capabilities(7))
     if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError("PR_SET_NO_NEW_PRIVS is refused")

@@ -1,9 +1,11 @@
 """Tasks beside the loop, and calls in threads."""
 
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar, TypeVarTuple
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -28,6 +30,24 @@ RESTART_PAUSE = 1.0
 """Seconds until a task that failed starts again. Without a pause, a bug that it meets at once would keep a CPU busy."""
 
 
+class FairLock:
+    """Lets one piece of work run at a time. Groups of askers take turns, however much each asks for: each has one piece of work in
+    the queue that leads on."""
+
+    def __init__(self) -> None:
+        self._last = trio.Lock()
+        self._of_groups: WeakValueDictionary[Hashable, trio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def turn(self, asker: Sequence[Hashable] = ()) -> AsyncIterator[None]:
+        """Wait for the turn of an asker, and keep it. `asker`: the groups that it is in, the narrowest first."""
+        locks = [self._of_groups.setdefault(group, trio.Lock()) for group in asker]
+        async with AsyncExitStack() as held:
+            for lock in (*locks, self._last):
+                await held.enter_async_context(lock)
+            yield
+
+
 async def keep_serving(serve: Callable[[], Awaitable[None]], failed: Callable[[Exception], object]) -> None:
     """Call `serve` until it returns or is cancelled, and again after each failure, which `failed` is told.
 
@@ -49,7 +69,7 @@ class Background:
         self._failed = failed
         self._waiting: list[Callable[[], Awaitable[object]]] = []
         self._nursery: trio.Nursery | None = None
-        self._one_walk = trio.CapacityLimiter(1)
+        self._walks = FairLock()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as self._nursery:
@@ -86,7 +106,8 @@ class Background:
 
         self.start_soon(run)
 
-    async def walk(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, which keeps a CPU busy: only one runs at a time, in a thread. Raises what it raises."""
-        async with self._one_walk:
+    async def walk(self, work: Callable[[], T], asker: Sequence[Hashable] = ()) -> T:
+        """Return what `work` returns, which keeps a CPU busy: only one runs at a time, in a thread. `asker`: see `FairLock`. Raises
+        what it raises."""
+        async with self._walks.turn(asker):
             return await in_thread(work)

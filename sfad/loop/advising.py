@@ -1,6 +1,6 @@
 """Limits that past runs suggest: for `sfactl recommend`, and for `limits.adaptive`, which applies them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ..core import events as e
 from ..core.access import Scope
 from ..core.limits import PROFILED, advice_key
 from ..core.policy import Policy
-from ..host.tasks import Background, in_thread
+from ..host.tasks import Background, FairLock, in_thread
 from ..ledger.advice import learn
 from ..ledger.database import LedgerError
 from ..protocol.statistics import Advice
@@ -39,7 +39,7 @@ class Adviser:
         self._feed = feed
         self._trouble = trouble
         self._ended: dict[str, int] = {}
-        self._one_at_a_time = trio.CapacityLimiter(1)
+        self._fair = FairLock()
         """Each walk over the ledger keeps a CPU busy."""
 
     def configure(self, *, adaptive: bool, policy: Policy) -> None:
@@ -47,10 +47,10 @@ class Adviser:
         self.adaptive, self._policy = adaptive, policy
         self._ended.clear()
 
-    async def advise(self, scope: Scope, run_type: str | None, name: str | None) -> list[Advice]:
-        """Return advice for each kind, from the runs in the scope. Raises `LedgerError`, `OSError`."""
+    async def advise(self, scope: Scope, run_type: str | None, name: str | None, asker: Sequence[Hashable] = ()) -> list[Advice]:
+        """Return advice for each kind, from the runs in the scope. `asker`: see `FairLock`. Raises `LedgerError`, `OSError`."""
         look = partial(learn, self._directory, scope, type=run_type, name=name, policy=self._policy)
-        async with self._one_at_a_time:
+        async with self._fair.turn(asker):
             return await in_thread(look)
 
     def noticed(self, uid: int, run_type: str | None, name: str) -> None:
@@ -68,7 +68,7 @@ class Adviser:
 
     async def _learn(self, key: str, uid: int, run_type: str | None, name: str | None) -> None:
         try:
-            advice = await self.advise(Scope(uid=uid, run=None), run_type, name)
+            advice = await self.advise(Scope(uid=uid, run=None), run_type, name, (uid,))
         except (LedgerError, OSError) as error:
             self._trouble(f"nothing was learnt for limits.adaptive: {error}")
             return

@@ -174,7 +174,7 @@ class GatewayProcess:
                 raise
             self._log.warning(f"port {found.port} of {self._name} is taken: live runs cannot reach their model ({error.strerror})")
             _bind_to_free_port(listener)
-        listener.listen(BACKLOG)
+        _listen(listener)
         self._listener = listener
         secret = found.secret if found is not None else secrets.token_hex(16)
         self._record = GatewayRecord(listener.getsockname()[1], secret)
@@ -265,7 +265,9 @@ class GatewayProcess:
             return
         self._tell(EventType.GATEWAY_ENDED, f"{message}; until then runs cannot reach their model; the log tells more", "high")
         if self._listener is not None:
-            self._listener.shutdown(socket.SHUT_RDWR)  # its port stays bound
+            # its port stays bound, and without this option no other process can bind it too, and be taken for the gateway
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            self._listener.shutdown(socket.SHUT_RDWR)
 
     def _needed(self) -> bool:
         """Return whether to start it."""
@@ -286,7 +288,7 @@ class GatewayProcess:
         """Wait until a run or a connection needs it, or until it may be that no run can any more."""
         async with trio.open_nursery() as nursery:
             if self._listener is not None:
-                self._listener.listen(BACKLOG)  # it was shut down if the gateway died again and again
+                _listen(self._listener)  # it was shut down if the gateway died again and again
                 nursery.start_soon(self._connection, self._listener)
             with trio.move_on_after(math.inf if self.uid is None else UNUSED_MAX):
                 await self._change()
@@ -346,7 +348,7 @@ class GatewayProcess:
             self._bind()
         assert self._listener is not None
         assert self._record is not None
-        self._listener.listen(BACKLOG)
+        _listen(self._listener)
         user = [] if self.uid is None else ["--user", str(self.uid)]
         pid = start_helper(
             ["-m", "sfad.gateway", "--daemon", self._daemon, "--journal", os.fspath(self._journal), *user],
@@ -413,6 +415,12 @@ def _tcp_socket() -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return made
+
+
+def _listen(listener: socket.socket) -> None:
+    # else connections to the gateway before, which the kernel has not forgotten yet, are in the way
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.listen(BACKLOG)
 
 
 def _bind_to_free_port(listener: socket.socket) -> None:

@@ -19,7 +19,7 @@ from ..host.tasks import in_thread
 from ..protocol import shim_files
 from ..protocol.known import PROGRAMS
 from . import claude
-from .files import UnreadableError
+from .files import UnreadableError, upwards
 from .setup import Setup, Surroundings
 from .tree import NO_SETUPS, TreeSetups, all_setups, tree_setups
 
@@ -142,9 +142,9 @@ def _content(path: str, uid: int) -> bytes | None:
         raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
     try:
         status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode) or _hidden(status, uid):
+        if stat.S_ISDIR(status.st_mode) or _hidden(status, uid) or not (reached := _rights_above(handle, status, uid)):
             return None
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST or not _readable(status, uid):
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST or not _readable(status, uid) or not reached & stat.S_IXOTH:
             bounds = f"it must be a file of the user's or root's, of at most {LARGEST >> 10} KiB"
             raise UnreadableError(f"{path} cannot be read: {bounds}")
         with open(f"/proc/self/fd/{handle}", "rb") as file:
@@ -160,6 +160,21 @@ def _hidden(status: os.stat_result, uid: int) -> bool:
     return uid not in {0, status.st_uid} and not status.st_mode & (stat.S_IRGRP | stat.S_IROTH)
 
 
+def _rights_above(handle: int, status: os.stat_result, uid: int) -> int:
+    """Return through which of the rights S_IXGRP and S_IXOTH a user can enter the directories above a file, as bits: root, and the
+    owner of the file, need none. The daemon could read there what the user cannot."""
+    rights = stat.S_IXGRP | stat.S_IXOTH
+    if uid in {0, status.st_uid}:
+        return rights
+    for directory in upwards(os.path.dirname(os.readlink(f"/proc/self/fd/{handle}"))):
+        above = os.stat(directory)
+        if above.st_uid != uid:
+            rights &= above.st_mode
+        elif not above.st_mode & stat.S_IXUSR:
+            return 0
+    return rights
+
+
 def _names(uid: int) -> Callable[[str], list[str]]:
     """Return what lists the names in a directory of a user, or in one of root's that others may read."""
 
@@ -169,7 +184,8 @@ def _names(uid: int) -> Callable[[str], list[str]]:
         except (OSError, ValueError):
             return []
         try:
-            if not _readable(os.fstat(handle), uid):
+            status = os.fstat(handle)
+            if not _readable(status, uid) or not _rights_above(handle, status, uid) & stat.S_IXOTH:
                 return []
             with os.scandir(handle) as entries:
                 return sorted(entry.name for entry in islice(entries, MOST_NAMES))

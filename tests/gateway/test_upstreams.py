@@ -87,6 +87,8 @@ def test_headers_about_one_connection_go_no_further() -> None:
         (b"Proxy-Authorization", b"p"),
     ]
     assert upward(headers, None, "anthropic") == [(b"X-Three", b"3")]
+    assert downward(headers) == [(b"Host", b"x"), (b"X-Three", b"3")], "chunks count, and not a length beside them"
+    headers.remove((b"Transfer-Encoding", b"chunked"))
     assert downward(headers) == [(b"Host", b"x"), (b"X-Three", b"3"), (b"Content-Length", b"5")]
 
 

@@ -10,6 +10,7 @@ import pytest
 from sfad.setups.reader import LARGEST, Root, SetupReader
 from sfad.setups.tree import TreeSetups
 from tests.harness import as_root
+from tests.users import open_directory
 
 FILES = {
     "claude": ".claude/settings.json",
@@ -42,18 +43,19 @@ def spoil(file: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["too large", "a pipe", "a loop", pytest.param("another user's", marks=as_root)])
 @pytest.mark.parametrize("program", FILES)
-async def test_a_program_whose_settings_cannot_be_read_goes_around_the_gateway(tmp_path: Path, program: str, how: str) -> None:
+async def test_a_program_whose_settings_cannot_be_read_goes_around_the_gateway(program: str, how: str) -> None:
     uid = 12345 if how == "another user's" else os.geteuid()
-    before = (await found(tmp_path, uid)).of(program, (), {"HOME": str(tmp_path)})
-    assert before.direct is None or "security.auth" in before.direct
-    file = tmp_path / FILES[program]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    spoil(file, how)
-    spoiled = (await found(tmp_path, uid)).of(program, (), {"HOME": str(tmp_path)})
+    with open_directory() as home:
+        before = (await found(home, uid)).of(program, (), {"HOME": str(home)})
+        assert before.direct is None or "security.auth" in before.direct
+        file = home / FILES[program]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        spoil(file, how)
+        spoiled = (await found(home, uid)).of(program, (), {"HOME": str(home)})
     assert f"{file} cannot be read" in str(spoiled.direct)
 
 
-@pytest.mark.parametrize("how", ["a directory", pytest.param("hidden", marks=as_root)])
+@pytest.mark.parametrize("how", ["a directory", *(pytest.param(how, marks=as_root) for how in ("hidden", "in a hidden directory"))])
 async def test_what_no_program_of_the_user_can_read_changes_nothing(tmp_path: Path, how: str) -> None:
     before = await found(tmp_path, 12345)
     for name in FILES.values():
@@ -63,7 +65,7 @@ async def test_what_no_program_of_the_user_can_read_changes_nothing(tmp_path: Pa
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("{}")
-            file.chmod(0o600)
+            file.chmod(0o600 if how == "hidden" else 0o644)
     assert await found(tmp_path, 12345) == before
 
 

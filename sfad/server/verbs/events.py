@@ -30,7 +30,8 @@ def events(call: Call, request: Events) -> None:
 
     async def read() -> EventPage:
         await runtime.ledger.flush()
-        return await runtime.background.walk(partial(read_event_page, runtime.ledger.file.directory, wanted, request, rows))
+        page = partial(read_event_page, runtime.ledger.file.directory, wanted, request, rows)
+        return await runtime.background.walk(page, call.connection.groups.all)
 
     def done(page: EventPage) -> None:
         answered = is_wanted()

@@ -16,4 +16,5 @@ def recommend(call: Call, request: m.Recommend) -> None:
         runs = max((advice.runs for advice in found), default=0)
         return m.Recommended(id=call.id, runs=runs, advice=found, in_force=in_force)
 
-    call.later(lambda: call.runtime.adviser.advise(scope, request.run_type, request.name), reply)
+    asker = call.connection.groups.all
+    call.later(lambda: call.runtime.adviser.advise(scope, request.run_type, request.name, asker), reply)

@@ -14,4 +14,4 @@ def result(call: Call, request: Result, run: RunInfo) -> None:
     if not run.status.terminal:
         raise wrong_state(f"run {run.id} is {run.status}; wait for its end, or read its logs")
     work = partial(result_of, call.runtime.output, run, request)
-    call.later(lambda: call.runtime.background.walk(work), lambda found: found)
+    call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: found)

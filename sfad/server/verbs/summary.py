@@ -15,4 +15,6 @@ def summary(call: Call, request: Summarise) -> None:
         raise bad_request(f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
     page = page_of(request, call.scope)
     work = partial(summarise, call.runtime.ledger.file.directory, page, request.by, call.runtime.catalogue.unwritten(page))
-    call.later(lambda: call.runtime.background.walk(work), lambda found: Summarised(id=call.id, summary=found))
+    call.later(
+        lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: Summarised(id=call.id, summary=found)
+    )

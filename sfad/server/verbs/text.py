@@ -41,7 +41,7 @@ def text(call: Call, request: Text, run: RunInfo) -> None:
     )
     if request.final and ended and not shown.more:
         work = partial(final_text, call.runtime.output, run, program)
-        call.later(lambda: call.runtime.background.walk(work), lambda found: replace(part, text=found))
+        call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: replace(part, text=found))
     else:
         call.reply(part)
 

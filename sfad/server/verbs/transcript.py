@@ -16,4 +16,4 @@ def transcript(call: Call, request: Transcript, run: RunInfo) -> None:
         raise bad_request(f"tail = {request.tail} is outside 1 to {MAX_LINES}")
     directory = call.runtime.ledger.file.directory
     work = partial(transcript_of, directory, call.runtime.output, run, request)
-    call.later(lambda: call.runtime.background.walk(work), lambda found: found)
+    call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: found)
