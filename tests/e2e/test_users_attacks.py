@@ -177,7 +177,6 @@ def test_root_starts_no_command_of_another_user(everyones: Daemon, private: Path
         again = everyones.sfactl(*words, run.id)
         assert again.returncode == 77
         assert f"run {run.id} belongs to {FIRST}, and its command would run as you" in again.stderr
-    mark.unlink()
     assert f"touch {mark}" in everyones.sfactl("rerun", "--dry-run", run.id).stdout
     assert not mark.exists()
 
