@@ -95,14 +95,19 @@ def impossible(uid: int) -> str | None:
 
 def tried() -> str | None:
     """Start a program of this user's in a whole sandbox, as that of a run. Return why that failed; `None` if it did not."""
+    from tempfile import TemporaryDirectory  # `doctor` needs it, and not the daemon
+
     home, path = (os.fsencode(os.environ.get(name, "")) for name in ("HOME", "PATH"))
-    sandbox = Sandbox(
-        socket="", hidden=(), directory=b"/", writable=(), readable=(), home=home, program=b"true", agent="",
-        variables=[b"PATH=" + path], network=False,
-    )  # fmt: skip
     try:
-        words = in_sandbox(sandbox.words(), [b"/bin/true", b"/usr/bin/true"], [b"true"])
-        done = subprocess.run(words, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False)
+        with TemporaryDirectory() as directory:
+            sandbox = Sandbox(
+                socket="", hidden=(), directory=os.fsencode(directory), writable=(), readable=(), home=home, program=b"true",
+                agent="", variables=[b"PATH=" + path], network=False,
+            )  # fmt: skip
+            words = in_sandbox(sandbox.words(), [b"/bin/true", b"/usr/bin/true"], [b"true"])
+            done = subprocess.run(
+                words, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE, check=False
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
