@@ -30,13 +30,13 @@ test: $(READY) ## lint, types, and the whole test suite
 	wait $$types; code=$$?; cat $(VENV)/types.log; exit $$((tests | code))
 
 agents: $(READY) ## tests with the real agents, on two cores (a minute; 550 MB from npm the first time)
-	SFAD_TEST_AGENTS=1 $(BIN)/python -m tests.suite tests/agents --numprocesses 2 --dist worksteal
+	SFAD_TEST_AGENTS=1 $(BIN)/python -m tests.suite tests/real_agents --numprocesses 2 --dist worksteal
 
 vm: $(READY) ## tests on a kernel with all controllers, in a virtual machine (three minutes; 70 MB from Debian the first time)
 	SFAD_TEST_VM=1 $(BIN)/python -m tests.suite tests/vm
 
 matrix: $(READY) ## each real agent on each road that a run can take (some five minutes)
-	SFAD_TEST_AGENTS=all $(BIN)/python -m pytest tests/agents/test_matrix.py --numprocesses 2 --dist worksteal
+	SFAD_TEST_AGENTS=all $(BIN)/python -m pytest tests/real_agents/test_matrix.py --numprocesses 2 --dist worksteal
 
 crash: $(READY) ## kill the daemon at each of its effects in turn (half an hour; tests.crash --help)
 	$(BIN)/python -m tests.crash
@@ -59,7 +59,7 @@ lint: $(READY) ## ruff and mypy
 bench: $(READY) ## measure beside the floor of bare system calls and other supervisors (ten minutes; tests.bench --help)
 	$(BIN)/python -m tests.bench
 
-docs: $(READY) ## write the parts of docs/ that are generated, and man/
+docs: $(READY) ## write the parts of docs/ that are generated, man pages among them
 	$(BIN)/python -m tests.docs
 
 wheel: $(READY) ## build the wheel into dist/

@@ -58,9 +58,7 @@ Output:
 `output`            JSON, notes, and texts for figures, times and the state of a run
 `limits`            limits on the command line, and as they are shown
 `table`             tables
-`trouble`           what is wrong with a live run
-`waiting`           what waits for a person
-`timeline`          what has happened to a run
+`waiting`           what is wrong with a live run, and what waits for a person
 `follower`          copies output files, or an agent's text, as they grow
 `line_follower`     copies output files line by line
 

@@ -26,7 +26,7 @@ def main() -> None:
         hide_memory()  # before the imports: the environment may have keys
         # first: the imports take 0.4 s of processor time, which is ten seconds if runs keep all processors busy
         raise_priority()
-        from .serving import serve
+        from .daemon.serving import serve
 
         serve(**options)
         return

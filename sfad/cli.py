@@ -12,25 +12,26 @@ from typing import Annotated
 import msgspec
 import typer
 
-from . import __version__, exits, kept_config, serving, usable_config
+from . import __version__, exits
 from . import config as configuration
+from .daemon import reloading, serving
+from .daemon.serving import die, load, place
+from .daemon.startup import DaemonHome
 from .durable.spool import Spool
-from .hooks.programs import program_trouble
+from .hooks.event_hooks import program_trouble
 from .host import systemd
 from .host.clock import Timers
-from .host.loop_turns import LoopTurns
 from .host.socket_file import PathError
 from .host.state_dir import claim_instance, lock_state_dir
+from .host.tasks import LoopTurns
 from .install import Installer, InstallError
-from .launch.contain.cgroup.controllers import release_unit
-from .launch.sweep import sweep as sweep_instance
-from .ledger import LedgerError, back_up
-from .ledger.database import FILE as LEDGER_FILE
-from .ledger.opening import check_known
-from .serving import die, load, place
-from .spool import StoreError
-from .spool.store import check_version
-from .startup import DaemonHome
+from .processes.contain.cgroup.controllers import release_unit
+from .processes.sweep import sweep as sweep_instance
+from .protocol.paths import LEDGER as LEDGER_FILE
+from .storage.ledger import LedgerError, back_up
+from .storage.ledger.opening import check_known
+from .storage.spool import StoreError
+from .storage.spool.store import check_version
 
 app = typer.Typer(
     add_completion=False,
@@ -96,7 +97,7 @@ def check_config(state_dir: StateDir = None, config: ConfigFile = None) -> None:
     Exit 0; 2 with a message if a daemon that is started here would refuse it."""
     where = place(None, state_dir, config)
     try:
-        loaded = usable_config.read(where.config_files)
+        loaded = reloading.read(where.config_files)
         _check_containment(loaded.config, where)
     except configuration.ConfigError as error:
         die(str(error), exits.USAGE)
@@ -110,7 +111,7 @@ def check_config(state_dir: StateDir = None, config: ConfigFile = None) -> None:
 def _check_containment(config: configuration.Configuration, where: DaemonHome) -> None:
     """Raise `ConfigError` if no daemon could contain runs as the config says. Print a note if only this shell cannot."""
     try:
-        usable_config.check_containment(config, where)
+        reloading.check_containment(config, where)
     except configuration.ConfigError as error:
         if os.geteuid() == 0 or config.containment.cgroup_parent is not None:
             raise
@@ -236,7 +237,7 @@ def _die_if_elsewhere(where: DaemonHome) -> None:
 def _cgroup_parent(where: DaemonHome, *, wait: bool) -> str | None:
     """Return the setting. `wait`: exit if the next daemon only waits for a config that it can use, and then takes the runs over."""
     try:
-        return kept_config.load(where).config.containment.cgroup_parent
+        return reloading.load_kept(where).config.containment.cgroup_parent
     except configuration.ConfigError as error:
         if wait:
             die(f"nothing is killed while the config keeps a daemon from starting: {error}; correct it, or {_ANYWAY}", exits.USAGE)

@@ -42,9 +42,9 @@ from .config_values import (
     allowed,
     converted,
 )  # fmt: skip
-from .core.limits import check_range
-from .core.naming import NAME, is_name
-from .core.policy import Invalid, Policy
+from .core.state.limits import check_range
+from .core.state.naming import NAME, is_name
+from .core.state.policy import Invalid, Policy
 from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, METERS, PROGRAMS
 from .protocol.limits import parse_limit

@@ -15,23 +15,22 @@ from pathlib import Path
 import msgspec
 
 from . import __version__
-from .core.access import EVERYTHING, Scope
-from .core.ids import run_id, run_number
-from .host.damage import UNDECODABLE
-from .ledger.database import LedgerError
-from .ledger.opening import open_past
-from .ledger.past_events import EventFilter, event_page
-from .ledger.reader import CALLS, Page, Reader
-from .ledger.summary import Summariser, page_of
-from .ledger.totals import with_totals
-from .output.files import OutputFiles
-from .output.times import told
+from .core.state.access import EVERYTHING, Scope
+from .core.state.ids import run_id, run_number
+from .daemon.server.lookup import LISTED_RUNS, RequestError, find_run, unavailable, wrong_state
+from .daemon.server.results import NOT_KEPT, no_output, result
+from .host.files import UNDECODABLE
 from .protocol import messages as m
 from .protocol.framing import MAX_REQUEST, SUPPORTED, FrameDecoder
 from .protocol.types import ErrorCode, Reason, RunId, RunInfo
-from .server.checks import RequestError, unavailable, wrong_state
-from .server.lookup import LISTED_RUNS, find_run
-from .server.results import NOT_KEPT, no_output, result
+from .storage.ledger.database import LedgerError
+from .storage.ledger.opening import open_past
+from .storage.ledger.reader import CALLS, Page, Reader
+from .storage.ledger.reads import EventFilter, event_page
+from .storage.ledger.rows import with_totals
+from .storage.ledger.summary import Summariser, page_of
+from .storage.output.files import OutputFiles
+from .storage.output.times import told
 
 UNKNOWN = "no daemon is running, so this is its last known state"
 

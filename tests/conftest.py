@@ -65,7 +65,7 @@ def _why(skipped: BaseException) -> str:
     return str(given)
 
 
-_LONGEST = ("docs", "systemd", "e2e", "crash", "cli", "launch")
+_LONGEST = ("docs", "systemd", "e2e", "crash", "cli", "processes")
 """Packages whose files take longest, because their tests start programs and wait for them."""
 
 

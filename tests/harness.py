@@ -23,10 +23,10 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
-from sfad.launch import procfs
+from sfad.processes import procfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo
-from sfad.spool import Store
+from sfad.storage.spool import Store
 from tests.leaks import cgroups
 from tests.template import Child, template
 from tests.unprivileged import Place

@@ -157,7 +157,7 @@ def _become(start: Mapping[str, Any], output: int, ready: int) -> None:
 
 
 if __name__ == "__main__":
-    import sfad.serving  # noqa: F401 - what each daemon imports
+    import sfad.daemon.serving  # noqa: F401 - what each daemon imports
     from sfad.__main__ import main
 
     _serve()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.agents import AgentError, Registered, argv_of, filled_in, registered
+from sfad.agents import chosen
+from sfad.agents.registered import AgentError, Registered, argv_of, filled_in, registered
 from sfad.config import BUILT_IN, Agent, load
-from sfad.meters import chosen
 from sfad.protocol import known
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Limit, LimitKind

@@ -11,11 +11,11 @@ from typing import TypeVar
 import pytest
 
 from sfad.history import History
-from sfad.ledger.database import LedgerError, LedgerTooNew
-from sfad.ledger.opening import open_past
-from sfad.ledger.schema import VERSION, version_of
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Status
+from sfad.storage.ledger.database import LedgerError, LedgerTooNew
+from sfad.storage.ledger.opening import open_past
+from sfad.storage.ledger.schema import VERSION, version_of
 from tests.cli.night import ROWS, fill
 
 R = TypeVar("R", bound=m.Reply)

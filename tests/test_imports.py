@@ -34,28 +34,15 @@ IMPURE_CALLS = {"now", "utcnow", "today", "open", "print", "input", "__import__"
 LAYERS = [
     {"sfad.protocol"},
     {"sfad.core"},
-    {"sfad.launch", "sfad.meters", "sfad.ledger", "sfad.output", "sfad.observe", "sfad.spool"},
+    {"sfad.processes", "sfad.storage"},
     {"sfad.runs", "sfad.gateway"},
-    {"sfad.metering", "sfad.durable"},
+    {"sfad.usage", "sfad.durable"},
     {"sfad.hooks"},
-    {"sfad.loop"},
-    {"sfad.server"},
-    {
-        "sfad.daemon",
-        "sfad.startup",
-        "sfad.reloading",
-        "sfad.kept_config",
-        "sfad.usable_config",
-        "sfad.reexec",
-        "sfad.serving",
-        "sfad.history",
-        "sfad.cli",
-        "sfad.__main__",
-    },
+    {"sfad.daemon"},
+    {"sfad.history", "sfad.cli", "sfad.__main__"},
 ]
-"""`protocol.types ← core ← {launch, meters, ledger, output, observe, spool} ← {runs, gateway} ← {metering, durable} ← hooks ←
-loop ← server ← __main__`. Other modules (config, faults, host) are leaves: any layer of the shell may use them, and they may
-use none."""
+"""`protocol ← core ← {processes, storage} ← {runs, gateway} ← {usage, durable} ← hooks ← daemon ← cli`. Other modules (agents,
+config, host) are leaves: any layer of the shell may use them, and they may use none."""
 
 HEAVY = (
     "trio", "psutil", "textual", "mcp", "genai_prices", "rich", "asyncio", "httpx2", "h11", "brotli", "backports",
@@ -69,7 +56,7 @@ def modules(package: str) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """`sfad/core/run.py` → `sfad.core.run`."""
+    """`sfad/core/state/run.py` → `sfad.core.state.run`."""
     parts = list(path.relative_to(ROOT).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -149,7 +136,7 @@ def test_the_protocol_imports_msgspec_and_the_standard_library() -> None:
 def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
     """The demo included: it starts a daemon as anybody would, as a program."""
     for path in modules("sfactl"):
-        looks = ["sfad.host.probe", "sfad.host.bubblewrap", "sfad.launch.isolation.sandbox"] if path.stem == "doctor" else []
+        looks = ["sfad.host.probe", "sfad.host.probe", "sfad.processes.isolation.sandbox"] if path.stem == "doctor" else []
         allowed = ["sfad.protocol", *looks]
         versions = {module for module, name in imports(path) if (module, name) == ("sfad", "__version__")}
         for module in targets(path) - versions:
@@ -190,7 +177,7 @@ def test_the_checks_see_something() -> None:
     assert len(modules("sfad/core")) > 10
     assert len(modules("sfactl")) > 10
     machine = ROOT / "sfad/core/machine.py"
-    assert {"sfad.core.events", "sfad.core.attempts", "typing"} <= targets(machine)
+    assert {"sfad.core.events", "sfad.core.life.attempts", "typing"} <= targets(machine)
 
 
 # ---- what is really loaded
@@ -209,7 +196,7 @@ def test_the_core_loads_no_shell() -> None:
 
 
 def test_the_daemon_loads_nothing_of_the_gateways_and_no_psutil() -> None:
-    assert not loaded_by("import sfad.daemon, sfad.serving, sfad.cli") & {
+    assert not loaded_by("import sfad.daemon, sfad.daemon.serving, sfad.cli") & {
         "httpx2", "h11", "brotli", "backports", "genai_prices", "prometheus_client", "psutil",
     }  # fmt: skip
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.launch.contain.cgroup import cgroupfs, location
+from sfad.processes.contain.cgroup import cgroupfs, location
 
 GONE = 65534
 

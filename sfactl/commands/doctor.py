@@ -17,8 +17,8 @@ from typing import Any, cast
 from msgspec import Struct, field
 from msgspec.json import decode
 
-from sfad.host import bubblewrap, probe
-from sfad.launch.isolation.sandbox import impossible, tried
+from sfad.host import probe
+from sfad.processes.isolation.sandbox import impossible, tried
 from sfad.protocol.paths import state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 
@@ -150,9 +150,9 @@ def _cgroups(status: DaemonStatus | None) -> Iterator[Finding]:
 
 
 def _isolation() -> Iterator[Finding]:
-    path = bubblewrap.bubblewrap()
+    path = probe.bubblewrap()
     if path is None:
-        yield Finding("isolation", "warn", "bubblewrap is not installed, so --isolate is refused", bubblewrap.FIX)
+        yield Finding("isolation", "warn", "bubblewrap is not installed, so --isolate is refused", probe.FIX)
     elif why := impossible(os.getuid()) or tried():
         yield Finding("isolation", "warn", f"{path} cannot make a sandbox: {why}", "allow user namespaces, or use no --isolate")
     else:

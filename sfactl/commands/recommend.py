@@ -11,8 +11,7 @@ Exit codes: 0, also if there are too few runs for a suggestion.
 from __future__ import annotations
 
 from sfad.protocol.limits import format_amount, format_limit
-from sfad.protocol.requests.advice import Recommend, Recommended
-from sfad.protocol.statistics import Advice
+from sfad.protocol.requests.advice import Advice, Recommend, Recommended
 from sfad.protocol.types import LimitKind
 from sfad.protocol.units import counted
 

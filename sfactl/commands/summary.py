@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import UTC, datetime
 
-from sfad.protocol.requests.advice import Summarise, Summarised
+from sfad.protocol.requests.advice import GROUPED_BY, By, Costly, Failed, Group, Summarise, Summarised, Summary
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.statistics import GROUPED_BY, By, Costly, Failed, Group, Summary
 from sfad.protocol.structs import replace
 from sfad.protocol.types import ErrorCode, Status
 from sfad.protocol.units import counted

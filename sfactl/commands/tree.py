@@ -17,8 +17,7 @@ from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, RUN, Option, Parameter
 from ..top.table import children
-from ..trouble import near, share
-from ..waiting import awaited
+from ..waiting import awaited, near, share
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,

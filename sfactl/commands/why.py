@@ -22,8 +22,7 @@ from ..history import connect
 from ..limits import share
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
-from ..trouble import troubles
-from ..waiting import after_others, queued
+from ..waiting import after_others, queued, troubles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

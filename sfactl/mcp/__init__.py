@@ -6,11 +6,9 @@
 `server`         answers the client of an agent program, and announces the ends of sessions to it
 `line_channel`   the client's lines, and its end
 `json_rpc`       requests and answers, in both directions
-`json_text`      JSON
 `eras`           what requests and results are like in the two eras of the protocol
 `tools`          the tools with their parameters, as the model sees them
-`session_tools`  carries out the calls of tools
-`answers`        what the model is told
+`session_tools`  carries out the calls of tools, and tells the model of them
 `registration`   how each agent program is told of the server, for good or for one run
 
 Each agent program starts a server whether or not its model will use a tool, so it starts fast: it imports `session_tools` when a

@@ -9,23 +9,113 @@ import time
 from _thread import allocate_lock, start_new_thread
 
 from sfad.protocol.structs import replace
+from sfad.protocol.types import ErrorCode
 
 from .. import output, sessions
-from ..connection import ABSENT, AGAIN, RECONNECT, Unreachable
+from ..connection import ABSENT, AGAIN, RECONNECT, DaemonError, Unreachable
 from ..exits import Quit
 from ..sessions import Order, SessionView
-from . import answers, tools
+from . import json_rpc, tools
 from .eras import can_ask
 from .json_rpc import INTERNAL_ERROR, INVALID_PARAMS, Cancelled, ClientRequest, RpcError, note
 
 TYPE_CHECKING = False
+
+
+# ---- What a model is told: results of tools, and sessions in words
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ..exits import Quit
+    from ..sessions import SessionView
+
+    Json = dict[str, Any]
+
+_LISTED = ("run_id", "name", "status", "elapsed_s", "turns", "tokens", "cost_usd", "partial", "at_most", "reason")
+
+
+def text(words: str, *, failed: bool = False) -> Json:
+    """Return the result of a tool that says this."""
+    return {"content": [{"type": "text", "text": words}], "isError": failed}
+
+
+def with_news(result: Json, news: Sequence[str]) -> Json:
+    """Return a result that also says these sentences, where each client looks: Claude Code shows the model only the object of one
+    that has it, and Codex lets newer models write scripts, which take the first text."""
+    if not news:
+        return result
+    if "structuredContent" in result:
+        return _structured(result["structuredContent"] | {"news": news})
+    return text("\n".join((result["content"][0]["text"], *news)), failed=result["isError"])
+
+
+def accepted(view: SessionView) -> Json:
+    """Return the answer to a start in the background."""
+    if view.ended:
+        return told(view)  # it could not be started
+    known = _known(view, ("run_id", "name", "lowered"))
+    return _structured({"status": "accepted"} | known | {"advice": _waiting(view)})
+
+
+def listed(views: Sequence[SessionView]) -> Json:
+    return _structured({"sessions": [_known(view, _LISTED) for view in views]})
+
+
+def told(view: SessionView) -> Json:
+    """Return the state of a session, with its answer: only as text, because in an object it would be quoted."""
+    return text(whole(view), failed=view.ended and view.status != "completed")
+
+
+def whole(view: SessionView) -> str:
+    """Return what is known of a session, with its answer."""
+    advice = view.advice if view.ended else _waiting(view)
+    return "\n".join(filter(None, (line(view), view.reason, *view.lowered, advice, view.result)))
+
+
+def line(view: SessionView) -> str:
+    """Return a session in one line: `a5 (reviewer): running, 42s, 3 turns, 0.31 USD`."""
+    cost = f"{output.bound(partial=view.partial, at_most=view.at_most)}{output.usd(view.cost_usd)} USD"
+    shown = (
+        view.status,
+        None if view.elapsed_s is None else output.seconds(view.elapsed_s),
+        None if view.turns is None else f"{view.turns} turns",
+        None if view.cost_usd is None else cost,
+    )
+    return f"{view.run_id} ({view.name}): {', '.join(filter(None, shown))}"
+
+
+def in_words_of_tools(error: Quit) -> str:
+    """Return the message of an error without the commands that a person would use."""
+    if isinstance(error, DaemonError) and error.error in (ErrorCode.NO_SUCH_RUN, ErrorCode.AMBIGUOUS_RUN):
+        return f"{error.message.partition('; ')[0]}; sessions_list shows the ids"
+    return error.message
+
+
+def _known(view: SessionView, fields: Sequence[str]) -> Json:
+    """Return those fields of a session that say something: each word of an answer costs the model tokens."""
+    return {field: value for field in fields if (value := getattr(view, field)) not in (None, False, [])}
+
+
+def _structured(value: Json) -> Json:
+    """Return an object. Clients show the model either the object or the text, so both say the same."""
+    return text(json_rpc.readable(value)) | {"structuredContent": value}
+
+
+def _waiting(view: SessionView) -> str:
+    return f"sessions_info with run_id '{view.run_id}' and wait_seconds waits for its end, so do not poll with sleep"
+
+
+# ---- session tools
+
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
     from .eras import EnvelopeEra, HandshakeEra
-
-    Json = dict[str, Any]
 
 PROGRESS = 4.0
 """Seconds between reports of progress. opencode gives up after 5 s without one (1.18)."""
@@ -103,12 +193,12 @@ class SessionTools:
             values = tools.read(name, request.params.get("arguments"))
             result = self._carry_out[name](request, **values)
         except Quit as error:
-            result = answers.text(answers.in_words_of_tools(error), failed=True)
+            result = text(in_words_of_tools(error), failed=True)
         except (UnicodeEncodeError, RecursionError) as error:
-            result = answers.text(f"{name}: {_wrong(error)}", failed=True)
+            result = text(f"{name}: {_wrong(error)}", failed=True)
         if "content" in result and not request.cancelled:
             news = [self._news.pop(run, None) for run in list(self._news)]
-            result = answers.with_news(result, [words for words in news if words])
+            result = with_news(result, [words for words in news if words])
         return result
 
     def resources(self, _request: ClientRequest) -> Json:
@@ -120,7 +210,7 @@ class SessionTools:
         """Return a session in words."""
         uri = request.params["uri"]
         view = _for_resources(lambda: sessions.info(uri.removeprefix(URI), socket=self._socket))
-        return {"contents": [{"uri": uri, "text": answers.whole(view)}]}
+        return {"contents": [{"uri": uri, "text": whole(view)}]}
 
     # ---- the tools
 
@@ -147,54 +237,54 @@ class SessionTools:
         request.when_cancelled(lambda: self._revoke(delegation))
         try:
             started = self._started(order, delegation)
-            request.progress(0, answers.line(started))
+            request.progress(0, line(started))
             left = min(self._answer_within, rules.sync_timeout_s) - (time.monotonic() - begun)
             view = self._waited(request, started.run_id, left)
         except Quit as error:
             if delegation.run is None:
                 raise
             how = f"its run is {delegation.run}, which may go on: ask with sessions_info later"
-            return answers.text(f"no answer of the subagent: {error.message}; {how}", failed=True)
+            return text(f"no answer of the subagent: {error.message}; {how}", failed=True)
         finally:
             self._delegating.discard(delegation)
-        return answers.told(replace(view, lowered=started.lowered))
+        return told(replace(view, lowered=started.lowered))
 
     def _spawn(self, _request: ClientRequest, *, timeout_minutes: float | None, worker_name: str | None, **order: Any) -> Json:
         timeout = None if timeout_minutes is None else timeout_minutes * 60
-        return answers.accepted(self._started(Order(timeout=timeout, name=worker_name, **order)))
+        return accepted(self._started(Order(timeout=timeout, name=worker_name, **order)))
 
     def _list(self, _request: ClientRequest) -> Json:
-        return answers.listed(sessions.list_sessions(socket=self._socket))
+        return listed(sessions.list_sessions(socket=self._socket))
 
     def _log(self, _request: ClientRequest, *, run_id: str, tail: int) -> Json:
-        return answers.text(sessions.log(run_id, socket=self._socket, tail=tail).text)
+        return text(sessions.log(run_id, socket=self._socket, tail=tail).text)
 
     def _info(self, request: ClientRequest, *, run_id: str, wait_seconds: float) -> Json:
-        return answers.told(self._waited(request, run_id, min(wait_seconds, self._answer_within)))
+        return told(self._waited(request, run_id, min(wait_seconds, self._answer_within)))
 
     def _send(self, _request: ClientRequest, *, run_id: str, message: str) -> Json:
         sessions.send(run_id, message, socket=self._socket)
-        return answers.text(f"written to the stdin of {run_id}")
+        return text(f"written to the stdin of {run_id}")
 
     def _stop(self, request: ClientRequest, *, run_id: str, confirm: bool) -> Json:
         view = sessions.info(run_id, socket=self._socket)
         run = view.run_id
         if view.ended:
-            return answers.text(f"there was nothing to stop: {sessions.headline(view)}")
+            return text(f"there was nothing to stop: {sessions.headline(view)}")
         answer = self._persons_answer(request, view)
         if isinstance(answer, dict):
             return answer
         if answer is None and not confirm:
-            return answers.text(f"no person can be asked here whether to stop {run}: to stop it, give confirm = true", failed=True)
+            return text(f"no person can be asked here whether to stop {run}: to stop it, give confirm = true", failed=True)
         if answer not in (None, "accept"):
             did = "declined to stop" if answer == "decline" else "did not answer whether to stop"
             how = "ask the person whether to stop it; they can do so themselves"
-            return answers.text(f"the person {did} {run}, so it goes on; {how}: sfactl stop {run}", failed=True)
+            return text(f"the person {did} {run}, so it goes on; {how}: sfactl stop {run}", failed=True)
         self._told.add(run)
         done = sessions.stop(run, socket=self._socket)
         if done.survivors:
-            return answers.text(output.survivors(done.survivors), failed=True)
-        return answers.text(f"stopped: {', '.join(done.stopped) or f'{run} had already ended'}")
+            return text(output.survivors(done.survivors), failed=True)
+        return text(f"stopped: {', '.join(done.stopped) or f'{run} had already ended'}")
 
     def _persons_answer(self, request: ClientRequest, view: SessionView) -> str | Json | None:
         """Return what the person says to a stop (`accept`, `decline` or another word), `None` if the client cannot ask, or the
@@ -203,7 +293,7 @@ class SessionTools:
             return None
         question = {
             "mode": "form",
-            "message": f"Stop this subagent and everything below it? {answers.line(view)}",
+            "message": f"Stop this subagent and everything below it? {line(view)}",
             "requestedSchema": {"type": "object", "properties": {}},
         }
         if self._era.asks:
@@ -240,7 +330,7 @@ class SessionTools:
                     self._news.pop(view.run_id, None)
             if view.ended or left <= PROGRESS or request.cancelled:
                 return view
-            request.progress(seconds - left + PROGRESS, answers.line(view))
+            request.progress(seconds - left + PROGRESS, line(view))
 
     def _seen(self, run: str, wait: float) -> SessionView:
         """Return the session when it has ended, or after `wait` seconds. The daemon may be restarted meanwhile."""
@@ -261,7 +351,7 @@ class SessionTools:
         except Quit as error:
             note(f"the end of run {run} will not be announced: {error.message}")
             return
-        words = f"Session {answers.line(view)}. sessions_info with run_id '{run}' has its answer."
+        words = f"Session {line(view)}. sessions_info with run_id '{run}' has its answer."
         # In this order: a delegation notes its run among those told before it is removed.
         if run in [delegation.run for delegation in list(self._delegating)]:
             return

@@ -6,7 +6,7 @@ from sfad.protocol.kinds import KINDS
 from sfad.protocol.structs import Struct
 
 from ..exits import UsageError
-from . import json_text
+from . import json_rpc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _number(value: object) -> int | float | None:
     """Return a number, also one that is written as text."""
     if isinstance(value, str):
         try:
-            value = json_text.parse(value) if value == value.strip() else None
+            value = json_rpc.parse(value) if value == value.strip() else None
         except ValueError:
             return None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

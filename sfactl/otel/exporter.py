@@ -5,12 +5,20 @@ that no end is left out, whatever dies; after a kill in between, the same spans 
 held for a collector that does not answer: the daemon's ledger has it.
 """
 
+import fcntl
+import json
 import logging
+import os
+import re
 import resource
+import signal
 import socket as sockets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote
 
 import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -18,6 +26,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.daemon import Setting
 from sfad.protocol.requests.following import EventPush
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.requests.records import CallPage, EventPage, Events, ListCalls
@@ -25,10 +34,141 @@ from sfad.protocol.types import ENDED, ErrorCode, RunInfo
 
 from .. import output
 from ..connection import Client, DaemonError, Unreachable, check, connect
-from .bounded import bounded
-from .position import Position
-from .settings import Settings
+from ..exits import ExitCode, Quit, UsageError
 from .spans import Spans, text
+
+# ---- Bounds what a library does that has a timeout for each read only: a server may send a byte at a time
+
+
+_AGAIN = 1.0
+"""Seconds until the error is raised again, should the library have swallowed it."""
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` in what takes longer. For the main thread of a process that uses SIGALRM for nothing else."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"no whole answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ---- The number of the last event whose run was exported, in the daemon's state directory
+
+
+FILE = "otel.json"
+LOCK = "otel.lock"
+LOCK_WAIT = 2.0
+"""Seconds: the exporter of a daemon that has just been replaced is about to end."""
+
+
+class Position:
+    """Locked for as long as this process lives, so that no two exporters send the same spans."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Raise `Quit` if another exporter has it, or it cannot be used."""
+        self._path = state_dir / FILE
+        try:
+            self._lock = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._take(state_dir)
+            self.after = self._read()
+        except OSError as error:
+            why = f"{error.strerror}; only the daemon's user can export its spans"
+            raise Quit(ExitCode.NOT_PERMITTED, f"{self._path} cannot be used: {why}") from None
+
+    def _take(self, state_dir: Path) -> None:
+        give_up = time.monotonic() + LOCK_WAIT
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    message = f"another exporter works for the daemon in {state_dir}; 'sfactl status' shows the daemon's own"
+                    raise Quit(ExitCode.UNAVAILABLE, message) from None
+            time.sleep(0.05)
+
+    def _read(self) -> int | None:
+        try:
+            after = json.loads(self._path.read_bytes())["after"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return None  # as at the first start: what ended before is not exported
+        return after if isinstance(after, int) and after >= 0 else None
+
+    def reached(self, number: int) -> None:
+        """Save that the ends up to this event are exported. Raises `OSError`."""
+        new = self._path.with_suffix(".new")
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            json.dump({"after": number}, file)
+        new.replace(self._path)
+        self.after = number
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+
+# ---- Where spans go, and with which headers. Keys come from the environment or a file, and are in no command line and no
+# message.
+
+
+PATH = "/v1/traces"
+"""Below the endpoint (OTLP specification, "OTLP/HTTP Request")."""
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\x20-\x7e]*")
+MAX_HEADERS = 64 * 1024
+
+
+class Settings(NamedTuple):
+    url: str
+    headers: dict[str, str]
+
+
+def settings_of(found: Sequence[Setting], env: Mapping[str, str]) -> Settings:
+    """Return what the daemon's config says. Raise `UsageError`."""
+    values = {setting.key: setting.value for setting in found}
+    endpoint = values.get("otel.endpoint")
+    if endpoint is None:
+        raise UsageError("otel.endpoint is not set in the daemon's config; set it to the collector's URL, then run 'sfactl reload'")
+    source, text = _headers_text(values.get("otel.headers_env"), values.get("otel.headers_file"), env)
+    return Settings(f"{endpoint}{PATH}", parse_headers(source, text))
+
+
+def _headers_text(variable: str | None, file: str | None, env: Mapping[str, str]) -> tuple[str, str]:
+    if file is not None:
+        try:
+            with Path(file).open(encoding="utf-8", errors="replace") as opened:
+                return file, opened.read(MAX_HEADERS)
+        except OSError as error:
+            raise UsageError(f"otel.headers_file: {file} cannot be read: {error.strerror}") from None
+    if variable is not None and variable not in env:
+        raise UsageError(f"otel.headers_env: the environment has no {variable}: set it for the daemon, and restart that")
+    return variable or "", env[variable] if variable is not None else ""
+
+
+def parse_headers(source: str, text: str) -> dict[str, str]:
+    """Return the headers in `NAME=VALUE,NAME=VALUE`, or one on each line. Values may be percent-encoded, as the
+    specification of OTLP exporters says. Raise `UsageError`, which shows no value."""
+    headers = {}
+    for number, part in enumerate(filter(None, map(str.strip, re.split(r"[,\n]", text))), 1):
+        name, equals, value = part.partition("=")
+        name, value = name.strip(), unquote(value.strip())
+        if not (equals and _HEADER.fullmatch(name) and _VALUE.fullmatch(value)):
+            raise UsageError(f"{source}: header {number} is not of the form NAME=VALUE in printable ASCII")
+        headers[name.lower()] = value
+    return headers
+
+
+# ---- exporter
+
 
 ENDS = sorted(f"run_{status}" for status in ENDED)
 BATCH = 256

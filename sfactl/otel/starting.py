@@ -6,7 +6,7 @@ from sfad.protocol.requests.daemon import Config, ConfigReply
 
 from ..connection import connect
 from ..exits import UsageError
-from .settings import settings_of
+from .exporter import settings_of
 
 
 def start(socket: str | None) -> None:

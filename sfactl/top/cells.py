@@ -21,8 +21,7 @@ from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
 from sfad.protocol.units import counted, format_duration
 
 from .. import output
-from ..trouble import share
-from ..waiting import awaited
+from ..waiting import awaited, share
 from .table import DEFAULT_ORDER, ENDED, NEARING, QUIET, STUCK, Row, RunTable
 
 GOOD, DIM, WARN, BAD, PLAIN, HEAD, KEY, TITLE = "good", "dim", "warn", "bad", "plain", "head", "key", "title"

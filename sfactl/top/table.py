@@ -10,8 +10,7 @@ from sfad.protocol.structs import replace
 from sfad.protocol.types import RunId, RunInfo, Status
 
 from .. import output
-from ..trouble import NEAR, near, of, troubles
-from ..waiting import after_others
+from ..waiting import NEAR, after_others, near, of, troubles
 
 WAITS, STUCK, NEARING, ENDED, QUIET = 4, 3, 2, 1, 0
 """It waits for a person; it does not get on; it is near a limit; it ended badly; nothing is wrong."""

@@ -10,8 +10,8 @@ from ..protocol import types
 from ..protocol.requests.gateway import CallAdmitted
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
-from .run import Run, Token
-from .vocabulary import Timer
+from .state.run import Run, Token
+from .state.vocabulary import Timer
 
 
 class WithRun(Struct, frozen=True):

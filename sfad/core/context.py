@@ -1,19 +1,57 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, TypedDict, Unpack
 
 from ..protocol import types
+from ..protocol.event_types import EventType
 from ..protocol.types import Action, ErrorCode, RunId, Severity
 from . import commands as c
-from .access import FULL, Peer, Permissions, Scope, refuse_sessions, refuse_target, refuse_verb, unknown_run
-from .event_rates import EventRate
 from .events import OfPeer
-from .policy import Policy
-from .quotas import Slots
-from .run import Run, Token
-from .tree import Tree
-from .vocabulary import EventType, Timer
+from .state.access import FULL, Peer, Permissions, Scope, refuse_sessions, refuse_target, refuse_verb, unknown_run
+from .state.policy import Policy
+from .state.quotas import Slots
+from .state.run import Run, Token
+from .state.tree import Tree
+from .state.vocabulary import Timer
+
+# ---- How many events may come of what an agent does at will: each is a row of the ledger, which it must not fill
+
+
+MOST = 10
+WINDOW = 60.0
+"""Seconds."""
+MAX_CAUSES = 1000
+"""Causes that are remembered before those are forgotten that have caused nothing within the window."""
+
+
+class EventRate:
+    """Admits `MOST` events in a `WINDOW` for each cause."""
+
+    def __init__(self) -> None:
+        self._told: dict[Hashable, list[float]] = {}
+        self._forget_at = MAX_CAUSES
+
+    def admits(self, cause: Hashable, at: float) -> bool:
+        """Return whether one more event may be published, and count it."""
+        told = self._told.get(cause)
+        if told is None:
+            self._forget_old(at)
+            told = self._told[cause] = []
+        if len(told) == MOST:
+            if at - told[0] < WINDOW:
+                return False
+            del told[0]
+        told.append(at)
+        return True
+
+    def _forget_old(self, at: float) -> None:
+        if len(self._told) >= self._forget_at:
+            self._told = {cause: told for cause, told in self._told.items() if at - told[-1] < WINDOW}
+            self._forget_at = max(MAX_CAUSES, 2 * len(self._told))  # so that each is looked at a few times only
+
+
+# ---- context
 
 
 class Facts(TypedDict, total=False):

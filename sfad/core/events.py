@@ -10,14 +10,14 @@ from msgspec import Struct
 
 from ..protocol.requests.gateway import AdmitCall, EndCall
 from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Status, Survivor
-from .access import Peer
-from .account import OpenReservation, Silence, Use
-from .asked import Asked
-from .budgets import Budget
-from .policy import Policy
-from .remembered import Remembered, Ticket
-from .run import Token
-from .vocabulary import Timer
+from .state.access import Peer
+from .state.account import OpenReservation, Silence, Use
+from .state.budgets import Budget
+from .state.policy import Policy
+from .state.request import Asked
+from .state.run import Token
+from .state.tree import Remembered, Ticket
+from .state.vocabulary import Timer
 
 
 class At(Struct, frozen=True):

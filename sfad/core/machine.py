@@ -6,33 +6,28 @@ from typing import assert_never
 
 from . import commands as c
 from . import events as e
-from .admission import Admission
-from .adopting import Adopting
-from .alert import RaisedAlert
-from .alert_board import AlertBoard
+from .admission.admission import Admission, Widening
+from .admission.adopting import Adopting
+from .admission.awaiting import Awaiting
 from .alerts import Alerts
-from .attempts import AttemptTracker
-from .awaiting import Awaiting
-from .budget_enforcement import BudgetEnforcement
-from .bypasses import Bypasses
-from .calls import Calls
 from .context import Context
-from .lifecycle import Lifecycle
-from .limit_enforcement import LimitEnforcement
-from .limit_holds import LimitHolds
-from .limit_requests import LimitRequests
-from .pausing import Pausing
-from .policy import Policy
-from .run import Run
-from .shared_alerts import Key as AlertKey
-from .spending import Spending
-from .stop_requests import StopRequests
-from .stopping import Stopping
-from .tool_rules import ToolRules
-from .unadmitted import Unadmitted
-from .use_requests import UseRequests
-from .vocabulary import Timer
-from .widening import Widening
+from .life.attempts import AttemptTracker
+from .life.lifecycle import AlertBoard, Lifecycle
+from .life.pausing import Pausing
+from .life.spending import Spending
+from .life.stop_requests import StopRequests
+from .life.stopping import Stopping
+from .limits.budget_enforcement import BudgetEnforcement
+from .limits.calls import Calls
+from .limits.enforcement import LimitEnforcement, LimitHolds
+from .limits.limit_requests import LimitRequests
+from .limits.use_requests import UseRequests
+from .limits.violations import Bypasses, ToolRules, Unadmitted
+from .state.alerts import Key as AlertKey
+from .state.alerts import RaisedAlert
+from .state.policy import Policy
+from .state.run import Run
+from .state.vocabulary import Timer
 
 MAX_ADVICE = 1000
 """Types and names that something was learned about. An agent can invent any number of names; what is forgotten is learned again."""

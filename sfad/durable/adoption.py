@@ -6,32 +6,72 @@ launcher ─▶ what is alive          ┘
 """
 
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
 import trio
 
+from ..agents import named
 from ..core import events as e
-from ..core.remembered import Remembered, rebased
-from ..core.run import Run
-from ..faults import crash_point
+from ..core.state.run import Run
+from ..core.state.tree import Remembered, rebased
 from ..host.clock import wall_clock
-from ..launch.launcher import Adopted, Launcher, Remains
-from ..launch.pidfd import exit_status
-from ..ledger import OpenedLedger, RunExtra
-from ..ledger.rows import is_damaged
-from ..meters import named
+from ..host.faults import crash_point
+from ..host.systemd import FdStore
+from ..processes.launcher import Adopted, Launcher, Remains
+from ..processes.pidfd import exit_status
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
 from ..runs.live import Live, bounds_of
 from ..runs.showing import info_of
 from ..runs.stdin import StdinPipe
+from ..storage.ledger import OpenedLedger, RunExtra
+from ..storage.ledger.rows import is_damaged
 from .handover import HandedRun, Handover
-from .pidfds import name_of_main
 from .snapshots import RunSnapshot
 from .spool import Spool
+
+# ---- Pidfds of main processes, kept by systemd while no daemon is there
+#
+# They tell the next daemon how a process ended in the meantime, where the kernel does (PIDFD_GET_INFO, Linux 6.15).
+
+
+def name_of_main(run: Run) -> str:
+    """Return the name under which systemd keeps the pidfd of the main process of this attempt."""
+    return f"{run.id}.{run.attempt}"
+
+
+class StoredPidfds:
+    """Has systemd keep the pidfd of each main process, where it starts the daemon and listens."""
+
+    def __init__(self) -> None:
+        self._store = FdStore()
+
+    def keep(self, run: Run, pid: int) -> None:
+        """Have it kept from the launch on. Where that fails, the next daemon will not learn how the process ended."""
+        if self._store.there:
+            with suppress(OSError):
+                pidfd = os.pidfd_open(pid)
+                self._store.keep(name_of_main(run), pidfd)
+                os.close(pidfd)
+
+    def forget(self, run: Run) -> None:
+        self._store.forget(name_of_main(run))
+
+    def forget_others(self, names: Iterable[str], runs: Iterable[Run]) -> None:
+        """Of what an earlier daemon had kept under `names`, forget all but the main processes of these runs."""
+        for name in set(names) - {name_of_main(run) for run in runs}:
+            self._store.forget(name)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+# ---- adoption
+
 
 Rows = list[tuple[RunInfo, RunExtra]]
 

@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from .. import config as configuration
 from ..core import events as e
-from ..core.budgets import Budget, Budgets
-from ..core.money import to_nanos, to_usd
+from ..core.state.budgets import Budget, Budgets
+from ..core.state.money import to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
-from ..ledger import Ledger, OpenedLedger
 from ..protocol.units import format_usd
+from ..storage.ledger import Ledger, OpenedLedger
 from .retrying import RetryingStore
 
 LOOK_AGAIN_SOON = 10.0

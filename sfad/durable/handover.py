@@ -11,11 +11,11 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from ..core.access import Peer
-from ..core.remembered import Ticket
-from ..host.damage import UNDECODABLE
-from ..launch.launcher import Remains
-from ..observe.counts import Counts
+from ..core.state.access import Peer
+from ..core.state.tree import Ticket
+from ..host.files import UNDECODABLE
+from ..host.metrics import Counts
+from ..processes.launcher import Remains
 from ..protocol.messages import Events, Wait, Watch, WatchRuns
 from ..protocol.types import RunId
 from ..protocol.units import parse_whole

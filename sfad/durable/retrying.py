@@ -6,11 +6,11 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from ..faults import crash_point
 from ..host.clock import Timers
-from ..host.damage import UNDECODABLE, keep_damaged
-from ..host.loop_turns import LoopTurns
-from ..spool import Store
+from ..host.faults import crash_point
+from ..host.files import UNDECODABLE, keep_damaged
+from ..host.tasks import LoopTurns
+from ..storage.spool import Store
 
 RETRY_EVERY = 1.0
 """Seconds between two tries to write what the disk had no room for."""

@@ -4,18 +4,88 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..host.clock import Timers
-from ..host.loop_turns import LoopTurns
+from ..host.tasks import LoopTurns
+from ..protocol.types import RunId
 from ..runs.live import Live
-from ..spool import Store
-from .alerts import AlertSpool
+from ..storage.spool import Store
 from .budgets import SavedCharges
-from .earlier import BOOT, PLACE, EarlierSpool, this_boot
-from .ended import EndedRuns
-from .hooks import HookSpool
-from .journal import RunJournal
-from .numbers import ReservedNumbers
-from .retrying import RetryingStore
-from .saved_spawns import SavedSpawns
+from .retrying import Changes, RetryingStore
+from .saved import (
+    BOOT,
+    PLACE,
+    AlertSpool,
+    EarlierSpool,
+    EndedRuns,
+    HookSpool,
+    ReservedNumbers,
+    SavedSpawns,
+    on_end_changes,
+    this_boot,
+)
+from .snapshots import KEY, METER, NOW, RUN, encode, origin_of, progress_of
+
+# ---- The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses none of them
+#
+# A snapshot is saved before what it says is done.
+
+
+Position = Callable[[RunId], bytes | None]
+"""Returns where a run's meter is; `None` for a run without one."""
+
+
+def nowhere(_run: RunId) -> None:
+    """The position where nothing new is to be saved of meters."""
+
+
+class RunJournal:
+    def __init__(self, store: RetryingStore, spawns: SavedSpawns) -> None:
+        self._store = store
+        self._spawns = spawns
+
+    def admit(self, live: Live, others: Iterable[Live]) -> None:
+        """Save a run that was admitted just now, and others that this has changed. Raises `OSError`, and then it must not be."""
+        run = live.run.id
+        self._spawns.save(live)
+        own: Changes = on_end_changes(live)
+        own |= {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
+        if live.key is not None:
+            own[f"{KEY}{run}"] = encode(live.key)
+        try:
+            self._store.write(own | self._changes(others, nowhere))
+        except OSError:
+            self._spawns.forget(run)
+            raise
+
+    def save(self, runs: Iterable[Live], position: Position = nowhere) -> None:
+        self._store.write_soon(self._changes(runs, position))
+
+    @property
+    def failing(self) -> bool:
+        """Whether the disk has no room now. What could not be written is tried again."""
+        return self._store.failing
+
+    def is_saved(self, run: RunId) -> bool:
+        """Whether the newest snapshot of a run could be written."""
+        return f"{NOW}{run}" not in self._store.unwritten
+
+    def save_all(self, runs: Iterable[Live], position: Position) -> None:
+        """Save all live runs as they are at this moment. Raises `OSError`."""
+        self._store.write(self._changes(runs, position))
+
+    def _changes(self, runs: Iterable[Live], position: Position) -> Changes:
+        items, unwritten, changes = self._store.items, self._store.unwritten, Changes()
+        for live in runs:
+            run = live.run.id
+            if f"{RUN}{run}" not in items:
+                continue  # it was refused
+            changes[f"{NOW}{run}"] = progress_of(live)
+            if (where := position(run)) is not None:
+                changes[f"{METER}{run}"] = where
+        # after an adoption all runs are saved, and few have changed
+        return {key: value for key, value in changes.items() if items.get(key) != value or key in unwritten}
+
+
+# ---- spool
 
 
 class Spool:

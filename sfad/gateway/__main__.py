@@ -16,16 +16,16 @@ import sys
 import trio
 
 from ..host.secrecy import become_user, hide_memory
+from .call_record import Memory
 from .coding import import_decoders
-from .daemon_link import ALONE_MAX, DaemonLink
 from .egress import Egress
 from .estimate import Estimates
 from .exchange import Shared, new_client
+from .gate import ALONE_MAX, DaemonLink
 from .journal import Journal
-from .memory import Memory
 from .proxy import MAX_CONNECTIONS, SPARE_DESCRIPTORS, Proxy
 from .reading import BodyReader
-from .trust import Trust
+from .upstreams import Trust
 
 LISTENER = 3
 LAST_SETTLEMENTS = 5.0

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from ..meters.counters import BYTES_A_TOKEN as _WRITTEN_A_TOKEN
+from ..agents.counters import BYTES_A_TOKEN as _WRITTEN_A_TOKEN
 from ..protocol.types import Tokens
 from .apis import ModelCall
 

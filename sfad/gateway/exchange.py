@@ -1,5 +1,6 @@
 """One request of an agent: whose it is, whether its tree can pay for it, and the reply as it comes."""
 
+import json
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -8,7 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from math import ceil
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import h11
@@ -18,18 +19,51 @@ import trio
 from ..protocol.requests.gateway import AdmitCall
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
-from .call_record import CallRecord, RequestRecord, UnaskedRecord
+from .call_record import CallRecord, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
 from .callers import Caller
-from .checkup import checkup
 from .egress import Egress, NoWayError, is_outward, target_of
 from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
 from .gate import CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
-from .memory import Memory, NoMemoryError, Space
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion, BodyReader
-from .trust import Trust
-from .upstreams import RawHeaders, Route, Upstream, downward, proxy_token, proxy_variable, route_of, upward
+from .upstreams import RawHeaders, Route, Trust, Upstream, downward, proxy_token, proxy_variable, route_of, upward
+
+# ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and the kernel tells who calls
+
+
+PATIENCE = 5.0
+"""Seconds that an upstream may take to answer."""
+
+
+async def checkup(client: httpx2.AsyncClient, upstreams: Mapping[str, Upstream], caller: Caller | None) -> bytes:
+    """Return what was found, as JSON. Upstreams that another gateway calls are left out."""
+    own = {name: upstream for name, upstream in upstreams.items() if upstream.through is None}
+    found: dict[str, dict[str, Any]] = {name: {} for name in own}
+    async with trio.open_nursery() as nursery:
+        for name, upstream in own.items():
+            nursery.start_soon(_look_at, client, upstream, found[name])
+    return json.dumps({"cgroup": caller.cgroup if caller is not None else None, "upstreams": found}).encode()
+
+
+async def _look_at(client: httpx2.AsyncClient, upstream: Upstream, found: dict[str, Any]) -> None:
+    found |= {"url": upstream.shown, "status": None, "error": None, "keyed": None, "key_error": None, "exposed": None}
+    try:
+        found["keyed"] = upstream.key() is not None
+        found["exposed"] = upstream.exposed()
+    except (OSError, LookupError) as error:
+        found["key_error"] = str(error)
+    with trio.move_on_after(PATIENCE) as waiting:
+        try:
+            found["status"] = (await client.head(upstream.url)).status_code
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            found["error"] = str(error) or type(error).__name__
+    if waiting.cancelled_caught:
+        found["error"] = f"no answer within {PATIENCE:g} s"
+
+
+# ---- exchange
+
 
 _METHODS = {"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"}
 """Others do what the gateway does not know. Above all, the reply to TRACE holds the key."""

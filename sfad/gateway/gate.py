@@ -1,12 +1,20 @@
 """What the gateway asks of the daemon about each call, and what it tells after it."""
 
-from collections.abc import Sequence
+import socket
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from ..protocol.egress import Destination
+import trio
+
+from ..protocol import messages as m
+from ..protocol.egress import Destination, destination
+from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
+from ..protocol.types import Tokens
 from .callers import Caller
+from .journal import Journal
 from .upstreams import Upstream
 
 
@@ -60,3 +68,209 @@ class Gate(Protocol):
 
     def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
         """Tell that a run may not reach a host."""
+
+
+# ---- The gateway's connection to its daemon: requests, their answers, and a new connection when the daemon was restarted
+
+
+RETRY, RETRY_MAX = 0.02, 1.0
+"""Seconds between two tries to connect: doubled each time."""
+ALONE_MAX = 60.0
+"""Seconds without a daemon after which a gateway without calls ends. A daemon that crashed is back within seconds."""
+
+_HUNG_UP = "its caller hung up before it was made"
+
+R = TypeVar("R", bound=m.Reply)
+Q = TypeVar("Q", bound=m.Request)
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """A request that is not answered yet."""
+
+    request: m.Request
+    answered: trio.Event = field(default_factory=trio.Event)
+    reply: m.Reply | None = None
+
+
+class DaemonLink:
+    """Implements `Gate`. Requests that were not answered when a connection was lost are sent again on the next."""
+
+    def __init__(self, path: str, listener: int, journal: Journal) -> None:
+        """`listener`: the descriptor that the daemon keeps for the next gateway."""
+        self._journal = journal
+        self._path = path
+        self._listener = listener
+        self.upstreams: dict[str, Upstream] = {}
+        self.ungated = False
+        self.alone_since: float | None = None
+        """Since when there is no connection."""
+        self.ready = trio.Event()
+        """The daemon has told where calls go."""
+        self._open: dict[int, _Open] = {}
+        self._withdrawn: dict[int, m.AdmitCall] = {}
+        """Whose withdrawal is not answered yet, by the number of the request."""
+        self._reservations: set[str] = set()
+        """Of calls whose end the daemon has not answered yet."""
+        self._last = 0
+        self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
+
+    async def serve(self) -> None:
+        """Keep a connection, until cancelled."""
+        pause = RETRY
+        while True:
+            self.alone_since = trio.current_time() if self.alone_since is None else self.alone_since
+            try:
+                stream = await trio.open_unix_socket(self._path)
+                async with stream:
+                    await self._converse(stream)
+                pause = RETRY
+            except (OSError, trio.BrokenResourceError, ProtocolError):
+                pass
+            await trio.sleep(pause)
+            pause = min(2 * pause, RETRY_MAX)
+
+    # ---- Gate
+
+    async def place(self, caller: Caller | None, token: str | None) -> Placed:
+        if caller is None:
+            raise CallRefusedError("the connection was closed before its caller could be found out")
+        placed = await self._ask(
+            m.CallerPlaced, m.PlaceCaller(id=self._number(), uid=caller.uid, cgroup=caller.cgroup, token=token)
+        )
+        egress = tuple(map(destination, placed.egress))
+        return Placed(placed.run, _upstreams(placed.upstreams), placed.certificates, egress, placed.keyed_only, placed.token)
+
+    async def admit(self, asked: m.AdmitCall) -> m.CallAdmitted:
+        answer = await self._ask(m.CallAdmitted, self._numbered(asked))
+        if answer.reservation is None:
+            raise CallRefusedError(answer.refused or "the daemon refuses the call", answer.retry_after)
+        return answer
+
+    def ended(self, call: m.EndCall) -> None:
+        self._journal.note(self._numbered(call))  # it may be killed before the daemon has heard of it
+        self._send(_Open(call))
+
+    def passed(self, call: m.EndCall) -> None:
+        self._journal.note(call)
+
+    def silent(self, call: m.SilentCall) -> None:
+        self._send(_Open(self._numbered(call)))
+
+    def unasked(self, request: m.UnaskedCall) -> None:
+        request.number = self._numbered(request).id
+        self._send(_Open(request))
+
+    def egress_refused(self, run: str, host: str, port: int, why: str) -> None:
+        self._send(_Open(m.RefusedEgress(id=self._number(), run=run, host=host, port=port, why=why)))
+
+    async def settled(self) -> None:
+        """Return when the daemon knows of each call that has ended."""
+        for each in list(self._open.values()):
+            if isinstance(each.request, m.EndCall | m.UnaskedCall):
+                await each.answered.wait()
+
+    def learn_settings(self) -> None:
+        """Ask the daemon again where calls go, because its config has changed."""
+        self._send(_Open(m.ServeGateway(id=self._number())))
+
+    # ---- requests
+
+    async def _ask(self, wanted: type[R], request: m.Request) -> R:
+        open_ = _Open(request)
+        self._send(open_)
+        try:
+            await open_.answered.wait()
+        except trio.Cancelled:
+            if self._open.pop(open_.request.id, None) is not None and isinstance(open_.request, m.AdmitCall):
+                self._withdrawn[open_.request.id] = open_.request
+                self._send(_Open(m.WithdrawCall(id=self._number(), call=open_.request.id)))
+            raise
+        reply = open_.reply
+        if isinstance(reply, m.Error):
+            raise CallRefusedError(reply.message)
+        if not isinstance(reply, wanted):
+            raise CallRefusedError(f"the daemon answered with {type(reply).__name__}")
+        return reply
+
+    def _number(self) -> int:
+        self._last += 1
+        return self._last
+
+    def _numbered(self, request: Q) -> Q:
+        request.id = self._number()
+        return request
+
+    def _send(self, open_: _Open) -> None:
+        self._open[open_.request.id] = open_
+        if self.alone_since is None:
+            self._to_send.send_nowait(m.pack_message(open_.request))
+
+    # ---- the connection
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        """Send requests and take replies, until the connection is lost."""
+        decoder = FrameDecoder(MAX_REPLY)
+        hello, settings = self._number(), self._number()
+        await stream.send_all(m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway")))
+        serve = m.ServeGateway(id=settings, descriptors=1, reservations=sorted(self._reservations))
+        await _send_with(stream, m.pack_message(serve), self._listener)
+        again = dict(self._open)
+        self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
+        self.alone_since = None
+        self._withdrawn.clear()  # the daemon has forgotten what it did not answer
+        for open_ in again.values():
+            if isinstance(open_.request, m.WithdrawCall):
+                del self._open[open_.request.id]
+            else:
+                self._to_send.send_nowait(m.pack_message(open_.request))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send_all, stream, nursery.cancel_scope)
+            try:
+                while data := await stream.receive_some(1 << 16):
+                    for body in decoder.feed(data):
+                        self._take(m.unpack_reply(body))
+            except (trio.BrokenResourceError, ProtocolError):
+                pass
+            self.alone_since = trio.current_time()
+            nursery.cancel_scope.cancel()
+
+    async def _send_all(self, stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+        try:
+            async for frame in self._sending:
+                await stream.send_all(frame)
+        except trio.BrokenResourceError:
+            scope.cancel()
+
+    def _take(self, reply: m.Reply) -> None:
+        if isinstance(reply, m.GatewaySettings):
+            self.upstreams = _upstreams(reply.upstreams)
+            self.ungated = reply.ungated
+            self.ready.set()
+        if isinstance(reply, m.CallAdmitted) and reply.reservation is not None:
+            self._reservations.add(reply.reservation)
+        if (open_ := self._open.pop(reply.id, None)) is not None:
+            open_.reply = reply
+            open_.answered.set()
+            if isinstance(open_.request, m.WithdrawCall):
+                self._withdrawn.pop(open_.request.call, None)
+            elif isinstance(open_.request, m.EndCall):
+                self._reservations.discard(open_.request.reservation)
+                self._journal.forget(open_.request.reservation)
+        elif isinstance(reply, m.CallAdmitted) and reply.reservation is not None and reply.id in self._withdrawn:
+            asked = self._withdrawn[reply.id]  # it was admitted before the daemon knew that it was withdrawn
+            unused = m.EndCall(
+                id=self._number(), run=asked.run, reservation=reply.reservation, model=asked.model, tokens=Tokens(), error=_HUNG_UP
+            )
+            self._send(_Open(unused))
+
+
+def _upstreams(told: Mapping[str, m.UpstreamInfo]) -> dict[str, Upstream]:
+    return {name: Upstream(name, each.url, each.api, each.key_env, each.key_file, each.through) for name, each in told.items()}
+
+
+async def _send_with(stream: trio.SocketStream, data: bytes, descriptor: int) -> None:
+    """Send `data`, and the descriptor with its first byte."""
+    rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor])
+    sent = await stream.socket.sendmsg([data], [rights])
+    await stream.send_all(data[sent:])

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..host.private_files import create, is_regular
+from ..host.files import create, is_regular
 from ..protocol import messages as m
 from ..protocol.framing import ProtocolError
 

@@ -8,18 +8,46 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import trio
 from msgspec import UNSET
 
-from ..core.lifecycle import severity_of_end
+from ..core.life.lifecycle import severity_of_end
 from ..host.tasks import Background
 from ..protocol.messages import OnEndState
+from ..protocol.redaction import redacted_object
 from ..protocol.types import Event, Isolation, RunId, RunInfo
-from ..runs.on_end import OnEnd
+from ..runs.live import OnEnd
 from .fair_queue import FairQueue
-from .processes import HookCommand, HookProcesses, HookResult
-from .reporting import HookReports, Reported
-from .surroundings import event_json, event_variables
+from .processes import HookCommand, HookProcesses, HookReports, HookResult, Reported
+
+# ---- What a hook is given: the event as JSON on stdin, and few variables. It gets neither the daemon's keys nor those of a
+# run.
+
+
+_VALUE = 2000
+"""Characters of a variable."""
+
+
+def event_json(event: Event) -> bytes:
+    return msgspec.json.encode(redacted_object(msgspec.to_builtins(event))) + b"\n"
+
+
+def event_variables(event: Event, socket: str) -> list[bytes]:
+    shown = redacted_object(msgspec.to_builtins(event))
+    names = {"agent_name": "NAME"}
+    fields = ("type", "severity", "time", "seq", "run_id", "root_id", "agent_name", "user", "message", "state")
+    told = {f"SFAD_EVENT_{names.get(field, field.upper())}": _one_line(shown.get(field, "")) for field in fields}
+    return [f"{key}={value}".encode() for key, value in ({"SFAD_SOCKET": socket} | told).items()]
+
+
+def _one_line(value: object) -> str:
+    text = str(value if value is not None else "")[:_VALUE]
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+# ---- end hooks
+
 
 TIMEOUT = 30.0
 """Seconds that one may take."""

@@ -5,23 +5,66 @@ done with events is saved, so a daemon that follows a killed one starts again wh
 once, because what a killed daemon had started may have done its work.
 """
 
-from collections.abc import Callable, Mapping
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import trio
 
 from ..config import Hook
-from ..core.event_rates import MOST, EventRate
+from ..core.context import MOST, EventRate
 from ..host.tasks import Background
 from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
 from ..protocol.types import SEVERITIES, Event, RunId
+from .end_hooks import event_json, event_variables
 from .fair_queue import FairQueue
-from .processes import HookCommand, HookProcesses, HookResult
-from .programs import program_trouble
-from .reporting import HookReports, Reported
-from .surroundings import event_json, event_variables
+from .processes import HookCommand, HookProcesses, HookReports, HookResult, Reported
+
+# ---- Whether the program of a hook can be executed, and whether only its user and root can change it
+
+
+def program_trouble(command: Sequence[str], path: str | None = None) -> str | None:
+    """Return why a command cannot be a hook; `None` if it can. As root, its program must not be writable by another user: that
+    user would be root at the next event. `path`: directories to search it in."""
+    found = shutil.which(command[0], path=path)
+    if found is None:
+        absent = "/" in command[0] and not os.path.exists(command[0])
+        return f"{command[0]} {'does not exist' if absent or '/' not in command[0] else 'is not executable'}"
+    if os.geteuid() != 0:
+        return None
+    script = next((word for word in command[1:] if word.startswith("/") and os.path.isfile(word)), None)
+    for file in filter(None, (found, script)):
+        for place in _places(file):
+            if (why := _writable_by_others(place)) is not None:
+                return f"{place} {why}, and this daemon is root's: chown root and chmod go-w"
+    return None
+
+
+def _places(file: str) -> Iterator[Path]:
+    """Yield the file and the directories that lead to it."""
+    real = Path(os.path.realpath(file))
+    yield real
+    yield from real.parents
+
+
+def _writable_by_others(path: Path) -> str | None:
+    try:
+        found = path.stat()
+    except OSError as error:
+        return f"cannot be looked at ({error.strerror})"
+    if found.st_uid != 0:
+        return "belongs to another user than root"
+    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+    return "is writable by others" if found.st_mode & 0o022 and not sticky else None
+
+
+# ---- event hooks
+
 
 WAITING = 256
 """Events that wait for one hook."""

@@ -1,16 +1,25 @@
-"""Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop a run.
-
-What takes descriptors is refused while some are still free: first clients, then new runs, last the owner of the daemon
-(`Descriptors`). The very last are kept back for stopping (`keep_back`): the daemon's soft RLIMIT_NOFILE is a little below
-the hard one, and the launcher lifts it while it signals, kills and looks. So no descriptor is held ready for that.
-"""
+"""Descriptors: the last ones of the process are reserved, and those that clients sent are closed in time."""
 
 import os
 import resource
-from collections.abc import Callable
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 
-from .loop_turns import LoopTurns
+from .tasks import LoopTurns
+
+# ---- Descriptors are reserved, in two ways: without one the daemon can neither be reached nor stop a run
+#
+# What takes descriptors is refused while some are still free: first clients, then new runs, last the owner of the daemon
+# (`Descriptors`). The very last are kept back for stopping (`keep_back`): the daemon's soft RLIMIT_NOFILE is a little below
+# the hard one, and the launcher lifts it while it signals, kills and looks. So no descriptor is held ready for that.
+
 
 RESERVE, LEAST_RESERVE = 32, 4
 """Descriptors in one reserve, and what it has at least where the limit is low. A launch takes eight for some milliseconds; the
@@ -87,3 +96,127 @@ class lifted:  # noqa: N801 - as `contextlib.suppress` is named: it reads like a
     def __exit__(self, *_: object) -> None:
         if _limits is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, _limits)
+
+
+# ---- Closes the descriptors that clients sent, in threads of their own
+#
+# close(2) of such a file may wait as long as the client likes: for unsent data on a TCP socket (SO_LINGER), or for a FUSE server
+# that
+# does not answer FLUSH. It may also fail. The kernel frees the number before it waits. A Unix socket is closed the same way,
+# because
+# with it the kernel drops the files that are still in transit through it.
+#
+# Each sender has a share of the threads: a tree of runs, or a user outside any run. So what one has sent delays only its own.
+
+
+CLOSERS = 4
+"""Threads of one sender at a time. While all of them wait, further descriptors of the sender stay open."""
+MAX_CLOSERS = 512
+STUCK = 1.0
+"""Seconds in one close(2) after which a thread is taken to wait for what the sender does."""
+MAX_UNCLOSED = 256
+"""Descriptors of one sender that may wait for a thread."""
+_NO_LINGER = struct.pack("ii", 0, 0)
+
+
+@dataclass(eq=False, slots=True)
+class _Sender:
+    open: deque[int] = field(default_factory=deque)
+    began: dict[int, tuple[float, bool]] = field(default_factory=dict)
+    """By thread: when its close(2) began, and whether that is of a socket."""
+    threads: int = 0
+    unwelcome: bool = False
+    """It has sent what the daemon does not take, so nothing else is taken until that is closed."""
+
+
+_lock = threading.Lock()
+_senders: dict[str, _Sender] = {}
+
+
+def close_soon(descriptors: Iterable[int], sender: str, *, unwelcome: bool = False) -> None:
+    """Close `descriptors` that a sender has sent soon, without waiting. The caller must not use them again.
+
+    `unwelcome`: each in a thread of its own, because no child may be started that inherits them."""
+    with _lock:
+        queue = _senders.setdefault(sender, _Sender())
+        queue.open.extend(descriptors)
+        queue.unwelcome |= unwelcome
+        share = len(queue.open) if unwelcome else CLOSERS - queue.threads
+        wanted = min(len(queue.open), share, MAX_CLOSERS - sum(each.threads for each in _senders.values()))
+        if not queue.open and not queue.threads:
+            del _senders[sender]
+    for _ in range(wanted):
+        _start(sender, queue)
+
+
+def _start(sender: str, queue: _Sender) -> None:
+    with _lock:
+        queue.threads += 1
+    try:
+        # a daemon thread: the exit does not wait for it
+        threading.Thread(target=_close_all, args=(sender, queue), name="close", daemon=True).start()
+    except RuntimeError:  # no thread can be started now; the next call tries again
+        with _lock:
+            queue.threads -= 1
+
+
+def threads() -> int:
+    return sum(queue.threads for queue in list(_senders.values()))
+
+
+def refusal(sender: str) -> str | None:
+    """Say why nothing more is taken from a sender whose descriptors cannot be closed, or return `None`."""
+    with _lock:
+        queue = _senders.get(sender)
+        if queue is None:
+            return None
+        before = time.monotonic() - STUCK
+        stuck = sum(began < before for began, _ in queue.began.values())
+        if stuck < CLOSERS and len(queue.open) < MAX_UNCLOSED and not queue.unwelcome:
+            return None
+        waiting = len(queue.began) + len(queue.open)
+    return f"{waiting} files that {sender} has sent cannot be closed: the kernel waits for what is behind them; end that first"
+
+
+def unkillable() -> list[str]:
+    """Return the senders whose files keep a thread that no signal ends, or may do so: all but sockets. execve(2) waits for it."""
+    with _lock:
+        return sorted(
+            sender
+            for sender, queue in _senders.items()
+            if any(not is_socket for _, is_socket in queue.began.values()) or not all(map(without_linger, queue.open))
+        )
+
+
+def _close_all(sender: str, queue: _Sender) -> None:
+    me = threading.get_ident()
+    while (descriptor := _next(sender, queue)) is not None:
+        is_socket = without_linger(descriptor)
+        with _lock:
+            queue.began[me] = time.monotonic(), is_socket
+        with suppress(OSError):  # Linux has released the number all the same
+            os.close(descriptor)
+        with _lock:
+            del queue.began[me]
+
+
+def _next(sender: str, queue: _Sender) -> int | None:
+    with _lock:
+        if queue.open:
+            return queue.open.popleft()
+        queue.threads -= 1
+        if not queue.threads:
+            _senders.pop(sender, None)
+        return None
+
+
+def without_linger(descriptor: int) -> bool:
+    """Have close(2) not wait for a socket's unsent data. Return whether it is a socket."""
+    try:
+        sock = socket.socket(fileno=descriptor)
+    except OSError:
+        return False
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    sock.detach()
+    return True

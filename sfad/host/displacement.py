@@ -8,6 +8,7 @@ of any kind. trio waits for EPOLLIN alone, so it is in an epoll of its own; and 
 does not tell it, a second descriptor is asked then.
 """
 
+import ctypes
 import math
 import os
 import select
@@ -18,14 +19,44 @@ from typing import Self
 
 import trio
 
-from . import inotify
 from .socket_file import traversed
+
+# ---- inotify(7), which Python does not have
+
+
+ATTRIB, MODIFY, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF, MOVE_SELF = 0x4, 0x2, 0x40, 0x80, 0x100, 0x200, 0x400, 0x800
+DONT_FOLLOW, MASK_ADD = 0x02000000, 0x20000000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def new_instance() -> int:
+    """Return the descriptor of an instance without watches. Raises `OSError`: `EMFILE` if the user has none left
+    (fs.inotify.max_user_instances, 128)."""
+    descriptor: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    return _checked(descriptor)
+
+
+def add_watch(instance: int, path: Path, mask: int) -> None:
+    """Raises `OSError`."""
+    _checked(_libc.inotify_add_watch(instance, os.fsencode(path), mask), path)
+
+
+def _checked(result: int, path: Path | None = None) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path and str(path))
+    return result
+
+
+# ---- displacement
+
 
 LOOK = 5.0
 """Seconds between two looks at files: while the kernel cannot tell, and for as long as something keeps changing."""
 
-_ITSELF = inotify.MOVE_SELF | inotify.DELETE_SELF | inotify.MASK_ADD
-_ITS_NAMES = inotify.CREATE | inotify.DELETE | inotify.MOVED_FROM | inotify.MOVED_TO
+_ITSELF = MOVE_SELF | DELETE_SELF | MASK_ADD
+_ITS_NAMES = CREATE | DELETE | MOVED_FROM | MOVED_TO
 
 
 class Displacement:
@@ -48,20 +79,20 @@ class Displacement:
         epoll = closing.enter_context(select.epoll())
         epoll.register(_mounts(closing), select.EPOLLPRI)
         self._before.register(_mounts(closing), select.POLLPRI)
-        changes = inotify.new_instance()
+        changes = new_instance()
         closing.callback(os.close, changes)
         epoll.register(changes, select.EPOLLIN)
         for path in files:
-            inotify.add_watch(changes, path, _ITSELF | inotify.ATTRIB)
+            add_watch(changes, path, _ITSELF | ATTRIB)
             self._watch_way(changes, path.parent)
         for path in directories:
-            inotify.add_watch(changes, path, _ITSELF | _ITS_NAMES)
+            add_watch(changes, path, _ITSELF | _ITS_NAMES)
             self._watch_way(changes, path)
         return epoll
 
     def _watch_way(self, changes: int, path: Path) -> None:
         for entry in traversed(path):
-            inotify.add_watch(changes, entry, _ITSELF | inotify.DONT_FOLLOW)
+            add_watch(changes, entry, _ITSELF | DONT_FOLLOW)
 
     async def wait(self, *, settled: bool) -> bool:
         """Sleep until the kernel tells of a change, or cannot tell of all, or the last one is not `settled`; then to the next

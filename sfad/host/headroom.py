@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from .private_files import create
+from .files import create
 
 RESERVED_BYTES = 2 * 1024 * 1024
 """Bytes that a start can need: to open the ledger, and to record the ends of runs that a dead daemon held in memory."""

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .private_files import is_regular, set_aside
+from .files import is_regular, set_aside
 from .socket_file import AlreadyRunning, PathError
 
 LOCK = "lock"

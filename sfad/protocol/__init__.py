@@ -17,7 +17,6 @@
 `framing`     4-byte big-endian length + msgpack, a pure decoder used by both sides, and the versions of the protocol
 `sanitise`    an agent's bytes as text that a terminal and a model take for nothing but data
 `redaction`   what looks like a secret, hidden in texts
-`statistics`  the answers to `recommend` and `summary`
 `paths`       where the socket and the state are
 `places`      the same as text, and how a client looks for the socket
 `shim_files`  shims as files

@@ -28,7 +28,7 @@ METERED: dict[str, KnownProgram] = {
     "gemini": KnownProgram(("gemini-cli",), retries_silently=True),
     "opencode": KnownProgram(("opencode-ai",), retries_silently=True),
 }
-"""Agent programs whose events a meter reads: `sfad.meters` has a module of the same name for each."""
+"""Agent programs whose events a meter reads: `sfad.agents` has a module of the same name for each."""
 
 PROGRAMS: dict[str, KnownProgram] = METERED | {
     "aider": KnownProgram(("aider-chat",)),

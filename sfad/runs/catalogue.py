@@ -1,26 +1,84 @@
 """The one answer to what is known of a run: live, ended a short while ago, or in the ledger."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import trio
 from msgspec import Raw
+from msgspec.structs import replace
 
-from ..core.access import Scope
-from ..core.ids import number_or_zero, run_id, run_number
-from ..core.labels import means
-from ..launch.launcher import Footprint
-from ..ledger.reader import Page, Selection
-from ..ledger.records import Records
-from ..ledger.summary import Unwritten
-from ..ledger.totals import used_by, with_totals
+from ..core.state.access import Scope, means
+from ..core.state.ids import number_or_zero, run_id, run_number
+from ..processes.launcher import Footprint
+from ..protocol.encoding import lean
 from ..protocol.messages import List
-from ..protocol.types import RunId, RunInfo
-from .encoded_runs import EncodedRuns, row_of
+from ..protocol.structs import pack
+from ..protocol.types import CallInfo, RunId, RunInfo, Usage
+from ..storage.ledger.reader import CALLS, Page, Selection
+from ..storage.ledger.reads import Records
+from ..storage.ledger.rows import used_by, with_totals
+from ..storage.ledger.summary import Unwritten
 from .live import Live, SpawnKey
 from .showing import info_of, info_with_totals, usage_of
+
+# ---- Runs as rows of a list. An ended run does not change, so its row is read and encoded once for many lists.
+
+
+MAX_BYTES = 6 * 1024 * 1024
+"""Bytes of rows of one kind that are held: 6 000 with limits, or 20 000 without."""
+
+
+_lean_run, _lean_usage = lean(RunInfo), lean(Usage)
+
+
+def row_of(info: RunInfo, *, limits: bool) -> Raw:
+    """Return a run as a row. Without `limits`, an ended run has none, and what is nil or as its default is left out: a client that
+    reads a long list spends half of its time on each of the two."""
+    if limits:
+        return Raw(pack(info))
+    kept = [] if info.status.terminal else info.limits
+    return Raw(pack(_lean_run(replace(info, usage=_lean_usage(info.usage), limits=kept))))
+
+
+class EncodedRuns:
+    """The rows that were asked for last, by the numbers of their runs."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[int, Raw] = OrderedDict()
+        self.size = 0
+        """Bytes of all rows."""
+
+    def of(self, numbers: Sequence[int]) -> dict[int, Raw]:
+        """Return the rows that are held of these runs."""
+        held = self._rows.get
+        found = {number: row for number in numbers if (row := held(number)) is not None}
+        if self.size > MAX_BYTES // 2:  # until then no row has to make room soon, whenever it was asked for
+            deque(map(self._rows.move_to_end, found), maxlen=0)
+        return found
+
+    def add(self, number: int, row: Raw) -> None:
+        """Hold a row, and drop those that were asked for longest ago where there are too many."""
+        self.forget(number)
+        self._rows[number] = row
+        self.size += _size(row)
+        while self.size > MAX_BYTES:
+            self.forget(next(iter(self._rows)))
+
+    def forget(self, number: int) -> None:
+        """Drop the row of a run that was deleted."""
+        row = self._rows.pop(number, None)
+        if row is not None:
+            self.size -= _size(row)
+
+
+def _size(row: Raw) -> int:
+    return memoryview(row).nbytes
+
+
+# ---- catalogue
+
 
 RECENT = 1000
 """Ended runs kept in memory. They cover what the ledger's writer has not committed yet, and the pages that clients ask for most."""
@@ -282,3 +340,49 @@ class RunCatalogue:
         infos = [*known.values(), *self._records.runs([number for number in numbers if number not in known])]
         # no run ends before its descendants, so the totals of an ended run do not change either
         return self.with_totals(infos)
+
+
+# ---- The one answer to which calls of models a run has made: under way, not written yet, or in the ledger
+
+
+OpenCalls = Callable[[RunId], list[CallInfo]]
+"""Returns the calls of a live run that wait or are under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallList:
+    _records: Records
+    _live: Mapping[RunId, Live]
+    _waiting: OpenCalls
+    _under_way: OpenCalls
+
+    def page(self, run: RunId, after: tuple[float, int]) -> tuple[list[CallInfo], bool]:
+        """Return calls in the order of their time, those after a time in seconds since the epoch and a number, and whether there
+        are more."""
+        rows = self._records.calls(run, after)
+        more = len(rows) == CALLS
+        last = key(rows[-1]) if more else (float("inf"), 0)
+        found = {key(call): call for call in rows} | {at: call for at, call in self._unwritten(run).items() if after < at <= last}
+        open_ = {} if more else {key(call): call for call in (*self._under_way(run), *self._waiting(run))}
+        return [found[at] for at in sorted(found)] + [open_[at] for at in sorted(open_) if at > after], more
+
+    def count(self, run: RunId) -> tuple[int, int]:
+        """Return how many calls a run has made, those under way included, and how many were refused."""
+        unwritten = self._unwritten(run)
+        made, refused = self._records.count_calls(run, unwritten)
+        made += len(self._under_way(run)) + sum(call.state == "ended" for call in unwritten.values())
+        return made, refused + sum(1 + call.more for call in unwritten.values() if call.state == "refused")
+
+    def last_refusal(self, run: RunId) -> str | None:
+        """Return why the last refused call of a run was refused; `None` if none was."""
+        unwritten = self._unwritten(run)
+        refused = [call.refused for _, call in sorted(unwritten.items()) if call.state == "refused"]
+        return refused[-1] if refused else self._records.last_refusal(run)
+
+    def _unwritten(self, run: RunId) -> dict[tuple[float, int], CallInfo]:
+        live = self._live.get(run)
+        return {key(call): call for call in live.calls} if live is not None and live.calls is not None else {}
+
+
+def key(call: CallInfo) -> tuple[float, int]:
+    return call.time.timestamp(), call.number

@@ -1,25 +1,74 @@
-"""A live run as the daemon's shell knows it."""
+"""A live run as the daemon's shell knows it: what is kept beside the core's `Run`, and who waits for it."""
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from ..core.run import Run
-from ..host.closing import close_soon
-from ..launch.credentials import Credentials
-from ..launch.launcher import Bounds, Launcher
-from ..ledger import RunExtra
-from ..ledger.rows import SESSION
-from ..meters import SESSION_VARIABLES, AgentProgram, Reading, session_files_of
-from ..meters.program import SessionFiles
+from ..agents import NO_SETUPS, SESSION_VARIABLES, AgentProgram, Reading, TreeSetups, session_files_of
+from ..agents.program import SessionFiles
+from ..core.state.run import Run
+from ..host.descriptors import close_soon
+from ..processes.credentials import Credentials
+from ..processes.launcher import Bounds, Launcher
 from ..protocol.known import NO_METER
 from ..protocol.messages import Spawn
-from ..protocol.types import Action, LimitKind, LimitState, RunId, RunInfo
-from ..setups import NO_SETUPS, TreeSetups
+from ..protocol.types import Action, CallInfo, Event, Isolation, LimitKind, LimitState, RunId, RunInfo
+from ..storage.ledger import RunExtra
+from ..storage.ledger.rows import SESSION
 from .stdin import StdinPipe
-from .unrecorded_calls import UnrecordedCalls
+
+# ---- Calls of a live run that the ledger's file may not have yet
+
+
+KEPT = 100
+"""More of them wait only while the disk is full. Each is saved with the run whenever that changes."""
+
+ROWS_A_MINUTE = 10
+"""Rows that a run's calls get that were refused or withdrawn; further ones are counted in the last one's row. An agent that asks
+again and again must not fill the disk."""
+
+_MINUTE = 60.0
+
+
+class UnrecordedCalls:
+    def __init__(self) -> None:
+        self._calls: dict[tuple[float, int], CallInfo] = {}
+        self._began = -_MINUTE
+        self._rows = 0
+        self._last: CallInfo | None = None
+        """The last one that was not made."""
+
+    def __iter__(self) -> Iterator[CallInfo]:
+        return iter(self._calls.values())
+
+    def add(self, call: CallInfo) -> None:
+        """Keep a call until its row is in the file. Another one with its key replaces it."""
+        self._calls[call.time.timestamp(), call.number] = call
+        if len(self._calls) > KEPT:
+            del self._calls[next(iter(self._calls))]
+
+    def add_not_made(self, call: CallInfo, now: float) -> CallInfo:
+        """Keep a call that was refused or withdrawn at `now`, in seconds. Return what to record."""
+        if now - self._began >= _MINUTE:
+            self._began, self._rows = now, 0
+        self._rows += 1
+        if self._rows > ROWS_A_MINUTE and self._last is not None:
+            call = replace(self._last, more=self._last.more + 1)
+        self._last = call
+        self.add(call)
+        return call
+
+    def recorded(self, time: float, number: int) -> None:
+        self._calls.pop((time, number), None)
+
+
+# ---- A live run as the daemon's shell knows it
+
 
 SpawnKey = tuple[int, RunId | None, str]
 """What a client calls its request (`Spawn.key`), after its uid and the run that it is in."""
@@ -191,3 +240,80 @@ def bounds_of(run: Run) -> Bounds:
         pids=int(pids.limit.threshold) if pids is not None and pids.action is Action.TERMINATE else None,
         cpu=cpu.limit.threshold if cpu is not None else None,
     )
+
+
+# ---- The command of `--on-end`, as it is saved from its run's admission until it was executed
+
+
+MOST = 4096
+"""Characters of the command."""
+
+
+class OnEnd(Struct, frozen=True, array_like=True):
+    command: str
+    """For `sh -c`."""
+    cwd: bytes
+    env: list[bytes]
+    uid: int
+    user: Credentials | None
+    isolation: Isolation | None = None
+    """Of the run, and so of the command: it may execute what the run could write."""
+
+
+# ---- Clients that wait for the end of a run, or watch its events
+
+
+Waiter = Callable[[RunInfo], None]
+Watcher = Callable[[Event], None]
+CallWatcher = Callable[[CallInfo], None]
+GiveUp = Callable[[], None]
+
+T = TypeVar("T")
+
+
+class Subscribers:
+    def __init__(self) -> None:
+        self._waiters: dict[RunId, set[Waiter]] = {}
+        self._watchers: dict[RunId, set[Watcher]] = {}
+        self._call_watchers: dict[RunId, set[CallWatcher]] = {}
+
+    def on_end(self, run: RunId, waiter: Waiter) -> GiveUp:
+        """Call `waiter` when a run that is not over is. Return how to give up waiting."""
+        return _added(self._waiters, run, waiter)
+
+    def watch(self, run: RunId, watcher: Watcher) -> GiveUp:
+        """Call `watcher` with each event of a run and of its descendants. Return how to stop it."""
+        return _added(self._watchers, run, watcher)
+
+    def watch_calls(self, run: RunId, watcher: CallWatcher) -> GiveUp:
+        """Call `watcher` with each call of a run and of its descendants that begins to wait, has ended or is not made. Return how
+        to stop it."""
+        return _added(self._call_watchers, run, watcher)
+
+    def called(self, call: CallInfo, lineage: tuple[RunId, ...]) -> None:
+        """Tell those that watch the calls of a run of `lineage`."""
+        for run in lineage if self._call_watchers else ():
+            for watcher in list(self._call_watchers.get(run, ())):
+                watcher(call)
+
+    def ended(self, info: RunInfo) -> None:
+        for waiter in list(self._waiters.pop(info.id, ())):
+            waiter(info)
+
+    def happened(self, event: Event, lineage: tuple[RunId, ...]) -> None:
+        """Tell those that watch a run of `lineage`."""
+        for run in lineage if self._watchers else ():
+            for watcher in list(self._watchers.get(run, ())):
+                watcher(event)
+
+
+def _added(table: dict[RunId, set[T]], run: RunId, one: T) -> GiveUp:
+    entries = table.setdefault(run, set())
+    entries.add(one)
+
+    def forget() -> None:
+        entries.discard(one)
+        if not entries and table.get(run) is entries:
+            del table[run]
+
+    return forget

@@ -1,21 +1,86 @@
-"""How a live run is shown: to clients, and in its row of the ledger."""
+"""How a live run and raised alerts are shown: to clients, and in the row of the ledger."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
-from ..core.account import Use
-from ..core.limits import ActiveLimit
-from ..core.money import to_usd
-from ..core.run import Run
+from ..core.state.account import Use
+from ..core.state.alerts import Key, RaisedAlert, subject_of
+from ..core.state.limits import ActiveLimit
+from ..core.state.money import to_usd
+from ..core.state.run import Run
 from ..host.clock import wall_clock
-from ..launch.launcher import Footprint
+from ..host.files import UNDECODABLE
+from ..processes.launcher import Footprint
 from ..protocol.kinds import COSTS, COUNTS, KINDS
 from ..protocol.known import BY_REPORT
-from ..protocol.types import Action, ApiSilence, ApiTrouble, LimitKind, LimitState, RunInfo, Source, Status, Usage
+from ..protocol.messages import Spawn
+from ..protocol.types import (
+    Action,
+    AlertState,
+    ApiSilence,
+    ApiTrouble,
+    Claim,
+    Isolation,
+    LimitKind,
+    LimitState,
+    RunId,
+    RunInfo,
+    Source,
+    Status,
+    Usage,
+)
 from .live import Live
-from .raised_alerts import alerts_of
+
+# ---- Alerts that are raised, as they are shown
+
+
+MOST = 500
+"""Alerts that one answer has, the oldest: each is about 300 bytes."""
+
+
+def alerts_of(run: Run, now: float) -> list[AlertState]:
+    return [_shown(what, alert, now, "run", run=run.id) for what, alert in run.alerts.items()]
+
+
+def all_alerts(runs: Iterable[Run], shared: Mapping[Key, RaisedAlert], now: float) -> list[AlertState]:
+    """Return the alerts about these runs, and `shared` ones, the oldest first. `now`: on the core's clock."""
+    return sorted([*_shared(shared, now), *(state for run in runs for state in alerts_of(run, now))], key=_since)[:MOST]
+
+
+def _shared(shared: Mapping[Key, RaisedAlert], now: float) -> Iterator[AlertState]:
+    for key, alert in shared.items():
+        scope, name = subject_of(key)
+        yield _shown(key[0], alert, now, scope, user=name if scope == "user" else None, team=name if scope == "team" else None)
+
+
+def _since(state: AlertState) -> float:
+    return state.since.timestamp()
+
+
+def _shown(
+    what: str, alert: RaisedAlert, now: float, scope: Literal["run", "user", "team", "daemon"], *,
+    run: RunId | None = None, user: str | None = None, team: str | None = None,
+) -> AlertState:  # fmt: skip
+    return AlertState(
+        type=str(what),
+        scope=scope,
+        value=alert.measure.value,
+        threshold=alert.measure.threshold,
+        message=alert.message,
+        since=wall_clock() - timedelta(seconds=max(0.0, now - alert.at)),
+        window_s=alert.measure.window,
+        run_id=run,
+        user=user,
+        team=team,
+    )
+
+
+# ---- How a live run is shown: to clients, and in its row of the ledger
+
 
 Enforcer = Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"]
 
@@ -212,3 +277,47 @@ def _usage(source: Source, use: Use, elapsed: float | None) -> Usage:
         estimated=use.estimated,
         at_most=use.at_most,
     )
+
+
+# ---- What a run was started with, as the ledger keeps it for `recall`. Never its environment, which may hold secrets.
+
+
+MOST_RECALLED = 64 << 10
+"""Bytes of a request that are kept. A command may have megabytes, and each row of the ledger would be as large."""
+
+
+def to_recall(asked: Spawn, decided: Spawn, above: Live | None) -> bytes | None:
+    """Return what is to be kept of a request, or `None` if it is larger than `MOST`. `decided`: what the daemon has made of it;
+    `above`: the run that the new one inherits from."""
+    if sum(map(len, asked.argv)) > MOST_RECALLED:
+        return None
+    kept = replace(asked, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False, automatic=False, direct=None)
+    if above is not None:
+        own = above.run.birth.models
+        kept = replace(
+            kept,
+            gateway=decided.gateway,
+            allowed_tools=decided.allowed_tools,
+            blocked_tools=decided.blocked_tools,
+            allowed_models=decided.allowed_models or (list(own[-1].patterns) if own else []),
+            isolation=_as_asked(decided),
+        )
+    encoded = msgspec.msgpack.encode(kept)
+    return encoded if len(encoded) <= MOST_RECALLED else None
+
+
+def _as_asked(decided: Spawn) -> Isolation | None:
+    """Return the sandbox as a client asks for one: what it has inherited of it is a part of the request."""
+    inherited = decided.isolation
+    if inherited is None:
+        return None
+    writable = [*inherited.writable, *([inherited.directory] if inherited.directory not in (b"", decided.cwd) else [])]
+    return Isolation(network=inherited.network, writable=writable, readable=inherited.readable, egress=inherited.egress)
+
+
+def recalled(kept: bytes) -> Spawn | None:
+    """Return the request that was kept; `None` if it cannot be read."""
+    try:
+        return msgspec.msgpack.decode(kept, type=Spawn)
+    except UNDECODABLE:
+        return None

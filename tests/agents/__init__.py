@@ -1,1 +1,1 @@
-"""Real agents under sfad, against a scripted model on loopback. Opt-in: see docs/real-agents.md."""
+"""Meters: recordings of real agents in `streams/`, and what an agent might print to break one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from sfad.meters import PROGRAMS, Meter
+from sfad.agents import PROGRAMS, Meter
 
 PIECE = 262_144
 TOTAL = 200_000_000

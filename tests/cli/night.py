@@ -7,11 +7,11 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from sfad.core.ids import run_id
-from sfad.ledger import RunExtra
-from sfad.ledger.rows import event_op, insert_op, statements
-from sfad.ledger.schema import migrate
+from sfad.core.state.ids import run_id
 from sfad.protocol.types import Event, Reason, RunInfo, Status, Usage
+from sfad.storage.ledger import RunExtra
+from sfad.storage.ledger.rows import event_op, insert_op, statements
+from sfad.storage.ledger.schema import migrate
 from tests.ledger import samples
 
 ROWS = 700

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sfactl.commands.logs import _start_of, last_lines
 from sfactl.follower import SOON, Copying, Follower
 from sfactl.line_follower import LineFollower, LineForm, Source
-from sfad.output import OutputFiles
+from sfad.storage.output import OutputFiles
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.ledger.database import open_reader
+from sfad.storage.ledger.database import open_reader
 from tests.harness import as_nobody, as_root, wait_until
 
 from .conftest import World

@@ -15,7 +15,7 @@ from sfad.protocol import shim_files
 
 from .conftest import PATIENCE, World
 
-SLOW = {"trio", "typer", "rich", "argparse", "subprocess", "asyncio", "json", "sfad.core", "sfad.server"}
+SLOW = {"trio", "typer", "rich", "argparse", "subprocess", "asyncio", "json", "sfad.core", "sfad.daemon.server"}
 SCRIPT = Path(__file__).parents[2] / "bin" / "sfactl"
 
 CLIENT = """
@@ -55,7 +55,7 @@ MODULES = {
 
 SERVER = f"""
 {VERB} _json sfad.protocol.kinds sfad.protocol.requests.daemon sfad.protocol.requests.sessions sfactl.commands.mcp
-sfactl.mcp sfactl.mcp.eras sfactl.mcp.json_rpc sfactl.mcp.json_text sfactl.mcp.line_channel sfactl.mcp.server sfactl.mcp.tools
+sfactl.mcp sfactl.mcp.eras sfactl.mcp.json_rpc sfactl.mcp.json_rpc sfactl.mcp.line_channel sfactl.mcp.server sfactl.mcp.tools
 """
 """What the MCP server imports until it has told its client the tools."""
 
@@ -189,7 +189,7 @@ def test_the_client_imports_nothing_of_the_daemon_but_the_protocol() -> None:
         "print(*(name for name in sys.modules if name.startswith(('sfad.', 'trio'))))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    isolation = ("sfad.launch.isolation.sandbox", "sfad.launch.isolation.system_calls")
-    allowed = ("sfad.protocol", "sfad.host.bubblewrap", "sfad.host.probe", "sfad.host.process_events", *isolation)
-    packages = ["sfad.host", "sfad.launch", "sfad.launch.isolation"]
+    isolation = ("sfad.processes.isolation.sandbox", "sfad.processes.isolation.kernel")
+    allowed = ("sfad.protocol", "sfad.host.probe", "sfad.host.probe", "sfad.host.process_events", *isolation)
+    packages = ["sfad.host", "sfad.processes", "sfad.processes.isolation"]
     assert [name for name in done.stdout.split() if not name.startswith(allowed)] == packages

@@ -13,7 +13,7 @@ from sfactl import limits, output, spawn_options
 from sfactl.commands import info, recommend, tree, why
 from sfactl.commands import list as list_
 from sfad.protocol.messages import Recommended, Spawn
-from sfad.protocol.statistics import Advice
+from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Status, Usage
 
 from .samples import NOON, reason, run, state

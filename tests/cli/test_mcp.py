@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sfactl import output
 from sfactl.exits import UsageError
-from sfactl.mcp import json_text, registration, tools
+from sfactl.mcp import json_rpc, registration, tools
 from sfad.protocol import messages as m
 from sfad.protocol.limits_object import LimitsObject
 from tests.harness import PATIENCE, Daemon
@@ -176,10 +176,10 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_json_is_read_and_written_as_the_standard_library_does(value: object) -> None:
-    assert json_text.parse(json.dumps(value)) == value
-    assert json_text.parse(f" \t{json.dumps(value, indent=1)}\r\n") == value
-    assert json_text.compact(value) == json.dumps(value, separators=(",", ":"))
-    assert json_text.readable(value) == json.dumps(value, ensure_ascii=False)
+    assert json_rpc.parse(json.dumps(value)) == value
+    assert json_rpc.parse(f" \t{json.dumps(value, indent=1)}\r\n") == value
+    assert json_rpc.compact(value) == json.dumps(value, separators=(",", ":"))
+    assert json_rpc.readable(value) == json.dumps(value, ensure_ascii=False)
 
 
 @given(st.text(alphabet='{}[]",:\\/ 01-.eEtrufalsn\0\n\x0b\u2028'))
@@ -188,12 +188,12 @@ def test_what_is_no_json_is_an_error(text: str) -> None:
         expected: object = json.loads(text)
     except ValueError:
         with pytest.raises(ValueError):  # noqa: PT011 - the message is that of the scanner
-            json_text.parse(text)
+            json_rpc.parse(text)
     else:
-        assert json_text.parse(text) == expected
+        assert json_rpc.parse(text) == expected
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", "[" * 100_000, "1" * 5000, "\ufeff1", "1 1", '"\\ud8"'])
 def test_more_than_json_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the message is that of the scanner
-        json_text.parse(text)
+        json_rpc.parse(text)

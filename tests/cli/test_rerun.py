@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sfactl import spawn_options
 from sfactl.commands import rerun
 from sfactl.options import agent_or_command, before_command, read
-from sfad.host.bubblewrap import bubblewrap
+from sfad.host.probe import bubblewrap
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sfactl import environment, spawn_options
 from sfactl.exits import UsageError
-from sfad import meters
+from sfad import agents
 from sfad.protocol.known import METERS
 from sfad.protocol.messages import Spawn, pack_message, unpack_request
 from sfad.protocol.types import Action, Bound, Claim, Limit, LimitKind
@@ -87,7 +87,7 @@ def test_a_meter_and_the_variable_that_keeps_no_output() -> None:
 
 
 def test_every_meter_is_one_of_the_daemons() -> None:
-    assert set(METERS) == {program.name for program in meters.PROGRAMS} | {"none", "report"}
+    assert set(METERS) == {program.name for program in agents.PROGRAMS} | {"none", "report"}
 
 
 @pytest.mark.parametrize(

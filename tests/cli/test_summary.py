@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from sfactl.commands import summary
-from sfad.core.ids import run_id
-from sfad.protocol.statistics import Breach, Failed, Summary
+from sfad.core.state.ids import run_id
+from sfad.protocol.requests.advice import Breach, Failed, Summary
 from tests.harness import wait_until
 
 from .conftest import World

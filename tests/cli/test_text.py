@@ -15,8 +15,8 @@ from typing import IO
 
 import pytest
 
-from tests.meters.recordings import STREAMS
-from tests.meters.test_text import START, delta, lines, result, said
+from tests.agents.recordings import STREAMS
+from tests.agents.test_text import START, delta, lines, result, said
 
 from .conftest import PATIENCE, World
 

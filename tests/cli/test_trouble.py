@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from sfactl import output
 from sfactl.commands import tree, why
-from sfactl.timeline import moments
+from sfactl.commands.info import moments
 from sfad.protocol.types import Action, ApiSilence, ApiTrouble, Event, LimitKind, Repetition, Status
 
 from .samples import NOON, reason, run, state

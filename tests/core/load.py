@@ -18,12 +18,12 @@ from types import FrameType
 import sfad.core
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
-from sfad.core.asked import Asked
 from sfad.core.machine import Machine
-from sfad.core.policy import Policy
-from sfad.core.run import Run
-from sfad.core.vocabulary import Timer
+from sfad.core.state.access import Peer
+from sfad.core.state.policy import Policy
+from sfad.core.state.request import Asked
+from sfad.core.state.run import Run
+from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Bound, Limit, LimitKind, RunId
 
 

@@ -24,18 +24,17 @@ from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
-from sfad.core.account import Account, OpenReservation, Use
-from sfad.core.asked import Asked
-from sfad.core.budgets import Budget
 from sfad.core.machine import Machine
-from sfad.core.policy import Policy
-from sfad.core.remembered import Remembered, rebased
-from sfad.core.run import TRANSITIONS, Birth, Run, State
-from sfad.core.shared_alerts import SavedAlerts
-from sfad.core.vocabulary import Timer
-from sfad.durable.accounts import from_saved
-from sfad.durable.snapshots import encode
+from sfad.core.state.access import Peer
+from sfad.core.state.account import Account, OpenReservation, Use
+from sfad.core.state.alerts import SavedAlerts
+from sfad.core.state.budgets import Budget
+from sfad.core.state.policy import Policy
+from sfad.core.state.request import Asked
+from sfad.core.state.run import TRANSITIONS, Birth, Run, State
+from sfad.core.state.tree import Remembered, rebased
+from sfad.core.state.vocabulary import Timer
+from sfad.durable.snapshots import encode, from_saved
 from sfad.protocol import types
 from sfad.protocol.types import Action, After, Limit, LimitKind, RunId, Source, Status, Survivor
 

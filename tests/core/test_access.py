@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sfad.core.access import (
+from sfad.core.state.access import (
     EVERYTHING,
     FULL,
     OPERATOR_ONLY,

@@ -9,12 +9,12 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.ladder import Rung
+from sfad.core.life.stop_requests import GONE
 from sfad.core.machine import Machine
-from sfad.core.remembered import Remembered, rebased
-from sfad.core.run import Birth, ProcessExit, Run, State
-from sfad.core.stop_requests import GONE
-from sfad.durable.accounts import from_saved, to_saved
+from sfad.core.state.ladder import Rung
+from sfad.core.state.run import Birth, ProcessExit, Run, State
+from sfad.core.state.tree import Remembered, rebased
+from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, RunId, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, seconds

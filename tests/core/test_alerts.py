@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.alert import HOLD, Measure, RaisedAlert, changed
 from sfad.core.machine import Machine
-from sfad.core.policy import AlertPolicy, Policy
-from sfad.core.shared_alerts import SavedAlerts
-from sfad.core.windows import PARTS, SummedWindow
+from sfad.core.state.alerts import HOLD, PARTS, Measure, RaisedAlert, SavedAlerts, SummedWindow, changed
+from sfad.core.state.policy import AlertPolicy, Policy
 from sfad.protocol.types import ApiTrouble, Event
 
 from .transcript import BOB, Transcript, purse, seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sfad.core.attempts import backoff
+from sfad.core.life.attempts import backoff
 from sfad.protocol.types import Status
 
 from .transcript import Transcript, inside

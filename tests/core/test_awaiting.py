@@ -9,8 +9,8 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.remembered import Remembered
-from sfad.core.run import Run, State
+from sfad.core.state.run import Run, State
+from sfad.core.state.tree import Remembered
 from sfad.protocol.types import After, Rule, RunId, Status
 
 from .transcript import ANN, BOB, Transcript, inside

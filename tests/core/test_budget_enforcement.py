@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfad.core import events as e
-from sfad.core.policy import Policy
+from sfad.core.state.policy import Policy
 from sfad.protocol.types import Action, Status
 
 from .test_adopting import Life

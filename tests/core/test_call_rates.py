@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.core import events as e
-from sfad.core.policy import CallBounds, Policy
-from sfad.core.quotas import SlidingWindow
-from sfad.core.vocabulary import Timer
+from sfad.core.state.policy import CallBounds, Policy
+from sfad.core.state.quotas import SlidingWindow
+from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Status
 from tests.core.load import calls_of
 from tests.core.transcript import BOB, Transcript, purse

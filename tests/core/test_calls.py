@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import GATEWAY, Peer
-from sfad.core.account import Account, Silence, Use
-from sfad.core.calls import MAX_MODEL, MAX_WAITING
-from sfad.core.money import to_nanos
-from sfad.core.vocabulary import Timer
-from sfad.durable.accounts import from_saved, to_saved
+from sfad.core.limits.calls import MAX_MODEL, MAX_WAITING
+from sfad.core.state.access import GATEWAY, Peer
+from sfad.core.state.account import Account, Silence, Use
+from sfad.core.state.money import to_nanos
+from sfad.core.state.vocabulary import Timer
+from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.requests.gateway import CallAdmitted
 from sfad.protocol.types import Action, LimitKind, Status, Tokens
 from tests.core.transcript import ANN, Transcript, inside, limits, purse, use

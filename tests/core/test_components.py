@@ -1,4 +1,4 @@
-"""The components of the machine are layers: each knows only those that the package lists before it."""
+"""The parts of the machine are layers: each knows only those that its package lists before it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,27 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import sfad.core
 
+from ..test_imports import name_of, targets
+
 CORE = Path(sfad.core.__file__).parent
+PACKAGES = sorted(CORE.rglob("__init__.py"))
 
 
-def components() -> list[str]:
-    """Their modules, in the order of the package's docstring."""
-    listed = re.findall(r"^`(\w+)`", sfad.core.__doc__ or "", re.MULTILINE)
-    return listed[: listed.index("machine") + 1]
+def listed(init: Path) -> list[str]:
+    """The parts of a package, in the order of its docstring."""
+    return re.findall(r"^`(\w+)`", ast.get_docstring(ast.parse(init.read_text())) or "", re.MULTILINE)
 
 
-def imported(module: str) -> set[str]:
-    """The modules of the core that a module imports, anywhere in it."""
-    nodes = list(ast.walk(ast.parse((CORE / f"{module}.py").read_text())))
-    found = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1]
-    return {node.module for node in found if node.module is not None} | {
-        alias.name for node in found if node.module is None for alias in node.names
-    }
-
-
-def test_each_component_knows_only_those_before_it() -> None:
-    order = components()
-    assert len(order) > 10
-    for index, module in enumerate(order):
-        assert not imported(module) & set(order[index:]), f"{module} imports a component that is listed after it"
-
-
-def test_values_and_rules_know_no_component() -> None:
-    order = set(components())
-    for path in CORE.glob("*.py"):
-        if path.stem not in order:
-            assert not imported(path.stem) & order, f"{path.stem} imports a component"
-
-
-def test_the_package_lists_every_module() -> None:
-    listed = re.findall(r"^`(\w+)`", sfad.core.__doc__ or "", re.MULTILINE)
-    assert sorted(listed) == sorted(path.stem for path in CORE.glob("*.py") if path.stem != "__init__")
+@pytest.mark.parametrize("init", PACKAGES, ids=name_of)
+def test_each_part_knows_only_those_before_it(init: Path) -> None:
+    order, package = listed(init), name_of(init)
+    assert len(order) > 3
+    for index, part in enumerate(order):
+        files = [init.parent / f"{part}.py"] if (init.parent / f"{part}.py").exists() else [*(init.parent / part).rglob("*.py")]
+        for path in files:
+            known = {name.removeprefix(f"{package}.").split(".")[0] for name in targets(path) if name.startswith(f"{package}.")}
+            assert not known & set(order[index + 1 :]), f"{name_of(path)} imports a part that {package} lists after it"

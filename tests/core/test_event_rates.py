@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfad.core.event_rates import MAX_CAUSES, MOST, WINDOW, EventRate
+from sfad.core.context import MAX_CAUSES, MOST, WINDOW, EventRate
 
 
 def test_each_cause_has_its_own_rate() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from sfad.core.labels import means
+from sfad.core.state.access import means
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.attempts import backoff
-from sfad.core.run import TRANSITIONS, IllegalTransition, mermaid
+from sfad.core.life.attempts import backoff
+from sfad.core.state.run import TRANSITIONS, IllegalTransition, mermaid
 from sfad.protocol.types import ENDED, Status
 
 from .transcript import BOB, Transcript, inside, seconds

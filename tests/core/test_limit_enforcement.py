@@ -9,9 +9,9 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import OUTSIDE, VERBS, Peer
-from sfad.core.attempts import backoff
-from sfad.core.tool_rules import MAX_TOOLS_SAID
+from sfad.core.life.attempts import backoff
+from sfad.core.limits.violations import MAX_TOOLS_SAID
+from sfad.core.state.access import OUTSIDE, VERBS, Peer
 from sfad.protocol.types import Action, ErrorCode, LimitKind, Reason, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, seconds

@@ -6,9 +6,9 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.event_rates import MOST, WINDOW
-from sfad.core.policy import Policy
-from sfad.core.run import Run
+from sfad.core.context import MOST, WINDOW
+from sfad.core.state.policy import Policy
+from sfad.core.state.run import Run
 from sfad.protocol.types import ErrorCode, Status
 
 from .transcript import ANN, Transcript, inside

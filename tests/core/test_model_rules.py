@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sfad.core import events as e
-from sfad.core.policy import Policy
+from sfad.core.state.policy import Policy
 from tests.core.transcript import Transcript, inside
 
 

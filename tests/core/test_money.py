@@ -7,10 +7,10 @@ from itertools import permutations, product
 import pytest
 
 from sfad.core import commands as c
-from sfad.core import use_requests
-from sfad.core.account import Account, Use
-from sfad.core.money import to_usd
-from sfad.core.pausing import REPLY_OUTLIVES
+from sfad.core.life.pausing import REPLY_OUTLIVES
+from sfad.core.limits import use_requests
+from sfad.core.state.account import Account, Use
+from sfad.core.state.money import to_usd
 from sfad.protocol.types import ErrorCode, LimitKind, LimitRefusal, Rule, Source, Status
 
 from .transcript import ANN, BOB, Transcript, inside, purse, use

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfad.core.naming import agent_of, derive_name, executes, is_name
+from sfad.core.state.naming import agent_of, derive_name, executes, is_name
 
 COMMANDS = """
 ./Übersicht.sh                                        Übersicht

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sfad.core.naming import program_name
+from sfad.core.state.naming import program_name
 from sfad.protocol.types import Status
 
 from .test_adopting import Life

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sfad.core.quotas import Slots
+from sfad.core.state.quotas import Slots
 
 USERS = ["ann", "bob", "eve"]
 GROUPS = st.sampled_from([None, "g", "h"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfad.core import events as e
-from sfad.core.policy import Policy
+from sfad.core.state.policy import Policy
 from sfad.protocol.types import Event, Repetition, RunId, Status
 from tests.core.transcript import Transcript
 

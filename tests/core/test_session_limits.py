@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sfad.core.asked import Asked, SessionAsked
-from sfad.core.limits import Limits
-from sfad.core.policy import Invalid, Policy, SessionPolicy
-from sfad.core.session_limits import session_limits_of
+from sfad.core.admission.candidate import session_limits_of
+from sfad.core.state.limits import Limits
+from sfad.core.state.policy import Invalid, Policy, SessionPolicy
+from sfad.core.state.request import Asked, SessionAsked
 from sfad.protocol.types import Action, Limit, LimitKind
 
 TIME, TURNS, TOKENS, COST = LimitKind.TIME, LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST

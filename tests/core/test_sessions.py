@@ -8,10 +8,10 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import OPERATOR_ONLY, Peer, refuse_sessions
-from sfad.core.asked import SessionAsked
-from sfad.core.policy import SessionPolicy
-from sfad.core.vocabulary import Timer
+from sfad.core.state.access import OPERATOR_ONLY, Peer, refuse_sessions
+from sfad.core.state.policy import SessionPolicy
+from sfad.core.state.request import SessionAsked
+from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Refusal, Rule, RunId
 
 from .transcript import BOB, Transcript, inside

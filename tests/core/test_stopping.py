@@ -6,7 +6,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
+from sfad.core.state.access import Peer
 from sfad.protocol.types import ErrorCode, Status
 
 from .transcript import ANN, Transcript, inside, seconds

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
-from sfad.core.account import OpenReservation, Use
-from sfad.core.asked import Asked
-from sfad.core.money import NANOS
-from sfad.core.policy import Policy
+from sfad.core.state.access import Peer
+from sfad.core.state.account import OpenReservation, Use
+from sfad.core.state.money import NANOS
+from sfad.core.state.policy import Policy
+from sfad.core.state.request import Asked
 from sfad.protocol.kinds import METERED
 from sfad.protocol.types import Action, Limit, LimitKind, Role
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.core import commands as c
-from sfad.core.policy import Invalid
-from sfad.core.tool_lists import ToolLists, name_of, narrowed
+from sfad.core.state.policy import Invalid
+from sfad.core.state.request import ToolLists, name_of, narrowed
 from sfad.protocol.types import ErrorCode
 from tests.core.transcript import Transcript, inside
 

@@ -14,17 +14,17 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
-from sfad.core.account import NOTHING, OpenReservation, Use
-from sfad.core.asked import Asked
-from sfad.core.budgets import Budget
-from sfad.core.limits import ActiveLimit
 from sfad.core.machine import Machine
-from sfad.core.money import to_nanos, to_usd
-from sfad.core.policy import Policy
-from sfad.core.run import Run
-from sfad.core.vocabulary import Timer
-from sfad.durable.accounts import to_saved
+from sfad.core.state.access import Peer
+from sfad.core.state.account import NOTHING, OpenReservation, Use
+from sfad.core.state.budgets import Budget
+from sfad.core.state.limits import ActiveLimit
+from sfad.core.state.money import to_nanos, to_usd
+from sfad.core.state.policy import Policy
+from sfad.core.state.request import Asked
+from sfad.core.state.run import Run
+from sfad.core.state.vocabulary import Timer
+from sfad.durable.snapshots import to_saved
 from sfad.protocol.kinds import COSTS
 from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall
 from sfad.protocol.types import (

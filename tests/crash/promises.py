@@ -16,10 +16,10 @@ import msgspec
 import psutil
 
 from sfactl.connection import Client
-from sfad.core.ids import run_number
+from sfad.core.state.ids import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status
-from sfad.spool import Store
+from sfad.storage.spool import Store
 from tests.e2e.provider import IN_USD, OUT_USD, Provider
 from tests.harness import Daemon, alive, carriers
 from tests.leaks import cgroups

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sfad.faults import STATUS, VARIABLE
+from sfad.host.faults import STATUS, VARIABLE
 from sfad.protocol.types import RunId
 from tests.harness import PATIENCE, Daemon
 
 
 class Victim(Daemon):
-    """`sfad serve` that ends itself at the effect `crash_at` (see `sfad.faults`), if that is not empty."""
+    """`sfad serve` that ends itself at the effect `crash_at` (see `sfad.host.faults`), if that is not empty."""
 
     def __init__(self, directory: Path, *, config: str, mode: str, crash_at: str = "") -> None:
         self.crash_at = crash_at

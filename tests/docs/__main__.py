@@ -6,17 +6,18 @@ from pathlib import Path
 
 import msgspec
 
-from sfad.core.access import TABLE
-from sfad.core.run import mermaid
-from sfad.observe.metrics import METRICS
+from sfad.core.state.access import TABLE
+from sfad.core.state.run import mermaid
+from sfad.host.metrics import METRICS
 from sfad.protocol.limits_object import schema
-from sfad.protocol.messages import Reply, Request, pack_message
+from sfad.protocol.messages import pack_message
+from sfad.protocol.requests.base import Reply, Request
 
 from . import man, notation
 from .examples import EXAMPLES
 from .pages import DOCS, pages, regenerate
 
-MAN = DOCS.parent / "man"
+MAN = DOCS / "man"
 WIDTH = 32
 """Bytes on a line of hex."""
 
@@ -57,7 +58,7 @@ def shown(message: Request | Reply) -> str:
 
 
 def files() -> dict[Path, str]:
-    """Return the files of docs/ and man/ that are generated as a whole."""
+    """Return the files of docs/ that are generated as a whole."""
     return {DOCS / "limits.schema.json": schema().decode()} | {MAN / name: text for name, text in man.pages()}
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sfad.protocol import messages as m
-from sfad.protocol.statistics import Advice
+from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import (
     Action,
     Claim,

@@ -1,4 +1,4 @@
-"""The man pages, made from the texts that `--help` shows: man(7) in man/, which the wheel installs."""
+"""The man pages, made from the texts that `--help` shows: man(7) in docs/man/, which the wheel installs."""
 
 from __future__ import annotations
 

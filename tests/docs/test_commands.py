@@ -13,7 +13,7 @@ import typer
 from sfactl import verbs
 from sfactl.__main__ import split
 from sfactl.options import NotPlain, before_command, read
-from sfad.agents import KNOWN_PROGRAMS
+from sfad.agents.registered import KNOWN_PROGRAMS
 from sfad.cli import app
 from tests.docs.pages import DOCS, README, blocks, pages, spans
 

@@ -11,7 +11,7 @@ import pytest
 
 from sfactl import verbs
 from sfactl.options import Option
-from sfad.core.run import mermaid
+from sfad.core.state.run import mermaid
 from sfad.protocol.types import Status
 from tests.docs.__main__ import MAN, files, parts
 from tests.docs.pages import blocks, generated, pages, regenerate, rows, text_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sfad.core.policy import DEFAULT_LIMITS, Policy
+from sfad.core.state.policy import DEFAULT_LIMITS, Policy
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.known import PROFILES
 from sfad.protocol.limits import parse_amount, parse_kind

@@ -11,22 +11,22 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from sfad.core.access import VERBS
-from sfad.core.ladder import MAX_GRACE
-from sfad.core.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
+from sfad.core.state.access import VERBS
+from sfad.core.state.ladder import MAX_GRACE
+from sfad.core.state.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
+from sfad.daemon.server import clients, connection, dispatch, shares
+from sfad.daemon.server.results import MAX_RESULT
+from sfad.daemon.server.verbs import following
+from sfad.daemon.server.verbs.looking import MAX_ROWS
+from sfad.daemon.server.verbs.steering import MAIN_SIGNALS
 from sfad.host import descriptors
 from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
-from sfad.protocol.statistics import Advice, Breach, Costly, Failed, Group, Summary
+from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
-from sfad.server import clients, connection, receiving, shares
-from sfad.server.results import MAX_RESULT
-from sfad.server.verbs import watch
-from sfad.server.verbs.list import MAX_ROWS
-from sfad.server.verbs.signal import MAIN_SIGNALS
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
 from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
@@ -178,9 +178,9 @@ def test_bounds() -> None:
         "body of a request": f"{MAX_REQUEST // mib} MiB",
         "body of a reply": f"{MAX_REPLY // mib} MiB",
         "replies and events that a client leaves unread": f"{connection.MAX_UNSENT // mib} MiB",
-        "watches of one connection": f"{watch.MAX_EACH}",
-        "requests of one connection handled in one go": f"{receiving.TURN_REQUESTS}",
-        "requests of one tree, or of one user outside any run, handled in one go": f"{receiving.TURN_TIME * 1000:g} ms",
+        "watches of one connection": f"{following.MAX_EACH}",
+        "requests of one connection handled in one go": f"{dispatch.TURN_REQUESTS}",
+        "requests of one tree, or of one user outside any run, handled in one go": f"{dispatch.TURN_TIME * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
         "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",

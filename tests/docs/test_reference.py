@@ -11,7 +11,7 @@ import pytest
 from sfactl.exits import MEANINGS
 from sfad import __version__
 from sfad.config import Agent, ConfigError, GroupConfig, Hook, Price, ProgramConfig, TeamBudget, UpstreamConfig, UserBudget, load
-from sfad.reloading import AT_START
+from sfad.daemon.reloading import AT_START
 from tests.docs.pages import CHANGELOG, README, ROOT, blocks, rows, sections, text_of
 
 CONFIGURATION = text_of("configuration.md")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.core.account import Account, OpenReservation, Use
-from sfad.core.money import to_nanos, to_usd
-from sfad.durable.accounts import from_saved, to_saved
+from sfad.core.state.account import Account, OpenReservation, Use
+from sfad.core.state.money import to_nanos, to_usd
+from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import LimitKind
 
 HOLD = {"model": "m", "input_tokens": 9, "output_tokens": 1, "cost": 0.1, "role": "planning", "periods": [["user", "ann", "today"]]}

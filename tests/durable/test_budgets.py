@@ -12,8 +12,8 @@ from sfad import config as configuration
 from sfad.durable.budgets import Charged, period, rebuild
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers, wall_clock
-from sfad.host.loop_turns import LoopTurns
-from sfad.ledger import OpenedLedger
+from sfad.host.tasks import LoopTurns
+from sfad.storage.ledger import OpenedLedger
 
 
 def begin() -> datetime:

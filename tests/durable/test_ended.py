@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.ids import run_id
-from sfad.durable import ended
+from sfad.core.state.ids import run_id
+from sfad.durable import saved
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
-from sfad.host.loop_turns import LoopTurns
+from sfad.host.tasks import LoopTurns
 
 
 def test_ended_runs_are_kept_until_the_ledger_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended, "SNAPSHOTS_KEPT", 10)
+    monkeypatch.setattr(saved, "SNAPSHOTS_KEPT", 10)
     runs = [run_id(number) for number in range(1, 13)]
     with closing(Spool(tmp_path / "spool", Timers(print), LoopTurns(), print)) as spool:
         spool.begin("/state")

@@ -16,14 +16,13 @@ import trio
 
 from sfad.config import RetentionConfig
 from sfad.durable import maintenance
-from sfad.durable.jobs import MaintenanceJobs
-from sfad.durable.maintenance import Maintenance
+from sfad.durable.maintenance import Maintenance, MaintenanceJobs
 from sfad.host.headroom import DiskReserve
-from sfad.ledger import Ledger, OpenedLedger, backup
-from sfad.output import OutputFiles
 from sfad.protocol.types import Event, RunInfo, Status
-from tests.launch.rig import until
+from sfad.storage.ledger import Ledger, OpenedLedger, backup
+from sfad.storage.output import OutputFiles
 from tests.ledger.samples import PLAIN, events, run, started
+from tests.processes.rig import until
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

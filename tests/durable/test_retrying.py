@@ -13,12 +13,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from sfad.durable import journal as module
-from sfad.durable.journal import RunJournal
+from sfad.durable import spool as module
 from sfad.durable.retrying import RETRY_EVERY, RetryingStore
+from sfad.durable.spool import RunJournal
 from sfad.host.clock import Timers
-from sfad.host.loop_turns import LoopTurns
-from sfad.spool import Store
+from sfad.host.tasks import LoopTurns
+from sfad.storage.spool import Store
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sfad.config import SessionsConfig
-from sfad.durable.session_archive import SessionArchive
+from sfad.durable.maintenance import SessionArchive
 from sfad.host.clock import wall_clock
-from sfad.ledger import OpenedLedger
-from sfad.ledger.rows import SESSION
-from sfad.output import OutputFiles
 from sfad.protocol.types import Status
+from sfad.storage.ledger import OpenedLedger
+from sfad.storage.ledger.rows import SESSION
+from sfad.storage.output import OutputFiles
 from tests.ledger.samples import PLAIN, run
 
 

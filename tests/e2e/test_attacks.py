@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
-from sfad.launch import procfs
-from sfad.launch.contain.cgroup import cgroupfs
+from sfad.processes import procfs
+from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
 from tests import unprivileged

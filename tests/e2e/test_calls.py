@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
-from sfad.faults import STATUS
-from sfad.ledger.database import open_reader
-from sfad.ledger.reader import Reader
+from sfad.host.faults import STATUS
 from sfad.protocol import messages as m
 from sfad.protocol.types import CallInfo
+from sfad.storage.ledger.database import open_reader
+from sfad.storage.ledger.reader import Reader
 from tests.conftest import Start
 from tests.harness import PATIENCE, Daemon, ended, spawn, wait_until
 

@@ -22,7 +22,7 @@ import pytest
 import trustme
 
 from sfactl.connection import Client
-from sfad.host.bubblewrap import bubblewrap
+from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Event, Isolation, RunInfo
 from tests.conftest import Start

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.bubblewrap import bubblewrap
-from sfad.launch import procfs
-from sfad.launch.contain.cgroup import location
+from sfad.host.probe import bubblewrap
+from sfad.processes import procfs
+from sfad.processes.contain.cgroup import location
 from sfad.protocol.types import Isolation, RunInfo
 from tests import unprivileged
 from tests.harness import GONE, Daemon, ended, running, started, wait_until

@@ -16,8 +16,8 @@ import pytest
 
 from sfactl.connection import Client
 from sfad.gateway.journal import noted_in
-from sfad.launch import procfs
-from sfad.launch.contain.cgroup import location
+from sfad.processes import procfs
+from sfad.processes.contain.cgroup import location
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, Repetition, RunInfo, Status
 from tests.conftest import Start

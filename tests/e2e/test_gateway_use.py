@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.loop.leading import PLACEHOLDER
+from sfad.daemon.loop.leading import PLACEHOLDER
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start

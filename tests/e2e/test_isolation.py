@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.bubblewrap import bubblewrap
+from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo, Status
 from tests.conftest import Start

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.host.bubblewrap import bubblewrap
+from sfad.host.probe import bubblewrap
 from sfad.host.socket_file import AlreadyRunning
 from sfad.host.state_dir import claim_instance, lock_state_dir, take_state_dir
 from sfad.protocol import messages as m

@@ -210,7 +210,7 @@ def test_without_an_endpoint_there_is_no_exporter(start: Start) -> None:
 BOUNDED = """
 import sys
 from sfactl.otel import exporter
-from sfactl.otel.settings import Settings
+from sfactl.otel.exporter import Settings
 exporter.TIMEOUT = exporter.WHOLE = 1.0
 exporter.export(sys.argv[1], Settings(sys.argv[2], {}), sys.argv[3])
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.bubblewrap import bubblewrap
+from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
 from tests.conftest import Start

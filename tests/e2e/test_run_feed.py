@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client, DaemonError
+from sfad.daemon.server import shares
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, RunInfo, Status
-from sfad.server import shares
 from tests.conftest import Start
 from tests.harness import IMPATIENT, Daemon, ended, started, stopped, wait_until
 

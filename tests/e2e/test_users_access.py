@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sfactl.connection import Client
-from sfad.core.access import TABLE
+from sfad.core.state.access import TABLE
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, ErrorCode, Limit, LimitKind
 from tests.harness import Daemon, ended, running, spawn, stopped, wait_until

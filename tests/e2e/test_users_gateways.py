@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from sfactl.connection import Client
-from sfad.launch import procfs
+from sfad.processes import procfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, Limit, RunInfo, Tokens
 from tests.harness import Daemon, alive, running, wait_until

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sfactl.connection import Client
-from sfad.host.bubblewrap import bubblewrap
-from sfad.launch.isolation import sockets
+from sfad.host.probe import bubblewrap
+from sfad.processes.isolation import view
 from sfad.protocol import messages as m
 from sfad.protocol.types import Isolation, RunInfo
 from tests.conftest import Start
@@ -277,8 +277,8 @@ def test_sockets_in_what_is_readable_are_covered(desk: Desk, monkeypatch: pytest
         paths = list(odd_sockets(stack, shared / "odd").values())
         run = desk.run([sys.executable, "connect.py", *paths], readable=[shared])
     assert json.loads(desk.said(run)) == dict.fromkeys(paths, "[Errno 111] Connection refused")
-    monkeypatch.setattr(sockets, "_MOST_FILES", 3)
-    assert sockets.below(str(shared)) == (set(), False)
+    monkeypatch.setattr(view, "_MOST_FILES", 3)
+    assert view.below(str(shared)) == (set(), False)
 
 
 @needs_root

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.gateway.client_hello import MOST, ClientHello, MalformedHelloError, NotTlsError
+from sfad.gateway.egress import MOST, ClientHello, MalformedHelloError, NotTlsError
 
 
 def real(name: str | None, *, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:

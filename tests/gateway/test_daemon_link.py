@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from sfad.gateway.daemon_link import DaemonLink
+from sfad.gateway.gate import DaemonLink
 from sfad.gateway.journal import Journal
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REQUEST, FrameDecoder

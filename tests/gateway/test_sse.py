@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.gateway import sse
-from sfad.gateway.sse import EventStream
+from sfad.gateway.apis import base
+from sfad.gateway.apis.base import EventStream
 
 
 def read(*pieces: bytes) -> list[bytes]:
@@ -50,7 +50,7 @@ def test_whatever_comes_the_split_does_not_matter(lines: list[bytes]) -> None:
 
 @pytest.mark.parametrize("size", [1, 1000, 1 << 16])
 def test_an_event_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(sse, "MAX_EVENT", 5000)
+    monkeypatch.setattr(base, "MAX_EVENT", 5000)
     long = b"data: " + b"x" * 20_000 + b"\ndata: y\n\n"
     data = b"data: before\n\n" + long + b"data: after\n\n"
     events = EventStream()
@@ -62,13 +62,13 @@ def test_an_event_that_is_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch, s
 
 
 def test_an_event_of_the_longest_length_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "MAX_EVENT", 1000)
+    monkeypatch.setattr(base, "MAX_EVENT", 1000)
     line = b"data: " + b"x" * 994
     assert read(line + b"\n\n") == read(*split(line + b"\n\n", list(range(0, 1000, 7)))) == [b"x" * 994]
 
 
 def test_many_lines_of_one_event_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "MAX_EVENT", 1000)
+    monkeypatch.setattr(base, "MAX_EVENT", 1000)
     assert read(b"data: x\n" * 1000, b"\ndata: y\n\n") == [b"y"]
 
 

@@ -11,16 +11,15 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sfad.config import Hook
-from sfad.core.event_rates import MOST, WINDOW
+from sfad.core.context import MOST, WINDOW
 from sfad.hooks.end_hooks import AT_ONCE, AT_ONCE_IN_ALL, AT_ONCE_RESERVED, EndHooks
 from sfad.hooks.event_hooks import WAITING, EventHooks
-from sfad.hooks.processes import HookCommand, HookProcesses, HookResult
-from sfad.hooks.reporting import HookReports
+from sfad.hooks.processes import HookCommand, HookProcesses, HookReports, HookResult
+from sfad.host.log import Log
+from sfad.host.metrics import Counts
 from sfad.host.tasks import Background
-from sfad.observe.counts import Counts
-from sfad.observe.log import Log
 from sfad.protocol.types import Event, RunId, Severity, Status
-from sfad.runs.on_end import OnEnd
+from sfad.runs.live import OnEnd
 from tests.ledger.samples import run as ended_run
 
 TRUE = HookResult("exit code 0", ok=True, output=b"", elapsed_s=0.0)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from sfad.host import audience
+from sfad.host import socket_file
 from sfad.host.socket_file import PathError, bind_socket
 from sfad.protocol.paths import SYSTEM_SOCKET
 
@@ -30,10 +30,10 @@ Containment = Literal["cgroup", "tags"]
     ],
 )
 def test_only_roots_daemon_with_cgroups_serves_everybody(
-    monkeypatch: pytest.MonkeyPatch, uid: int, users: audience.Users, path: Path, containment: Containment, everyone: bool
+    monkeypatch: pytest.MonkeyPatch, uid: int, users: socket_file.Users, path: Path, containment: Containment, everyone: bool
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    assert audience.serves_all(users, path, containment) is everyone
+    assert socket_file.serves_all(users, path, containment) is everyone
 
 
 @pytest.mark.parametrize(("uid", "containment", "why"), [(0, "tags", "contained by tags"), (1000, "cgroup", "has uid 1000")])
@@ -42,7 +42,7 @@ def test_a_daemon_that_cannot_serve_all_says_why(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     with pytest.raises(PathError, match=why):
-        audience.serves_all("all", SYSTEM_SOCKET, containment)
+        socket_file.serves_all("all", SYSTEM_SOCKET, containment)
 
 
 @pytest.mark.parametrize("everyone", [True, False])
@@ -51,7 +51,7 @@ def test_the_socket_is_as_open_as_it_must_be(tmp_path: Path, everyone: bool) -> 
     before = os.umask(0o077)
     try:
         mode = 0o755 if everyone else 0o700
-        with bind_socket(path, mode=audience.socket_mode(everyone=everyone), directory_mode=mode) as bound:
+        with bind_socket(path, mode=socket_file.socket_mode(everyone=everyone), directory_mode=mode) as bound:
             assert bound.family is socket.AF_UNIX
     finally:
         os.umask(before)

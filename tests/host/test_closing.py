@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from sfad.host import closing
+from sfad.host import descriptors
 from tests.harness import wait_until
 
 LINGER = struct.pack("ii", 1, 3600)
@@ -19,12 +19,12 @@ LINGER = struct.pack("ii", 1, 3600)
 @pytest.fixture(autouse=True)
 def _none_left() -> Iterator[None]:
     yield
-    wait_until(lambda: closing.threads() == 0, "no thread is left")
+    wait_until(lambda: descriptors.threads() == 0, "no thread is left")
 
 
 def test_a_descriptor_that_cannot_be_closed_does_not_stop_the_others() -> None:
     read, write = os.pipe()
-    closing.close_soon([1 << 20, write], "user ann")
+    descriptors.close_soon([1 << 20, write], "user ann")
     assert os.read(read, 1) == b"", "the write end was closed"
     os.close(read)
 
@@ -41,8 +41,8 @@ def test_lingering_sockets_are_closed_at_once() -> None:
             with suppress(BlockingIOError):
                 while sock.send(bytes(1 << 20)):
                     pass
-        closing.close_soon([sock.detach() for sock in near], "user ann")
-        wait_until(lambda: closing.threads() == 0, "all are closed")
+        descriptors.close_soon([sock.detach() for sock in near], "user ann")
+        wait_until(lambda: descriptors.threads() == 0, "all are closed")
 
 
 def test_what_one_sender_keeps_from_being_closed_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,32 +57,32 @@ def test_what_one_sender_keeps_from_being_closed_delays_no_other(monkeypatch: py
             os.read(gate, 1)
         close(descriptor)
 
-    held = {os.open("/dev/null", os.O_RDONLY) for _ in range(closing.CLOSERS + 1)}
+    held = {os.open("/dev/null", os.O_RDONLY) for _ in range(descriptors.CLOSERS + 1)}
     read, write = os.pipe()
     monkeypatch.setattr(os, "close", slow)
-    monkeypatch.setattr(closing, "STUCK", 0.0)
+    monkeypatch.setattr(descriptors, "STUCK", 0.0)
     try:
-        closing.close_soon(held, "user ann")
-        for _ in range(closing.CLOSERS):
+        descriptors.close_soon(held, "user ann")
+        for _ in range(descriptors.CLOSERS):
             os.read(ready, 1)
-        assert closing.threads() == closing.CLOSERS
-        wait_until(lambda: "user ann" in (closing.refusal("user ann") or ""), "it is stuck")
-        closing.close_soon([write], "user bob")
+        assert descriptors.threads() == descriptors.CLOSERS
+        wait_until(lambda: "user ann" in (descriptors.refusal("user ann") or ""), "it is stuck")
+        descriptors.close_soon([write], "user bob")
         assert os.read(read, 1) == b"", "the write end was closed"
-        wait_until(lambda: closing.unkillable() == ["user ann"], "only one of them waits")
-        assert closing.refusal("user bob") is None
+        wait_until(lambda: descriptors.unkillable() == ["user ann"], "only one of them waits")
+        assert descriptors.refusal("user bob") is None
     finally:
         os.write(go, bytes(len(held)))
-        wait_until(lambda: closing.threads() == 0, "no thread is left")
+        wait_until(lambda: descriptors.threads() == 0, "no thread is left")
         monkeypatch.undo()
         for descriptor in (gate, go, ready, told, read):
             os.close(descriptor)
-    assert closing.refusal("user ann") is None
+    assert descriptors.refusal("user ann") is None
 
 
 def test_what_is_unwelcome_waits_for_no_other_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that is started inherits what is still open. The sender is refused until all of it is closed."""
-    count = 3 * closing.CLOSERS
+    count = 3 * descriptors.CLOSERS
     begun, told = os.pipe()
     gate, go = os.pipe()
     held = {os.open("/dev/null", os.O_RDONLY) for _ in range(count)}
@@ -96,14 +96,14 @@ def test_what_is_unwelcome_waits_for_no_other_close(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "close", slow)
     try:
-        closing.close_soon(held, "user ann", unwelcome=True)
-        assert "user ann" in (closing.refusal("user ann") or "")
+        descriptors.close_soon(held, "user ann", unwelcome=True)
+        assert "user ann" in (descriptors.refusal("user ann") or "")
         for _ in range(count):
             os.read(begun, 1)
     finally:
         os.write(go, bytes(count))
-        wait_until(lambda: closing.threads() == 0, "no thread is left")
+        wait_until(lambda: descriptors.threads() == 0, "no thread is left")
         monkeypatch.undo()
         for descriptor in (begun, told, gate, go):
             os.close(descriptor)
-    assert closing.refusal("user ann") is None
+    assert descriptors.refusal("user ann") is None

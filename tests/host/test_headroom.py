@@ -40,7 +40,7 @@ def test_the_priority_is_raised_before_the_imports() -> None:
 import os, sys
 class Finder:
     def find_spec(self, name, *_):
-        if name == "sfad.serving":
+        if name == "sfad.daemon.serving":
             print(os.getpriority(os.PRIO_PROCESS, 0), "trio" in sys.modules)
             sys.exit()
 sys.meta_path.insert(0, Finder())

@@ -54,9 +54,9 @@ def opens(path: str) -> bool:
 
 _SERVED = """
 import ctypes, sys, types
-serving = types.ModuleType("sfad.serving")
+serving = types.ModuleType("sfad.daemon.serving")
 serving.serve = lambda: print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), "trio" in sys.modules)
-sys.modules["sfad.serving"] = serving
+sys.modules["sfad.daemon.serving"] = serving
 sys.argv = ["sfad", "serve"]
 from sfad.__main__ import main
 main()

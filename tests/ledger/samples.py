@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import trio
 
-from sfad.core.ids import run_id
-from sfad.host.loop_turns import LoopTurns
-from sfad.ledger import Ledger, OpenedLedger, RunExtra
-from sfad.ledger.database import open_reader
-from sfad.ledger.ledger import CallKey
-from sfad.ledger.reader import Page, Reader
-from sfad.ledger.records import Records
-from sfad.ledger.rows import EVENT_COLUMNS, event_of
+from sfad.core.state.ids import run_id
+from sfad.host.tasks import LoopTurns
 from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, RunInfo, Status, Usage
+from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra
+from sfad.storage.ledger.database import open_reader
+from sfad.storage.ledger.ledger import CallKey
+from sfad.storage.ledger.reader import Page, Reader
+from sfad.storage.ledger.reads import Records
+from sfad.storage.ledger.rows import EVENT_COLUMNS, event_of
 
 WHEN = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 

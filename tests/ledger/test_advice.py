@@ -15,14 +15,14 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.core.access import EVERYTHING
-from sfad.core.policy import Policy
-from sfad.ledger import LedgerError
-from sfad.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
-from sfad.ledger.database import FILE
+from sfad.core.state.access import EVERYTHING
+from sfad.core.state.policy import Policy
 from sfad.protocol.kinds import KINDS
-from sfad.protocol.statistics import Advice
+from sfad.protocol.paths import LEDGER
+from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
+from sfad.storage.ledger import LedgerError
+from sfad.storage.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
 
 from .samples import PLAIN, run, started
 
@@ -229,7 +229,7 @@ async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> 
             ledger.admit(run(100 + number, status=Status.COMPLETED, usage=own, name="lead", descendants=2), PLAIN)
         await ledger.flush()
     rest = [{"kind": "cost", "threshold": 1.0, "action": "warn", "source": "x", "used": 0.5}]
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
+    with closing(sqlite3.connect(tmp_path / LEDGER)) as connection, connection:
         connection.execute("UPDATE runs SET limits = ? WHERE name = 'lead'", (msgspec.json.encode(rest).decode(),))
     alone, lead = learn(tmp_path, EVERYTHING, name="alone"), learn(tmp_path, EVERYTHING, name="lead")
     assert [about(kind, alone).p95 for kind in (TURNS, TOKENS, COST)] == [5, 1000, 0.10]
@@ -239,7 +239,7 @@ async def test_descendants_count_where_the_limit_counts_them(tmp_path: Path) -> 
 
 def test_the_largest_that_any_source_tells(directory: Path, tmp_path: Path) -> None:
     both = {"report": Usage(turns=5, source="report"), "stream": Usage(turns=50, source="stream")}
-    with closing(sqlite3.connect(directory / FILE)) as source, closing(sqlite3.connect(tmp_path / FILE)) as copy:
+    with closing(sqlite3.connect(directory / LEDGER)) as source, closing(sqlite3.connect(tmp_path / LEDGER)) as copy:
         source.backup(copy)
         copy.execute("UPDATE runs SET usage = ?", (msgspec.json.encode(both).decode(),))
         copy.commit()
@@ -247,9 +247,9 @@ def test_the_largest_that_any_source_tells(directory: Path, tmp_path: Path) -> N
 
 
 def test_a_search_by_name_reads_no_other_rows(directory: Path) -> None:
-    from sfad.ledger.advice import _query
+    from sfad.storage.ledger.advice import _query
 
-    with closing(sqlite3.connect(directory / FILE)) as connection:
+    with closing(sqlite3.connect(directory / LEDGER)) as connection:
         plans = {}
         for key, query in {"name": (None, "x", 10), "type": ("x", None, 10), "all": (None, None, 10)}.items():
             sql, values = _query(EVERYTHING, *query)
@@ -270,13 +270,13 @@ async def test_it_reads_while_the_daemon_writes_and_in_a_worker_thread(tmp_path:
 def test_a_ledger_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"ledger\.db cannot be read: unable to open"):
         learn(tmp_path, EVERYTHING)
-    (tmp_path / FILE).write_bytes(b"no database" * 100)
+    (tmp_path / LEDGER).write_bytes(b"no database" * 100)
     with pytest.raises(LedgerError, match="cannot be read: file is not a database"):
         learn(tmp_path, EVERYTHING)
 
 
 def test_a_damaged_row_counts_for_nothing(directory: Path, tmp_path: Path) -> None:
-    with closing(sqlite3.connect(directory / FILE)) as source, closing(sqlite3.connect(tmp_path / FILE)) as copy:
+    with closing(sqlite3.connect(directory / LEDGER)) as source, closing(sqlite3.connect(tmp_path / LEDGER)) as copy:
         source.backup(copy)
         copy.execute("UPDATE runs SET usage = '{' WHERE number = 50")
         copy.commit()

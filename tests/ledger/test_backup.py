@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import LedgerError, OpenedLedger, back_up, backup
-from sfad.ledger.backup import BACKUP
 from sfad.protocol.types import Event, Status
+from sfad.storage.ledger import LedgerError, OpenedLedger, back_up, backup
+from sfad.storage.ledger.backup import BACKUP
 
 from .samples import PLAIN, WHEN, run, started
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.core.access import EVERYTHING
-from sfad.ledger import Ledger, LedgerError, LedgerTooNew, OpenedLedger, writer
-from sfad.ledger.opening import check_whole
-from sfad.ledger.reader import Page
-from sfad.ledger.rows import Op
-from sfad.ledger.writer import Backlog
+from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
+from sfad.storage.ledger import Ledger, LedgerError, LedgerTooNew, OpenedLedger, writer
+from sfad.storage.ledger.opening import check_whole
+from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.rows import Op
+from sfad.storage.ledger.writer import Backlog
 
 from .samples import PLAIN, WHEN, Answers, events, run, runs_of, started
 

@@ -12,9 +12,9 @@ from time import monotonic
 import pytest
 import trio
 
-from sfad.ledger import Ledger, OpenedLedger, inbox
-from sfad.ledger.inbox import Inbox
 from sfad.protocol.types import Event, Status
+from sfad.storage.ledger import Ledger, OpenedLedger, writer
+from sfad.storage.ledger.writer import Inbox
 
 from .samples import PLAIN, WHEN, Answers, events, run, started
 
@@ -24,7 +24,7 @@ LONG = 60.0
 @pytest.fixture
 def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Items that are not urgent wait for longer than a test."""
-    monkeypatch.setattr(inbox, "LINGER", LONG)
+    monkeypatch.setattr(writer, "LINGER", LONG)
 
 
 @contextmanager
@@ -84,15 +84,15 @@ async def test_lingering_items_are_written_without_an_urgent_one(tmp_path: Path)
         for number in range(1, 4):
             ledger.refuse(run(number, status=Status.REJECTED_RATE), PLAIN)
             await until(lambda: not ledger.records._unwritten)
-            await trio.sleep(3 * inbox.LINGER)  # the thread is asleep again
+            await trio.sleep(3 * writer.LINGER)  # the thread is asleep again
 
 
 @pytest.mark.usefixtures("for_ever")
 async def test_lingering_items_are_bounded(tmp_path: Path) -> None:
     with started(tmp_path) as ledger:
-        for _ in range(inbox.ENOUGH):
+        for _ in range(writer.ENOUGH):
             ledger.event(Event(type="x", time=WHEN))
-        await until(lambda: len(events(ledger)) == inbox.ENOUGH)
+        await until(lambda: len(events(ledger)) == writer.ENOUGH)
 
 
 @pytest.mark.usefixtures("for_ever")

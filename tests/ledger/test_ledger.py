@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sfad.core.access import EVERYTHING
-from sfad.core.ids import run_id
-from sfad.host.loop_turns import LoopTurns
+from sfad.core.state.access import EVERYTHING
+from sfad.core.state.ids import run_id
 from sfad.host.probe import current_boot
-from sfad.ledger import Ledger, OpenedLedger, RunExtra, schema, transactions
-from sfad.ledger.reader import Page, Reader
-from sfad.ledger.rows import RUN_COLUMNS, call_op, event_of, event_op, insert_op, run_extra, run_info, statements
+from sfad.host.tasks import LoopTurns
 from sfad.protocol.messages import List
 from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, Reason, RunInfo, Source, Status, Usage
+from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra, schema, transactions
+from sfad.storage.ledger.reader import Page, Reader
+from sfad.storage.ledger.rows import RUN_COLUMNS, call_op, event_of, event_op, insert_op, run_extra, run_info, statements
 
 from .samples import PLAIN, WHEN, Answers, call, calls, events, run, runs_of, started
 

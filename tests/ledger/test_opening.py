@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.ledger import LedgerError, OpenedLedger
-from sfad.ledger.database import is_damage
-from sfad.ledger.opening import SUSPECT, check_whole, suspect
 from sfad.protocol.types import Event, Status
+from sfad.storage.ledger import LedgerError, OpenedLedger
+from sfad.storage.ledger.database import is_damage
+from sfad.storage.ledger.opening import SUSPECT, check_whole, suspect
 from tests.harness import let_others_into
 
 from .samples import PLAIN, WHEN, run, started
@@ -286,7 +286,7 @@ def test_triggers_and_indices_of_another_program_are_dropped(filled: Path) -> No
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from sfad.ledger import LedgerError, OpenedLedger
+from sfad.storage.ledger import LedgerError, OpenedLedger
 Path("/").as_uri()  # from Python 3.13 on it imports a module, which another user may not be able to read
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.access import EVERYTHING
-from sfad.ledger import OpenedLedger
-from sfad.ledger.reader import Page
+from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import Event, Status
+from sfad.storage.ledger import OpenedLedger
+from sfad.storage.ledger.reader import Page
 
 from .samples import PLAIN, WHEN, Answers, run, runs_of, started
 
@@ -133,7 +133,7 @@ async def test_a_put_back_that_fails_leaves_no_copies_behind(tmp_path: Path, mon
         ledger.admit(run(1), PLAIN)
         await ledger.flush()
         with monkeypatch.context() as patch:
-            patch.setattr("sfad.ledger.backup.configure", lambda _: (_ for _ in ()).throw(sqlite3.OperationalError("no")))
+            patch.setattr("sfad.storage.ledger.backup.configure", lambda _: (_ for _ in ()).throw(sqlite3.OperationalError("no")))
             remove_all(tmp_path / FILE)
             for _ in range(3):
                 ledger.look_after()

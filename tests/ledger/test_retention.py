@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from sfad.core.access import EVERYTHING
-from sfad.ledger import Ledger, OpenedLedger, retention
-from sfad.ledger.reader import Page
-from sfad.ledger.retention import Deleted, Pruner
-from sfad.ledger.rows import RunExtra
+from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import CallInfo, Event, RunInfo, Status
+from sfad.storage.ledger import Ledger, OpenedLedger, retention
+from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.retention import Deleted, Pruner
+from sfad.storage.ledger.rows import RunExtra
 
 from .samples import PLAIN, WHEN, Answers, call, calls, events, run, runs_of, started
 

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sfad.core.access import EVERYTHING, Scope
-from sfad.core.ids import run_id
-from sfad.ledger import RunExtra
-from sfad.ledger.reader import Page, Reader, Selection, ended_queries, live_queries
-from sfad.ledger.rows import insert_op, number_of, numbers_of, state_op, statements
-from sfad.ledger.schema import migrate
+from sfad.core.state.access import EVERYTHING, Scope
+from sfad.core.state.ids import run_id
 from sfad.protocol.messages import List
 from sfad.protocol.types import RunInfo, Status
+from sfad.storage.ledger import RunExtra
+from sfad.storage.ledger.reader import Page, Reader, Selection, ended_queries, live_queries
+from sfad.storage.ledger.rows import insert_op, number_of, numbers_of, state_op, statements
+from sfad.storage.ledger.schema import migrate
 
 from .samples import PLAIN, WHEN, run, runs_of, started
 
@@ -177,7 +177,7 @@ def test_sql_and_python_agree_on_every_filter_page_by_page(
     fitting = [info.id for info, extra in rows if page.admits(info, extra.uid, chain(info.id))]
     with (
         closing(memory(rows)) as connection,
-        patch.multiple("sfad.ledger.reader", MAX_WALKED=walked, MOST_BELOW=most_below),
+        patch.multiple("sfad.storage.ledger.reader", MAX_WALKED=walked, MOST_BELOW=most_below),
     ):
         found = list(pages(Reader(connection), page))
         by_prefix = Reader(connection).find("a", page.scope, 20)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sfad.core.access import EVERYTHING
-from sfad.ledger import OpenedLedger, RunExtra
-from sfad.ledger.reader import Page
-from sfad.ledger.summary import summarise
+from sfad.core.state.access import EVERYTHING
 from sfad.protocol.messages import List
 from sfad.protocol.types import RunInfo, Source, Status, Usage
+from sfad.storage.ledger import OpenedLedger, RunExtra
+from sfad.storage.ledger.reader import Page
+from sfad.storage.ledger.summary import summarise
 
 from .samples import PLAIN, call, run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sfad.ledger.totals import Used, used_by, with_totals
 from sfad.protocol.types import Status, Usage
+from sfad.storage.ledger.rows import Used, used_by, with_totals
 
 from .samples import PLAIN, run, started
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.access import EVERYTHING
-from sfad.host.loop_turns import LoopTurns
+from sfad.core.state.access import EVERYTHING
 from sfad.host.probe import current_boot
-from sfad.ledger import Ledger, OpenedLedger, RunExtra
-from sfad.ledger.reader import Page
+from sfad.host.tasks import LoopTurns
 from sfad.protocol.messages import List
 from sfad.protocol.types import Reason, RunInfo, Status
+from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra
+from sfad.storage.ledger.reader import Page
 
 from .samples import PLAIN, WHEN, Answers, run, runs_of, started
 

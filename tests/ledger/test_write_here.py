@@ -15,10 +15,10 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from sfad.ledger import Ledger, writer
-from sfad.ledger.rows import Op
-from sfad.ledger.transactions import CHECKPOINT_ROWS, Transactions
 from sfad.protocol.types import Event, Status
+from sfad.storage.ledger import Ledger, writer
+from sfad.storage.ledger.rows import Op
+from sfad.storage.ledger.transactions import CHECKPOINT_ROWS, Transactions
 
 from .samples import PLAIN, WHEN, Answers, events, run, started
 

@@ -11,20 +11,20 @@ import trio
 from sfad import config as configuration
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
+from sfad.core.state.access import Peer
+from sfad.daemon.loop.resources import EarlyEvents, Resources
+from sfad.daemon.loop.runtime import Runtime
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
-from sfad.host.damage import Damages
-from sfad.host.loop_turns import LoopTurns
-from sfad.ledger import Ledger, OpenedLedger
-from sfad.loop.resources import EarlyEvents, Resources
-from sfad.loop.runtime import Runtime
-from sfad.observe.counts import Counts
-from sfad.observe.log import Log
-from sfad.output.files import OutputFiles
+from sfad.host.files import Damages
+from sfad.host.log import Log
+from sfad.host.metrics import Counts
+from sfad.host.tasks import LoopTurns
 from sfad.protocol.messages import Spawn
+from sfad.storage.ledger import Ledger, OpenedLedger
+from sfad.storage.output.files import OutputFiles
 from tests.harness import PATIENCE
-from tests.launch.fake import FakeLauncher, Script
+from tests.processes.fake import FakeLauncher, Script
 
 ANN = Peer(0, "ann")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sfad.loop.gateways import Gateways
-from sfad.loop.leading import PLACEHOLDER, _exempt_from_proxies, _merged, led
+from sfad.agents import Surroundings, TreeSetups, tree_setups
+from sfad.daemon.loop.gateways import Gateways
+from sfad.daemon.loop.leading import PLACEHOLDER, _exempt_from_proxies, _merged, led
 from sfad.protocol.messages import Spawn
-from sfad.setups import Surroundings, TreeSetups, tree_setups
-from tests.launch.fake import FakeLauncher
+from tests.processes.fake import FakeLauncher
 
 from .shell import shell
 

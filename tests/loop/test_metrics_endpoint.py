@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from sfad.config import MetricsConfig
-from sfad.loop.metrics_endpoint import MAX_CONNECTIONS, TIMEOUT, MetricsEndpoint
-from sfad.observe.log import Log
+from sfad.daemon.loop.metrics_endpoint import MAX_CONNECTIONS, TIMEOUT, MetricsEndpoint
+from sfad.host.log import Log
 
 
 async def figures() -> str:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from sfad.core.access import EVERYTHING, Scope
+from sfad.core.state.access import EVERYTHING, Scope
+from sfad.daemon.loop.run_feed import INTERVAL, LOOKS, SLICE, Load, RunFeed
 from sfad.host.clock import Timers
-from sfad.launch.launcher import Footprint
-from sfad.loop.run_feed import INTERVAL, LOOKS, SLICE, Load, RunFeed
+from sfad.processes.launcher import Footprint
 from sfad.runs.catalogue import KnownRun
 
 UID = 1001

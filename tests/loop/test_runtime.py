@@ -12,15 +12,15 @@ import pytest
 import trio
 
 from sfad.core import events as e
-from sfad.core.asked import Asked
-from sfad.core.vocabulary import Timer
-from sfad.ledger import writer
-from sfad.loop.translate import MAX_SHOWN, asked_of
+from sfad.core.state.request import Asked
+from sfad.core.state.vocabulary import Timer
+from sfad.daemon.loop.pending_requests import MAX_SHOWN, asked_of
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
-from sfad.spool import Store
-from tests.launch.fake import FakeLauncher
+from sfad.storage.ledger import writer
+from sfad.storage.spool import Store
 from tests.loop.shell import refused, shell, spawned, stopped, until
+from tests.processes.fake import FakeLauncher
 
 
 class Clumsy(FakeLauncher):
@@ -46,7 +46,7 @@ async def test_a_pending_end_does_not_delay_a_timer(tmp_path: Path, monkeypatch:
         run = await spawned(runtime)
         await until(lambda: runtime.catalogue.live[run].run.status is Status.RUNNING)
         with monkeypatch.context() as patched:
-            patched.setattr("sfad.loop.arrivals.LAST_LOOK_WAIT", 0.01)
+            patched.setattr("sfad.daemon.loop.arrivals.LAST_LOOK_WAIT", 0.01)
             patched.setattr(runtime.metering, "may_wait", lambda _run: True)
             patched.setattr(runtime.metering, "learn_use", lambda _run, **_: trio.sleep_forever())  # noqa: ASYNC105 - its caller awaits it
             runtime.arrivals.arrived(e.MainExited(trio.current_time(), run, code=0, empty=True))

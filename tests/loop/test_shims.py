@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sfad.loop import shims
-from sfad.loop.shims import ShimDirectory
+from sfad.daemon.loop import shims
+from sfad.daemon.loop.shims import ShimDirectory
 from sfad.protocol.paths import SYSTEM_STATE, shim_dir
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from sfad import config as configuration
-from sfad.core.policy import Policy
-from sfad.loop.translate import policy_of
+from sfad.core.state.policy import Policy
+from sfad.daemon.loop.pending_requests import policy_of
 from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
 
 

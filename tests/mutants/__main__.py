@@ -82,7 +82,9 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=300, metavar="N", help="mutants, chosen by --seed; 0: all (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="another number chooses other mutants (default: 1)")
     parser.add_argument("--part", action="append", default=[], help="a part of parts.toml (default: all)")
-    parser.add_argument("--module", action="append", default=[], help="a module, such as sfad/core/guard.py (default: all)")
+    parser.add_argument(
+        "--module", action="append", default=[], help="a module, such as sfad/core/admission/guard.py (default: all)"
+    )
     parser.add_argument("--fast", action="store_true", help="leave out the tests that are slow")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (default: 2)")
     options = parser.parse_args()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.ids import run_id
-from sfad.output import OutputFiles, deletion
-from sfad.output.deletion import remove_old
+from sfad.core.state.ids import run_id
+from sfad.storage.output import OutputFiles, files
+from sfad.storage.output.files import remove_old
 
 CUTOFF = 1_000_000.0
 
@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_deleted_does_not_stop_the_others(store: OutputFil
 
 
 def test_it_works_in_batches_and_can_be_cancelled(store: OutputFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletion, "BATCH", 10)
+    monkeypatch.setattr(files, "BATCH", 10)
     for number in range(1, 31):
         write(store, run_id(number), 1)
     asked: list[int] = []
@@ -89,5 +89,5 @@ def test_the_output_of_named_runs_is_counted_and_removed(store: OutputFiles) -> 
     (store.directory / "a1.out").write_bytes(b"x" * 10_000)
     taken = sum(path.lstat().st_blocks * 512 for path in store.directory.glob("a[12].*"))
     for dry in (True, False):
-        assert deletion.remove(store.directory, ["a1", "a2", "a9"], dry=dry, between=lambda: None) == (4, taken)
+        assert files.remove(store.directory, ["a1", "a2", "a9"], dry=dry, between=lambda: None) == (4, taken)
         assert left(store) == (["a1.err", "a1.out", "a2.err", "a2.out"] if dry else []) + ["a3.err", "a3.out"]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.output import OutputFiles
-from sfad.output.files import Replaced, _split_character
+from sfad.storage.output import OutputFiles
+from sfad.storage.output.files import Replaced, _split_character
 
 
 @pytest.fixture

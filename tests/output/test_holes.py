@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from sfad.output import OutputFiles, holes
-from sfad.output.files import SUFFIXES, LeasedError, Suffix
+from sfad.storage.output import OutputFiles, holes
+from sfad.storage.output.files import SUFFIXES, LeasedError, Suffix
 from tests.output.test_files import put
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -6,9 +6,9 @@ import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from sfad.output.files import OutputFiles, Suffix
-from sfad.output.times import MOST, WriteTimes, read, told
 from sfad.protocol.requests.following import OutputTime
+from sfad.storage.output.files import OutputFiles, Suffix
+from sfad.storage.output.times import MOST, WriteTimes, read, told
 from tests.ledger.samples import run as info
 
 BEGAN = datetime(2026, 6, 1, 12, tzinfo=UTC)

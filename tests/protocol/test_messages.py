@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sfad.protocol import messages as m
 from sfad.protocol.encoding import request_id
 from sfad.protocol.framing import HEADER, BadMessage, FrameDecoder
-from sfad.protocol.statistics import Advice, Breach, Costly, Failed, Group, Summary
+from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import (
     Action,
     After,

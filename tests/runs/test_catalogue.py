@@ -15,20 +15,20 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from sfad.core import events as e
-from sfad.core.access import EVERYTHING, Peer, Scope
-from sfad.core.account import Use
-from sfad.core.money import NANOS
-from sfad.ledger.reader import Page
-from sfad.loop.runtime import Runtime
-from sfad.protocol.messages import List, RunList, Spawn, pack, unpack_reply
+from sfad.core.state.access import EVERYTHING, Peer, Scope
+from sfad.core.state.account import Use
+from sfad.core.state.money import NANOS
+from sfad.daemon.loop.runtime import Runtime
+from sfad.daemon.server.encoded import RunRows
+from sfad.protocol.messages import List, RunList, Spawn, unpack_reply
+from sfad.protocol.structs import pack
 from sfad.protocol.types import RunId, RunInfo, Status
+from sfad.runs import catalogue
 from sfad.runs import catalogue as module
-from sfad.runs import encoded_runs
-from sfad.runs.catalogue import RunCatalogue
-from sfad.runs.encoded_runs import EncodedRuns, row_of
-from sfad.server.encoded import RunRows
-from tests.launch.fake import FakeLauncher
+from sfad.runs.catalogue import EncodedRuns, RunCatalogue, row_of
+from sfad.storage.ledger.reader import Page
 from tests.loop.shell import refused, shell, spawned, stopped, until
+from tests.processes.fake import FakeLauncher
 
 
 def known(catalogue: RunCatalogue, run: RunId) -> tuple[Status, list[RunId], list[RunId], list[RunId]]:
@@ -158,7 +158,7 @@ async def test_rows_leave_out_what_is_as_its_default_and_the_limits_of_ended_run
 
 
 def test_rows_that_were_not_asked_for_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_runs, "MAX_BYTES", 30)
+    monkeypatch.setattr(catalogue, "MAX_BYTES", 30)
     rows = EncodedRuns()
     for number in (1, 2, 3):
         rows.add(number, Raw(b"0123456789"))

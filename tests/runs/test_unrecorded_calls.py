@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sfad.protocol.types import CallInfo
-from sfad.runs.unrecorded_calls import KEPT, ROWS_A_MINUTE, UnrecordedCalls
+from sfad.runs.live import KEPT, ROWS_A_MINUTE, UnrecordedCalls
 from tests.ledger.samples import call
 
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from sfad.daemon.server.lookup import MAX_CHOSEN, MAX_SOURCE, RequestError, check_filters, check_limits
 from sfad.protocol import messages as m
 from sfad.protocol.types import ErrorCode, Limit
-from sfad.server.checks import MAX_CHOSEN, MAX_SOURCE, RequestError, check_filters, check_limits
 
 
 def limit(kind: str = "turns", threshold: float = 1, source: str = "") -> Limit:

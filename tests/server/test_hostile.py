@@ -16,10 +16,10 @@ import msgspec
 import psutil
 import pytest
 
+from sfad.daemon.server.verbs.starting import MAX_LARGE
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, SUPPORTED, FrameDecoder, frame
 from sfad.protocol.types import Claim, ErrorCode, Status
-from sfad.server.verbs.spawn import MAX_LARGE
 from tests.conftest import Start
 from tests.harness import IMPATIENT, PATIENCE, Daemon, ended, running, spawn, started, stopped, wait_until
 

@@ -13,19 +13,19 @@ from unittest.mock import patch
 
 import trio
 
-from sfad.core.access import Peer
-from sfad.loop.runtime import Runtime
+from sfad.core.state.access import Peer
+from sfad.daemon.loop.runtime import Runtime
+from sfad.daemon.server import dispatch
+from sfad.daemon.server import server as package
+from sfad.daemon.server.connection import Connection
+from sfad.daemon.server.dispatch import Receiver
+from sfad.daemon.server.server import Server
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
 from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo
-from sfad.server import receiving
-from sfad.server import server as package
-from sfad.server.connection import Connection
-from sfad.server.receiving import Receiver
-from sfad.server.server import Server
 from tests.harness import PATIENCE
-from tests.launch.fake import FakeLauncher
 from tests.loop.shell import ANN, shell, spawned, stopped, until
+from tests.processes.fake import FakeLauncher
 
 BOB = Peer(1, "bob", owner=False)
 
@@ -59,7 +59,7 @@ async def served(directory: Path, peers: Sequence[Peer]) -> AsyncIterator[tuple[
     """Serve one client for each peer."""
     waiting = list(peers)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(receiving, "TURN_TIME", PATIENCE))  # on a busy machine too, they have one turn
+        stack.enter_context(patch.object(dispatch, "TURN_TIME", PATIENCE))  # on a busy machine too, they have one turn
         stack.enter_context(patch.object(Receiver, "_passed_on", return_value=None))  # to the kernel they are one user
         async with shell(directory, FakeLauncher, everyone=True) as runtime, trio.open_nursery() as nursery:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))

@@ -18,10 +18,10 @@ import pytest
 import trio
 
 from sfad.core.events import LaunchSucceeded, MainExited
+from sfad.daemon.server import peers
 from sfad.host.probe import UCRED, peer_pidfd
-from sfad.server import peers
-from tests.launch.fake import FakeLauncher
-from tests.launch.rig import Rig, rigged
+from tests.processes.fake import FakeLauncher
+from tests.processes.rig import Rig, rigged
 from tests.users import as_user, needs_root
 
 CONNECT = """

@@ -7,10 +7,10 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.core.access import Peer
+from sfad.core.state.access import Peer
+from sfad.daemon.server.shares import FRACTIONS, PeerGroups, ShareGroup, Shares
 from sfad.host.descriptors import LEAST_RESERVE, RESERVE, Descriptors, Need
-from sfad.host.loop_turns import LoopTurns
-from sfad.server.shares import FRACTIONS, PeerGroups, ShareGroup, Shares
+from sfad.host.tasks import LoopTurns
 
 OWNER = PeerGroups.of(Peer(0, "root"), None)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.meters import PROGRAMS
+from sfad.agents import PROGRAMS
+from sfad.daemon.server.results import MAX_READ, MAX_TEXT, composed
 from sfad.protocol.types import Event, Status
-from sfad.server.transcripts import MAX_READ, MAX_TEXT, composed
 from tests.ledger.samples import run
 
 PIECES = st.sampled_from(

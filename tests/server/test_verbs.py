@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.access import TABLE
+from sfad.core.state.access import TABLE
+from sfad.daemon.server import verbs
+from sfad.daemon.server.call import REGISTRY
 from sfad.protocol import messages as m
-from sfad.server import verbs
-from sfad.server.call import REGISTRY
 
 
 @pytest.mark.parametrize("kind", [kind for kind in m.REQUESTS if kind is not m.Hello], ids=m.tag)
 def test_each_request_is_answered_in_the_file_of_its_verb(kind: type[m.Request]) -> None:
-    assert REGISTRY[kind].answer.__module__ == f"sfad.server.verbs.{m.tag(kind)}"
+    assert REGISTRY[kind].answer.__module__ == f"sfad.daemon.server.verbs.{m.tag(kind)}"
 
 
 def test_each_file_answers_a_request() -> None:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
-from sfad.faults import STATUS
+from sfad.host.faults import STATUS
 from tests.crash.promises import gateway_of
 from tests.crash.victim import Victim
 from tests.harness import PATIENCE

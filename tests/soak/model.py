@@ -13,13 +13,13 @@ from datetime import datetime
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.access import Peer
-from sfad.core.account import Use
-from sfad.core.asked import Asked
-from sfad.core.ids import run_number
 from sfad.core.machine import Machine
-from sfad.core.policy import Policy
-from sfad.core.vocabulary import Timer
+from sfad.core.state.access import Peer
+from sfad.core.state.account import Use
+from sfad.core.state.ids import run_number
+from sfad.core.state.policy import Policy
+from sfad.core.state.request import Asked
+from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Bound, RunId, RunInfo, Status
 from tests.crash.scenario import USER
 from tests.crash.victim import Diary

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.spool import Spawns
+from sfad.storage.spool import Spawns
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sfad.spool import Store, StoreError
-from sfad.spool import store as journal
+from sfad.storage.spool import Store, StoreError
+from sfad.storage.spool import store as journal
 from tests.harness import let_others_into
 
 ROOT = Path(__file__).parents[2]
@@ -175,7 +175,7 @@ def test_a_removed_store_is_written_again(tmp_path: Path, how: str) -> None:
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from sfad.spool import Store
+from sfad.storage.spool import Store
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 path = Path(sys.argv[1])
@@ -542,8 +542,8 @@ def test_a_death_while_a_damaged_file_is_set_aside(path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from sfad.spool import Store
-from sfad.spool import store as journal
+from sfad.storage.spool import Store
+from sfad.storage.spool import store as journal
 journal.COMPACT_ABOVE = 300_000
 one = Store(Path(sys.argv[1]))
 assert one.sound, one.notes

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 
-from ...meters import counters
-from ...meters.tiers import ANTHROPIC_FACTORS
+from ...agents import counters
+from ...agents.line_meter import ANTHROPIC_FACTORS
 from ...protocol.types import Tokens
 from .base import (
+    ANTHROPIC_FEES,
     ANY_PREFIX,
     MAX_TOOL_USES,
     MODEL_MAX,
@@ -20,10 +21,12 @@ from .base import (
     encoded,
     fields,
     hides,
+    models_of_tools,
+    most_fees,
     positive,
     tool_use,
+    words,
 )
-from .extras import ANTHROPIC_FEES, models_of_tools, most_fees, words
 
 _FOR_AN_HOUR = re.compile(rb'"ttl"\s*:\s*"1h"')
 """The lifetime of a block in the cache, wherever it is: one in the input of a tool counts too."""

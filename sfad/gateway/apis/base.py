@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import prod
@@ -10,11 +10,74 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...meters.counters import printable
-from ...meters.tiers import Factors, factor_of
+from ...agents.counters import printable
+from ...agents.line_meter import Factors, factor_of
 from ...protocol.types import Tokens
 from ...protocol.units import MOST_COUNTED
-from ..sse import EventStream
+
+# ---- Server-sent events, piece by piece (https://html.spec.whatwg.org/multipage/server-sent-events.html)
+
+
+MAX_EVENT = 4 << 20
+"""Bytes of one event. A longer one is skipped: the events that tell usage and the whole reply have some hundred kilobytes."""
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+"""In JSON none of them occurs unescaped."""
+_BLANK_LINES = re.compile(rb"(?:\r\n|\r|\n){3,}")
+"""The same as one. Each line takes half a microsecond, and a compressed piece of the stream may hold a million."""
+
+
+class EventStream:
+    """Splits a stream into the data of its events. The name of an event is not needed: the data of each API say it too."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._data: list[bytes] = []
+        self._kept = 0
+        """Bytes of these."""
+        self._size = 0
+        """Bytes of the event so far."""
+        self._after_cr = False
+
+    @property
+    def held(self) -> int:
+        """Bytes that are kept of the event that is not whole."""
+        return len(self._line) + self._kept
+
+    def feed(self, piece: bytes) -> Iterator[bytes]:
+        """Yield the data of each event that the piece completes."""
+        if not piece:
+            return
+        if self._after_cr and piece.startswith(b"\n"):
+            piece = piece[1:]
+        self._after_cr = piece.endswith(b"\r")
+        *ends, rest = _LINE_END.split(_BLANK_LINES.sub(b"\n\n", piece))
+        for end in ends:
+            self._add(end)
+            yield from self._end_line()
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size <= MAX_EVENT:
+            self._line += part
+        elif part and not self._line:
+            self._line += part[:1]  # a line that is skipped must not look empty
+
+    def _end_line(self) -> Iterator[bytes]:
+        line = bytes(self._line)
+        self._line.clear()
+        if line.startswith(b"data:"):
+            self._data.append(line[5:].removeprefix(b" "))
+            self._kept += len(line)
+        elif not line:
+            if self._data and self._size <= MAX_EVENT:
+                yield b"\n".join(self._data)
+            self._data.clear()
+            self._size = self._kept = 0
+
+
+# ---- base
+
 
 MAX_REPLY = 8 << 20
 """Bytes of a reply that is one JSON document, which is read at its end. The usage of a larger one stays unknown."""
@@ -353,3 +416,57 @@ def encoded(value: Any) -> msgspec.Raw:
 
 
 _FIELDS = msgspec.json.Decoder(Fields)
+
+
+# ---- What a call costs beyond its tokens: the providers' own tools
+
+
+MOST_USES = 10
+"""Uses of the provider's tools in one call, where the request says no maximum. A guess."""
+
+ANTHROPIC_FEES = {"web_search": 0.01}
+OPENAI_FEES = {"web_search": 0.01, "file_search": 0.0025, "code_interpreter": 0.03, "image_generation": 0.25}
+"""USD for a use (https://platform.claude.com/docs/en/about-claude/pricing, https://openai.com/api/pricing): of a container for the
+smallest, of an image for the dearest."""
+GEMINI_SEARCH, GEMINI_QUERY = 0.035, 0.014
+"""USD for a grounded reply of Gemini 2, for a query of Gemini 3 (https://ai.google.dev/gemini-api/docs/pricing). The free ones of
+each day are taken to be used up."""
+
+
+class _ServerTool(msgspec.Struct):
+    type: str | None = None
+    model: str | None = None
+    max_uses: int | None = None
+
+
+_TOOLS = msgspec.json.Decoder(list[_ServerTool])
+
+
+def words(**told: Any) -> dict[str, str]:
+    """Return the fields that have a word."""
+    return {name: word for name, word in told.items() if isinstance(word, str)}
+
+
+def most_fees(fees: Mapping[str, float], tools: msgspec.Raw | None, uses: int | None = None) -> float:
+    """Return what the provider's tools in a request may cost. `uses`: how often it may use all of them. Raises `ValueError`."""
+    offered = _TOOLS.decode(tools or b"[]")
+    return max((_fee(fees, tool.type) * _number(tool.max_uses, _number(uses, MOST_USES)) for tool in offered), default=0.0)
+
+
+def models_of_tools(tools: msgspec.Raw | None) -> tuple[str, ...]:
+    """Return the models that tools in a request name, such as that of an advisor. Raises `ValueError`."""
+    return tuple(dict.fromkeys(tool.model for tool in _TOOLS.decode(tools or b"[]") if tool.model is not None))
+
+
+def fee_of_use(fees: Mapping[str, float], kind: str) -> float:
+    """Return what an item of a reply costs, such as a `web_search_call`."""
+    return fees.get(kind.removesuffix("_call"), 0.0)
+
+
+def _fee(fees: Mapping[str, float], kind: Any) -> float:
+    # `web_search_20250305`, `web_search_preview`
+    return max((fee for name, fee in fees.items() if isinstance(kind, str) and kind.startswith(name)), default=0.0)
+
+
+def _number(value: Any, default: int) -> int:
+    return min(value, 1000) if type(value) is int and value >= 0 else default

@@ -5,10 +5,9 @@ from typing import Any
 
 import msgspec
 
-from ...meters import counters
-from ...meters.tiers import OPENAI_FACTORS
-from .base import MAX_TOOL_USES, Api, ModelCall, OpenToolUse, ReplyReader, RequestFields, encoded, fields
-from .extras import words
+from ...agents import counters
+from ...agents.line_meter import OPENAI_FACTORS
+from .base import MAX_TOOL_USES, Api, ModelCall, OpenToolUse, ReplyReader, RequestFields, encoded, fields, words
 from .responses import OPENAI_FREE, OPENAI_REFERENCES, openai_refusal
 
 

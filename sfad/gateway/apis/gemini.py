@@ -5,10 +5,24 @@ from typing import Any
 
 import msgspec
 
-from ...meters import counters
-from ...meters.tiers import GEMINI_FACTORS
-from .base import ANY_PREFIX, MODEL_MAX, Api, ModelCall, ReplyReader, RequestFields, encoded, hides, positive, tool_use
-from .extras import GEMINI_QUERY, GEMINI_SEARCH, MOST_USES, words
+from ...agents import counters
+from ...agents.line_meter import GEMINI_FACTORS
+from .base import (
+    ANY_PREFIX,
+    GEMINI_QUERY,
+    GEMINI_SEARCH,
+    MODEL_MAX,
+    MOST_USES,
+    Api,
+    ModelCall,
+    ReplyReader,
+    RequestFields,
+    encoded,
+    hides,
+    positive,
+    tool_use,
+    words,
+)
 
 _SEARCH = re.compile(rb'"google_?[sS]earch')
 

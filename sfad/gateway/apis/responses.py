@@ -5,10 +5,22 @@ from typing import Any
 
 import msgspec
 
-from ...meters import counters
-from ...meters.tiers import OPENAI_FACTORS
-from .base import ANY_PREFIX, Api, ModelCall, ReplyReader, RequestFields, encoded, fields, tool_use
-from .extras import OPENAI_FEES, fee_of_use, most_fees, words
+from ...agents import counters
+from ...agents.line_meter import OPENAI_FACTORS
+from .base import (
+    ANY_PREFIX,
+    OPENAI_FEES,
+    Api,
+    ModelCall,
+    ReplyReader,
+    RequestFields,
+    encoded,
+    fee_of_use,
+    fields,
+    most_fees,
+    tool_use,
+    words,
+)
 
 
 class _ResponsesDetails(msgspec.Struct):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sfad.gateway.apis import APIS
-from sfad.gateway.apis.extras import MOST_USES
+from sfad.gateway.apis.base import MOST_USES
 from sfad.gateway.estimate import MOST_KEPT, Estimates
 
 PATHS = {

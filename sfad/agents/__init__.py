@@ -1,0 +1,80 @@
+"""Agent programs: a file for each says all that is known of it.
+
+`claude`, `codex`, `gemini`, `opencode`, `aider`, `jsonl`   what one program prints and saves, its options, and where its calls go
+`program`       what a program's file must say, and helpers for command lines and session files
+`line_meter`    what all meters share: each decodes the few lines that can matter, and saves its state
+`counters`      what a meter reads: sums of what agents say, bounded whatever an agent says
+`text`          the text in an agent's events, for `run --text` and `result`
+`setups`        how a program is led through the gateway, and what its settings and variables say of where its calls go
+`setup_reader`  finds that out for a whole tree, when a person starts its root
+`registered`    registered agents: a name, and how to start the program behind it
+
+    bytes ─▶ lines ─ lines that can matter ─▶ claude, codex … ─ typed events ─▶ Reading
+                                                     └ counters: sums that only grow, and are bounded
+
+Meters read what an agent tells of its own usage: from its stdout (source `stream`) and its session files (source `session`).
+A meter is pure: no clock, no file, no task. It is fed what a run has written, in pieces of any size, and keeps its `Reading`
+up to date. It never raises, and keeps at most one line (`MAX_LINE`) and bounded sets of ids, whatever it is fed.
+
+A run may write 200 MB/s, and nearly all of it does not concern a meter. So one regular expression per program finds, in whole
+pieces, where a line of an interesting type may be; only such a line is cut out and decoded, into the fewest fields. Cutting out
+every line first took three to seven times as long.
+
+How to add a program: docs/meters.md.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from ..core.state.naming import program_name
+from ..protocol.known import ANY_PROGRAM, BY_REPORT, METERED, NO_METER
+from .counters import Meter, Reading
+from .program import AgentProgram, SessionFiles, arguments
+from .setup_reader import NO_SETUPS as NO_SETUPS
+from .setup_reader import TreeSetups as TreeSetups
+from .setup_reader import tree_setups as tree_setups
+from .setups import Setup as Setup
+from .setups import Surroundings as Surroundings
+from .setups import TreeUpstream as TreeUpstream
+
+__all__ = ["PROGRAMS", "SESSION_VARIABLES", "UNREAD", "AgentProgram", "Meter", "Reading", "chosen", "named", "session_files_of"]
+
+
+def _program(name: str) -> AgentProgram:
+    found: AgentProgram = import_module(f".{name}", __name__).PROGRAM
+    return found
+
+
+PROGRAMS = tuple(_program(name) for name in (*METERED, ANY_PROGRAM))
+"""In the order in which they are tried for a command."""
+
+SESSION_VARIABLES = ("HOME", *(program.session_files.variable for program in PROGRAMS if program.session_files is not None))
+
+UNREAD = (NO_METER, BY_REPORT)
+"""Values of `--meter` for which no output is read."""
+
+
+def named(name: str | None) -> AgentProgram | None:
+    return next((program for program in PROGRAMS if program.name == name), None)
+
+
+def chosen(argv: Sequence[str]) -> AgentProgram | None:
+    """Return the program whose events this command will print, as far as the command itself tells."""
+    if not any("json" in word for word in argv):  # the name of each program's format, which few commands contain
+        return None
+    found = _of_command(argv)
+    return found if found is not None and found.prints_events(arguments(argv, found.name) or []) else None
+
+
+def session_files_of(meter: str | None, argv: Sequence[str]) -> SessionFiles | None:
+    """Return how the program of a run keeps its sessions: the program that `--meter` names, else that of the command."""
+    program = named(meter) if meter is not None else _of_command(argv)
+    return program.session_files if program is not None else None
+
+
+def _of_command(argv: Sequence[str]) -> AgentProgram | None:
+    name = program_name(argv)
+    return named(name) if name in METERED else None
+
+
+#

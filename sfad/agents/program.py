@@ -1,0 +1,163 @@
+"""What is known of an agent program: its command line, the events that it prints and the session files that it keeps.
+
+Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` if its sessions can be read.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..core.state.naming import program_name
+from .counters import Meter
+from .line_meter import LineMeter, SessionMeter, Speech
+
+SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
+"""A session id that may be put into a file name. Agents use UUIDs."""
+
+HEAD_LINES = 100
+"""Lines in which a session file must say whose it is: Claude Code does within the first ten."""
+
+FileName = str | re.Pattern[str]
+"""A file name, or a pattern that the whole name matches."""
+
+ANY_NAME = re.compile(r"[^.].*")
+
+
+def arguments(argv: Sequence[str], program: str) -> list[str] | None:
+    """Return the words after the program, or `None` if the command is another program's.
+
+    Interpreters and launchers are looked through as for a run's name: `npx -y @openai/codex exec` is a codex. Words after `--` are
+    not options and are left out. A shell's `-c` text is not examined, because what it runs cannot be known."""
+    if program_name(argv) != program:
+        return None
+    at = next((at for at, word in enumerate(argv) if program in word), len(argv))
+    words = list(argv[at + 1 :])
+    return words[: words.index("--")] if "--" in words else words
+
+
+def values(words: Sequence[str], *options: str) -> list[str]:
+    """Return the values of the options, in order: `--model x`, `--model=x`, `-m x`, `-mx`."""
+    found = []
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        for option in options:
+            if word == option:
+                found.append(following)
+            elif word.startswith(f"{option}="):
+                found.append(word[len(option) + 1 :])
+            elif len(option) == 2 and word.startswith(option):
+                found.append(word[2:])
+    return found
+
+
+def first_id(argv: Sequence[str], program: str, *options: str) -> str | None:
+    return next((value for value in values(arguments(argv, program) or [], *options) if SESSION_ID.fullmatch(value)), None)
+
+
+class SessionPlace(NamedTuple):
+    """A place where session files may be: the names, level by level, below a directory."""
+
+    root: str
+    names: tuple[FileName, ...]
+
+
+class SessionHead(NamedTuple):
+    session: str
+    project: str
+    """The working directory, in the form that `SessionFiles.project` returns."""
+    began: str
+    """In RFC 3339, UTC, so that texts compare like times."""
+
+
+class SessionSearch(NamedTuple):
+    env: Mapping[str, str]
+    """Those of `meters.SESSION_VARIABLES` that the run's environment sets."""
+    cwd: str
+    since: datetime
+    session: str | None
+
+    def directory(self, variable: str, default: str) -> str:
+        return self.env.get(variable) or f"{self.env.get('HOME', '')}/{default}"
+
+
+class SessionFiles(ABC):
+    """How one program keeps its sessions. Pure: nothing here opens a file.
+
+    Claude Code, Codex and Gemini CLI save the usage of each call, with the true output tokens, whatever they print: in text mode,
+    in a terminal, and before they are killed."""
+
+    program: str
+    meter: type[SessionMeter[Any]]
+    variable: str
+    resume_words: frozenset[str]
+
+    @abstractmethod
+    def session_id(self, argv: Sequence[str]) -> str | None:
+        """Return the session id that the command gives."""
+
+    def resumes(self, argv: Sequence[str]) -> bool:
+        return not self.resume_words.isdisjoint(argv)
+
+    def project(self, cwd: str) -> str:
+        return cwd
+
+    @abstractmethod
+    def places(self, search: SessionSearch) -> list[SessionPlace]:
+        """Return where the files of the session may be."""
+
+    def head(self, data: bytes) -> SessionHead | None:
+        """Return what the first bytes of a file say, or `None` if they do not say whose it is."""
+        found = ["", "", ""]
+        for line in data.split(b"\n", HEAD_LINES)[:-1][:HEAD_LINES]:
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                said = self.said(msgspec.json.decode(line, type=dict[str, Any]))
+                found = [known or (text if isinstance(text, str) else "") for known, text in zip(found, said, strict=True)]
+            if all(found):
+                return SessionHead(*found)
+        return None
+
+    @abstractmethod
+    def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Return what a line says of the fields of a `SessionHead`, in its order; any other type than text counts as nothing."""
+
+
+def timestamp(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+class AgentProgram(ABC):
+    """A program whose events a meter reads. Its module has one as `PROGRAM`."""
+
+    name: str
+    names_tools_like_calls = True
+    """Whether its events name a tool as its calls of the model do."""
+    tells_cost = False
+    """Whether the agent itself reports costs, even of models without a known price."""
+    event_types: frozenset[str] | None = None
+    """The values of `type` by which a line of JSON is an event and not text; `None`: any value."""
+    session_files: SessionFiles | None = None
+
+    def prints_events(self, words: Sequence[str]) -> bool:  # noqa: ARG002 - of a program that is only chosen by name
+        """Return whether these words after the program ask for the format that the meter reads."""
+        return False
+
+    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
+        """Return a meter for one attempt of this command. With `saved`, it continues where the meter was that dumped it.
+
+        Raises `ValueError` if `saved` is not a dump of such a meter, as a dump of a build whose meters knew other things."""
+        meter = self.new_meter(arguments(argv, self.name) or [])
+        if saved is not None:
+            meter.load(saved)
+        return meter
+
+    @abstractmethod
+    def new_meter(self, words: Sequence[str]) -> LineMeter[Any, Any]:
+        """Return a new meter; `words` are those after the program."""
+
+    @abstractmethod
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+        """Yield what an event says to the user, for `run --text` and `result`. Any field may be missing, or of any type."""

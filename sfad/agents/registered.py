@@ -1,0 +1,274 @@
+"""Registered agents: a name, and how to start the program behind it (docs/agents.md).
+
+Placeholders in a command: `{task}`, `{model}`, `{provider}` and `{instructions}` come from the request; `{session}` is a new UUID
+for each attempt, and `{gateway}` the gateway's address where the run uses it. Each stays within its argument: no shell splits it.
+`{options}` stands for all arguments that the caller gave beside the task; a command without it gets them at its end. An argument
+whose placeholder has no value is left out, and so is the option before it: without a model, `--model {model}` is nothing.
+"""
+
+import json
+import os
+import re
+import shlex
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..config import BUILT_IN, Agent, Configuration, entry_key
+from ..core.state.request import name_of
+from ..protocol.limits import parse_limit
+from ..protocol.messages import AgentInfo, Setting, Spawn
+from ..protocol.types import Limit
+
+# ---- Which tools an agent program may use, in its own options. What it has no option for, its meter and the gateway tell.
+#
+# Tried with Claude Code 2.1.330, Codex 0.169, Gemini CLI 0.61 and opencode 1.18.
+
+
+_CODEX = {"command_execution": "features.shell_tool=false", "web_search": 'web_search="disabled"'}
+"""By the name that a tool has in Codex's events: the setting that takes it away. Other tools have none."""
+
+
+def tool_options(program: str, allowed: Sequence[str], blocked: Sequence[str]) -> list[bytes]:
+    """Return the options that hold a program to these tools. Each is one word, so that no word after it belongs to it."""
+    words: list[str] = []
+    if program == "claude":
+        # --tools hides the others from the model; --allowedTools lets these run without a question
+        words += [f"--tools={_names(allowed)}", f"--allowedTools={','.join(allowed)}"] if allowed else []
+        words += [f"--disallowedTools={','.join(blocked)}"] if blocked else []
+    elif program == "codex":
+        for tool, setting in _CODEX.items():
+            if tool in blocked or (allowed and tool not in allowed):
+                words += [f"--config={setting}"]
+    elif program == "gemini":
+        # lets these run without a question; without a terminal, Gemini CLI refuses others that would need one
+        words += [f"--allowed-tools={','.join(allowed)}"] if allowed else []
+    return [word.encode() for word in words]
+
+
+def tool_variables(program: str, allowed: Sequence[str], blocked: Sequence[str]) -> dict[str, str]:
+    """Return the variables that hold a program to these tools."""
+    if program != "opencode" or not (allowed or blocked):
+        return {}
+    # the last rule that matches a tool counts
+    rules = {"*": "deny"} if allowed else {}
+    rules |= dict.fromkeys((name_of(tool) for tool in allowed), "allow")
+    rules |= dict.fromkeys((name_of(tool) for tool in blocked), "deny")
+    return {"OPENCODE_PERMISSION": json.dumps(rules)}
+
+
+def _names(tools: Sequence[str]) -> str:
+    # --tools chooses among the built-in tools only
+    return ",".join(dict.fromkeys(name_of(tool) for tool in tools if not tool.startswith("mcp__")))
+
+
+# ---- agents
+
+
+_PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session|gateway)\}")
+_OPTIONS = "{options}"
+
+KNOWN_PROGRAMS: dict[str, Agent] = {
+    "claude": Agent(
+        description="Claude Code",
+        command=(
+            "claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages",
+            "--session-id", "{session}", "--model={model}", "--append-system-prompt={instructions}", _OPTIONS, "--", "{task}",
+        ),
+    ),
+    "codex": Agent(
+        description="Codex", command=("codex", "exec", "--json", "--model={model}", _OPTIONS, "--", "{task}")
+    ),
+    # yargs takes a text that begins with - for an option unless it is attached to one
+    "gemini": Agent(
+        description="Gemini CLI",
+        command=("gemini", "--output-format", "stream-json", "--model={model}", _OPTIONS, "--prompt={task}"),
+    ),
+    "opencode": Agent(
+        description="opencode",
+        command=("opencode", "run", "--format", "json", "--model={provider}/{model}", _OPTIONS, "--", "{task}"),
+    ),
+    "aider": Agent(
+        description="aider", command=("aider", "--yes-always", "--model={provider}/{model}", _OPTIONS, "--message={task}")
+    ),
+}  # fmt: skip
+"""Built-in agents. Each command starts a program without a terminal that prints the events that its meter reads."""
+
+_INTRODUCES_TASK = {
+    "claude": {"-p", "--print"},
+    "codex": {"exec", "e", "--json"},
+    "gemini": {"-p", "--prompt"},
+    "opencode": {"run"},
+    "aider": {"-m", "--msg", "--message", "--yes-always"},
+}
+"""Words that a person would type before the task, and that the command of the agent has already."""
+
+
+_OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
+"""Options by which the caller chooses the session; Claude Code then refuses `--session-id`."""
+
+
+_TOLD = ("task", "model", "provider", "instructions")
+"""Placeholders that the agent also finds in its environment, as SFA_TASK and so on."""
+
+
+class AgentError(Exception):
+    """There is no such agent, or its words make no sense. The message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    name: str
+    agent: Agent
+    source: str
+
+    @property
+    def info(self) -> AgentInfo:
+        return msgspec.convert(msgspec.structs.asdict(self.agent) | {"name": self.name, "source": self.source}, AgentInfo)
+
+
+def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, Registered]:
+    """Return all agents by name. An entry of the config replaces a built-in agent."""
+    source = {setting.key: setting.source for setting in settings}
+    found = {name: Registered(name, agent, BUILT_IN) for name, agent in KNOWN_PROGRAMS.items()}
+    for name, agent in config.agents.items():
+        found[name] = Registered(name, agent, source[f"{entry_key('agents', name)}.command"])
+    return dict(sorted(found.items()))
+
+
+def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | None = None) -> Spawn:
+    """Return the spawn of a command that a spawn of an agent stands for. What the request says takes precedence over the agent's
+    entry. `agent` stays set if its name is the run's identity. `gateway`: its address, if the run uses it. Raises `AgentError`."""
+    entry = agents.get(request.agent or "")
+    if entry is None:
+        command = _shown([os.fsencode(request.agent or ""), *request.argv])
+        raise AgentError(
+            f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. To run a command, write it after '--', "
+            f"as in: sfactl run -- {command}"
+        )
+    agent = entry.agent
+    options, task = _sorted_out(entry, request)
+    session = str(uuid.uuid4()) if "{session}" in agent.command and not _OWN_SESSION.intersection(options) else None
+    _refuse_unused(entry, request)
+    given = {**request.placeholders, "session": session, "task": task, "gateway": gateway}
+    values = {name: value for name, value in given.items() if value is not None}
+    if "instructions" in values and task is not None and not any("{instructions}" in word for word in agent.command):
+        values["task"] = f"{values['instructions']}\n\n{task}"
+    program = os.path.basename(agent.command[0])
+    argv = _command(agent.command, options, values)
+    kept = request.log and request.stdio == "files"
+    own = entry.source != BUILT_IN
+    return msgspec.structs.replace(
+        request,
+        argv=[*argv[:1], *tool_options(program, request.allowed_tools, request.blocked_tools), *argv[1:]],
+        env=_with(request.env, tool_variables(program, request.allowed_tools, request.blocked_tools)),
+        agent=entry.name if own else None,
+        name=request.name or (entry.name if own else None),
+        kind=agent.kind,
+        run_type=request.run_type or agent.type,
+        meter=request.meter or (agent.meter if kept and agent.meter != "auto" else None),
+        limits=[*request.limits, *_other_limits(entry, request.limits)],
+        stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
+        session=session,
+        placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
+    )
+
+
+def session_of(first: str, attempt: int) -> str:
+    """Return the session id of an attempt: programs refuse an id that was used before. `first`: the id of the first attempt."""
+    return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))
+
+
+def argv_of(spawn: Spawn, attempt: int) -> list[bytes]:
+    """Return the command of an attempt."""
+    argv = spawn.argv
+    if spawn.session is None or attempt <= 1:
+        return argv
+    first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()
+    return [fresh if word == first else word for word in argv]
+
+
+def _with(env: list[bytes], variables: Mapping[str, str]) -> list[bytes]:
+    if not variables:
+        return env
+    names = tuple(f"{name}=".encode() for name in variables)
+    kept = [item for item in env if not item.startswith(names)]
+    return kept + [f"{name}={value}".encode() for name, value in variables.items()]
+
+
+def _refuse_unused(entry: Registered, request: Spawn) -> None:
+    """An agent of the config may look for its model in its environment."""
+    for name in ("model", "provider"):
+        used = any(f"{{{name}}}" in word for word in entry.agent.command)
+        if name in request.placeholders and not used and entry.source == BUILT_IN:
+            raise AgentError(f"agent '{entry.name}' takes no {name}: its command has no {{{name}}} (sfactl agents {entry.name})")
+
+
+def _shown(words: Sequence[bytes]) -> str:
+    text = shlex.join(word.decode(errors="backslashreplace") for word in words if word != b"--")
+    return text if len(text) <= 200 else f"{text[:200]} …"
+
+
+def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | None]:
+    """Return the words that go to the program unchanged, and the task: the first or the last word, because only the program
+    knows which words in between are values of options."""
+    words, needed = request.argv, any("{task}" in word for word in entry.agent.command)
+    at = words.index(b"--") if b"--" in words else len(words)
+    before, after = words[:at], words[at + 1 :]
+    if not needed or "task" in request.placeholders:
+        return before + after, request.placeholders.get("task")
+    if len(after) == 1:
+        return _without_introduction(entry, before), os.fsdecode(after[0])
+    options = _without_introduction(entry, before + after)
+    comes_first = bool(options) and not options[0].startswith(b"-")
+    task = options.pop(0 if comes_first else -1) if options else b"-"
+    if task.startswith(b"-"):
+        example = f"sfactl run {entry.name} 'look at HEAD~1'"
+        raise AgentError(f"agent '{entry.name}' needs a task, as in: {example}{_by_hand(entry, words)}")
+    if comes_first and options and not options[0].startswith(b"-"):
+        example = f"sfactl run {entry.name} {_shown([b' '.join([task, *options])])}"
+        raise AgentError(f"the task of agent '{entry.name}' is one argument; quote it: {example}{_by_hand(entry, words)}")
+    return options, os.fsdecode(task)
+
+
+def _without_introduction(entry: Registered, words: list[bytes]) -> list[bytes]:
+    known = {word.encode() for word in _INTRODUCES_TASK.get(os.path.basename(entry.agent.command[0]), ())}
+    return [word for at, word in enumerate(words) if word not in known or not (at == 0 or word.startswith(b"-"))]
+
+
+def _by_hand(entry: Registered, words: Sequence[bytes]) -> str:
+    return f". To run the program's own command line: sfactl run -- {_shown([os.fsencode(entry.agent.command[0]), *words])}"
+
+
+def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[str, str]) -> list[bytes]:
+    argv: list[bytes] = []
+    if "provider" not in values:
+        command = [word.replace("{provider}/{model}", "{model}") for word in command]
+    for before, word in zip(("", *command), command, strict=False):
+        wanted = _PLACEHOLDER.findall(word)
+        if word == _OPTIONS:
+            argv += options
+        elif all(name in values for name in wanted):
+            filled = _PLACEHOLDER.sub(lambda found: values[found[1]], word)
+            if filled.startswith("-") and not word.startswith("-") and b"--" not in argv:
+                raise AgentError(_like_an_option(wanted[0], command))
+            argv.append(os.fsencode(filled))
+        elif before.startswith("-") and not word.startswith("-"):
+            argv.pop()
+    return argv if _OPTIONS in command else [*argv, *options]
+
+
+def _like_an_option(name: str, command: Sequence[str]) -> str:
+    """A model that gives a subagent its task must not choose the options of the program, such as those about permissions."""
+    return (
+        f"the {name} begins with '-', and {os.path.basename(command[0])[:64]} could take it for an option; begin otherwise, or in "
+        f"the agent's command write '--' before {{{name}}}, or --OPTION={{{name}}}"
+    )
+
+
+def _other_limits(entry: Registered, asked: Sequence[Limit]) -> list[Limit]:
+    kinds = {limit.kind for limit in asked}
+    found = (msgspec.structs.replace(parse_limit(text), source=f"agent {entry.name}") for text in entry.agent.limits)
+    return [limit for limit in found if limit.kind not in kinds]

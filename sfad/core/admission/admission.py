@@ -1,0 +1,353 @@
+"""Admits runs or refuses them. Launches them when the ledger holds their admission, the runs that they wait for have ended, and
+there is a slot."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from ...protocol.event_types import EventType
+from ...protocol.known import CODING_AGENT, PROFILES
+from ...protocol.types import After, ErrorCode, Reason, Refusal, RunId, Status
+from .. import commands as c
+from .. import events as e
+from ..context import Context
+from ..life.lifecycle import Lifecycle
+from ..life.spending import Spending
+from ..limits.enforcement import LimitEnforcement
+from ..state.limits import PROFILED, ActiveLimit, is_default, is_from_above, narrow, profile_limits, step
+from ..state.naming import AGENT_PROGRAMS, program_name
+from ..state.policy import Invalid
+from ..state.quotas import HOUR, QuotaUse, SlidingWindow
+from ..state.run import Ending, Run
+from ..state.vocabulary import ReasonKind
+from .awaiting import Awaiting
+from .candidate import candidate, limits_for
+from .guard import Question, first_refusal
+
+# ---- Gives runs the profile of agent programs when one starts in them
+#
+# A night is often `sh night.sh`, and that may run `sh part.sh` as a child run. Their commands are no agent programs, so they have
+# the
+# defaults, which would end them in the middle of their work. Only limits that come from the defaults are raised: not those that a
+# person, the entry of an agent or a type has set.
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    _ctx: Context
+    _limit_enforcement: LimitEnforcement
+
+    def agent_started(self, run: Run, program: str, at: float) -> bool:
+        """Raise the limits of the run and of those above it, because an agent program starts in it. Return whether that changed
+        any."""
+        if program not in AGENT_PROGRAMS or not self._ctx.policy.program_profile:
+            return False
+        # from the root down, because the limits of a run are never above those of its parent
+        widened = [each for each in run.lineage if self._widen(each, program, at)]
+        return bool(widened)
+
+    def _widen(self, run: Run, program: str, at: float) -> bool:
+        if not _untouched(run):
+            return False
+        found = profile_limits(f"profile {CODING_AGENT}", PROFILES[CODING_AGENT], self._ctx.policy)
+        if run.parent is not None:
+            narrow(found, run.parent)
+        raised = [found[kind] for kind in PROFILED if _is_higher(run.limits.get(kind), found[kind].threshold)]
+        if not raised:
+            return False
+        steps = ", ".join(step(run.limits[limit.kind], limit) for limit in raised)
+        for limit in raised:
+            # what `--on-limit` says holds for the profile, too
+            run.limits[limit.kind] = ActiveLimit(replace(limit, action=run.limits[limit.kind].action))
+        self._ctx.changed(run)
+        self._ctx.used_more(run)  # its row shows its limits
+        self._ctx.do(c.Rebound(run))
+        why = f"'{program}' starts in it, so it has the profile {CODING_AGENT}"
+        self._ctx.publish(EventType.LIMITS_WIDENED, run, f"{why}: {steps}; to set limits yourself: --timeout, --limit")
+        self._limit_enforcement.limits_changed(run, {limit.kind for limit in raised}, at)
+        return True
+
+
+def _untouched(run: Run) -> bool:
+    """Return whether no one has set the limits that a profile sets, and none of them holds or ends the run already."""
+    if run.status is Status.STOPPING or run.breach is not None or any(limit.kind in PROFILED for limit in run.asked.limits):
+        return False
+    return all(is_default(found.limit) or is_from_above(found.limit) for kind in PROFILED if (found := run.limits.get(kind)))
+
+
+def _is_higher(active: ActiveLimit | None, threshold: float) -> bool:
+    return active is not None and threshold > active.limit.threshold
+
+
+# ---- admission
+
+
+REFUSALS_WRITTEN = 10
+"""Refusals a minute of one caller by one rule that get a row of their own. Others are counted in the last of these rows."""
+
+
+class _Refusals:
+    def __init__(self) -> None:
+        self.window = SlidingWindow(REFUSALS_WRITTEN, 60.0)
+        self.last: RunId = ""
+
+
+class Admission:
+    def __init__(
+        self, context: Context, lifecycle: Lifecycle, spending: Spending, widening: Widening, awaiting: Awaiting, next_number: int
+    ) -> None:
+        self._ctx = context
+        self._awaiting = awaiting
+        self._widening = widening
+        self._lifecycle = lifecycle
+        self._spending = spending
+        self._number = next_number
+        self._rates: dict[str, SlidingWindow] = {}
+        self._session_rates: dict[str, SlidingWindow] = {}
+        self._refusals: dict[str, dict[str, _Refusals]] = {}
+        """By caller and rule."""
+        self.ready: dict[RunId, Run] = {}
+        """Queued runs below a root that wait for no run any more, but perhaps for the ledger, or for the end of a pause."""
+        self.admitted = 0
+        self.refused = 0
+
+    def count_before(self, *, admitted: int, refused: int) -> None:
+        """Continue the counters of an earlier daemon."""
+        self.admitted += admitted
+        self.refused += refused
+
+    def reconfigure(self) -> None:
+        for rate in self._rates.values():
+            rate.limit = self._ctx.policy.spawns_per_hour
+        for rate in self._session_rates.values():
+            rate.limit, rate.span = self._ctx.policy.sessions.starts, self._ctx.policy.sessions.window
+
+    def spawn_requested(self, ev: e.SpawnRequested) -> None:
+        caller = self._ctx.tree.get(ev.peer.run) if ev.peer.run is not None else None
+        try:
+            run = candidate(
+                ev,
+                number=self._number,
+                policy=self._ctx.policy,
+                peer_run=caller,
+                permissions=self._ctx.permissions(ev.peer),
+            )
+            awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.after else ()
+        except Invalid as invalid:
+            self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
+            return
+        refusal = first_refusal(self._question(ev, run, caller, waits=bool(awaits)))
+        if refusal is not None:
+            self._refuse(ev, run, caller, refusal)
+        else:
+            self._admit(run, awaits, ev.at)
+
+    def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None, *, waits: bool) -> Question:
+        peer = ev.peer
+        if peer.run is not None and caller is None:
+            peer = replace(peer, unplaced=f"its run {peer.run} has ended")
+        is_session = run.asked.session is not None
+        return Question(
+            at=ev.at,
+            policy=self._ctx.policy,
+            draining=self._ctx.draining,
+            peer=peer,
+            run=run,
+            caller=caller,
+            rate=self._rate(peer.user),
+            slots=self._ctx.slots,
+            live=self._ctx.tree,
+            exhausted=self._spending.budgets.exhausted(peer.user),
+            session_rate=self._session_rate(peer.user) if is_session else None,
+            sessions=[live for live in self._ctx.tree if live.asked.session is not None] if is_session else (),
+            waits=waits,
+        )
+
+    def quotas(self, user: str, at: float) -> list[QuotaUse]:
+        """Return what the user has of each quota."""
+        policy, slots, sessions = self._ctx.policy, self._ctx.slots, self._ctx.policy.sessions
+        live = sum(run.user == user and run.asked.session is not None for run in self._ctx.tree)
+        return [
+            QuotaUse("quotas.trees_per_user", slots.user_count(user), slots.per_user),
+            *(QuotaUse(f"groups.{group}.slots", slots.group_count(user, group), most) for group, most in slots.groups.items()),
+            QuotaUse("quotas.queued_per_user", slots.queued_of(user), policy.queued_per_user),
+            _use_of(self._rates.get(user), "quotas.spawns_per_hour", policy.spawns_per_hour, at),
+            QuotaUse("sessions.max_concurrent_per_user", live, sessions.per_user),
+            _use_of(self._session_rates.get(user), "sessions.spawn_rate_limit", sessions.starts, at),
+        ]
+
+    def _rate(self, user: str) -> SlidingWindow:
+        if (found := self._rates.get(user)) is None:
+            found = self._rates[user] = SlidingWindow(self._ctx.policy.spawns_per_hour, HOUR)
+        return found
+
+    def _session_rate(self, user: str) -> SlidingWindow:
+        rules = self._ctx.policy.sessions
+        return self._session_rates.setdefault(user, SlidingWindow(rules.starts, rules.window))
+
+    def session_started_before(self, user: str, at: float) -> None:
+        """Count a session that an earlier daemon admitted against its rate. The oldest has to come first."""
+        self._session_rate(user).take(at)
+
+    def spawned_before(self, user: str, at: float) -> None:
+        """Count a root that an earlier daemon admitted against the rate. The oldest has to come first."""
+        self._rate(user).take(at)
+
+    def _refuse(self, ev: e.SpawnRequested, run: Run, caller: Run | None, refusal: Refusal) -> None:
+        self.refused += 1
+        # a caller's run that has ended is not counted by itself: its count would be kept for ever
+        who = caller.id if caller is not None else f"user {ev.peer.user}"
+        seen = self._refusals.setdefault(who, {}).setdefault(refusal.kind, _Refusals())
+        if seen.window.full(ev.at):
+            self._ctx.do(c.CountRefusal(seen.last))
+            self._ctx.reply(ev.token, c.SpawnRefused(refusal, None))
+            return
+        seen.window.take(ev.at)
+        seen.last = run.id
+        self._number += 1
+        run.status = refusal.kind.status
+        run.ended_at = ev.at
+        run.ending = Ending(run.status, Reason(kind=refusal.kind, message=refusal.message))
+        self._ctx.do(c.RecordRefusal(run))
+        self._ctx.publish(EventType.RUN_REJECTED, run, refusal.detail)
+        self._ctx.reply(ev.token, c.SpawnRefused(refusal, run.id))
+
+    def _admit(self, run: Run, awaits: tuple[After, ...], at: float) -> None:
+        agent = run.asked.agent_program
+        if agent and run.parent is not None and self._widening.agent_started(run.parent, program_name(run.asked.argv), at):
+            run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
+        self._number += 1
+        self.admitted += 1
+        self._ctx.tree.add(run)
+        self._changed_above(run)
+        if run.parent is None:
+            self._rate(run.user).take(run.birth.created_at)
+        if awaits:
+            run.awaits = awaits
+            run.move(Status.QUEUED)
+            self._hold(run)
+        elif run.parent is None:
+            self._take_slot(run)
+        if run.asked.session is not None:
+            self._session_rate(run.user).take(run.birth.created_at)
+        self._ctx.do(c.Admit(run))
+
+    def _hold(self, run: Run) -> None:
+        """Let a queued run wait for other runs."""
+        self._awaiting.wait(run)
+        if run.parent is None:
+            self._ctx.slots.hold(run.id, run.user)
+
+    def _take_slot(self, root: Run) -> None:
+        if self._ctx.slots.free_for(root.user, root.asked.group):
+            self._ctx.slots.take(root.id, root.user, root.asked.group)
+        else:
+            root.move(Status.QUEUED)
+            self._enqueue(root)
+
+    def _enqueue(self, root: Run) -> None:
+        self._ctx.slots.enqueue(root.id, root.user, root.asked.priority, root.asked.group)
+
+    def _changed_above(self, run: Run) -> None:
+        for above in run.ancestors:
+            self._ctx.changed(above)
+
+    def committed(self, ev: e.Committed) -> None:
+        """Launch runs whose admission the ledger holds."""
+        for run_id in ev.runs:
+            run = self._ctx.tree.get(run_id)
+            if run is None or run.committed:
+                continue
+            run.committed = True
+            self._ctx.changed(run)
+            self._ctx.publish(EventType.RUN_ACCEPTED, run)
+            if run.status is Status.QUEUED and (run.awaits or run.id in self.ready or self._ctx.slots.waits(run.id)):
+                awaited = ", ".join(after.words for after in run.awaits)
+                why = f"it starts after {awaited}" if awaited else f"{self._ctx.slots.queued} trees wait"
+                self._ctx.publish(EventType.RUN_QUEUED, run, why)
+                self._lifecycle.answer_spawn(run)
+            elif run.status in {Status.ACCEPTED, Status.QUEUED}:
+                self._lifecycle.launch(run)
+
+    def commit_failed(self, ev: e.CommitFailed) -> None:
+        """End runs that could not be recorded. They cost nothing."""
+        for run_id in ev.runs:
+            run = self._ctx.tree.get(run_id)
+            if run is None or run.committed:
+                continue
+            message = f"run {run.id} was not started, because it could not be recorded: {ev.error}; try again when that is fixed"
+            if run.admit_token is not None:
+                self._ctx.fail(run.admit_token, ErrorCode.UNAVAILABLE, message)
+                run.admit_token = None
+            self._give_back(run)
+            if run.status is not Status.STOPPING:
+                reason = Reason(kind=ReasonKind.LEDGER, message=message)
+                self._lifecycle.decide_end(run, ev.at, Ending(Status.FAILED, reason))
+            self._lifecycle.finish(run, ev.at, recorded=False)
+
+    def _give_back(self, run: Run) -> None:
+        self.admitted -= 1
+        self._ctx.tree.refund(run)
+        self._changed_above(run)
+        if run.parent is None:
+            self._rate(run.user).give_back(run.birth.created_at)
+        if run.asked.session is not None:
+            self._session_rate(run.user).give_back(run.birth.created_at)
+
+    def runs_ended(self, ended: Iterable[Run], at: float) -> None:
+        """Release the runs that wait for these."""
+        if self._awaiting.waiters:
+            self._release(self._awaiting.ended({run.id: run.status for run in ended}, at))
+
+    def ended_before(self, ends: Mapping[RunId, Status], at: float) -> None:
+        """Release what waits for runs that ended before the runs of an earlier daemon were adopted."""
+        self._release(self._awaiting.ended_before(ends, at))
+
+    def _release(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            if run.parent is not None:
+                self.ready[run.id] = run
+                continue
+            # `launch_waiting` follows, and gives it a slot if there is one for it
+            self._ctx.slots.release(run.id)
+            self._enqueue(run)
+
+    def launch_waiting(self) -> None:
+        """Launch the trees that wait for a slot, as far as there are any, and what waits below a root and may start."""
+        if self._ctx.draining:
+            return
+        while (run_id := self._ctx.slots.next_waiting()) is not None:
+            run = self._ctx.tree.get(run_id)
+            if run is not None and run.committed:
+                self._lifecycle.launch(run)
+        for run in list(self.ready.values()):
+            if run.status is not Status.QUEUED:
+                del self.ready[run.id]
+            elif run.committed and not run.standing_still:
+                del self.ready[run.id]
+                self._lifecycle.launch(run)
+
+    def restore(self, run: Run) -> None:
+        """Continue with a run that an earlier daemon has admitted. A root keeps its slot, or its place in the queue."""
+        self._ctx.tree.put(run)
+        self._number = max(self._number, run.birth.number + 1)
+        if run.status is Status.QUEUED and run.awaits:
+            self._hold(run)
+        elif run.status is Status.QUEUED and run.parent is None:
+            self._enqueue(run)
+        elif run.status is Status.QUEUED:
+            self.ready[run.id] = run
+        elif run.parent is None:
+            self._ctx.slots.take(run.id, run.user, run.asked.group)
+
+    def forget(self, ended: Iterable[Run]) -> None:
+        """Forget what was refused to runs that have ended, and what they waited for."""
+        if self._awaiting.waiters:
+            self._awaiting.forget(ended)
+        for run in ended:
+            self._refusals.pop(run.id, None)
+
+
+def _use_of(rate: SlidingWindow | None, key: str, limit: int, at: float) -> QuotaUse:
+    return QuotaUse(key, 0, limit, 0.0) if rate is None else QuotaUse(key, rate.used(at), limit, rate.room_in(at))

@@ -1,0 +1,270 @@
+"""The run that a spawn request describes: its values checked, its bounds narrowed, a session's limits set."""
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ...protocol.kinds import KINDS
+from ...protocol.limits import format_amount
+from ...protocol.types import Action, Bound, Limit, LimitKind, Lowered, RunId, Status
+from ..events import SpawnRequested
+from ..state.access import Permissions
+from ..state.ids import run_id
+from ..state.ladder import check_grace
+from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of
+from ..state.naming import NAME, derive_name, is_name, one_form
+from ..state.policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
+from ..state.request import Asked, narrowed
+from ..state.run import AllowedModels, Attempt, Birth, Run, State
+from ..state.tree import narrower
+
+# ---- Limits of a session: never more than `[sessions]`, nor than the profile or the entry of its agent sets
+
+
+class _Cap(NamedTuple):
+    default: float
+    default_key: str
+    most: float
+    most_key: str
+    lowers: bool = False
+    """What was asked for is lowered to it; else refused."""
+
+
+def session_limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> Limits:
+    """Return the limits of a new session, as `limits_of` does. Raise `Invalid`."""
+    assert asked.session is not None
+    found = limits_of(asked, None, policy, uid)
+    # what only warns, and what no entry or profile has set, is no bound
+    registered = {kind: active for kind, active in found.items() if active.binds and active.limit is not policy.defaults.get(kind)}
+    entry = {limit.kind for limit in asked.limits}
+    caps = _caps(policy)
+    for limit in asked.session.limits:
+        _check_limit(
+            limit, registered.get(limit.kind), caps.get(limit.kind), policy, for_model=above is not None or asked.from_model
+        )
+    wanted = {limit.kind: limit for limit in asked.session.limits}
+    chosen = {limit.kind: limit for limit in asked.limits}
+    for kind in dict.fromkeys([*wanted, *caps]):
+        if kind in wanted:
+            chosen[kind] = _asked_for(wanted[kind], registered.get(kind), caps.get(kind))
+        else:
+            own = found.get(kind) if kind is not LimitKind.TIME or kind in registered else None
+            chosen[kind] = _by_default(kind, own, caps[kind], by_entry=kind in entry)
+    return limits_of(replace(asked, limits=tuple(chosen.values())), above, policy, uid)
+
+
+def lowered(run: Run) -> list[Lowered]:
+    """Return the limits of a session that are lower than what was asked for."""
+    asked = run.asked.session.limits if run.asked.session is not None else ()
+    found = ((limit, run.limits[limit.kind].limit) for limit in asked if limit.kind in run.limits)
+    return [_lowered(limit, given) for limit, given in found if given.threshold < limit.threshold]
+
+
+def _lowered(asked: Limit, given: Limit) -> Lowered:
+    kind = asked.kind
+    words = f"{kind}: {format_amount(kind, asked.threshold)} asked for, {format_amount(kind, given.threshold)} given"
+    return Lowered(
+        kind=kind, asked=asked.threshold, given=given.threshold, source=given.source, message=f"{words} ({given.source})"
+    )
+
+
+def _caps(policy: Policy) -> dict[LimitKind, _Cap]:
+    rules = policy.sessions
+    time = min(rules.max_time, policy.max_time)
+    turns = min(rules.max_turns, policy.max_turns)
+    return {
+        LimitKind.TIME: _Cap(
+            min(rules.default_time, time), "sessions.default_timeout_minutes", time, "sessions.max_timeout_minutes"
+        ),
+        LimitKind.TURNS: _Cap(turns, "sessions.max_tool_calls_per_run", turns, "sessions.max_tool_calls_per_run"),
+        LimitKind.TOKENS: _Cap(
+            min(rules.default_tokens, rules.max_tokens),
+            "sessions.default_token_budget",
+            rules.max_tokens,
+            "sessions.max_token_budget",
+            lowers=True,
+        ),
+    }
+
+
+def _session_bound(kind: LimitKind, registered: ActiveLimit | None, cap: _Cap | None) -> Limit | None:
+    bounds = [Limit(kind=kind, threshold=cap.most, source=cap.most_key)] if cap is not None else []
+    bounds += [registered.limit] if registered is not None else []
+    return min(bounds, key=lambda each: each.threshold, default=None)
+
+
+def _check_limit(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None, policy: Policy, *, for_model: bool) -> None:
+    """Raise `Invalid` for less than the kind allows, and for more than a session may have, unless that is lowered."""
+    bound = _session_bound(limit.kind, registered, cap)
+    spec, most = KINDS[limit.kind], most_of(limit.kind, policy)
+    if bound is None and most is not None:
+        bound = Limit(kind=limit.kind, threshold=most, source=f"limits.{spec.most}")
+    if bound is None:
+        return
+    if limit.threshold < spec.least:
+        least, highest = format_amount(limit.kind, spec.least), format_amount(limit.kind, bound.threshold)
+        asked = f"{limit.kind} = {limit.threshold:g}{spec.suffix} ({limit.source})"
+        raise Invalid(f"{asked} is outside the range of a session: {least} to {highest}")
+    if limit.threshold > bound.threshold and not (cap is not None and cap.lowers):
+        raise Invalid(_too_much(limit, bound, policy, for_model=for_model))
+
+
+def _asked_for(limit: Limit, registered: ActiveLimit | None, cap: _Cap | None) -> Limit:
+    bound = _session_bound(limit.kind, registered, cap)
+    if bound is None:
+        return limit
+    if limit.action in {None, Action.WARN}:
+        limit = replace(limit, action=registered.action if registered is not None else Action.TERMINATE)
+    if not limit.threshold > bound.threshold:
+        return limit
+    return replace(limit, threshold=bound.threshold, source=bound.source)
+
+
+def _too_much(limit: Limit, bound: Limit, policy: Policy, *, for_model: bool) -> str:
+    kind, key = limit.kind, bound.source
+    configured = key.startswith(("sessions.", "limits."))
+    where = f"the default of {key}" if configured and key not in policy.files else f"set by {key}"
+    asked, most = format_amount(kind, limit.threshold), format_amount(kind, bound.threshold)
+    said = f"{kind} = {asked} ({limit.source}) is more than a session may have: at most {most}, {where}"
+    if for_model:
+        return f"{said}. Ask for at most {most}"
+    return f"{said}. To allow more, raise {policy.where_set(key)}, then run: sfactl reload" if configured else said
+
+
+def _by_default(kind: LimitKind, own: ActiveLimit | None, cap: _Cap, *, by_entry: bool) -> Limit:
+    threshold, key = (cap.most, cap.most_key) if by_entry else (cap.default, cap.default_key)
+    if own is not None and own.binds and own.limit.threshold <= threshold:
+        return own.limit
+    action = own.action if own is not None and own.binds else Action.TERMINATE
+    return Limit(kind=kind, threshold=threshold, action=action, source=key)
+
+
+# ---- The run that a spawn request describes: its values checked, its bounds narrowed. The guard decides whether it may start.
+
+
+def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run | None, permissions: Permissions) -> Run:
+    """Return the run to be, part of no tree yet. `peer_run` is the live run that the peer is in, `permissions` what that run may
+    do. Raise `Invalid`."""
+    above = None if ev.asked.detach else peer_run
+    _check(ev)
+    if ev.asked.group is not None:
+        _check_group(ev.asked.group, above, policy)
+    asked = _with_tools_of(peer_run, _with_labels_of(above, ev.asked))
+    if asked.name is not None:
+        asked = replace(asked, name=one_form(asked.name))
+    origin, claimed_depth = _origin(ev, peer_run)
+    own_id = run_id(number)
+    birth = Birth(
+        id=own_id,
+        number=number,
+        name=asked.name or derive_name(asked.argv),
+        kind=asked.kind,
+        asked=asked,
+        uid=ev.peer.uid,
+        user=ev.peer.user,
+        channel=asked.channel or (above.birth.channel if above is not None else "cli"),
+        parent=above.id if above is not None else None,
+        created_at=ev.at,
+        max_depth=_bound(
+            asked.max_depth, above.birth.max_depth if above else None, policy.max_depth, policy.depth_ceiling, "depth"
+        ),
+        # each run has a bound of its own; the guard asks the ancestors' one by one
+        max_descendants=_bound(
+            asked.max_descendants,
+            above.birth.max_descendants if above else None,
+            policy.max_descendants,
+            policy.descendants_ceiling,
+            "descendants",
+        ),
+        max_time=policy.max_time,
+        # the peer's, not the parent's: to detach is no way out of them
+        permissions=permissions.narrowed(
+            allow=asked.allow,
+            deny=asked.deny,
+            leaf=asked.leaf,
+            sessions=asked.nested or (peer_run is None and asked.session is None),
+            session=asked.session is not None,
+        ),
+        origin=origin,
+        claimed_depth=claimed_depth,
+        models=_models(own_id, asked, peer_run),
+    )
+    limits = limits_for(asked, above, policy, ev.peer.uid)
+    state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
+    return Run(birth, state, above)
+
+
+def limits_for(asked: Asked, above: Run | None, policy: Policy, uid: int) -> Limits:
+    """Return the limits of a new run or session of this user. Raise `Invalid`."""
+    decide = limits_of if asked.session is None else session_limits_of
+    return decide(asked, above, policy, uid)
+
+
+def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
+    """Add the parent's labels; for each key the child's own label wins."""
+    if parent is None or not parent.asked.labels:
+        return asked
+    labels = parent.asked.labels | asked.labels
+    if len(labels) > MAX_LABELS:
+        raise Invalid(f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: give it fewer of its own")
+    return replace(asked, labels=labels)
+
+
+def _with_tools_of(peer_run: Run | None, asked: Asked) -> Asked:
+    """Narrow the lists of tools by those of the peer's run: as with permissions, to detach is no way out."""
+    if peer_run is None or not any(peer_run.asked.tools):
+        return asked
+    tools = narrowed(asked.tools, peer_run.asked.tools, f"run {peer_run.id}")
+    return replace(asked, allowed_tools=tools.allowed, blocked_tools=tools.blocked)
+
+
+def _check(ev: SpawnRequested) -> None:
+    asked = ev.asked
+    if not asked.argv:
+        raise Invalid("there is no command to run")
+    if asked.name is not None and not is_name(asked.name):
+        raise Invalid(f"the name {asked.name!r} is not valid: {NAME}")
+    if not 1 <= asked.attempts <= MAX_ATTEMPTS:
+        raise Invalid(f"attempts = {asked.attempts} is outside 1 to {MAX_ATTEMPTS}")
+    if asked.retry_delay is not None and not 0 <= asked.retry_delay <= MAX_RETRY_DELAY:
+        raise Invalid(f"retry_delay = {asked.retry_delay:g} s is outside 0 s to {MAX_RETRY_DELAY:g} s")
+    if asked.leaf and asked.nested:
+        raise Invalid("leaf and nested exclude each other: a leaf may start nothing")
+    if asked.after and not asked.queue:
+        raise Invalid("--after and --no-queue exclude each other: a run that waits for another is queued")
+    check_grace(asked.grace)
+
+
+def _check_group(group: str, above: Run | None, policy: Policy) -> None:
+    if above is not None:
+        raise Invalid(f"a group bounds trees, and this run would be a part of the tree of {above.root.id}: leave out --group")
+    if group not in policy.groups:
+        known = f"choose from: {', '.join(policy.groups)}" if policy.groups else "there are none"
+        where = policy.where_set(f"groups.{group[:64]}.slots")
+        raise Invalid(f"there is no group {group[:64]!r}; {known}. To add it, set {where}, then run: sfactl reload")
+
+
+def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str | None, str], ...], int]:
+    if peer_run is None:
+        claim = ev.asked.claim
+        return tuple((None, name) for name in claim.names), max(claim.depth, len(claim.names), 0)
+    if not ev.asked.detach:
+        return (), 0
+    return (*peer_run.root.birth.origin, *(run.identity for run in peer_run.lineage)), 0
+
+
+def _models(run: RunId, asked: Asked, peer_run: Run | None) -> tuple[AllowedModels, ...]:
+    inherited = peer_run.birth.models if peer_run is not None else ()
+    return (*inherited, AllowedModels(run, asked.models)) if asked.models else inherited
+
+
+def _bound(asked: Bound | None, inherited: Bound | None, default: Bound, ceiling: int, what: str) -> Bound:
+    if inherited is not None:
+        return narrower(asked, inherited)
+    if asked is None or asked.value <= 0:
+        return default
+    if asked.value > ceiling:
+        raise Invalid(
+            f"max_{what} = {asked.value} ({asked.source}) is above guard.{what}_ceiling = {ceiling}; ask for at most {ceiling}"
+        )
+    return asked

@@ -1,0 +1,263 @@
+"""The attempts of a run: what the launcher tells of them and the agent prints, and what follows.
+
+An attempt succeeds, is followed by another, or fails the run.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from ...protocol.event_types import EventType
+from ...protocol.requests.gateway import EndCall
+from ...protocol.types import ApiTrouble, Reason, RunId, Status
+from .. import commands as c
+from .. import events as e
+from ..context import Context, grace_of
+from ..state.account import Silence
+from ..state.run import PATH, Attempt, Ending, FailedBelow, ProcessExit, Run
+from ..state.vocabulary import ReasonKind, Timer, signal_name
+from .lifecycle import Lifecycle
+from .pausing import Pausing
+from .stopping import Stopping, frozen_in
+
+MAX_ERROR = 200
+"""Characters of a failed call's error that are shown with its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTracker:
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _stopping: Stopping
+    _pausing: Pausing
+
+    def launch_succeeded(self, run: Run, ev: e.LaunchSucceeded) -> None:
+        run.latest.pid = ev.pid
+        if run.status is Status.STARTING:
+            self.launched(run, ev.at)
+            return
+        run.started_at = ev.at if run.started_at is None else run.started_at
+        self._ctx.changed(run)
+
+    def launched(self, run: Run, at: float) -> None:
+        """Go on with a run that was starting: its command has been executed."""
+        run.started_at = at if run.started_at is None else run.started_at
+        run.move(Status.RUNNING)
+        if run.standing_still:
+            run.move(Status.PAUSED)
+            # it was not there yet when its ancestor was frozen, and signals reach only what is there
+            frozen = [each.id for each in run.lineage if each.paused is not None and each.paused.frozen]
+            if frozen:
+                self._ctx.do(c.Freeze(frozen[0]))
+        elif run.breach is None:
+            self._lifecycle.start_clock(run, at)
+        self._ctx.save_and_record(run)
+        self._ctx.publish(EventType.RUN_STARTED, run)
+        if run.breach is not None:
+            # by itself, even where an ancestor is frozen: that one's resume must not thaw it
+            self._pausing.pause(run, at)
+        self._lifecycle.answer_spawn(run)
+
+    def launch_failed(self, run: Run, ev: e.LaunchFailed) -> None:
+        """End the run without another attempt: a command that is not there will not be there a second later."""
+        if run.status is not Status.STARTING:
+            return
+        about = ev.about if ev.kind == "launch" else None
+        reason = Reason(kind=ev.kind, message=ev.error, errno=ev.errno, about=about)
+        # a foreign process may have joined the cgroup and started runs there; no run ends before its descendants
+        self.conclude(run, ev.at, Ending(Status.FAILED, reason), empty=True)
+
+    def main_exited(self, run: Run, ev: e.MainExited) -> None:
+        """Take note of how the main process ended, and decide what follows."""
+        latest = run.latest
+        latest.exit, latest.pid = ProcessExit(ev.code, ev.signal), None
+        self._ctx.changed(run)
+        if not latest.knows_its_calls or (run.status is Status.STOPPING and not latest.finished):
+            run.miss_calls()
+        if run.status is Status.STOPPING:
+            if ev.empty and not run.children:
+                self._lifecycle.finish(run, ev.at)
+            self._stopping.main_ended(run)
+        elif run.status is Status.RETRYING:
+            pass  # the ladder that clears the attempt's leftovers reports `Emptied`
+        elif latest.exit.unknown:
+            why = "it outlived the daemon that started it, and the kernel does not tell how it ended"
+            self.conclude_unseen(run, ev.at, why, empty=ev.empty)
+        elif latest.succeeded:
+            self.conclude(run, ev.at, Ending(Status.COMPLETED, None), empty=ev.empty)
+        elif run.asked.inherits and latest.exit.interrupted:
+            # the key went to the program and not to sfactl, which would have stopped the run
+            reason = Reason(kind=ReasonKind.INTERRUPT, message="interrupted where it was started (Ctrl-C)")
+            self.conclude(run, ev.at, Ending(Status.CANCELLED, reason), empty=ev.empty)
+        elif run.attempt < run.asked.attempts and run.cut is None:
+            self._retry(run, ev.at)
+        else:
+            self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest, ev.last_line, run.failed_below)), empty=ev.empty)
+
+    def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool) -> None:
+        """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
+        started again in either case: it may have done what it was started for."""
+        ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
+        run.latest.exit = ProcessExit(None, None)
+        if run.latest.finished:
+            outcome, said = _said(run.latest)
+            ending = Ending(outcome, Reason(kind=ReasonKind.RESULT, message=f"{why}; before, the agent had printed {said}"))
+        self.conclude(run, at, ending, empty=empty)
+
+    def conclude(self, run: Run, at: float, ending: Ending, *, empty: bool) -> None:
+        """End a run whose main process has ended, and stop what it has left. `empty`: nothing is alive in its containment."""
+        if empty and not run.children:
+            self._lifecycle.decide_end(run, at, ending)
+            self._lifecycle.finish(run, at)
+        else:
+            self._stopping.stop(run, at, ending)
+
+    def emptied(self, run: Run, ev: e.Emptied) -> None:
+        if run.ladder is not None:
+            self.containment_empty(run, ev.at)
+
+    def containment_empty(self, run: Run, at: float) -> None:
+        """Nothing is alive in the containment of a run that is being emptied: end it with everything below it, or wait for its
+        next attempt."""
+        if run.clearing:
+            for child in reversed(run.subtree()[1:]):
+                self._lifecycle.finish(child, at)
+            self._cleared(run, at)
+        else:
+            for each in reversed(run.subtree()):
+                self._lifecycle.finish(each, at)
+
+    def _retry(self, run: Run, at: float) -> None:
+        if run.status is Status.PAUSED:
+            run.move(Status.RUNNING)
+        run.move(Status.RETRYING)
+        frozen = frozen_in(run)
+        self._lifecycle.unpause(run)
+        self._lifecycle.fail_pauses(run, "exited before it was paused")
+        self._lifecycle.halt_clock(run, at)
+        self._lifecycle.cancel_below(run, at)
+        self._stopping.begin_ladder(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
+        self._ctx.save_and_record(run)
+
+    def _cleared(self, run: Run, at: float) -> None:
+        self._lifecycle.leave_ladder(run)
+        policy = self._ctx.policy
+        first = run.asked.retry_delay if run.asked.retry_delay is not None else policy.retry_delay
+        wait = backoff(run.id, run.attempt, first=first, cap=max(policy.retry_delay_max, first))
+        run.retry_at = at + wait
+        self._ctx.changed(run)
+        self._ctx.arm(run, Timer.RETRY, run.retry_at)
+        how = _failure(run.latest).message if run.latest.exit is not None else "failed"
+        message = f"attempt {run.attempt} of {run.asked.attempts} {how}; the next begins in {wait:.1f} s"
+        self._ctx.publish(EventType.RUN_PROGRESS, run, message)
+
+    def retry_due(self, run: Run) -> None:
+        if run.status is Status.RETRYING and not run.clearing and not run.standing_still:
+            self._lifecycle.launch(run)
+
+    def agent_said(self, run: Run, ev: e.AgentSaid) -> None:
+        """Take note of the agent's words; an agent that has printed its final result is expected to exit."""
+        if run.status is Status.STOPPING:
+            return
+        latest = run.latest
+        trouble, latest.trouble = latest.known_trouble, ev.trouble
+        self._publish_trouble(run, trouble, ev.at)
+        before = latest.finished
+        if (ev.finished, ev.failed) != (before, latest.failed):
+            latest.finished, latest.failed = ev.finished, ev.failed
+            self._ctx.changed(run)
+        if ev.finished and not before:
+            self.await_exit(run, ev.at)
+        elif before and not ev.finished:
+            self._ctx.disarm(run, Timer.RESULT)
+
+    def await_exit(self, run: Run, at: float) -> None:
+        """Give an agent that has printed its final result a while to exit."""
+        if run.latest.finished and not run.asked.interactive:
+            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
+
+    def call_ended(self, run: Run, end: EndCall, at: float) -> None:
+        """Take note of how a call of the gateway ended."""
+        latest = run.latest
+        if run.status is Status.STOPPING or not (end.failed or latest.failing):
+            return
+        before = latest.known_trouble
+        if end.failed:
+            count = latest.failing.count + 1 if latest.failing is not None else 1
+            latest.failing = ApiTrouble(count=count, status=end.status, error=(end.error or "")[:MAX_ERROR])
+        elif end.status is not None:
+            latest.failing = None
+        self._publish_trouble(run, before, at)
+
+    def call_silent(self, run: Run, name: str, silence: Silence | None) -> None:
+        """Take note of a call whose reply does not begin, or has begun late."""
+        quiet = not run.account.silences and run.latest.known_trouble is None
+        run.account.call_is(name, silence)
+        self._ctx.changed(run)
+        if run.status is Status.STOPPING:
+            return
+        if silence is not None and quiet:
+            self._ctx.publish(EventType.RUN_PROGRESS, run, f"the API is silent: no byte has come from {silence.host}")
+        elif silence is None and not run.account.silences and run.latest.known_trouble is None:
+            self._ctx.publish(EventType.RUN_PROGRESS, run, "the API has begun to answer")
+
+    def _publish_trouble(self, run: Run, before: ApiTrouble | None, at: float) -> None:
+        """Publish when calls of the model begin to fail, whenever twice as many have failed, and when it answers again."""
+        trouble = run.latest.known_trouble
+        if trouble == before:
+            return
+        self._ctx.changed(run)
+        if before is None or trouble is None:
+            run.latest.failing_since = at if trouble is not None else None
+        if trouble is None:
+            self._ctx.publish(EventType.RUN_PROGRESS, run, "the API answers again")
+        elif before is None or trouble.count.bit_length() > before.count.bit_length():
+            self._ctx.publish(EventType.RUN_PROGRESS, run, trouble.sentence)
+
+    def result_due(self, run: Run, at: float) -> None:
+        """Stop a run whose agent has printed its final result and does not exit."""
+        latest = run.latest
+        if not latest.finished or run.status not in {Status.STARTING, Status.RUNNING, Status.PAUSED}:
+            return
+        if run.status is not Status.RUNNING:
+            self._ctx.arm(run, Timer.RESULT, at + self._ctx.policy.result_wait)
+            return
+        if latest.failed is not None and run.attempt < run.asked.attempts and run.cut is None:
+            self._retry(run, at)
+            return
+        outcome, said = _said(latest)
+        wait = f"{self._ctx.policy.result_wait:g} s"
+        message = f"the agent printed {said} and did not exit within {wait}; it was stopped (stop.result_wait)"
+        self._stopping.stop(run, at, Ending(outcome, Reason(kind=ReasonKind.RESULT, message=message)))
+
+
+def _said(attempt: Attempt) -> tuple[Status, str]:
+    """Return the outcome of an attempt by its final result, and what the agent printed."""
+    if attempt.failed is None:
+        return Status.COMPLETED, "its final result"
+    return Status.FAILED, f"that it failed ({attempt.failed})"
+
+
+def _failure(attempt: Attempt, last_line: str | None = None, below: FailedBelow | None = None) -> Reason:
+    """Return why an attempt failed. What its agent says of it is told rather than the last line on its stderr, and rather than what
+    `sfactl run` says there of a run below it, the cause of that."""
+    exit_, said = attempt.exit, attempt.failed
+    assert exit_ is not None
+    if exit_.signal is not None:
+        return Reason(kind=ReasonKind.SIGNAL, message=f"killed by {signal_name(exit_.signal)}", signal=exit_.signal)
+    if exit_.success:
+        return Reason(kind=ReasonKind.AGENT, message=f"exited with code 0, but said that it failed: {said}")
+    if not said and last_line and below is not None and below.is_told_by(last_line):
+        told = f"exited with code {exit_.code}: {PATH.join(below.path)}: {below.cause}"
+        return Reason(kind=ReasonKind.EXIT, message=told, below=below.path)
+    words = said or last_line
+    return Reason(kind=ReasonKind.EXIT, message=f"exited with code {exit_.code}{f': {words}' if words else ''}")
+
+
+def backoff(run: RunId, attempt: int, *, first: float, cap: float) -> float:
+    """Return the seconds to wait after the failure of attempt number `attempt` (1 is the first).
+
+    They double each time up to `cap`; of that, between half and all is taken, so that runs that failed together do not start
+    together. The jitter is a hash of run and attempt, so that the core stays reproducible."""
+    ceiling = min(cap, first * 2.0 ** min(attempt - 1, 60))
+    digest = hashlib.blake2b(f"{run}:{attempt}".encode(), digest_size=8).digest()
+    return ceiling * (0.5 + 0.5 * int.from_bytes(digest, "big") / 2**64)

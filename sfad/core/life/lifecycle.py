@@ -1,0 +1,215 @@
+"""The steps of a run's life that every component takes: launch, count its time, decide its end, finish.
+
+It knows none of the components above it, which say when.
+"""
+
+from dataclasses import dataclass
+
+from ...protocol import types
+from ...protocol.event_types import EventType
+from ...protocol.types import ENDED, Action, ApiTrouble, ErrorCode, LimitKind, Reason, RunId, Severity, Status
+from .. import commands as c
+from ..context import Context, Facts
+from ..state.alerts import Change, Measure, Scope
+from ..state.ladder import Rung
+from ..state.run import Attempt, Ending, FailedBelow, Run
+from ..state.vocabulary import ReasonKind, Timer
+from .spending import Spending
+
+# ---- Publishes alerts that are raised or cleared, and keeps each run's timer for them
+
+
+class AlertBoard:
+    def __init__(self, context: Context) -> None:
+        self._ctx = context
+        self._dues: dict[RunId, float] = {}
+        """When the timer `alert` of a run fires."""
+
+    def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
+        self._ctx.publish(what, run, _words(change, message), _severity(change), **_facts(change, measure, "run"))
+
+    def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, scope: Scope) -> None:
+        """Publish an alert about all runs, or those of a user or a team."""
+        severity, facts = _severity(change), _facts(change, measure, scope)
+        if what is EventType.ALERT_BUDGET and change == "raised" and measure.threshold < 1:
+            severity = "medium"  # a part of it is left
+        event = types.Event(type=what, severity=severity, message=_words(change, message), **facts)
+        self._ctx.do(c.Publish(event, ()))
+
+    def look_at(self, run: Run, due: float | None) -> None:
+        """Have the run looked at again at that time; `None`: when something happens."""
+        if due == self._dues.get(run.id):
+            return
+        if due is not None:
+            self._dues[run.id] = due
+            self._ctx.arm(run, Timer.ALERT, due)
+        else:
+            del self._dues[run.id]
+            self._ctx.disarm(run, Timer.ALERT)
+
+    def forget(self, run: Run) -> None:
+        """Clear the alerts of a run that has ended. It cannot raise them again, so nothing is held."""
+        for what, alert in run.alerts.items():
+            self.tell_of_run(EventType(what), "cleared", alert.measure, "the run has ended", run)
+        run.alerts.clear()
+        self.look_at(run, None)
+
+
+def _facts(change: Change, measure: Measure, scope: str) -> Facts:
+    facts = Facts(scope=scope, state=change, value=measure.value, threshold=measure.threshold)
+    if measure.window is not None:
+        facts["window_s"] = measure.window
+    return facts
+
+
+def _severity(change: Change) -> Severity:
+    return "high" if change == "raised" else "low"
+
+
+def _words(change: Change, message: str) -> str:
+    if change == "raised":
+        return message
+    return f"over: {message}" if message else "over"
+
+
+# ---- lifecycle
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    _ctx: Context
+    _spending: Spending
+    _alerts: AlertBoard
+
+    def launch(self, run: Run) -> None:
+        run.move(Status.STARTING)
+        if run.latest.finished:
+            self._ctx.disarm(run, Timer.RESULT)
+        run.latest, run.retry_at = Attempt(run.attempt + 1), None
+        self._ctx.changed(run)
+        self._ctx.do(c.Launch(run))
+
+    def answer_spawn(self, run: Run) -> None:
+        """Tell the client that asked for the run how it stands, unless it was told."""
+        if run.admit_token is not None:
+            self._ctx.reply(run.admit_token, c.SpawnDone(run))
+            run.admit_token = None
+
+    def start_clock(self, run: Run, at: float) -> None:
+        """Count the run's time from now on, up to the next event or action that it calls for."""
+        run.clock.start(at)
+        due = run.clock.reaches(self.next_mark(run))
+        assert due is not None
+        self._ctx.arm(run, Timer.DEADLINE, due)
+
+    def next_mark(self, run: Run) -> float:
+        """Return the seconds at which the run's time calls for an event or an action."""
+        time = run.limits.get(LimitKind.TIME)
+        if time is None or time.over:
+            return run.max_time
+        share = 1.0 if time.near else self._ctx.policy.nearing
+        return min(time.limit.threshold * share, run.max_time)
+
+    def halt_clock(self, run: Run, at: float) -> None:
+        run.clock.halt(at)
+        self._ctx.disarm(run, Timer.DEADLINE)
+
+    def unpause(self, run: Run) -> None:
+        """Forget that the run is frozen itself. What thaws it is the caller's command."""
+        if run.paused is not None:
+            run.paused = None
+            self._ctx.disarm(run, Timer.PAUSE_MAX)
+            self._ctx.changed(run)
+
+    def fail_pauses(self, run: Run, why: str) -> None:
+        """Answer the pause requests that wait until the run is frozen, which it will not be."""
+        for token in run.pause_tokens:
+            self._ctx.fail(token, ErrorCode.WRONG_STATE, f"run {run.id} {why}")
+        run.pause_tokens.clear()
+
+    def release_breach(self, run: Run) -> None:
+        """No person has to decide about the run any more: it continues, or it ends."""
+        if (active := run.held_by) is not None:
+            if active.action is Action.REQUEST_INCREASE:
+                self._ctx.disarm(run, Timer.APPROVAL)
+            run.breach = None
+
+    def leave_ladder(self, run: Run) -> None:
+        """The run's containment is empty."""
+        if run.ladder is not None:
+            if run.ladder.rung is Rung.INTERRUPTED:
+                self._ctx.disarm(run, Timer.POLITE)
+            for timer in (Timer.GRACE, Timer.KILL, Timer.SURVEY):
+                self._ctx.disarm(run, timer)
+            run.ladder = None
+
+    def decide_end(self, run: Run, at: float, ending: Ending) -> None:
+        """Decide how the run ends. It is `stopping` until none of its processes is alive."""
+        run.move(Status.STOPPING)
+        if run.cut is not None and ending.outcome in {Status.COMPLETED, Status.FAILED} and _by_agent(ending.reason):
+            ending = Ending(Status.FAILED, run.cut)
+        run.ending = ending if ending.outcome is Status.COMPLETED else _with_trouble(ending, run.latest.known_trouble)
+        self.unpause(run)
+        self.release_breach(run)
+        if run.latest.finished:
+            self._ctx.disarm(run, Timer.RESULT)
+        self.halt_clock(run, at)
+        if run.retry_at is not None:
+            self._ctx.disarm(run, Timer.RETRY)
+        self._ctx.changed(run)
+
+    def cancel_below(self, run: Run, at: float) -> None:
+        reason = Reason(kind=ReasonKind.ANCESTOR, message=f"its ancestor {run.id} ('{run.name}') ended or was stopped", by=run.id)
+        for each in run.subtree()[1:]:
+            self.unpause(each)
+            if each.status is not Status.STOPPING:
+                self.decide_end(each, at, Ending(Status.CANCELLED, reason))
+
+    def finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
+        """End a run of which no process is alive, as it was decided. `recorded`: the ledger holds its admission."""
+        assert run.ending is not None
+        self._spending.close(run)
+        run.move(run.ending.outcome)
+        run.ended_at = at
+        run.latest.pid = None
+        self.leave_ladder(run)
+        if run.tied_to is not None:
+            self._ctx.disarm(run, Timer.RECONNECT)
+        self._alerts.forget(run)
+        if run.parent is not None and run.ending.reason is not None:
+            run.parent.failed_below = FailedBelow(run.id, run.name, run.ending.reason)
+            self._ctx.changed(run.parent)
+        self._ctx.end(run)
+        self._ctx.changed(run)
+        if recorded:
+            self._ctx.do(c.Record(run))
+            why = run.ending.reason.message if run.ending.reason is not None else ""
+            self._ctx.publish(_ENDS[run.status], run, why, severity_of_end(run.status))
+        if run.attempt:
+            self._ctx.do(c.Release(run.id))
+        self._ctx.do(c.TellEnd(run))
+        self.answer_spawn(run)
+        self.fail_pauses(run, "ended before it was paused")
+
+
+_ENDS = {status: EventType(f"run_{status}") for status in ENDED}
+
+
+_BY_AGENT = {ReasonKind.EXIT, ReasonKind.SIGNAL, ReasonKind.AGENT, ReasonKind.RESULT}
+
+
+def _by_agent(reason: Reason | None) -> bool:
+    """Return whether a run ended by its agent's own doing, well or not."""
+    return reason is None or reason.kind in _BY_AGENT
+
+
+def _with_trouble(ending: Ending, trouble: ApiTrouble | None) -> Ending:
+    """Add to the reason that the agent could not reach its model. An agent that failed of that alone says so itself."""
+    reason = ending.reason
+    if reason is None or trouble is None or (trouble.error and trouble.error in reason.message):
+        return ending
+    return Ending(ending.outcome, reason.adding(trouble.sentence))
+
+
+def severity_of_end(status: Status) -> Severity:
+    return "medium" if status in {Status.FAILED, Status.TIMEOUT, Status.LOST} else "low"

@@ -1,0 +1,124 @@
+"""Pauses and resumes runs: freezes a run with everything below it, and halts their clocks."""
+
+from dataclasses import dataclass
+
+from ...protocol.event_types import EventType
+from ...protocol.types import ErrorCode, Reason, Status
+from .. import commands as c
+from .. import events as e
+from ..context import Context
+from ..state.run import Paused, Run
+from ..state.vocabulary import Timer
+from .lifecycle import Lifecycle
+from .stop_requests import StopRequests
+
+REPLY_OUTLIVES = 240.0
+"""Seconds for which a reply that is being generated outlives the pause of its agent. After a longer one the agent makes the call
+again, and knows nothing of what the first one has used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pausing:
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _stop_requests: StopRequests
+
+    def pause_requested(self, run: Run, ev: e.PauseRequested) -> None:
+        if run.status not in {Status.RUNNING, Status.PAUSED}:
+            message = f"run {run.id} is {run.status}; only a running one can be paused"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+            return
+        paused = run.paused
+        self._ctx.changed(run)
+        if paused is not None:
+            paused.by_hand = paused.no_money is not None and (paused.by_hand or not ev.suspended)
+            self._freeze(run, paused, ev.at)
+        if paused is not None and not run.pause_tokens:
+            self._ctx.reply(ev.token, c.Changed(run))
+            return
+        run.pause_tokens.append(ev.token)
+        if paused is None:
+            self.pause(run, ev.at, suspended=ev.suspended, told=self._ctx.may_cause_event(ev.peer, ev.at))
+
+    def pause(
+        self,
+        run: Run,
+        at: float,
+        why: str = "",
+        *,
+        suspended: bool = False,
+        no_money: Reason | None = None,
+        freeze: bool = True,
+        told: bool = True,
+    ) -> None:
+        """Freeze a run and everything below it, unless only its calls are held, and halt their clocks. `told`: publish that."""
+        run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze, frozen_at=at if freeze else None)
+        for each in run.subtree():
+            if each.status is Status.RUNNING:
+                each.move(Status.PAUSED)
+                self._lifecycle.halt_clock(each, at)
+                self._ctx.save_and_record(each)
+        self._ctx.changed(run)
+        if freeze:
+            self._ctx.do(c.Freeze(run.id))
+        self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
+        if told:
+            reason = no_money or (run.breach.reason if run.breach is not None else None)
+            self._ctx.publish(
+                EventType.RUN_PAUSED, run, why or (reason.message if reason is not None else ""),
+                "low" if reason is None else "medium",
+            )  # fmt: skip
+
+    def _freeze(self, run: Run, paused: Paused, at: float) -> None:
+        if not paused.frozen:
+            paused.frozen, paused.frozen_at = True, at
+            self._ctx.do(c.Freeze(run.id))
+
+    def frozen(self, run: Run) -> None:
+        """Answer the requests that waited until the run stands still."""
+        if run.paused is None:
+            return
+        for token in run.pause_tokens:
+            self._ctx.reply(token, c.Changed(run))
+        run.pause_tokens.clear()
+        self._ctx.changed(run)
+
+    def resume(self, run: Run, at: float, *, told: bool = True) -> None:
+        """Thaw a run that is frozen itself, and everything below it that no other pause holds. `told`: publish that."""
+        suspended = run.suspended
+        if run.paused is not None and run.paused.frozen_at is not None and at - run.paused.frozen_at >= REPLY_OUTLIVES:
+            for each in run.subtree():
+                each.miss_calls()
+                self._ctx.changed(each)
+        self._lifecycle.unpause(run)
+        if suspended:
+            self._stop_requests.expect_client(run, at)
+        self._lifecycle.fail_pauses(run, "was resumed before it stood still")
+        self._ctx.do(c.Thaw(run.id))
+        for each in run.subtree():
+            if each.standing_still:
+                continue
+            if each.status is Status.PAUSED:
+                each.move(Status.RUNNING)
+                self._lifecycle.start_clock(each, at)
+                self._ctx.save_and_record(each)
+            else:
+                self.await_retry(each, at)
+        if told:
+            self._ctx.publish(EventType.RUN_RESUMED, run)
+
+    def end_suspension(self, run: Run, at: float) -> None:
+        """Undo a suspension, and no pause that a limit or a budget has asked for meanwhile."""
+        paused = run.paused
+        if paused is None or not paused.suspended:
+            return
+        if run.breach is None and paused.no_money is None:
+            self.resume(run, at)
+        else:
+            paused.suspended = paused.by_hand = False
+            self._ctx.changed(run)
+
+    def await_retry(self, run: Run, at: float) -> None:
+        """Arm the next attempt of a run that waits for it, unless a pause holds it."""
+        if run.status is Status.RETRYING and run.retry_at is not None and not run.standing_still:
+            self._ctx.arm(run, Timer.RETRY, max(at, run.retry_at))

@@ -1,0 +1,248 @@
+"""What runs spend: their accounts, their ancestors' accounts, and the money budgets of their users and teams."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from msgspec.structs import replace as changed
+
+from ...protocol.event_types import EventType
+from ...protocol.kinds import TREE_USE
+from ...protocol.types import LimitKind, Source, Status
+from ...protocol.units import format_usd
+from .. import commands as c
+from ..context import Context
+from ..state.account import NO_TREE_USE, NOTHING, OF_AGENT, OpenReservation, Periods, Use, add_below, add_ended
+from ..state.budgets import Budget, Budgets
+from ..state.money import to_usd
+from ..state.run import Run
+
+# ---- What the calls under way of each user take, summed when one begins or ends: no decision asks every live run for it
+
+
+class CallsUnderWay:
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._doubts: Counter[str] = Counter()
+
+    def begin(self, user: str, reservation: OpenReservation) -> None:
+        self._counts[user] += reservation.messages
+        self._doubts[user] += reservation.more_cost
+
+    def end(self, user: str, reservation: OpenReservation) -> None:
+        self._counts[user] -= reservation.messages
+        self._doubts[user] -= reservation.more_cost
+
+    def count(self, user: str) -> int:
+        return self._counts.get(user, 0)
+
+    def doubts(self, user: str) -> int:
+        """Return nano-dollars that they may cost beyond what they have charged."""
+        return self._doubts.get(user, 0)
+
+
+# ---- spending
+
+
+_COST = TREE_USE.index(LimitKind.COST)
+
+
+class Spending:
+    def __init__(self, context: Context, reserved: int = 0) -> None:
+        """`reserved`: so many reservations may have been made before; their names are not used again."""
+        self._ctx = context
+        self.budgets = Budgets()
+        self.under_way = CallsUnderWay()
+        self._last_reservation = reserved
+        self.budgets_changed = False
+        """A budget may have run out, or have been given back to, since `take_used_up`."""
+        self._charged = False
+        """A budget was charged, or found short, since `take_charged`."""
+
+    def restore(self, runs: Iterable[Run]) -> None:
+        """Continue with what an earlier daemon has counted for all its runs. Each was saved at another moment, so their sums are
+        counted again: whatever is given back later was part of them."""
+        for run in runs:
+            for reservation in run.account.reservations.values():
+                self.under_way.begin(run.user, reservation)
+            run.account.below = dict(run.account.ended)
+            self._last_reservation = max(
+                [self._last_reservation, *(int(name.rpartition("-")[2]) for name in run.account.reservations)]
+            )
+        for run in runs:
+            add_below((above.account for above in run.ancestors), NO_TREE_USE, run.account.own_tree_use())
+
+    def set_use(self, run: Run, source: Source, use: Use) -> None:
+        """Take what a source tells of the run's use in all."""
+        before = run.account.own_tree_use()
+        run.account.sources[source] = replace(use, partial=True) if run.misses_calls and source in OF_AGENT else use
+        self._count(run, before)
+
+    def end_call(self, run: Run, name: str, used: Use, **how: Any) -> None:
+        """Replace a call's reservation by what it has used, and have the call recorded. `how`: other fields of its `CallInfo`."""
+        reservation = run.account.reservations[name]
+        self.add_use(run, used, settled=name)
+        self._record(run, reservation, used, **how)
+
+    def _record(self, run: Run, reservation: OpenReservation, used: Use, **how: Any) -> None:
+        if reservation.call is None:
+            return
+        ended = changed(
+            reservation.call,
+            input_tokens=used.input_tokens,
+            cached_tokens=used.cached_tokens,
+            output_tokens=used.output_tokens,
+            cost_usd=to_usd(used.cost),
+            partial=used.partial,
+            at_most=used.at_most,
+            **({"state": "ended"} | how),
+        )
+        self._ctx.do(c.RecordCall(ended, run.lineage_ids))
+
+    def add_use(self, run: Run, more: Use, *, settled: str | None = None) -> None:
+        """Add to what was reported of the run, or to what the gateway saw. `settled`: the reservation that it replaces."""
+        before = run.account.own_tree_use()
+        source: Source = "report"
+        periods = None
+        if settled is not None:
+            reservation = self._release(run, settled)
+            source, periods = reservation.source, reservation.periods
+        run.account.sources[source] = run.account.sources.get(source, NOTHING).plus(more)
+        self._ctx.changed(run)
+        self._count(run, before, periods)
+
+    def _count(self, run: Run, before: tuple[int, ...], periods: Periods | None = None) -> None:
+        after = run.account.own_tree_use()
+        if after != before:
+            add_below((above.account for above in run.ancestors), before, after)
+            self._charge(run, after[_COST] - before[_COST], periods)
+        self._ctx.used_more(run)
+        self.budgets_changed |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
+
+    def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
+        """`periods`: when what is given back was charged."""
+        for budget in self.budgets.of(run.user):
+            change = max(nanos, -budget.charged)
+            if change < 0 and periods is not None and (budget.scope, budget.name, budget.begins) not in periods:
+                continue  # it was charged to an earlier period
+            if not change:
+                continue
+            budget.charged += change
+            self._charged = True
+            self._ctx.do(c.Charge(budget.scope, budget.name, change))
+            if not budget.near and budget.charged >= self._ctx.policy.nearing * budget.allowed:
+                budget.near = True
+                self._publish(EventType.LIMIT_NEARING, run, budget)
+            if not budget.over and budget.exhausted:
+                budget.over = True
+                self._publish(EventType.LIMIT_EXCEEDED, run, budget)
+
+    def close(self, run: Run) -> None:
+        """Charge an ending run in full for what it has reserved. That changes no sum, because it was counted then."""
+        account = run.account
+        for name in list(account.reservations):
+            reservation = self._release(run, name)
+            source = reservation.source
+            account.sources[source] = account.sources.get(source, NOTHING).plus(reservation.use)
+            self.budgets_changed = True  # what was only reserved is used now
+            self._record(run, reservation, reservation.use, error="its run ended before it did; it was charged as reserved")
+        if not account.sources:
+            return
+        assert run.ending is not None
+        if run.ending.outcome is Status.LOST:  # it may have used more than was read
+            account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
+        for budget in self.budgets.of(run.user):
+            before = budget.partial, budget.at_most
+            budget.partial |= account.cost_may_grow
+            budget.at_most |= account.cost_at_most
+            if before != (budget.partial, budget.at_most):
+                self._ctx.do(c.Charge(budget.scope, budget.name, 0))  # so that it is saved
+        used = account.own_tree_use()
+        if any(used):
+            add_ended((above.account for above in run.ancestors), used)
+            for above in run.ancestors:
+                above.account.end_below(account)
+                self._ctx.changed(above)
+
+    def next_number(self) -> int:
+        """Return a number that no reservation and no call has had."""
+        self._last_reservation += 1
+        return self._last_reservation
+
+    def reserve(self, run: Run, reservation: OpenReservation) -> str:
+        call = reservation.call
+        name = f"{run.id}-{call.number if call is not None else self.next_number()}"
+        before = run.account.own_tree_use()
+        periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
+        run.account.reserve(name, replace(reservation, periods=periods))
+        self.under_way.begin(run.user, reservation)
+        self._ctx.changed(run)
+        self._count(run, before)
+        return name
+
+    def _release(self, run: Run, name: str) -> OpenReservation:
+        reservation = run.account.release(name)
+        self.under_way.end(run.user, reservation)
+        return reservation
+
+    def reservation(self, name: str) -> tuple[Run, OpenReservation] | None:
+        run = self._ctx.tree.get(name.rpartition("-")[0])
+        return (run, run.account.reservations[name]) if run is not None and name in run.account.reservations else None
+
+    def refusing_budget(self, run: Run, cost: int) -> Budget | None:
+        """Return the budget in which so much more is not left. It is published once a period."""
+        budget = next((budget for budget in self.budgets.of(run.user) if not budget.admits(cost)), None)
+        if budget is not None and not (budget.refused or budget.over):
+            budget.refused = True
+            self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
+        return budget
+
+    def found_short(self, budget: Budget) -> None:
+        """Note that too little is left of a budget for a model call."""
+        budget.short = self._charged = True
+
+    def take_charged(self) -> bool:
+        """Return whether a budget was charged or found short since the last call."""
+        charged, self._charged = self._charged, False
+        return charged
+
+    def take_used_up(self) -> set[tuple[str, str]]:
+        """Return `used_up` of all budgets, and note that they were looked at."""
+        self.budgets_changed = False
+        return self.used_up(self.budgets)
+
+    def used_up(self, budgets: Iterable[Budget]) -> set[tuple[str, str]]:
+        """Return the budgets that have run out by what was used. What is only reserved may be given back by a run that is not
+        paused."""
+        return {
+            (budget.scope, budget.name) for budget in budgets if budget.short or (budget.exhausted and self._is_used_up(budget))
+        }
+
+    def _is_used_up(self, budget: Budget) -> bool:
+        return budget.charged - self.reserved_of(budget) >= budget.allowed
+
+    def reserved_of(self, budget: Budget) -> int:
+        """Return what open reservations have charged to a budget in its present period."""
+        key = (budget.scope, budget.name, budget.begins)
+        open_ = (reservation for run in self._ctx.tree for reservation in run.account.reservations.values())
+        return sum(each.cost or 0 for each in open_ if key in each.periods)
+
+    def doubts_of(self, budget: Budget) -> int:
+        """Return what calls under way may cost beyond what they have charged to a budget."""
+        return sum(map(self.under_way.doubts, budget.members))
+
+    def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
+        used = budget.charged + (refused or 0)
+        over = round(to_usd(max(0, used - budget.allowed)), 6)
+        self._ctx.publish(
+            what,
+            run,
+            budget.sentence if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}",
+            severity="medium",
+            scope=budget.scope,
+            limit_kind=LimitKind.COST,
+            threshold=to_usd(budget.allowed),
+            used=round(to_usd(used), 6),
+            exceeded_by=over if what is EventType.LIMIT_EXCEEDED else None,
+        )

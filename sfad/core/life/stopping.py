@@ -1,0 +1,169 @@
+"""Stops a run and what is below it: decides the end, and climbs the ladder until the containment is empty."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from signal import SIGTERM
+
+from ...protocol.types import Reason, RunId, Status
+from .. import commands as c
+from ..context import Context, grace_of
+from ..state.ladder import KILL_AGAIN, Ladder, Rung
+from ..state.naming import program_name
+from ..state.run import Ending, Run
+from ..state.vocabulary import Timer
+from .lifecycle import Lifecycle
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    _ctx: Context
+    _lifecycle: Lifecycle
+
+    def stop_or_hasten(self, run: Run, at: float, reason: Reason, *, signal: int = SIGTERM, grace: float | None = None) -> None:
+        """Stop a run because a client, the daemon's end or a lost connection asks for it; sooner, if it is being stopped."""
+        if self._ctx.tree.get(run.id) is None:
+            return  # an earlier stop of the same event took it with an ancestor
+        if run.status is Status.STOPPING:
+            self._hasten(run, at, signal=signal, grace=grace_of(run, self._ctx.policy, grace))
+        else:
+            self.stop(run, at, Ending(Status.CANCELLED, reason), signal=signal, grace=grace)
+
+    def stop(self, run: Run, at: float, ending: Ending, *, signal: int = SIGTERM, grace: float | None = None) -> None:
+        """Decide how the run ends, cancel what is below it, and begin to empty its containment."""
+        seconds = grace_of(run, self._ctx.policy, grace)
+        still = run.parent is not None and run.parent.standing_still
+        frozen = frozen_in(run)
+        self._lifecycle.cancel_below(run, at)
+        self._lifecycle.decide_end(run, at, ending)
+        if run.attempt == 0:
+            self._lifecycle.finish(run, at)
+        elif run.ladder is None:
+            # under a frozen ancestor no process can use a grace
+            self.begin_ladder(run, at, signal=signal, grace=0.0 if still else seconds, frozen=frozen)
+        else:
+            self._hasten(run, at, signal=signal, grace=seconds)
+
+    def stop_for(self, run: Run, reason: Reason, at: float) -> None:
+        status = Status.TIMEOUT if reason.limit_kind in ("time", "pause_max") else Status.FAILED
+        self.stop(run, at, Ending(status, reason))
+
+    def begin_ladder(
+        self, run: Run, at: float, *, grace: float, signal: int = SIGTERM, frozen: Sequence[RunId] | None = None
+    ) -> None:
+        """Begin to empty the run's containment. `frozen`: what was paused in it; `None`: no program is given time of its own."""
+        run.ladder = Ladder(signal=signal, began_at=at, grace_ends_at=at + grace, kill_wait=self._ctx.policy.kill_wait)
+        polite = min(self._ctx.policy.polite, grace)
+        first = self._to_interrupt(run) if polite > 0 and frozen is not None else frozenset()
+        if frozen is None or not first:
+            self.signal_all(run)
+        else:
+            self._interrupt(run, run.ladder, first, at + polite, frozen)
+
+    def _to_interrupt(self, run: Run) -> frozenset[RunId]:
+        """Return the runs in it whose program wants to be interrupted first, and where nothing was sent to all processes yet."""
+        above = len(run.lineage_ids)
+        return frozenset(
+            each.id
+            for each in run.subtree()
+            if each.pid is not None
+            and program_name(each.asked.argv) in self._ctx.policy.interrupted
+            and all(below.ladder is None or below.ladder.rung is Rung.INTERRUPTED for below in each.lineage[above:])
+        )
+
+    def _interrupt(self, run: Run, ladder: Ladder, runs: frozenset[RunId], until: float, frozen: Sequence[RunId]) -> None:
+        # a second SIGINT makes some programs give up at once
+        before = {run_id for each in run.subtree() if each.ladder is not None for run_id in each.ladder.interrupted}
+        ladder.rung, ladder.interrupted, ladder.polite_ends_at = Rung.INTERRUPTED, runs, until
+        self._ctx.changed(run)
+        for run_id in sorted(runs - before):
+            self._ctx.do(c.Interrupt(run_id))
+        for run_id in frozen:
+            self._ctx.do(c.Thaw(run_id))
+        self._ctx.arm(run, Timer.POLITE, until)
+
+    def signal_all(self, run: Run) -> None:
+        ladder = run.ladder
+        assert ladder is not None
+        if ladder.rung is Rung.INTERRUPTED:
+            ladder.rung, ladder.interrupted = Rung.SIGNALLED, frozenset()
+            self._ctx.disarm(run, Timer.POLITE)
+        self._ctx.changed(run)
+        self._ctx.do(c.Terminate(run.id, ladder.signal))
+        self._ctx.arm(run, Timer.GRACE, ladder.grace_ends_at)
+
+    def kill(self, run: Run, at: float) -> None:
+        """Kill what is still alive in the run, from now on."""
+        assert run.ladder is not None
+        run.ladder.kill(at)
+        self._ctx.changed(run)
+        self._kill_again(run, at)
+        self._ctx.arm(run, Timer.SURVEY, max(at, run.ladder.overdue_at))
+
+    def _kill_again(self, run: Run, at: float) -> None:
+        self._ctx.do(c.Kill(run.id))
+        self._ctx.arm(run, Timer.KILL, at + KILL_AGAIN)
+
+    def _hasten(self, run: Run, at: float, *, signal: int, grace: float) -> None:
+        """Stop a run again that is being stopped: sooner is possible, later is not."""
+        ladder = run.ladder
+        above = [(each.id, each.ladder) for each in run.lineage if each.ladder is not None]
+        if run.attempt == 0:
+            self._lifecycle.finish(run, at)  # cancelled with an ancestor before it was launched
+        elif ladder is not None and ladder.rung is Rung.INTERRUPTED:
+            ladder.grace_ends_at = min(ladder.grace_ends_at, at + grace)
+            self.signal_all(run)
+        elif ladder is not None and ladder.shorten(at + grace):
+            self._ctx.changed(run)
+            self._ctx.arm(run, Timer.GRACE, at + grace)
+        elif ladder is None and all(at + grace < other.grace_ends_at for _, other in above):
+            self.begin_ladder(run, at, signal=signal, grace=grace)
+        else:
+            # its own ladder answers; without one, any that it is on
+            overdue = [run_id for run_id, other in above if other.overdue and ladder in (None, other)]
+            if overdue:
+                self._ctx.do(c.Survey(overdue[-1]))
+
+    def main_ended(self, run: Run) -> None:
+        """Note that the main process of a run that is being stopped has ended, perhaps because it was interrupted."""
+        for above in run.lineage:
+            ladder = above.ladder
+            if ladder is not None and run.id in ladder.interrupted:
+                ladder.interrupted -= {run.id}
+                if ladder.interrupted:
+                    self._ctx.changed(above)
+                else:
+                    self.signal_all(above)
+
+    def still_interrupted(self, ladder: Ladder, at: float) -> bool:
+        """Return whether main processes that an earlier daemon interrupted have time left. They are not interrupted again."""
+        if ladder.rung is not Rung.INTERRUPTED:
+            return False
+        there = {run_id for run_id in ladder.interrupted if (run := self._ctx.tree.get(run_id)) is not None and run.pid is not None}
+        ladder.interrupted = frozenset(there)
+        return bool(there) and at < ladder.polite_ends_at
+
+    def polite_due(self, run: Run) -> None:
+        if run.ladder is not None and run.ladder.rung is Rung.INTERRUPTED:
+            self.signal_all(run)
+
+    def grace_due(self, run: Run, at: float) -> None:
+        if run.ladder is not None:
+            self.kill(run, at)
+
+    def kill_due(self, run: Run, at: float) -> None:
+        if run.ladder is not None:
+            self._kill_again(run, at)
+
+    def survey_due(self, run: Run, at: float) -> None:
+        if run.ladder is not None and not run.ladder.overdue:
+            self._ctx.do(c.Survey(run.id))
+            # the last process may be ending just now: then the answer is `Emptied`, or survivors the next time
+            self._ctx.arm(run, Timer.SURVEY, at + KILL_AGAIN)
+
+    def drained_by(self, at: float) -> float:
+        """Return when the last ladder ends: what is alive then may stay."""
+        return max([at, *(run.ladder.overdue_at for run in self._ctx.tree if run.ladder is not None)])
+
+
+def frozen_in(run: Run) -> list[RunId]:
+    return [each.id for each in run.subtree() if each.paused is not None]

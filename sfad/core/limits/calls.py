@@ -1,0 +1,458 @@
+"""Calls of a model that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused.
+
+A call that does not fit waits as long as other calls' reservations are in its way. Then its maximum output is lowered to what fits,
+if that is worth a call, and for a limit that pauses also ample for the run's replies. Else the call is answered by the
+outermost limit, else by the budget, that has too little room for it. Bounds on rates and parallel calls make calls wait, too.
+
+The input of a call is an estimate, and may be more. That is part of what has to fit, as far as there is room for it: always for
+the other calls under way, so that their errors do not add up; for the call itself only if its output is then worth a call. So a
+limit is exceeded by the error of one estimate at most.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import inf
+
+from msgspec.structs import replace as changed
+
+from ...protocol.requests.gateway import CallAdmitted
+from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
+from .. import commands as c
+from .. import events as e
+from ..context import Context
+from ..life.attempts import AttemptTracker
+from ..life.spending import Spending
+from ..state.account import OpenReservation, Use
+from ..state.budgets import Budget
+from ..state.limits import ActiveLimit, amount
+from ..state.run import Run, Token
+from ..state.vocabulary import ReasonKind, Timer
+from .budget_enforcement import BudgetEnforcement
+from .call_rules import Barrier, CallRates, Repeats, forbidden_model
+from .enforcement import WAITING, LimitEnforcement, cut_at
+from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
+
+MAX_WAITING = 1000
+"""Calls of one run that wait. A thousand are a leak."""
+
+MAX_LOOKED_AT = 32
+"""Calls of one run that stay waiting, after which the others of the run are not decided again by the same event. A run with a
+thousand calls must not slow down the others'."""
+
+_AMPLE = 1.5
+"""A limit that pauses lowers a call only to so many times the run's longest reply, so that the maximum cuts no usual reply. To hold
+each call whose maximum does not fit would pause Claude Code, which asks for 64 000 tokens, before its first call."""
+
+MAX_WORDS = 1000
+"""Characters of a refusal or an error that are recorded. It may name a model, whose name the agent chooses."""
+MAX_MODEL = 200
+"""Characters of a model's name that are recorded. An agent may send 64 MiB of them."""
+
+
+@dataclass(slots=True)
+class WaitingCall:
+    """A call that is not answered yet. An admitted one is a reservation of its run's account."""
+
+    asked: e.CallAsked
+    info: CallInfo
+    until: float | None = None
+    """When it stops waiting for other calls; `None` while it is held by a limit or a pause."""
+    rate: Barrier | None = None
+    """The rate that it waits for."""
+
+    @property
+    def due(self) -> float | None:
+        """When it has to be decided again, even if nothing happens."""
+        return self.until if self.rate is None else self.rate.free_at
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a limit, or a budget, leaves for a call."""
+
+    left: float
+    """Of its own unit; below 0 where more is used than allowed."""
+    fixed: int
+    """What the call takes of it whatever its output is."""
+    each: int
+    """What each token of output takes of it."""
+    kind: LimitKind
+    least: int
+    """To how much output this may lower the call."""
+    doubt: int
+    """What the call may take beyond that, because its input is an estimate."""
+    doubts: int
+    """The same of other calls under way."""
+    limited: Run | None = None
+    """The run whose limit it is."""
+    active: ActiveLimit | None = None
+    budget: Budget | None = None
+
+    def output(self, kept: float) -> float:
+        """Return the tokens of output that fit if so much is kept for other things; below 0: none."""
+        left = self.left - self.fixed - kept
+        return -1 if left < 0 else left // self.each if self.each else inf
+
+    def needed(self, output: int) -> int:
+        return self.fixed + self.each * output
+
+
+_BROKEN_OFF = "the gateway was killed before it ended; it was charged as reserved"
+_NOT_MADE = "the daemon died before the gateway had learnt that it was admitted; it was asked for again"
+
+
+def _seconds(duration: float) -> float:
+    return round(duration, 3)
+
+
+def rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+class Calls:
+    def __init__(
+        self, context: Context, spending: Spending, limits: LimitEnforcement, budgets: BudgetEnforcement, attempts: AttemptTracker
+    ) -> None:
+        self._ctx = context
+        self._attempts = attempts
+        self._spending = spending
+        self._limits = limits
+        self._budgets = budgets
+        self._rates = CallRates(context, spending)
+        self._repeats = Repeats(context)
+        self.waiting: dict[Token, WaitingCall] = {}
+        """Calls that are held or that wait for others, the oldest first."""
+        self._longest: dict[RunId, int] = {}
+        """Tokens of each run's longest reply."""
+        self._armed: dict[RunId, float] = {}
+        """When the timers of runs whose calls wait fire."""
+
+    def asked(self, ev: e.CallAsked) -> None:
+        call = WaitingCall(ev, self._info(ev))
+        ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
+        if not self._answered(call, ev.at, ahead):
+            run = ev.call.run
+            if sum(each.asked.call.run == run for each in self.waiting.values()) < MAX_WAITING:
+                self.waiting[ev.token] = call
+                self._ctx.do(c.TellCall(call.info, self._lineage(call.info)))
+                due = min(inf if call.due is None else call.due, self._armed.get(run, inf))
+                self._arm(self._armed | {run: due} if due < inf else self._armed)
+            else:
+                self._fail(call, ErrorCode.WRONG_STATE, f"{MAX_WAITING} calls of run {run} wait already", ev.at)
+
+    def _info(self, ev: e.CallAsked) -> CallInfo:
+        return CallInfo(
+            time=ev.time,
+            run_id=ev.call.run,
+            number=self._spending.next_number(),
+            state="waiting",
+            upstream=ev.call.upstream,
+            model=ev.call.model[:MAX_MODEL],
+            streamed=ev.call.streamed,
+            estimated=ev.price.estimated,
+        )
+
+    def withdrawn(self, ev: e.CallWithdrawn) -> None:
+        """Forget a call that is not to be made."""
+        call = self.waiting.pop(ev.call, None)
+        if call is not None and ev.why is not None:
+            waited = _seconds(ev.at - call.asked.at)
+            self._record(changed(call.info, state="withdrawn", error=ev.why, waited_s=waited))
+
+    def settled(self, ev: e.CallSettled) -> None:
+        end = ev.call
+        found = self._spending.reservation(end.reservation)
+        if found is None:
+            return  # its run has ended, and was charged in full for what it had reserved
+        run, reservation = found
+        self._longest[run.id] = max(self._longest.get(run.id, 0), ev.used.output_tokens or 0)
+        self._spending.end_call(
+            run,
+            end.reservation,
+            ev.used,
+            status=end.status,
+            cache_write_tokens=end.tokens.cache_write if end.tokens is not None else None,
+            tools=len(end.tools),
+            first_byte_s=rounded(end.first_byte_s),
+            elapsed_s=rounded(end.seconds),
+            error=end.error[:MAX_WORDS] if end.error is not None else None,
+        )
+        if end.cut and reservation.call is not None:
+            self._cut(run, reservation, reservation.call.clamped_to or 0, ev.at)
+        self._attempts.call_ended(run, end, ev.at)
+        self._repeats.tools_asked_for(run, end.tools)
+        self._limits.enforce(run, ev.at)
+
+    def _cut(self, run: Run, reservation: OpenReservation, tokens: int, at: float) -> None:
+        """Note that a reply ended at the maximum to which a limit, or a budget, had lowered it."""
+        name, kind = reservation.lowered_by or ("", LimitKind.COST)
+        limited = next((each for each in run.lineage if each.id == name), None)
+        if limited is not None and kind in limited.limits:
+            self._limits.reply_cut(run, limited, limited.limits[kind], tokens, at)
+        else:
+            budget = next((budget for budget in self._spending.budgets.of(run.user) if budget.near), None)
+            why = budget.sentence if budget is not None else "a budget that has been raised since had no room for more"
+            self._limits.cannot_complete([run], Reason(kind=ReasonKind.LIMIT, limit_kind=kind, message=f"{cut_at(tokens)}; {why}"))
+
+    def silent(self, ev: e.CallSilent) -> None:
+        found = self._spending.reservation(ev.name)
+        if found is not None:
+            self._attempts.call_silent(found[0], ev.name, ev.silence)
+
+    def gateway_started(self, ev: e.GatewayStarted) -> None:
+        for noted in ev.noted:
+            self.settled(noted)
+        lost = self._reservations(ev.gateway)
+        for run, name, reservation in lost:
+            self._spending.end_call(run, name, reservation.use, error=_BROKEN_OFF)
+        for run in dict.fromkeys(run for run, _, _ in lost):
+            self._limits.enforce(run, ev.at)
+
+    def gateway_connected(self, ev: e.GatewayConnected) -> None:
+        for run, name, _ in self._reservations(ev.gateway):
+            if name not in ev.reservations:
+                self._spending.end_call(run, name, Use(), state="withdrawn", error=_NOT_MADE)
+
+    def _reservations(self, gateway: int | None) -> list[tuple[Run, str, OpenReservation]]:
+        return [
+            (run, name, each)
+            for run in self._ctx.tree
+            for name, each in run.account.reservations.items()
+            if each.source == "gateway" and each.gateway == gateway
+        ]
+
+    def look(self, at: float) -> None:
+        """Decide again about the calls that wait, because there may be more room now."""
+        ahead, stay = Counter[str](), Counter[RunId]()
+        due: dict[RunId, float] = {}
+        for token, call in list(self.waiting.items()):
+            name = call.asked.call.run
+            looked_at = stay[name] < MAX_LOOKED_AT or self._is_over(call, at)
+            if looked_at and self._answered(call, at, ahead):
+                del self.waiting[token]
+                continue
+            stay[name] += 1
+            if call.rate is not None:
+                ahead[call.rate.key] += 1
+            again = call.due if looked_at else call.until
+            if again is not None:
+                due[name] = min(again, due.get(name, again))
+        self._arm(due)
+
+    def _is_over(self, call: WaitingCall, at: float) -> bool:
+        """Return whether the call cannot wait any longer."""
+        run = self._ctx.tree.get(call.asked.call.run)
+        return run is None or run.status is Status.STOPPING or (call.until is not None and call.until <= at)
+
+    def forget(self, ended: Iterable[Run]) -> None:
+        self._rates.forget(ended)
+        for run in ended:
+            self._longest.pop(run.id, None)
+
+    def _arm(self, due: dict[RunId, float]) -> None:
+        """Have calls that wait decided again when the first of each run is due."""
+        for name, at in due.items():
+            run = self._ctx.tree.get(name)
+            if run is not None and self._armed.get(name) != at:
+                self._ctx.arm(run, Timer.CALLS, at)
+        self._armed = due
+
+    def waiting_of(self, run: RunId) -> list[CallInfo]:
+        """Return the calls of a run that wait, the oldest first."""
+        return [each.info for each in self.waiting.values() if each.asked.call.run == run]
+
+    def under_way_of(self, run: RunId) -> list[CallInfo]:
+        """Return the calls of a run that were admitted and have not ended."""
+        found = self._ctx.tree.get(run)
+        return [each.call for each in found.account.reservations.values() if each.call is not None] if found is not None else []
+
+    # ---- one call
+
+    def _answered(self, call: WaitingCall, at: float, ahead: Counter[str]) -> bool:
+        """Answer the call, unless it has to wait. `ahead`: as `CallRates.barrier` takes it."""
+        call.rate = None
+        asked, price = call.asked.call, call.asked.price
+        run = self._ctx.tree.get(asked.run)
+        if run is None or run.status is Status.STOPPING:
+            self._fail(call, ErrorCode.WRONG_STATE, f"run {asked.run} {'has ended' if run is None else 'is being stopped'}", at)
+            return True
+        if price.unsure is not None:
+            self._fail(call, ErrorCode.UNAVAILABLE, f"the price of the call is not known now: {price.unsure}", at)
+            return True
+        forbidden = (forbidden_model(run, model, self._ctx.policy) for model in (asked.model, *asked.others))
+        if (forbidden_by := next((why for why in forbidden if why is not None), None)) is not None:
+            self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
+            return True
+        if _held(run):
+            call.until = None
+            return False
+        if len(run.account.reservations) >= MAX_RESERVATIONS:
+            message = f"run {run.id} has {MAX_RESERVATIONS} calls under way or unsettled reservations; settle some"
+            self._fail(call, ErrorCode.WRONG_STATE, message, at)
+            return True
+        rooms = list(self._rooms(run, call.asked))
+        if price.input is None and any(room.kind is LimitKind.COST for room in rooms):
+            message = (
+                f"neither a price of the model '{asked.model}' is known nor its provider's, "
+                f'so no limit of money could bound the call; set [prices."{asked.model}"] in the config (0 where it is free)'
+            )
+            self._fail(call, ErrorCode.UNAVAILABLE, message, at)
+            return True
+        short = [room for room in rooms if room.output(room.doubt + room.doubts) < asked.max_output]
+        if any(map(self._reserved, short)) and not self._has_waited(call, at):
+            return False  # what other calls leave of their reservations may be all that it lacks
+        tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
+        if tight is None:
+            lowest = min(short, key=lambda room: room.output(room.doubt + room.doubts), default=None)
+            output = float(asked.max_output)
+            if lowest is not None:
+                output = max(lowest.output(lowest.doubt + lowest.doubts), *(room.least for room in short))
+            return self._admitted(run, call, int(min(output, asked.max_output)), at, ahead, lowest)
+        if tight.output(-self._reserved(tight)) >= tight.least:
+            words = f"the rest of the {tight.kind} limit is reserved for other calls"
+            if tight.output(0) >= tight.least:
+                words = f"the {tight.kind} limit has room for this call only once others have told how much input they have"
+            return self._postponed(call, f"{words}; try again when one has ended", 1.0, at)
+        return self._refused(run, call, tight, at)
+
+    def _has_waited(self, call: WaitingCall, at: float) -> bool:
+        """Return whether the call has waited for others to be settled for as long as it may."""
+        call.until = self._until(call, at)
+        return call.until <= at
+
+    def _until(self, call: WaitingCall, at: float) -> float:
+        return at + self._ctx.policy.call_wait if call.until is None else call.until
+
+    def _rooms(self, run: Run, ev: e.CallAsked) -> Iterator[_Room]:
+        asked, price = ev.call, ev.price
+        useful = max(ev.least_output, int(_AMPLE * self._longest.get(run.id, 0)))
+        takes = {
+            LimitKind.TURNS: (1, 0),
+            LimitKind.MESSAGES: (1, 0),
+            LimitKind.TOKENS: (asked.input_tokens, asked.choices),
+            LimitKind.COST: (price.input or 0, price.output * asked.choices),
+        }
+        doubt = {LimitKind.TOKENS: asked.more_input, LimitKind.COST: price.more_input}
+        for limited in run.lineage:
+            for kind, (fixed, each) in takes.items():
+                active = limited.limits.get(kind)
+                if active is not None and active.binds:
+                    left = active.threshold - (limited.account.used(kind) or 0)
+                    doubts = sum(below.account.doubts.get(kind, 0) for below in limited.subtree()) if kind in doubt else 0
+                    least = min(asked.max_output, useful) if active.action in WAITING else ev.least_output
+                    yield _Room(left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active)
+        if self._ctx.policy.budget_action is not Action.WARN:
+            for budget in self._spending.budgets.of(run.user):
+                left, kind = budget.allowed - budget.charged, LimitKind.COST
+                yield _Room(left, *takes[kind], kind, ev.least_output, doubt[kind], self._spending.doubts_of(budget), budget=budget)
+
+    def _admitted(self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str], lowest: _Room | None) -> bool:
+        """Admit a call that is affordable, unless it has to wait for its rate or for other calls. `lowest`: what has lowered its
+        maximum, if anything has."""
+        barrier = self._rates.barrier(run, at, ahead)
+        if barrier is None:
+            self._rates.made(run, at)
+            self._admit(run, call, output, at, lowest)
+            return True
+        call.until = self._until(call, at)
+        if call.until > at and (barrier.free_at is None or barrier.free_at <= call.until):
+            call.rate = barrier if barrier.free_at is not None else None
+            return False
+        return self._postponed(call, barrier.message, max(1.0, (barrier.free_at or at) - at), at)
+
+    def _postponed(self, call: WaitingCall, why: str, retry_after: float, at: float) -> bool:
+        self._refuse(call, why, at, retry_after)
+        return True
+
+    def _admit(self, run: Run, call: WaitingCall, output: int, at: float, lowest: _Room | None) -> None:
+        asked, price, lowered = call.asked.call, call.asked.price, output if output < call.asked.call.max_output else None
+        info = changed(
+            call.info,
+            state="under_way",
+            clamped_to=lowered,
+            reserved_input=asked.input_tokens,
+            reserved_output=output * asked.choices,
+            waited_s=_seconds(at - call.asked.at),
+        )
+        reservation = OpenReservation(
+            model=asked.model,
+            input_tokens=asked.input_tokens,
+            output_tokens=output * asked.choices,
+            cost=None if price.input is None else price.input + price.output * output * asked.choices,
+            role=None,
+            source="gateway",
+            gateway=call.asked.gateway,
+            messages=1,
+            more_input=asked.more_input,
+            more_cost=price.more_input,
+            call=info,
+            lowered_by=(lowest.limited.id, lowest.kind) if lowest is not None and lowest.limited is not None else None,
+        )
+        self._note_called(run)
+        name = self._spending.reserve(run, reservation)
+        self._ctx.reply(call.asked.token, CallAdmitted(id=asked.id, reservation=name, max_output=lowered))
+
+    def _note_called(self, run: Run) -> None:
+        for each in run.lineage:
+            if not each.called:
+                each.called = True
+                self._ctx.changed(each)
+
+    def _reserved(self, room: _Room) -> int:
+        """Return what open reservations hold of a limit or a budget. Only asked for where a call does not fit."""
+        if room.budget is not None:
+            return self._spending.reserved_of(room.budget)
+        assert room.limited is not None
+        accounts = (run.account for run in room.limited.subtree())
+        return sum(account.under_way.get(room.kind, 0) + account.reserved.get(room.kind, 0) for account in accounts)
+
+    def _refused(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
+        """Take the action of the limit or budget, and answer the call unless the run is held by it."""
+        more = tight.needed(tight.least)
+        if tight.budget is not None:
+            self._note_called(run)  # so its tree can spend, and the action is taken on it too
+            refusal = over_budget(tight.budget, more)
+            self._budgets.run_short(tight.budget, at)
+        else:
+            assert tight.limited is not None
+            assert tight.active is not None
+            unsure = tight.limited.account.ended_unsure.get(tight.kind, 0)
+            unsure += sum(each.account.unsure(tight.kind) for each in tight.limited.subtree())
+            used = tight.limited.account.used(tight.kind) or 0
+            refusal = over_limit(tight.limited, tight.active, used, more)
+            if tight.output(-unsure) < tight.least or tight.active.action in WAITING:
+                self._limits.reservation_refused(tight.limited, tight.active, used, more, at, freeze=False)
+            else:  # what may not have been used ends no run
+                refusal = changed(
+                    refusal, message=f"{refusal.message}; {amount(tight.kind, unsure)} of that may not have been used"
+                )
+        if _held(run):
+            return False
+        self._refuse(call, refusal.message, at)
+        return True
+
+    # ---- records
+
+    def _refuse(self, call: WaitingCall, why: str, at: float, retry_after: float | None = None) -> None:
+        refused = CallAdmitted(id=call.asked.call.id, refused=why, retry_after=retry_after)
+        self._ctx.reply(call.asked.token, refused)
+        self._record_refusal(call, why, at)
+
+    def _fail(self, call: WaitingCall, code: ErrorCode, message: str, at: float) -> None:
+        self._ctx.fail(call.asked.token, code, message)
+        self._record_refusal(call, message, at)
+
+    def _record_refusal(self, call: WaitingCall, why: str, at: float) -> None:
+        self._record(changed(call.info, state="refused", refused=why[:MAX_WORDS], waited_s=_seconds(at - call.asked.at)))
+
+    def _record(self, info: CallInfo) -> None:
+        self._ctx.do(c.RecordCall(info, self._lineage(info)))
+
+    def _lineage(self, info: CallInfo) -> tuple[RunId, ...]:
+        run = self._ctx.tree.get(info.run_id)
+        return run.lineage_ids if run is not None else (info.run_id,)
+
+
+def _held(run: Run) -> bool:
+    return run.standing_still or any(each.breach is not None for each in run.lineage)

@@ -1,0 +1,315 @@
+"""Keeps runs within their limits: looks at what they use, publishes what is near or exceeded, and takes the limit's action.
+
+Limits are looked at from the root down, because the outermost breach is the one that is reported. A breach of several limits at
+once is answered with the strongest action.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Unpack
+
+from ...protocol.event_types import EventType
+from ...protocol.kinds import KINDS
+from ...protocol.types import Action, Limit, LimitKind, Reason, Severity, Status
+from .. import events as e
+from ..context import Context, Facts
+from ..life.lifecycle import Lifecycle
+from ..life.pausing import Pausing
+from ..life.spending import Spending
+from ..life.stopping import Stopping
+from ..state.limits import ActiveLimit, Crossing, all_crossings, amount, bare, crossings
+from ..state.money import to_wire
+from ..state.run import LimitHold, Run
+from ..state.vocabulary import ReasonKind, Timer
+
+# ---- What is told of a breach: in words, and as the reason of a pause or an end
+
+
+def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
+    limit, used = crossing.active.limit, crossing.used
+    kind = limit.kind
+    if kind is LimitKind.TIME:
+        return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
+    bound = f"its {kind} limit is {bare(kind, crossing.active.threshold)}, set by {limit.source}"
+    if refused is not None and crossing.exceeded:
+        return f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
+    whose = " with its descendants" if KINDS[kind].scope == "tree" and run.account.below.get(kind) else ""
+    return f"used {amount(kind, used)}{whose}; {bound}"
+
+
+def cut_at(tokens: int) -> str:
+    return f"its last reply was cut at {tokens:,} tokens".replace(",", " ")
+
+
+def reason_of(run: Run, crossing: Crossing, at: float, message: str, *, refused: bool = False) -> Reason:
+    limit, account = crossing.active.limit, run.account
+    turns, tokens, cost = (account.used(kind) for kind in (LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST))
+    return Reason(
+        kind=ReasonKind.LIMIT,
+        message=message,
+        limit_kind=limit.kind,
+        threshold=limit.threshold,
+        used=shown(limit.kind, crossing.used),
+        exceeded_by=excess(crossing.active, crossing.used),
+        refused=refused,
+        turns=None if turns is None else int(turns),
+        tokens=None if tokens is None else int(tokens),
+        cost_usd=None if cost is None else to_wire(LimitKind.COST, cost),
+        elapsed_s=round(run.clock.elapsed(at), 3),
+    )
+
+
+def shown(kind: LimitKind, used: float) -> float:
+    return round(to_wire(kind, used), 6)
+
+
+def excess(active: ActiveLimit, used: float) -> float:
+    return shown(active.limit.kind, max(0, used - active.threshold))
+
+
+# ---- Runs that wait because of a limit, until a person decides (`limit_requests`) or their time is up
+
+
+WAITING = (Action.PAUSE, Action.REQUEST_INCREASE)
+"""Actions that let a run wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitHolds:
+    _ctx: Context
+    _stopping: Stopping
+    _pausing: Pausing
+
+    def hold(
+        self, run: Run, active: ActiveLimit, reason: Reason, at: float, *, refused: float | None = None, freeze: bool = True
+    ) -> None:
+        asks = active.action is Action.REQUEST_INCREASE
+        wait = self._ctx.policy.approval_timeout if asks else self._ctx.policy.pause_max
+        if run.breach is None or asks:
+            run.breach = LimitHold(active.limit.kind, reason, at + wait, refused)
+        if asks:
+            self._ctx.arm(run, Timer.APPROVAL, at + wait)
+        if run.status in {Status.RUNNING, Status.PAUSED} and run.paused is None:
+            self._pausing.pause(run, at, freeze=freeze)
+        # a run between two attempts is frozen as soon as it has been launched
+
+    def resume_unless_held(self, run: Run, at: float) -> None:
+        """Resume a run that has been given more room, unless another limit holds it as well."""
+        others = holding(run)
+        if others:
+            crossing = Crossing(others[0], _used(run, others[0].limit.kind, at), exceeded=True)
+            self.hold(run, others[0], reason_of(run, crossing, at, words_of(run, crossing, None)), at)
+        elif run.paused is not None and run.no_money is None:
+            self._pausing.resume(run, at)
+
+    def end_held(self, run: Run, active: ActiveLimit, why: str, at: float) -> None:
+        breach = run.breach
+        refused = breach.refused if breach is not None and breach.kind == active.limit.kind else None
+        crossing = Crossing(active, _used(run, active.limit.kind, at) + (refused or 0), exceeded=True)
+        words = f"{words_of(run, crossing, refused)}; {why}"
+        self._stopping.stop_for(run, reason_of(run, crossing, at, words, refused=refused is not None), at)
+
+    def approval_due(self, run: Run, at: float) -> None:
+        active = run.held_by
+        if active is not None and active.action is Action.REQUEST_INCREASE:
+            seconds = self._ctx.policy.approval_timeout
+            self.end_held(run, active, f"no increase was approved within {seconds:g} s (limits.approval_timeout)", at)
+
+    def pause_due(self, run: Run, at: float) -> None:
+        """End a run that was not resumed in time. A run that only a budget pauses waits for that, maybe until next month."""
+        paused, active, seconds = run.paused, run.held_by, self._ctx.policy.pause_max
+        if paused is None:
+            return
+        why = f"it was paused for {seconds:g} s (limits.pause_max)"
+        if active is not None:
+            self.end_held(run, active, why, at)
+        elif paused.no_money is not None and not paused.by_hand:
+            paused.until = at + seconds
+            self._ctx.changed(run)
+            self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
+        else:
+            self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="pause_max"), at)
+
+    def hold_again(self, run: Run, at: float) -> None:
+        """Arm the timers of a run that an earlier daemon paused or held. After a reboot its wait starts again."""
+        policy, paused, breach, active = self._ctx.policy, run.paused, run.breach, run.held_by
+        if paused is not None:
+            paused.until = at + policy.pause_max if paused.until is None else paused.until
+            self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
+        if breach is not None and active is not None and active.action is Action.REQUEST_INCREASE:
+            breach.until = at + policy.approval_timeout if breach.until is None else breach.until
+            self._ctx.arm(run, Timer.APPROVAL, breach.until)
+
+
+def holding(run: Run) -> list[ActiveLimit]:
+    """Return the exceeded limits that a person has to decide about."""
+    return [active for active in run.limits.values() if active.over and active.action in WAITING]
+
+
+def _used(run: Run, kind: LimitKind, at: float) -> float:
+    return run.clock.elapsed(at) if kind is LimitKind.TIME else run.account.used(kind) or 0
+
+
+# ---- limit enforcement
+
+
+STRENGTH = (Action.TERMINATE, Action.REFUSE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)
+"""The strongest action first."""
+
+_ENDING = (Action.TERMINATE, Action.REFUSE)
+"""What was used cannot be refused any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitEnforcement:
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _stopping: Stopping
+    _holds: LimitHolds
+    _spending: Spending
+
+    def use_seen(self, run: Run, ev: e.UseSeen) -> None:
+        if run.account.sources.get(ev.source) != ev.use:
+            self._spending.set_use(run, ev.source, ev.use)
+            self.enforce(run, ev.at)
+
+    def level_seen(self, run: Run, ev: e.LevelSeen) -> None:
+        active = run.limits.get(ev.kind)
+        if active is None:
+            return
+        # at the threshold the kernel lets nothing through: what it refused was the next byte or process
+        level = max(ev.level, active.threshold + 1) if ev.refused else ev.level
+        run.account.levels[ev.kind] = level
+        self.enforce(run, ev.at)
+
+    def enforce(self, run: Run, at: float) -> None:
+        """Compare what the run uses with its own limits and its ancestors'."""
+        for limited in run.lineage:
+            if limited.status is Status.STOPPING:
+                return  # and everything below it ends with it
+            self._act_on(limited, list(all_crossings(limited.limits, limited.account, self._ctx.policy.nearing)), at)
+            if limited.breach is not None:
+                return  # it stands still with everything below it; `enforce_subtree` looks further when it continues
+
+    def enforce_subtree(self, run: Run, at: float) -> None:
+        """Compare what the run and its descendants have used with all their limits again: the run continues."""
+        for each in run.subtree():
+            if each.account.metered:
+                self.enforce(each, at)
+
+    def limits_changed(self, run: Run, kinds: set[LimitKind], at: float) -> None:
+        """Compare the run's use with its changed limits, and its clock with its changed time."""
+        nearing = self._ctx.policy.nearing
+        found = list(all_crossings(run.limits, run.account, nearing))
+        if LimitKind.TIME in kinds:
+            found += crossings(run.limits[LimitKind.TIME], run.clock.elapsed(at), nearing)
+        self._act_on(run, found, at)
+        if LimitKind.TIME in kinds and run.status is Status.RUNNING:
+            self._lifecycle.start_clock(run, at)
+        elif LimitKind.TIME in kinds and run.status is Status.STARTING:
+            self._ctx.arm(run, Timer.DEADLINE, at + run.allowed_time - run.clock.counted)
+
+    def _act_on(self, run: Run, found: list[Crossing], at: float, *, refused: float | None = None, freeze: bool = True) -> None:
+        """Publish what was crossed, and take the strongest action. `refused`: so much was refused to a reservation."""
+        for crossing in found:
+            self._publish_crossing(run, crossing, refused)
+        if found:
+            self._ctx.changed(run)  # it was published
+        breaches = [crossing for crossing in found if crossing.exceeded]
+        if not breaches:
+            return
+        worst = min(breaches, key=lambda crossing: STRENGTH.index(crossing.active.action))
+        words = words_of(run, worst, refused)
+        if worst.active.action in _ENDING:
+            self._stopping.stop_for(run, reason_of(run, worst, at, words, refused=refused is not None), at)
+            return
+        for crossing in breaches:
+            if crossing.active.action is Action.REQUEST_INCREASE:
+                what = EventType.INCREASE_REQUESTED
+                self.publish_about(what, run, crossing.active, words_of(run, crossing, refused), severity="medium")
+        if worst.active.action in WAITING:
+            self._holds.hold(
+                run, worst.active, reason_of(run, worst, at, words, refused=refused is not None), at, refused=refused, freeze=freeze
+            )
+
+    def reservation_refused(
+        self, limited: Run, active: ActiveLimit, used: float, more: float, at: float, *, freeze: bool = True
+    ) -> None:
+        """Answer the breach that a refused reservation would have been. `freeze`: a limit that holds the run freezes it, too."""
+        if active.action is not Action.REFUSE:
+            # that it comes near is said of what is used, not of what is not
+            found = [crossing for crossing in crossings(active, used + more, 1.0) if crossing.exceeded]
+            self._act_on(limited, found, at, refused=more, freeze=freeze)
+        elif not active.refused:
+            active.refused = True
+            self._publish_crossing(limited, Crossing(active, used + more, exceeded=True), more)
+            self._ctx.changed(limited)
+
+    def reply_cut(self, run: Run, limited: Run, active: ActiveLimit, tokens: int, at: float) -> None:
+        """Note that a reply of the run ended at the maximum to which a limit had lowered it, its own or of a run above it. What is
+        missing is the limit's doing, so no run that the limit binds is completed. Nothing is stopped: the next call finds no room,
+        and an agent that makes none prints what it has."""
+        crossing = Crossing(active, limited.account.used(active.limit.kind) or 0, exceeded=True)
+        words = f"{cut_at(tokens)}; {words_of(limited, crossing, None)}"
+        if run.cut is None:
+            self._publish_crossing(limited, crossing, None)
+        bound = [each for each in run.lineage if each is limited or limited in each.ancestors]
+        self.cannot_complete(bound, reason_of(limited, crossing, at, words))
+
+    def cannot_complete(self, runs: Iterable[Run], reason: Reason) -> None:
+        """Have runs end as failed for a reason, whatever their agents make of it."""
+        for run in runs:
+            run.cut = reason
+            self._ctx.changed(run)
+
+    def _publish_crossing(self, run: Run, crossing: Crossing, refused: float | None) -> None:
+        exceeded, kind = crossing.exceeded, crossing.active.limit.kind
+        self.publish_about(
+            EventType.LIMIT_EXCEEDED if exceeded else EventType.LIMIT_NEARING,
+            run,
+            crossing.active,
+            words_of(run, crossing, refused),
+            severity="medium" if exceeded else "low",
+            used=shown(kind, crossing.used),
+            exceeded_by=excess(crossing.active, crossing.used) if exceeded else None,
+            refused=refused is not None and exceeded,
+        )
+
+    def publish_about(
+        self, what: EventType, run: Run, active: ActiveLimit, message: str, severity: Severity = "low", **facts: Unpack[Facts]
+    ) -> None:
+        kind, threshold = active.limit.kind, active.limit.threshold
+        about = Facts(scope=KINDS[kind].scope, action=active.action, limit_kind=kind, threshold=threshold)
+        self._ctx.publish(what, run, message, severity, **(about | facts))
+
+    def clock_due(self, run: Run, at: float) -> None:
+        if run.status is Status.STARTING and not run.standing_still:
+            self._stopping.stop_for(run, _not_executed(run), at)
+            return
+        mark = self._lifecycle.next_mark(run)
+        due = run.clock.reaches(mark)
+        if due is None or run.status is not Status.RUNNING:
+            return
+        if due <= at:
+            self._clock_reached(run, mark, at)
+        if run.status is Status.RUNNING:
+            self._lifecycle.start_clock(run, at)
+
+    def _clock_reached(self, run: Run, mark: float, at: float) -> None:
+        time = run.limits.get(LimitKind.TIME)
+        # the sum of two times may miss the mark by a rounding; the timer has said that it is reached
+        used = max(mark, run.clock.elapsed(at))
+        self._act_on(run, list(crossings(time, used, self._ctx.policy.nearing)) if time is not None else [], at)
+        if used >= run.max_time and run.status is not Status.STOPPING and not run.status.terminal:
+            limit = Limit(kind=LimitKind.TIME, threshold=run.max_time, action=Action.TERMINATE, source="limits.max_time")
+            self._act_on(run, list(crossings(ActiveLimit(limit, near=True), used, 1.0)), at)
+
+
+def _not_executed(run: Run) -> Reason:
+    after = run.allowed_time - run.clock.counted
+    return Reason(
+        kind=ReasonKind.LIMIT,
+        message=f"its command was not executed within {after:g} s: its working directory, a directory of its PATH "
+        "or the command is on a file system that does not answer",
+        limit_kind=LimitKind.TIME,
+    )

@@ -1,0 +1,223 @@
+"""Requests that give a run more room or less: resume, approve, deny and limit."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from msgspec.structs import replace
+
+from ...protocol.event_types import EventType
+from ...protocol.kinds import KINDS
+from ...protocol.types import Action, ErrorCode, Limit, LimitKind, Status
+from .. import commands as c
+from .. import events as e
+from ..context import Context
+from ..life.lifecycle import Lifecycle
+from ..life.pausing import Pausing
+from ..state.access import Peer
+from ..state.limits import ActiveLimit, amount, check_range, step
+from ..state.money import to_wire
+from ..state.policy import Invalid
+from ..state.run import Run, Token
+from .enforcement import STRENGTH, LimitEnforcement, LimitHolds, holding
+
+MORE = "it continues when the budget is renewed, or an operator raises it in [budgets] of the config (then: sfactl reload)"
+"""What a person can do about a tree that a budget has paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRequests:
+    _ctx: Context
+    _lifecycle: Lifecycle
+    _pausing: Pausing
+    _limit_holds: LimitHolds
+    _limit_enforcement: LimitEnforcement
+
+    def resume_requested(self, run: Run, ev: e.ResumeRequested) -> None:
+        if ev.suspended:
+            self._pausing.end_suspension(run, ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+        elif run.no_money is not None:
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run.id} stays paused: {run.no_money.message}; {MORE}")
+        elif run.paused is None and run.breach is None:
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, _not_resumable(run))
+        else:
+            self._continue(ev, run)
+
+    def approve_requested(self, run: Run, ev: e.ApproveRequested) -> None:
+        if self._awaiting(run, ev) is not None:
+            self._continue(ev, run)
+
+    def deny_requested(self, run: Run, ev: e.DenyRequested) -> None:
+        if (limit := self._awaiting(run, ev)) is not None:
+            self._limit_enforcement.publish_about(EventType.INCREASE_DENIED, run, limit, f"denied by user {ev.peer.user}")
+            self._limit_holds.end_held(run, limit, f"the increase was denied by user {ev.peer.user}", ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+
+    def _continue(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
+        if self._make_room(ev.token, ev.peer, run, ev.limits):
+            if run.paused is not None and run.no_money is None:
+                self._pausing.resume(run, ev.at, told=self._ctx.may_cause_event(ev.peer, ev.at))
+            self._limit_enforcement.enforce_subtree(run, ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+
+    def _awaiting(self, run: Run, ev: e.ApproveRequested | e.DenyRequested) -> ActiveLimit | None:
+        active = run.held_by
+        if active is not None and active.action is Action.REQUEST_INCREASE:
+            return active
+        by = f"; it is paused by its {active.limit.kind} limit: resume it" if active is not None else ""
+        message = f"run {run.id} is {run.status} and does not wait for an approval{by}"
+        self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+        return None
+
+    def _make_room(self, token: Token, peer: Peer, run: Run, limits: Iterable[Limit]) -> bool:
+        """Give limits new thresholds: all that hold the run, or any if none does. If none is named, what holds it only warns
+        from now on. Return False, with a reply, if that cannot be."""
+        limits = tuple(limits)
+        if (limits or run.breach is not None) and peer.run is not None:
+            message = f"run {peer.run} may not give run {run.id} more room: only from outside any run"
+            self._ctx.fail(token, ErrorCode.NOT_PERMITTED, message)
+            return False
+        found = holding(run)
+        try:
+            for limit in limits:
+                check_range(limit, self._ctx.policy)
+                _check_room(run, limit)
+            _check_named(run, found, limits)
+        except Invalid as invalid:
+            self._ctx.fail(token, ErrorCode.BAD_REQUEST, str(invalid))
+            return False
+        active = run.held_by
+        asked = active is not None and active.action is Action.REQUEST_INCREASE
+        self._go_on(run)  # first: below, what holds it may turn into a warning, which has no timer to disarm
+        for limit in limits:
+            self._replace(run, limit, peer)
+        self._ctx.changed(run)
+        if limits:
+            self._ctx.do(c.Rebound(run))
+        for each in found if not limits else ():
+            each.limit = replace(each.limit, action=Action.WARN)
+        if active is not None and asked:
+            now = run.limits[active.limit.kind]
+            self._limit_enforcement.publish_about(EventType.INCREASE_APPROVED, run, now, f"approved by user {peer.user}")
+        return True
+
+    def _go_on(self, run: Run) -> None:
+        """Release a run from what holds it. A reply that was cut before is not its agent's last word now."""
+        kind = run.breach.kind if run.breach is not None else None
+        for each in run.subtree():
+            if each.cut is not None and each.cut.limit_kind == kind:
+                each.cut = None
+                self._ctx.changed(each)
+        self._lifecycle.release_breach(run)
+
+    def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:
+        before = run.limits.get(limit.kind)
+        action = limit.action or (before.action if before is not None else Action.TERMINATE)
+        action = action if KINDS[limit.kind].acts else Action.WARN
+        run.limits[limit.kind] = ActiveLimit(replace(limit, action=action, source=f"{limit.source} by {peer.who}"))
+        if limit.kind is LimitKind.TIME and peer.run is None:
+            # it was checked against the range that is configured now, so the range of its admission must not end the run sooner
+            run.max_time = self._ctx.policy.max_time
+
+    def limit_requested(self, run: Run, ev: e.LimitRequested) -> None:
+        if not self._may_change(ev, run):
+            return
+        kinds = {limit.kind for limit in ev.limits}
+        freed = run.breach is not None and run.breach.kind in kinds
+        if freed:
+            self._go_on(run)  # a limit that still holds the run is exceeded again below
+        for limit in ev.limits:
+            before = run.limits.get(limit.kind)
+            if before is not None and _same(before, limit):
+                continue
+            self._replace(run, limit, ev.peer)
+            after, who = run.limits[limit.kind], ev.peer.who
+            if not self._ctx.may_cause_event(ev.peer, ev.at):
+                continue
+            words = f"{step(before, after.limit)}, by {who}"
+            self._limit_enforcement.publish_about(EventType.LIMIT_CHANGED, run, after, words, by=who)
+        self._ctx.changed(run)
+        self._ctx.used_more(run)  # its row shows its limits
+        self._ctx.do(c.Rebound(run))
+        self._limit_enforcement.limits_changed(run, kinds, ev.at)
+        if freed and run.breach is None and run.ending is None:
+            self._limit_holds.resume_unless_held(run, ev.at)
+        self._ctx.reply(ev.token, c.Changed(run))
+
+    def _may_change(self, ev: e.LimitRequested, run: Run) -> bool:
+        if run.status is Status.STOPPING:
+            message = f"run {run.id} is being stopped; its limits do not change any more"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+            return False
+        looser = next((limit for limit in ev.limits if _looser(run.limits.get(limit.kind), limit)), None)
+        if looser is not None and ev.peer.run is not None:
+            change = step(run.limits.get(looser.kind), looser)
+            message = f"{ev.peer.who} may only lower limits; {change} takes a person outside any run"
+            self._ctx.fail(ev.token, ErrorCode.NOT_PERMITTED, message)
+            return False
+        try:
+            for limit in ev.limits:
+                check_range(limit, self._ctx.policy)
+                _check_above(run, limit)
+        except Invalid as invalid:
+            self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
+            return False
+        return True
+
+
+def _check_room(run: Run, limit: Limit) -> None:
+    used = run.clock.counted if limit.kind is LimitKind.TIME else run.account.used(limit.kind)
+    stands = run.breach is not None and run.breach.kind == limit.kind
+    # memory and processes may have become fewer, but not of a run that is held for them
+    if used is not None and (stands or limit.kind not in run.account.levels) and ActiveLimit(limit).above(used):
+        raise Invalid(f"run {run.id} has used {amount(limit.kind, used)} already: the new limit must be above that")
+    more = run.breach.refused if run.breach is not None and stands else None
+    if more is not None and ActiveLimit(limit).above((used or 0) + more):
+        needs = f"what it is held for takes {amount(limit.kind, more)} more"
+        enough = ceil(to_wire(limit.kind, (used or 0) + more) * 10_000) / 10_000
+        least = f"the new limit must be {enough:.15g}{KINDS[limit.kind].suffix} at least"
+        raise Invalid(f"run {run.id} has used {amount(limit.kind, used or 0)}, and {needs}: {least}")
+    _check_above(run, limit)
+
+
+def _check_above(run: Run, limit: Limit) -> None:
+    """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
+    unit = KINDS[limit.kind].suffix
+    for above in run.ancestors if limit.kind is not LimitKind.TIME else ():
+        active = above.limits.get(limit.kind)
+        if active is not None and active.binds and limit.threshold > active.limit.threshold:
+            raise Invalid(
+                f"{limit.kind} = {limit.threshold:g}{unit} is more than its ancestor {above.id} ('{above.name}') has: "
+                f"{active.limit.threshold:g}{unit}; give that one more room first"
+            )
+
+
+def _check_named(run: Run, found: list[ActiveLimit], limits: tuple[Limit, ...]) -> None:
+    """Raise `Invalid` where only some of the limits that hold the run are given more room."""
+    named = {limit.kind for limit in limits}
+    forgotten = ", ".join(active.limit.kind for active in found if active.limit.kind not in named)
+    if named and forgotten:
+        raise Invalid(
+            f"run {run.id} is held by its limit of {forgotten}: name that as well, with more room, or name none, and what holds it "
+            "only warns from now on"
+        )
+
+
+def _same(before: ActiveLimit, limit: Limit) -> bool:
+    return limit.threshold == before.limit.threshold and limit.action in (None, before.limit.action)
+
+
+def _looser(before: ActiveLimit | None, limit: Limit) -> bool:
+    """Return whether `limit` allows more than the one in force: a higher threshold, or a weaker action."""
+    if before is None:
+        return False
+    weaker = limit.action is not None and STRENGTH.index(limit.action) > STRENGTH.index(before.action)
+    return weaker or limit.threshold > before.limit.threshold
+
+
+def _not_resumable(run: Run) -> str:
+    for ancestor in reversed(run.ancestors):
+        if ancestor.paused is not None:
+            return f"run {run.id} stands still because its ancestor {ancestor.id} is paused; resume that one"
+    return f"run {run.id} is {run.status}, not paused"

@@ -1,0 +1,187 @@
+"""What agents do around the rules: programs that they start without asking, use past the gateway, tools that are not theirs."""
+
+from dataclasses import dataclass
+
+from ...protocol.event_types import EventType
+from ...protocol.types import Action, LimitKind, Reason, Source, Status
+from .. import commands as c
+from .. import events as e
+from ..context import Context, Facts
+from ..life.stopping import Stopping
+from ..state.limits import NEED_COUNTING
+from ..state.naming import program_name
+from ..state.request import name_of
+from ..state.run import Run
+from ..state.tree import typed_bounds
+from ..state.vocabulary import ReasonKind
+
+# ---- Agent programs that were started within a run without asking the daemon (docs/guard.md)
+#
+# The guard cannot refuse them any more. Each counts as a descendant, for good: the budget is of starts, not of what is alive.
+
+
+_REMEMBERED = 256
+"""Processes of one run that are known to be counted. One that is forgotten while it is alive may be counted once more, by the next
+daemon."""
+_EACH_TOLD = 16
+"""Unadmitted agents of one run that are published one by one; then only when they have doubled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unadmitted:
+    _ctx: Context
+    _stopping: Stopping
+
+    def agent_seen(self, run: Run, ev: e.AgentSeen) -> None:
+        policy, process = self._ctx.policy.unadmitted, ev.process
+        if policy == "off" or run.status is Status.STOPPING or _asked_for(run, process):
+            return
+        self._ctx.do(c.MeterAgent(run.id, process))  # also of one that an earlier daemon has counted
+        if _counted(run, process):
+            return
+        depth = len(run.ancestors) + 1 + sum(pid in run.unadmitted_seen for pid, _ in process.above)
+        self._count(run, process)
+        message = (
+            f"'{process.program}' (process {process.pid}) was started within run {run.id} ('{run.name}') without asking the "
+            f"daemon: {process.command}; it counts as a descendant ({run.admitted} of {run.birth.max_descendants.value})"
+        )
+        advice = f"to have it ask: sfactl shim install {process.program}, or start it with sfactl run"
+        if policy == "terminate" or run.unadmitted <= _EACH_TOLD or run.unadmitted.bit_count() == 1:
+            self._ctx.publish(
+                EventType.UNADMITTED, run, f"{message}; {advice}", "medium",
+                action=Action(policy), program=process.program, pid=process.pid, command=process.command, depth=depth,
+            )  # fmt: skip
+        if policy == "terminate":
+            why = f'{message}; guard.unadmitted = "terminate" ends the run; {advice}'
+            self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="unadmitted"), ev.at)
+
+    def _count(self, run: Run, process: e.AgentProcess) -> None:
+        run.unadmitted += 1
+        run.unadmitted_seen.pop(process.pid, None)
+        run.unadmitted_seen[process.pid] = process.started
+        if len(run.unadmitted_seen) > _REMEMBERED:
+            del run.unadmitted_seen[next(iter(run.unadmitted_seen))]
+        for each in run.lineage:
+            each.admitted += 1
+            self._ctx.changed(each)
+
+
+def _counted(run: Run, process: e.AgentProcess) -> bool:
+    return run.unadmitted_seen.get(process.pid) == process.started
+
+
+def _asked_for(run: Run, process: e.AgentProcess) -> bool:
+    """Return whether it is the run's own program, or a part of an agent that was counted before.
+
+    A program that executes itself again, or starts a helper of its own, leaves it in its own process group. An agent gives each
+    command of its shell tool a group, to end it, and a shell executes its last command in its own place: so `bash -c "codex …"`
+    in Codex has Codex for its parent too. Background processes of the program itself have groups of their own, too, and a command
+    of their own."""
+    if process.is_main:
+        return True
+    if process.above and process.above[0][1] == process.program and (process.serves or not process.own_group):
+        return True
+    own = process.below_main and program_name(run.asked.argv) == process.program
+    return own and all(program != process.program for _, program in process.above)
+
+
+# ---- Use that went around the gateway (docs/gateway.md): what a run's stream or session file tells beyond the calls that it
+# saw, and
+# connections of an agent program to its model where no call has come through.
+#
+# A run that has the gateway can leave it: with an address of its own, a cleared environment, a provider that the gateway does not
+# know. Then its limits rest on figures that come after the calls.
+
+
+_FACTOR, _MORE = 2, 20_000
+"""So many times the tokens that the gateway saw, and so many more, are no error of counting: a resumed session may tell of older
+turns, and a program of calls that were tried twice."""
+_WHERE: dict[Source, str] = {"stream": "its output", "session": "its session file"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bypasses:
+    _ctx: Context
+    _stopping: Stopping
+
+    def look(self, run: Run, at: float) -> None:
+        """Compare what the sources tell, because one of them tells more."""
+        for source, where in _WHERE.items():
+            use = run.account.sources.get(source)
+            tokens = (use.tokens if use is not None else None) or 0
+            if tokens and _may_go_around(run, source):
+                seen = _seen(run)
+                if tokens > (_FACTOR * seen + _MORE if seen is not None else 0):
+                    self._tell(run, source, f"{where} tells of {tokens} tokens, and the gateway saw {seen or 'none'}", at)
+                    return
+
+    def model_reached(self, run: Run, ev: e.ModelReached) -> None:
+        """Take a connection for a call if the gateway has seen none of the run's own: agents call their model first of all."""
+        if _may_go_around(run, "connection") and run.account.seen_by_gateway is None:
+            found = f"'{ev.program}' runs in it, it has a connection to {ev.api}, and no call of it has come through the gateway"
+            self._tell(run, "connection", found, ev.at)
+
+    def _tell(self, run: Run, cause: str, found: str, at: float) -> None:
+        terminates = self._ctx.policy.bypass == "terminate" or (self._ctx.policy.bypass == "auto" and any(typed_bounds(run)))
+        for each in run.lineage:
+            each.bypassed.add(cause if each is run else "below")
+            self._ctx.changed(each)
+        message = (
+            f"it calls its model around the gateway: {found}. So its limits are kept after its calls, not before them; "
+            "docs/gateway.md says what leads around it"
+        )
+        self._ctx.publish(EventType.GATEWAY_BYPASSED, run, message, "high")
+        if terminates:
+            kind = next((kind for kind in NEED_COUNTING if kind in run.limits), LimitKind.COST)
+            why = f"{message}; gateway.bypass ends such a run where a person has set a limit of cost or tokens"
+            self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind=kind), at)
+
+
+def _may_go_around(run: Run, cause: str) -> bool:
+    """Return whether this is not known of the run yet."""
+    return run.asked.gated and cause not in run.bypassed and run.status is not Status.STOPPING
+
+
+def _seen(run: Run) -> int | None:
+    """Return the tokens of the run's calls that the gateway saw; `None` if there was none. What runs below it use is part of that,
+    because a run's output holds what a shimmed program in its script prints."""
+    seen, below = run.account.seen_by_gateway, run.account.below.get(LimitKind.TOKENS, 0)
+    return None if seen is None and not below else (seen or 0) + below
+
+
+# ---- Tools that a run may not use: `--allow-tool` and `--block-tool`
+
+
+MAX_TOOLS_SAID = 16
+"""Forbidden tools of one run that are published."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolRules:
+    _ctx: Context
+    _stopping: Stopping
+
+    def tools_called(self, run: Run, ev: e.ToolsCalled) -> None:
+        for tool in ev.tools:
+            if run.status is Status.STOPPING:
+                return
+            forbidden = _forbidden(run, tool)
+            if forbidden is not None and tool not in run.tools_said and len(run.tools_said) < MAX_TOOLS_SAID:
+                run.tools_said.add(tool)
+                self._ctx.changed(run)
+                self._forbid(run, f"its agent called the tool '{tool}', {forbidden}", ev.at)
+
+    def _forbid(self, run: Run, message: str, at: float) -> None:
+        facts = Facts(scope="run", limit_kind="tool", threshold=0, used=1, exceeded_by=1)
+        self._ctx.publish(EventType.LIMIT_EXCEEDED, run, message, "medium", **facts)
+        if run.asked.on_limit is not Action.WARN:
+            self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at)
+
+
+def _forbidden(run: Run, tool: str) -> str | None:
+    """Return why the run may not use a tool. The agent itself keeps a pattern such as `Bash(git:*)`; here its name counts."""
+    blocked = {name for name in run.asked.blocked_tools if "(" not in name}
+    allowed = {name_of(tool) for tool in run.asked.allowed_tools}
+    if tool in blocked:
+        return "which --block-tool forbids"
+    return "which --allow-tool does not name" if allowed and tool not in allowed else None

@@ -1,0 +1,367 @@
+"""What runs use: what each source tells of a run, what it has reserved, and what its descendants add.
+
+Money is in nano-dollars (see `money`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ...protocol.kinds import COSTS, COUNTS, TREE_USE
+from ...protocol.types import CallInfo, LimitKind, Role, RunId, Source
+from .money import NANOS
+
+SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
+"""The best first. The first source's figure is shown; the largest figure is enforced (docs/metering.md)."""
+
+OF_AGENT: frozenset[Source] = frozenset({"stream", "session"})
+"""Sources that tell what the agent itself knows."""
+
+CostFrom = Literal["agent", "prices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Amounts that one source tells. `None` is unknown, never 0."""
+
+    turns: int | None = None
+    messages: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    cost: int | None = None
+    cost_from: CostFrom | None = None
+    planning_cost: int | None = None
+    execution_cost: int | None = None
+    unpriced_tokens: int | None = None
+    """Tokens that are not in `cost`, since their model has no price."""
+    unsure_tokens: int | None = None
+    unsure_cost: int | None = None
+    """The part that may not have been used: of calls of which too little is known, whose figure is an upper bound."""
+    partial: bool = False
+    estimated: bool = False
+    """A part of `cost` is of a model without a price, at the price of another one."""
+
+    @property
+    def tokens(self) -> int | None:
+        if self.input_tokens is None and self.output_tokens is None:
+            return None
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
+
+    @property
+    def at_most(self) -> bool:
+        return bool(self.unsure_tokens or self.unsure_cost)
+
+    def of(self, kind: LimitKind) -> int | None:
+        """Return the amount that a limit of this kind counts; `None` also for a kind that no source tells, such as `pids`."""
+        figure: int | None = getattr(self, kind.value, None)
+        return figure
+
+    def sure_of(self, kind: LimitKind) -> int | None:
+        """Return the same without the part that may not have been used."""
+        figure, unsure = self.of(kind), {LimitKind.TOKENS: self.unsure_tokens, LimitKind.COST: self.unsure_cost}.get(kind)
+        return figure if figure is None else figure - (unsure or 0)
+
+    def plus(self, more: Use) -> Use:
+        """Return the sum of both. Its cost is the agent's only if no part of it was computed from prices."""
+        sums: dict[str, Any] = {name: _sum(name, getattr(self, name), getattr(more, name)) for name in _SUMMED}
+        cost_from = "prices" if "prices" in (self.cost_from, more.cost_from) else self.cost_from or more.cost_from
+        return Use(**sums, cost_from=cost_from, partial=self.partial or more.partial, estimated=self.estimated or more.estimated)
+
+
+_SUMMED = tuple(name for name in Use.__dataclass_fields__ if name not in ("cost_from", "partial", "estimated"))
+
+NOTHING = Use()
+
+MOST = 10**15
+"""The largest sum of tokens, or of dollars: whatever an agent reports, its descendants' sum can be encoded in 64 bits."""
+
+
+_MONEY = COSTS | {"unsure_cost"}
+
+
+def _sum(name: str, one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one + other, MOST * NANOS if name in _MONEY else MOST)
+
+
+def _first(figures: Iterable[int | None]) -> int | None:
+    return next((figure for figure in figures if figure is not None), None)
+
+
+def _surest(uses: Mapping[Source, Use], figure: Callable[[Use], int | None]) -> Use:
+    """Return the source to show: the first whose figure is final, else the one that has counted the most input, which is never
+    an estimate, or without input the largest figure. Of equals the last: a session tells the output that a stream estimates.
+    What has passed the gateway may be billed even if an agent, as after a lost connection, knows nothing of it: no lower figure
+    replaces the gateway's."""
+    known = [use for use in uses.values() if figure(use) is not None]
+    final = next((use for use in known if not use.partial), None)
+    by_input = max(reversed(known), key=lambda use: (use.input_tokens or 0, not use.input_tokens and figure(use)), default=NOTHING)
+    found, seen = final or by_input, uses.get("gateway", NOTHING)
+    return seen if (figure(seen) or 0) > (figure(found) or 0) else found
+
+
+def amounts_of(tokens: int, cost: int | None, role: Role | None) -> dict[LimitKind, int]:
+    amounts: dict[LimitKind, int] = {LimitKind.TOKENS: tokens}
+    if cost is not None:
+        amounts[LimitKind.COST] = cost
+        if role is not None:
+            amounts[ROLE_COST[role]] = cost
+    return amounts
+
+
+ROLE_COST: dict[Role, LimitKind] = {"planning": LimitKind.PLANNING_COST, "execution": LimitKind.EXECUTION_COST}
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A call whose reply has not begun."""
+
+    host: str
+    since: float
+    """When the call went out, on the core's clock."""
+
+
+Periods = tuple[tuple[str, str, str], ...]
+"""Budgets by scope, name and the start of the period."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReservation:
+    """An amount that was reserved in advance, until it is settled or its run ends."""
+
+    model: str
+    input_tokens: int
+    output_tokens: int
+    cost: int | None
+    role: Role | None
+    periods: Periods = ()
+    source: Literal["report", "gateway"] = "report"
+    """Whose figures it will become part of."""
+    messages: int = 0
+    more_input: int = 0
+    """Tokens that the input may have beyond `input_tokens`, which is an estimate."""
+    more_cost: int = 0
+    """What these cost."""
+    call: CallInfo | None = None
+    """What is known of the call that it is for; `None` if an agent reserved it."""
+    silence: Silence | None = None
+    lowered_by: tuple[RunId, LimitKind] | None = None
+    """The limit that has lowered the call's maximum, and the run that has it; `None` where none has, or a budget."""
+    estimated: bool = False
+    """`cost` is at the price of another model."""
+    gateway: int | None = None
+    """The user whose gateway has asked for it; `None`: the service's own, or no gateway."""
+
+    @property
+    def amounts(self) -> dict[LimitKind, int]:
+        counts = {LimitKind.MESSAGES: self.messages} if self.source == "gateway" else {}
+        return amounts_of(self.input_tokens + self.output_tokens, self.cost, self.role) | counts
+
+    @property
+    def doubts(self) -> dict[LimitKind, int]:
+        return {LimitKind.TOKENS: self.more_input, LimitKind.COST: self.more_cost} if self.more_cost or self.more_input else {}
+
+    @property
+    def use(self) -> Use:
+        """What it counts as when nothing tells what was used: all of it, which is an upper bound."""
+        return Use(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cost=self.cost,
+            cost_from=None if self.cost is None else "prices",
+            planning_cost=self.cost if self.role == "planning" else None,
+            execution_cost=self.cost if self.role == "execution" else None,
+            messages=self.messages or None,
+            unsure_tokens=self.input_tokens + self.output_tokens,
+            unsure_cost=self.cost,
+            estimated=self.estimated or (self.call is not None and self.call.estimated),
+        )
+
+
+_BY_THEMSELVES = (*COUNTS, "planning_cost", "execution_cost")
+"""The figures of `Use` that do not belong together with another one."""
+
+
+class Account:
+    """What is known of one run's use.
+
+    No dataclass: msgspec would save that as it is, and money is saved in USD (`durable.accounts`)."""
+
+    __slots__ = ("below", "doubts", "ended", "ended_unsure", "levels", "reservations", "reserved", "sources", "under_way")
+
+    def __init__(
+        self,
+        sources: Mapping[Source, Use] = {},
+        reservations: Mapping[str, OpenReservation] = {},
+        reserved: Mapping[LimitKind, int] = {},
+        below: Mapping[LimitKind, int] = {},
+        ended: Mapping[LimitKind, int] = {},
+        levels: Mapping[LimitKind, float] = {},
+        ended_unsure: Mapping[LimitKind, int] = {},
+    ) -> None:
+        self.sources = dict(sources)
+        self.reservations = dict(reservations)
+        self.reserved = dict(reserved)
+        """The sum of the reservations that the agent asked for."""
+        self.under_way: dict[LimitKind, int] = {}
+        """The sum of the gateway's reservations, for calls under way."""
+        self.doubts: dict[LimitKind, int] = {}
+        """What these calls may use beyond that."""
+        for reservation in self.reservations.values():
+            if reservation.source == "gateway":
+                _add(self.under_way, reservation.amounts)
+                _add(self.doubts, reservation.doubts)
+        self.below = dict(below)
+        """What its descendants have used and reserved, ended ones included."""
+        self.ended = dict(ended)
+        """The part of `below` that ended descendants have used."""
+        self.ended_unsure = dict(ended_unsure)
+        """The part of `ended` that may not have been used."""
+        self.levels = dict(levels)
+        """What the kernel told last of the whole subtree: memory, pids. It is asked only where a limit may be near."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Account) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    @property
+    def best(self) -> tuple[Source, Use] | None:
+        """The use to show, and the best source. Each figure is from the best source that knows it. Figures that belong together
+        (input and output; a cost and its origin) are from one source. A partial figure yields to a final one of the next source,
+        or to a partial one that counts more input; the gateway's yields to no lower one."""
+        if not self.sources:
+            return None
+        known = [(source, self.sources[source]) for source in SOURCES if source in self.sources]
+        if len(known) < 2:
+            return known[0]
+        source, uses = known[0][0], dict(known)
+        tokens = _surest(uses, lambda use: use.tokens)
+        cost = _surest(uses, lambda use: use.cost)
+        each: dict[str, Any] = {name: _first(getattr(use, name) for use in uses.values()) for name in _BY_THEMSELVES}
+        return source, Use(
+            **each,
+            input_tokens=tokens.input_tokens,
+            output_tokens=tokens.output_tokens,
+            cached_tokens=tokens.cached_tokens,
+            cost=cost.cost,
+            cost_from=cost.cost_from,
+            unpriced_tokens=cost.unpriced_tokens,
+            unsure_tokens=tokens.unsure_tokens,
+            unsure_cost=cost.unsure_cost,
+            partial=tokens.partial or cost.partial,
+            estimated=cost.estimated,
+        )
+
+    @property
+    def cost_may_grow(self) -> bool:
+        """Whether the cost that is shown is known in part only."""
+        best = self.best
+        return best is not None and best[1].partial and best[1].cost is not None
+
+    @property
+    def cost_at_most(self) -> bool:
+        """Whether the cost that is shown is an upper bound."""
+        best = self.best
+        return best is not None and bool(best[1].unsure_cost)
+
+    @property
+    def seen_by_gateway(self) -> int | None:
+        """Return the tokens of all calls that the gateway saw, with what those under way have reserved; `None` if it saw none."""
+        under_way = self.under_way.get(LimitKind.TOKENS)
+        seen = self.sources.get("gateway")
+        return None if seen is None and under_way is None else ((seen.tokens if seen is not None else None) or 0) + (under_way or 0)
+
+    @property
+    def metered(self) -> bool:
+        return bool(self.sources or self.reservations)
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known of what the run and its descendants use. Of most runs nothing is, from beginning to end."""
+        return bool(self.sources or self.reservations or self.below or self.levels)
+
+    def reserve(self, name: str, reservation: OpenReservation) -> None:
+        self.reservations[name] = reservation
+        _add(self._sums_of(reservation), reservation.amounts)
+        _add(self.doubts, reservation.doubts)
+
+    def release(self, name: str) -> OpenReservation:
+        reservation = self.reservations.pop(name)
+        sums = self._sums_of(reservation)
+        _add(sums, {kind: -amount for kind, amount in reservation.amounts.items()})
+        _add(self.doubts, {kind: -amount for kind, amount in reservation.doubts.items()})
+        if not any(sums.values()):
+            sums.clear()
+        return reservation
+
+    def call_is(self, name: str, silence: Silence | None) -> None:
+        self.reservations[name] = replace(self.reservations[name], silence=silence)
+
+    @property
+    def silences(self) -> list[Silence]:
+        """The calls under way whose replies have not begun though they should have."""
+        return [each.silence for each in self.reservations.values() if each.silence is not None]
+
+    def _sums_of(self, reservation: OpenReservation) -> dict[LimitKind, int]:
+        return self.under_way if reservation.source == "gateway" else self.reserved
+
+    def own(self, kind: LimitKind, *, sure: bool = False) -> int | None:
+        """Return what the run itself has used and reserved: the largest figure of any source. Reservations add to the reports and
+        to what the gateway saw. `sure`: without the parts that may not have been used."""
+        if not self.sources and not self.reservations:
+            return None
+        of = Use.sure_of if sure else Use.of
+        figures = [figure for use in self.sources.values() if (figure := of(use, kind)) is not None]
+        if reserved := self.reserved.get(kind, 0):
+            figures.append(reserved + (of(self.sources.get("report", NOTHING), kind) or 0))
+        if under_way := self.under_way.get(kind, 0):
+            figures.append(under_way + (of(self.sources.get("gateway", NOTHING), kind) or 0))
+        return max(figures, default=None)
+
+    def used(self, kind: LimitKind) -> float | None:
+        if kind in self.levels:
+            return self.levels[kind]
+        own = self.own(kind)
+        if kind not in self.below:
+            return own
+        return (own or 0) + self.below[kind]
+
+    def unsure(self, kind: LimitKind) -> int:
+        """Return the part of `own(kind)` that may not have been used."""
+        return (self.own(kind) or 0) - (self.own(kind, sure=True) or 0)
+
+    def end_below(self, ended: Account) -> None:
+        """Take over what is known of a descendant that ends: the part of its use that may not have been used."""
+        for kind in (LimitKind.TOKENS, LimitKind.COST):
+            if unsure := ended.unsure(kind):
+                _add(self.ended_unsure, {kind: unsure})
+
+    def own_tree_use(self) -> tuple[int, ...]:
+        return tuple(self.own(kind) or 0 for kind in TREE_USE) if self.metered else NO_TREE_USE
+
+
+def _add(sums: dict[LimitKind, int], amounts: Mapping[LimitKind, int]) -> None:
+    for kind, amount in amounts.items():
+        sums[kind] = sums.get(kind, 0) + amount
+
+
+NO_TREE_USE = (0,) * len(TREE_USE)
+
+
+def add_ended(accounts: Iterable[Account], used: tuple[int, ...]) -> None:
+    """Add what a run has used that has ended to its ancestors' accounts."""
+    for account in accounts:
+        for kind, amount in zip(TREE_USE, used, strict=True):
+            if amount:
+                account.ended[kind] = account.ended.get(kind, 0) + amount
+
+
+def add_below(accounts: Iterable[Account], before: tuple[int, ...], after: tuple[int, ...]) -> None:
+    """Add the change of a run's use to its ancestors' accounts."""
+    changes = [(kind, new - old) for kind, old, new in zip(TREE_USE, before, after, strict=True) if new != old]
+    for account in accounts:
+        for kind, change in changes:
+            account.below[kind] = account.below.get(kind, 0) + change

@@ -1,0 +1,307 @@
+"""The loop identity of a command that was not named: what a person would call the agent.
+
+Looks through interpreters and launchers: `python x.py` is `x`, `npx codex` is `codex`, `env A=1 nice claude` is `claude`,
+`sh -c TEXT` is `sh-` and eight hex digits of its hash. To do so it must know which options of a launcher take a value;
+the tables below list those, and nothing else is known of any program.
+"""
+
+import hashlib
+import re
+import shlex
+import unicodedata
+from collections.abc import Collection, Iterable, Sequence
+
+from ...protocol.known import PROGRAMS
+from ...protocol.sanitise import is_invisible
+
+NAME = "1 to 64 letters, digits, . _ and -"
+"""What a name is, for messages."""
+LONGEST = 64
+_PLAIN = re.compile(r"[A-Za-z0-9._-]*")
+
+_BY_PACKAGE = {package: name for name, program in PROGRAMS.items() for package in program.packages}
+AGENT_PROGRAMS = frozenset({*PROGRAMS, *_BY_PACKAGE})
+"""Derived names of programs that are coding agents, and of the packages that they come in."""
+
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})
+
+_NODE = "r e p C --require --import --loader --experimental-loader --eval --print --conditions --tsconfig"
+_INTERPRETERS = {
+    "python": "c m W X", "pypy": "c m W X", "node": _NODE, "nodejs": _NODE, "tsx": _NODE, "bun": _NODE,
+    "deno": "c --config --import-map --lock", "ruby": "e I r C", "perl": "e E I", "php": "r d f c", "lua": "e l", "Rscript": "e",
+}  # fmt: skip
+"""Interpreters, and their options that take a value."""
+
+_CODE = {"python": "-c", "pypy": "-c", "php": "-r"}
+"""The option whose value is the program itself; `-e` and its like where nothing is said."""
+
+_LAUNCHERS = {
+    "env": "u C S --unset --chdir --split-string", "nice": "n --adjustment", "nohup": "", "setsid": "",
+    "stdbuf": "i o e --input --output --error", "time": "o f --output --format", "ionice": "c n --class --classdata",
+    "chrt": "T P D", "taskset": "", "timeout": "k s --kill-after --signal", "unbuffer": "", "exec": "a", "command": "",
+    "sudo": "u g h p C c R D T r t U --user --group --host --prompt --chdir --chroot --role --type", "doas": "u C",
+    "xvfb-run": "n e f p s w", "strace": "o e s a p u E I O S P X b", "flock": "w E", "watch": "n --interval",
+    "systemd-run": "p E u H M --unit --property --setenv --uid --gid --slice --description --working-directory",
+    "npx": "p c w --package --call --workspace", "bunx": "p --package",
+    "uvx": "p w --from --with --with-editable --with-requirements --python --index --index-url --env-file",
+    "pipx": "i --spec --python --pip-args --index-url",
+}  # fmt: skip
+"""Programs whose first operand is the command to run, and their options that take a value."""
+
+_OPERANDS_FIRST = {"chrt": 1, "taskset": 1, "timeout": 1, "flock": 1}
+"""Operands before the command: a duration, a mask, a priority, a lock file."""
+
+_UV = (
+    "m p w --module --with --with-editable --with-requirements --python --project --directory --extra --group --package "
+    "--env-file --index"
+)
+_RUNNERS = {
+    "uv": ("run", _UV), "poetry": ("run", "C P --directory --project"), "pipenv": ("run", ""), "pixi": ("run", "e --environment"),
+    "pdm": ("run", "p --project"), "hatch": ("run", "e --env"), "rye": ("run", ""), "conda": ("run", "n p --name --prefix --cwd"),
+    "npm": ("exec x run run-script", "p c w --package --call --workspace --prefix"), "pnpm": ("exec dlx run", "C --dir --package"),
+    "yarn": ("exec dlx run", "p --package --cwd"), "bun": ("x", "p --package"), "mise": ("exec x", "C --cd"),
+}  # fmt: skip
+"""Project tools: the subcommands that run something, and options that take a value."""
+
+_PACKAGES = frozenset({"npx", "bunx", "uvx", "pipx", "npm", "pnpm", "yarn", "bun"})
+"""What these run may be written as a package with scope and version."""
+
+_SUFFIX = re.compile(r"\.(py|pyw|pyz|sh|bash|zsh|js|mjs|cjs|ts|mts|cts|tsx|rb|pl|php|lua|jar|exe|R|r)$")
+_VERSION = re.compile(r"[0-9][0-9.]*t?$")
+_AFTER_PACKAGE = re.compile(r"[@=<>~!\[#]")
+_ENTRY_POINTS = frozenset({"cli", "index", "main", "__main__"})
+"""Files that say nothing by themselves: two packages whose agents are both called `cli` would look like a loop."""
+
+_DEEPEST = 16
+"""Launchers looked through. A command with more of them gets the name of the last one: the work must not grow with its square."""
+
+
+def is_name(text: str) -> bool:
+    """Return whether `text` is a name: letters and digits of any script. Nothing in it can steer a terminal or is invisible."""
+    if not 0 < len(text) <= LONGEST:
+        return False
+    return _PLAIN.fullmatch(text) is not None or (not _is_mark(text[0]) and all(map(_fits, text)))
+
+
+def one_form(name: str) -> str:
+    """Return the name in the one form in which names are compared: `Ü` may be written as one character or as two."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def _fits(character: str) -> bool:
+    return character in "._-" or ((character.isalnum() or _is_mark(character)) and not is_invisible(character))
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character) in ("Mn", "Mc")
+
+
+def derive_name(argv: Sequence[str]) -> str:
+    """The name of a command. Never empty; always a name."""
+    words = list(argv)
+    for _ in range(_DEEPEST):
+        program = _base(words[0]) if words else ""
+        inner = _look_inside(program, words[1:])
+        if not inner:
+            return _clean(program)
+        if isinstance(inner, str):
+            return _clean(inner)
+        words = inner
+    return _clean(_base(words[0]))
+
+
+def program_name(argv: Sequence[str]) -> str:
+    """The program of a command by the name that the config has for it, however it was installed: `npx @google/gemini-cli` is
+    `gemini`."""
+    name = derive_name(argv)
+    return _BY_PACKAGE.get(name, name)
+
+
+def executes(argv: Sequence[str], program: str) -> bool:
+    """Return whether a process with this command line is the program itself, and neither launches it nor runs it in a shell."""
+    name = _executed(argv)
+    return _BY_PACKAGE.get(name, name) == program
+
+
+def executed_word(argv: Sequence[str], program: str) -> int | None:
+    """Return where a command names the program that it executes; `None` if it executes another, or does not say so in a word of
+    its own, as `sh -c` and `env -S` do not."""
+    if program_name(argv) != program:
+        return None
+    names = (_clean(_base(_package(word))) for word in argv)
+    return next((at for at, name in enumerate(names) if _BY_PACKAGE.get(name, name) == program), None)
+
+
+_ONLY_TELLS = frozenset({"--version", "--help", "-v", "-V", "-h"})
+"""Last arguments with which a program tells something and ends."""
+
+
+def agent_of(argv: Sequence[str], programs: Collection[str]) -> str | None:
+    """Return which of `programs` a running process is, by its command line. A file in a directory called `shims` is not the
+    program, but asks for it or finds it."""
+    if not argv or argv[-1] in _ONLY_TELLS:
+        return None
+    if not argv[0].startswith("/"):
+        argv = [argv[0].split(" ")[0], *argv[1:]]  # a title that the process has given itself: `npm exec @openai/codex`
+    name = _executed(argv)
+    file = next((word for word in argv if _base(word) == name), "")
+    program = _BY_PACKAGE.get(name, name)
+    return program if program in programs and not file.endswith(f"/shims/{name}") else None
+
+
+def _executed(argv: Sequence[str]) -> str:
+    """Return the name of a command, without looking behind launchers and `sh -c`: what these run is a process of its own."""
+    first = _base(argv[0]) if argv else ""
+    plain = _VERSION.sub("", first[:64]) or first
+    inner = _of_shell(plain, list(argv[1:])) if plain in _SHELLS else None
+    inner = _of_interpreter(plain, list(argv[1:])) if plain in _INTERPRETERS else inner
+    return inner if isinstance(inner, str) else first
+
+
+def _look_inside(program: str, rest: list[str]) -> list[str] | str | None:
+    """What the program runs: a shorter command to look at again, a name, or nothing if the program is the agent itself."""
+    plain = _VERSION.sub("", program[:64]) or program
+    if plain in _SHELLS:
+        return _of_shell(plain, rest)
+    if program in _RUNNERS and (found := _of_runner(program, rest)):
+        return found
+    if plain in _INTERPRETERS:
+        return _of_interpreter(plain, rest)
+    if program == "java":
+        return _of_java(rest)
+    if program in _LAUNCHERS:
+        return _of_launcher(program, rest)
+    return None
+
+
+def _parse(words: list[str], valued: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Options with their values, and what follows them, as getopt(3) would see it."""
+    takes = valued.split()
+    found: list[tuple[str, str]] = []
+    rest = list(reversed(words))
+    while rest and rest[-1][:1] in {"-", "+"} and len(rest[-1]) > 1:
+        word = rest.pop()
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            found.append((name, value if equals else rest.pop() if name in takes and rest else ""))
+            continue
+        for at, letter in enumerate(word[1:65], start=2):  # no program has more letters, and a word may have megabytes
+            if letter in takes:
+                found.append((f"-{letter}", word[at:] or (rest.pop() if rest else "")))
+                break
+            found.append((f"-{letter}", ""))
+    return found, rest[::-1]
+
+
+def _value(found: Iterable[tuple[str, str]], *names: str) -> str | None:
+    return next((value for name, value in found if name in names), None)
+
+
+def _of_shell(shell: str, rest: list[str]) -> list[str] | str | None:
+    found, operands = _parse(rest, "o O --rcfile --init-file --command")
+    if shell == "busybox":
+        return operands
+    text = operands[0] if _value(found, "-c") is not None and operands else _value(found, "--command")
+    if text is not None:
+        return f"sh-{_hash(text)}"
+    return _base(operands[0]) if operands and _value(found, "-s") is None else None
+
+
+def _of_interpreter(name: str, rest: list[str]) -> str | None:
+    valued = _INTERPRETERS[name]
+    found, operands = _parse(rest, valued)
+    if name in {"bun", "deno"} and operands[:1] in (["run"], ["eval"]):
+        more, operands = _parse(operands[1:], valued)
+        found += more
+    names = (_CODE[name],) if name in _CODE else ("-e", "-E", "-p", "--eval", "--print")
+    takes_code = [option for option in names if option.startswith("--") or option[1:] in valued.split()]
+    text = _value(found, *takes_code)
+    if text is not None:
+        return f"code-{_hash(text)}"
+    module = _value(found, "-m") if name in {"python", "pypy"} else _value(found, "-f") if name == "php" else None
+    if module:
+        return module.split(".")[0] if name != "php" else _base(module)
+    return _base(operands[0]) if operands else None
+
+
+def _of_java(rest: list[str]) -> str | None:
+    words = iter(rest)
+    for word in words:
+        if word in {"-jar", "-m", "--module"}:
+            return _base(next(words, ""))
+        if word in {"-cp", "-classpath", "--class-path", "-p", "--module-path"}:
+            next(words, None)
+        elif not word.startswith("-"):
+            return _base(word)
+    return None
+
+
+def _of_runner(program: str, rest: list[str]) -> list[str] | str | None:
+    subcommands, valued = _RUNNERS[program]
+    _, operands = _parse(rest, valued)
+    if program == "uv" and operands[:2] == ["tool", "run"]:
+        return ["uvx", *operands[2:]]
+    if not operands or operands[0] not in subcommands.split():
+        return None
+    found, inner = _parse(operands[1:], valued)
+    module = _value(found, "-m", "--module") if program == "uv" else None
+    if module:
+        return module.split(".")[0]
+    return [_package(inner[0]), *inner[1:]] if inner and program in _PACKAGES else inner
+
+
+def _of_launcher(program: str, rest: list[str]) -> list[str] | None:
+    found, inner = _parse(rest, _LAUNCHERS[program])
+    options = {"env": ("-S", "--split-string"), "npx": ("-c", "--call")}.get(program, ())
+    string = _value(found, *options)
+    if string:
+        inner = [*_split(string), *inner]
+    if program in {"env", "sudo", "doas"}:
+        inner = inner[next((n for n, word in enumerate(inner) if "=" not in word), len(inner)) :]
+    inner = inner[_OPERANDS_FIRST.get(program, 0) :]
+    if program == "pipx" and inner[:1] == ["run"]:
+        found, inner = _parse(inner[1:], _LAUNCHERS[program])
+    return [_package(inner[0]), *inner[1:]] if inner and program in _PACKAGES else inner
+
+
+def _split(text: str) -> list[str]:
+    text = text[:4096]  # only its first words matter, and shlex takes its time
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _package(spec: str) -> str:
+    """`@openai/codex@latest` → `codex`."""
+    return _AFTER_PACKAGE.split(spec.rstrip("/").rsplit("/", 1)[-1], 1)[0] or spec
+
+
+def _base(path: str) -> str:
+    parts = path[-4096:].rstrip("/").split("/")
+    name = _SUFFIX.sub("", parts[-1])
+    if name in _ENTRY_POINTS:
+        return next((above for above in _packages(parts[:-1])), name)
+    return name
+
+
+def _packages(parts: list[str]) -> Iterable[str]:
+    """The directories just below `node_modules`, the innermost first; scopes are looked through."""
+    for at in range(len(parts) - 1, 0, -1):
+        above = parts[at - 2] if parts[at - 1].startswith("@") and at > 1 else parts[at - 1]
+        if above == "node_modules" and not parts[at].startswith("@"):
+            yield parts[at]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
+
+
+def _clean(name: str) -> str:
+    cleaned = "".join(c if _fits(c) else "-" for c in one_form(name[: 4 * LONGEST]))[:LONGEST]
+    if cleaned and _is_mark(cleaned[0]):
+        cleaned = f"-{cleaned[1:]}"
+    # "." and ".." would be dangerous where a name becomes a file name
+    return cleaned if cleaned.strip(".") else "agent"

@@ -1,0 +1,150 @@
+"""The configured numbers that the core decides by. The shell fills them in from the config."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ...protocol.kinds import KINDS
+from ...protocol.known import PROGRAMS
+from ...protocol.types import Action, Bound, Limit, LimitKind
+from .access import OPERATOR_ONLY, AccessRules
+
+MAX_ATTEMPTS = 100
+"""Attempts one run may ask for. Back-off grows to its cap, so this many take hours; more is a scheduler's work."""
+
+MAX_RETRY_DELAY = 3600.0
+"""Seconds before the second attempt at most: a run that waits holds its slot, and no clock of its own ends it."""
+
+MAX_LABELS = 64
+"""Labels of a run, inherited ones included, and conditions on labels in one request. Each is part of a query of the ledger."""
+
+
+DEFAULT_DEPTH = Bound(value=5, source="default")
+DEFAULT_DESCENDANTS = Bound(value=64, source="default")
+DEFAULT_LIMITS = {
+    kind: Limit(kind=kind, threshold=float(spec.default), action=Action.TERMINATE if spec.acts else Action.WARN)
+    for kind, spec in KINDS.items()
+    if spec.default is not None
+}
+"""The limits of a run where neither its request nor the config sets any."""
+
+
+class Invalid(Exception):
+    """A request holds a value outside its range. The message names the value, the range and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPolicy:
+    """`[sessions]` of the config, with times in seconds."""
+
+    enabled: bool = True
+    default_time: float = 300.0
+    max_time: float = 600.0
+    per_user: int = 3
+    """Sessions at once, of a user and of the daemon."""
+    total: int = 10
+    max_turns: int = 25
+    default_tokens: int = 50_000
+    max_tokens: int = 200_000
+    starts: int = 10
+    """So many starts of a user within `window` seconds."""
+    window: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallBounds:
+    """How many calls of models a run, or a user, may make. `None`: any number."""
+
+    calls_per_minute: int | None = None
+    concurrent_calls: int | None = None
+
+    @property
+    def any(self) -> bool:
+        return self.calls_per_minute is not None or self.concurrent_calls is not None
+
+
+@dataclass(frozen=True, slots=True)
+class AlertPolicy:
+    """`[alerts]` of the config. `None`: no such alert."""
+
+    cost_usd: float | None = 10.0
+    """USD that all runs may cost within the window."""
+    cost_usd_per_user: float | None = None
+    terminations: int | None = 5
+    """Runs that the daemon may end for a limit or a budget within the window."""
+    window: float = 3600.0
+    limit_share: float = 0.8
+    """The share of a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Times are in seconds. The defaults are those of the config (docs/configuration.md)."""
+
+    enabled: bool = True
+    max_depth: Bound = DEFAULT_DEPTH
+    max_descendants: Bound = DEFAULT_DESCENDANTS
+    depth_ceiling: int = 32
+    descendants_ceiling: int = 1024
+    allow_detach: bool = False
+    unadmitted: Literal["warn", "terminate", "off"] = "warn"
+    """What follows if an agent program is started within a run without asking."""
+    bypass: Literal["auto", "warn", "terminate"] = "auto"
+    """What follows if a run calls its model around the gateway; `auto`: `terminate` where a person has set a limit of money."""
+    unnamed: Literal["child", "loop"] = "child"
+    """What a run that no one named is below a run of the same program."""
+    defaults: Mapping[LimitKind, Limit] = field(default_factory=lambda: DEFAULT_LIMITS)
+    """In the order of `LimitKind`."""
+    program_profile: bool = True
+    """Whether a known agent program gets the profile `coding-agent` where its run names none."""
+    advice: Mapping[str, Mapping[LimitKind, float]] = field(default_factory=dict)
+    """Thresholds learned from the ledger, where `limits.adaptive` asks for them; see `limits.advice_key`."""
+    max_time: float = 3600.0
+    """The longest time of a run, whatever its limits' actions."""
+    max_turns: int = 100
+    max_cost: float = 100.0
+    """USD. The largest limits of turns and of each cost that can be asked for."""
+    max_output: int = 1024**3
+    """Bytes. The largest limit of output that can be asked for."""
+    nearing: float = 0.8
+    """The share of a threshold at which `limit_nearing` is published."""
+    repeats: int = 10
+    """Equal tool calls in a row after which `run_repeating` is published."""
+    pause_max: float = 86400.0
+    approval_timeout: float = 600.0
+    call_wait: float = 60.0
+    """How long a call of a model waits for others."""
+    models: tuple[str, ...] = ()
+    """Patterns of models that may be called; all, where there is none."""
+    calls_per_run: CallBounds = CallBounds()
+    calls_per_user: CallBounds = CallBounds()
+    budget_action: Action = Action.PAUSE
+    """What becomes of a user's live trees when a budget of the user or of a team has run out: pause, terminate or warn."""
+    result_wait: float = 30.0
+    """How long an agent may stay after it has printed its final result."""
+    grace: float = 5.0
+    polite: float = 1.0
+    """The part of the grace that the main processes of `interrupted` programs have for themselves."""
+    interrupted: frozenset[str] = frozenset(name for name, program in PROGRAMS.items() if program.interrupted)
+    """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is signalled."""
+    kill_wait: float = 10.0
+    trees_per_user: int = 32
+    trees: int = 64
+    queued_per_user: int = 1000
+    """Trees of one user that may wait for a slot."""
+    spawns_per_hour: int = 600
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """How many trees a user may have at once in each group."""
+    sessions: SessionPolicy = SessionPolicy()
+    access: AccessRules = OPERATOR_ONLY
+    alerts: AlertPolicy = AlertPolicy()
+    retry_delay: float = 1.0
+    retry_delay_max: float = 60.0
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The file that sets a config key, by the key."""
+    file: str = "the config"
+    """Where a key that no file sets would be set."""
+
+    def where_set(self, key: str) -> str:
+        """Return the key with the file that sets it or would set it: `limits.max_time in /etc/sfad/sfad.toml`."""
+        return f"{key} in {self.files.get(key, self.file)}"

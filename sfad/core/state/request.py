@@ -1,0 +1,130 @@
+"""What a spawn request asks for, as far as the core decides about it; which tools a run may use."""
+
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ...protocol.types import Action, After, Bound, Claim, Kind, Limit
+from .policy import Invalid
+
+# ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`, and how a child's are narrowed
+
+
+class ToolLists(NamedTuple):
+    """Names of tools, or patterns such as `Bash(git:*)`."""
+
+    allowed: tuple[str, ...] = ()
+    """The only ones; all, where there is none."""
+    blocked: tuple[str, ...] = ()
+
+
+def narrowed(own: ToolLists, above: ToolLists, caller: str) -> ToolLists:
+    """Return the lists of a run that asks for `own`, started by a run with `above` that messages call `caller`: it may use what
+    both allow, and neither blocks. Raise `Invalid` if none of its tools is left: no list would allow all."""
+    blocked = tuple(dict.fromkeys((*above.blocked, *own.blocked)))
+    if not (own.allowed and above.allowed):
+        return ToolLists(own.allowed or above.allowed, blocked)
+    within = [tool for tool in own.allowed if tool in above.allowed or name_of(tool) in above.allowed]
+    # of two patterns of one tool, it is not known which allows less
+    within += [tool for tool in above.allowed if name_of(tool) in own.allowed]
+    if not within:
+        raise Invalid(
+            f"none of the tools {', '.join(own.allowed)} is among those of {caller}, which may use {', '.join(above.allowed)}; "
+            "name some of these"
+        )
+    return ToolLists(tuple(dict.fromkeys(within)), blocked)
+
+
+def name_of(tool: str) -> str:
+    """Return the tool of a pattern such as `Bash(git:*)`."""
+    return tool.partition("(")[0]
+
+
+# ---- What a spawn request asks for, as far as the core decides about it
+
+
+NO_CLAIM = Claim()
+
+MODEL_CHANNEL = "mcp"
+"""The channel on which only models ask, with tools."""
+
+
+class SessionAsked(Struct, frozen=True):
+    """What makes a run a session. `Asked.limits` has what the entry of its agent sets."""
+
+    limits: tuple[Limit, ...] = ()
+    """What the caller asked for."""
+    unix_time: float = 0.0
+    """When. A refusal tells when a start will be possible."""
+
+
+class Asked(Struct, frozen=True, omit_defaults=True):
+    """What a spawn asked for. Environment and descriptors stay with the shell. A run is saved with it, so a default of a field
+    stays what it is."""
+
+    argv: tuple[str, ...]
+    cwd: str = "/"
+    name: str | None = None
+    kind: Kind = "agent"
+    identity: str | None = None
+    """What the loop rule compares instead of `name`: the registered name of an agent."""
+    type: str | None = None
+    agent_program: bool = False
+    """Its command is an agent program that sfad knows by name."""
+    tells_each_call: bool = False
+    """Its meter reads lines that its agent prints after each call, for the meter."""
+    limits: tuple[Limit, ...] = ()
+    on_limit: Action | None = None
+    max_depth: Bound | None = None
+    max_descendants: Bound | None = None
+    attempts: int = 1
+    retry_delay: float | None = None
+    grace: float | None = None
+    tied_to: int | None = None
+    """The connection that the run ends with."""
+    detach: bool = False
+    leaf: bool = False
+    interactive: bool = False
+    """Its stdin stays open for more: a final result ends a turn, not the run."""
+    queue: bool = True
+    priority: int = 0
+    labels: dict[str, str] = {}
+    channel: str | None = None
+    allow: frozenset[str] = frozenset()
+    deny: frozenset[str] = frozenset()
+    allowed_tools: tuple[str, ...] = ()
+    blocked_tools: tuple[str, ...] = ()
+    claim: Claim = NO_CLAIM
+    gated: bool = False
+    """Its calls go through the gateway."""
+    metered: bool = False
+    """A meter, or reports, tell what it uses."""
+    uncounted: str | None = None
+    """Why nothing will tell what the run uses."""
+    unnamed: bool = False
+    """An automatic shim has started a program, and no one gave it a name."""
+    models: tuple[str, ...] = ()
+    """Patterns of the models that it may call; those that its peer's run may, where there is none."""
+    nested: bool = False
+    """It may start sessions and stop them, although it is a subagent."""
+    session: SessionAsked | None = None
+    inherits: bool = False
+    """Its stdin is its client's, so Ctrl-C at a terminal reaches it and not the client."""
+    after: tuple[After, ...] = ()
+    """Runs that have to end before it starts, by their ids."""
+    group: str | None = None
+    """Of a root: the group whose slots it shares."""
+
+    @property
+    def tools(self) -> ToolLists:
+        return ToolLists(self.allowed_tools, self.blocked_tools)
+
+    @property
+    def by_tool(self) -> bool:
+        """Whether a model asked with a tool, not on a command line."""
+        return self.channel == MODEL_CHANNEL
+
+    @property
+    def from_model(self) -> bool:
+        """Whether the request itself says that it comes from a model."""
+        return bool(self.claim.names) or self.claim.depth > 0 or self.by_tool

@@ -1,0 +1,434 @@
+"""One run: its transition table, what is saved of it, and its place in the tree.
+
+The table is the only place that says what may follow what; docs/states.md is generated from it. Every end goes through
+`stopping`: there a run waits until none of its processes is alive, which takes no time if there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from signal import SIGINT
+
+from msgspec import Struct
+
+from ...protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
+from .access import FULL, Permissions
+from .account import OF_AGENT, Account
+from .alerts import RaisedAlert
+from .ladder import Ladder
+from .limits import ActiveLimit, Limits
+from .request import Asked
+from .vocabulary import ReasonKind
+
+PATH = " › "
+"""Between the runs through which a failure came."""
+
+Token = int
+"""Names a request that waits for an `AnswerRequest`. The shell chooses it; the core only hands it back."""
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.ACCEPTED: frozenset({Status.QUEUED, Status.STARTING, Status.STOPPING}),
+    Status.QUEUED: frozenset({Status.STARTING, Status.STOPPING}),
+    Status.STARTING: frozenset({Status.RUNNING, Status.STOPPING}),
+    Status.RUNNING: frozenset({Status.PAUSED, Status.RETRYING, Status.STOPPING}),
+    Status.PAUSED: frozenset({Status.RUNNING, Status.STOPPING}),
+    Status.RETRYING: frozenset({Status.STARTING, Status.STOPPING}),
+    Status.STOPPING: ENDED,
+} | {status: frozenset() for status in Status if status.terminal}
+
+
+class IllegalTransition(Exception):
+    """The core has a bug: the table does not allow this transition. Nothing was changed."""
+
+    def __init__(self, run: RunId, old: Status, new: Status) -> None:
+        super().__init__(f"run {run} cannot go from {old} to {new}")
+
+
+class Clock(Struct, gc=False):
+    """The seconds that a run has been running, pauses excluded."""
+
+    counted: float = 0.0
+    since: float | None = None
+    """When it last began to count; `None` while it is halted."""
+
+    def elapsed(self, at: float) -> float:
+        return self.counted + (at - self.since if self.since is not None else 0.0)
+
+    def reaches(self, seconds: float) -> float | None:
+        """Return when it will have counted so many seconds; `None` while it is halted."""
+        return self.since + seconds - self.counted if self.since is not None else None
+
+    def start(self, at: float) -> None:
+        if self.since is None:
+            self.since = at
+
+    def halt(self, at: float) -> None:
+        self.counted = self.elapsed(at)
+        self.since = None
+
+
+class ProcessExit(Struct, gc=False):
+    """How the main process of an attempt ended: by its exit code or by a signal. Neither is known if it was not this daemon's
+    child."""
+
+    code: int | None
+    signal: int | None
+
+    @property
+    def unknown(self) -> bool:
+        return self.code is None and self.signal is None
+
+    @property
+    def success(self) -> bool:
+        return self.code == 0
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether SIGINT ended it, or it says so as shells do: programs that read the key themselves have no signal."""
+        return self.signal == SIGINT or self.code == 128 + SIGINT
+
+
+class Attempt(Struct, omit_defaults=True, gc=False):
+    """One execution of the run's command, and what its agent says of it."""
+
+    number: int
+    """1 is the first; 0 until the command is launched."""
+    pid: int | None = None
+    """Of the main process, while it is alive."""
+    exit: ProcessExit | None = None
+    finished: bool = False
+    """The agent has printed its final result."""
+    failed: str | None = None
+    """Why the agent says that it failed, whatever its exit code."""
+    trouble: ApiTrouble | None = None
+    """The agent cannot reach its model, as it tells."""
+    failing: ApiTrouble | None = None
+    """The same, as the gateway tells."""
+    failing_since: float | None = None
+    """When it began to fail to reach its model, as either tells."""
+
+    @property
+    def known_trouble(self) -> ApiTrouble | None:
+        return self.trouble or self.failing
+
+    @property
+    def knows_its_calls(self) -> bool:
+        """Whether the agent has ended by itself, so that it knows what its calls have used."""
+        return self.failed is None and (self.finished or (self.exit is not None and self.exit.success))
+
+    @property
+    def succeeded(self) -> bool:
+        return self.exit is not None and self.exit.success and self.failed is None
+
+
+class Streak(Struct):
+    """The tool call that the run's model asked for last, and how often in a row."""
+
+    tool: str
+    digest: str
+    """Of its arguments."""
+    count: int = 0
+    said: bool = False
+    """That it repeats was published."""
+
+
+class Paused(Struct):
+    """The run is frozen itself, not only with an ancestor."""
+
+    until: float | None
+    """When the daemon stops waiting for a resume; `None` after a reboot, until `adopting` sets it."""
+    suspended: bool = False
+    """Its foreground client was suspended (Ctrl-Z)."""
+    no_money: Reason | None = None
+    """Of a root: the budget that keeps its tree paused."""
+    by_hand: bool = False
+    """While `no_money`: a request paused it as well."""
+    frozen: bool = True
+    """Its processes stand still. Where a call to its model was not made, only its calls do: a reply must not be frozen in its
+    middle."""
+    frozen_at: float | None = None
+    """Since when they do."""
+
+
+class LimitHold(Struct):
+    """The breach of a limit that holds the run until a person decides, or `until`. Between two attempts nothing is frozen yet."""
+
+    kind: LimitKind
+    reason: Reason
+    until: float | None
+    """`None` as in `Paused`."""
+    refused: float | None = None
+    """What the call or reservation that it is held for takes at least."""
+
+
+class Ending(Struct, frozen=True):
+    """How the run ends, as soon as none of its processes is alive."""
+
+    outcome: Status
+    reason: Reason | None
+
+
+class AllowedModels(Struct, frozen=True):
+    """Patterns of models, as a run was started with them. They bind all that it starts, detached runs too."""
+
+    run: RunId
+    patterns: tuple[str, ...]
+
+
+class FailedBelow(Struct, frozen=True):
+    """How a child has ended that did not complete: `sfactl run` prints it in the parent, and the parent often fails of it."""
+
+    run: RunId
+    name: str
+    reason: Reason
+
+    @property
+    def path(self) -> list[RunId]:
+        """The child, and the runs below it through which its failure came."""
+        return [self.run, *self.reason.below]
+
+    @property
+    def cause(self) -> str:
+        """Why the deepest of these ended."""
+        inner = f"{PATH.join(self.reason.below)}: "
+        return self.reason.message.partition(inner)[2] if self.reason.below else self.reason.message
+
+    def is_told_by(self, line: str) -> bool:
+        """Return whether this line on the parent's stderr is what `sfactl run` has printed at the end."""
+        return line.startswith((f"sfactl: {self.run} ", f"[agent:{self.name}] "))
+
+
+class Birth(Struct, frozen=True):
+    id: RunId
+    number: int
+    name: str
+    kind: str
+    asked: Asked
+    uid: int
+    user: str
+    channel: str
+    parent: RunId | None
+    created_at: float
+    max_depth: Bound
+    max_descendants: Bound
+    max_time: float
+    permissions: Permissions = FULL
+    origin: tuple[tuple[str | None, str], ...] = ()
+    """Of a root: the chain it comes from, for the loop rule. What its peer claimed (of any kind: `None`), or the chain of the
+    run that detached it."""
+    claimed_depth: int = 0
+    """Of a root: runs above it as its peer claimed. A detached run starts again at 0."""
+    models: tuple[AllowedModels, ...] = ()
+    """Each of them must allow a model; its own come last."""
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """What changes of a run, and is saved after each change."""
+
+    status: Status
+    limits: Limits
+    """In force on this run itself. Its ancestors' bind it too."""
+    max_time: float
+    """Seconds after which its clock ends it whatever its limits say."""
+    latest: Attempt
+    committed: bool = False
+    """The ledger holds it."""
+    admitted: int = 0
+    """Descendants admitted so far, ended ones included."""
+    started_at: float | None = None
+    ended_at: float | None = None
+    clock: Clock = field(default_factory=Clock)
+    account: Account = field(default_factory=Account)
+    tools_said: set[str] = field(default_factory=set)
+    """Forbidden tools whose use was published."""
+    paused: Paused | None = None
+    breach: LimitHold | None = None
+    retry_at: float | None = None
+    """When the next attempt is launched. While it is `retrying` and this is not set, the ladder clears what the last one left."""
+    ladder: Ladder | None = None
+    """What empties this run's containment. `None` where an ancestor's ladder does."""
+    ending: Ending | None = None
+    tied_to: int | None = None
+    """The connection that it ends with."""
+    admit_token: Token | None = None
+    """The spawn request that still waits for its answer."""
+    pause_tokens: list[Token] = field(default_factory=list)
+    """Pause requests that wait until it is frozen."""
+    unadmitted: int = 0
+    """Agent programs that were started within it without asking. Each counts in `admitted`, too."""
+    unadmitted_seen: dict[int, int] = field(default_factory=dict)
+    """The last of these: when each started, by pid."""
+    streak: Streak | None = None
+    alerts: dict[str, RaisedAlert] = field(default_factory=dict)
+    """By their types."""
+    counted_cost: int = 0
+    """The part of its own cost, in nano-dollars, that alerts have counted."""
+    called: bool = False
+    """A call of it, or of a run below it, has come to the gateway."""
+    holds_agent: bool = False
+    """An agent program was seen in it."""
+    bypassed: set[str] = field(default_factory=set)
+    """How it was seen to use its model around the gateway: `stream`, `session`, `connection`; `below`: a run below it was."""
+    misses_calls: bool = False
+    """Its agent may have made calls that it does not know of: it failed, was interrupted, or stood still for long. They may be
+    billed, so what its output and its session files tell is partial."""
+    cut: Reason | None = None
+    """Its last word was cut by a limit: a reply ended at a maximum that the gateway had lowered. So it cannot be completed."""
+    failed_below: FailedBelow | None = None
+    """The child that was the last to end without being completed."""
+    awaits: tuple[After, ...] = ()
+    """While it is queued: the runs that have to end before it starts."""
+
+    @property
+    def attempt(self) -> int:
+        return self.latest.number
+
+    @property
+    def pid(self) -> int | None:
+        return self.latest.pid
+
+    @property
+    def unreachable_since(self) -> float | None:
+        """When its calls of the model began to fail or to stay without an answer, if they do."""
+        failing = self.latest.failing_since
+        if not self.account.reservations:
+            return failing
+        return min([*(silence.since for silence in self.account.silences), *([] if failing is None else [failing])], default=None)
+
+    @property
+    def clearing(self) -> bool:
+        """Whether the ladder clears what a failed attempt left, and does not end the run."""
+        return self.status is Status.RETRYING and self.ladder is not None
+
+    @property
+    def held_by(self) -> ActiveLimit | None:
+        return self.limits[self.breach.kind] if self.breach is not None else None
+
+    @property
+    def no_money(self) -> Reason | None:
+        """The budget that keeps it paused."""
+        return self.paused.no_money if self.paused is not None else None
+
+    @property
+    def repeating(self) -> Repetition | None:
+        """The tool call that its model repeats, as long as it does."""
+        return Repetition(tool=self.streak.tool, count=self.streak.count) if self.streak is not None and self.streak.said else None
+
+    @property
+    def suspended(self) -> bool:
+        return self.paused is not None and self.paused.suspended
+
+    @property
+    def outcome(self) -> Status | None:
+        return self.ending.outcome if self.ending is not None else None
+
+
+class Run(State):
+    """A live run: its state, its birth and its place in the tree. Only the machine changes it; the shell reads it."""
+
+    __slots__ = ("ancestors", "asked", "birth", "chain", "children", "id", "identity", "lineage_ids", "name", "parent", "user")
+
+    def __init__(self, birth: Birth, state: State, parent: Run | None) -> None:
+        super().__init__(*_PARTS(state))
+        self.birth = birth
+        self.id, self.name, self.user, self.asked = birth.id, birth.name, birth.user, birth.asked
+        self.identity = (birth.kind, birth.asked.identity or birth.name)
+        """What the loop rule compares."""
+        self.parent = parent
+        self.ancestors: tuple[Run, ...] = (*parent.ancestors, parent) if parent is not None else ()
+        """Root first."""
+        self.lineage_ids: tuple[RunId, ...] = (*parent.lineage_ids, birth.id) if parent is not None else (birth.id,)
+        self.chain: tuple[str, ...] = (*parent.chain, birth.name) if parent is not None else (birth.name,)
+        """Names, root first."""
+        self.children: dict[RunId, Run] = {}
+
+    @property
+    def root(self) -> Run:
+        return self.ancestors[0] if self.ancestors else self
+
+    @property
+    def lineage(self) -> list[Run]:
+        return [*self.ancestors, self]
+
+    @property
+    def standing_still(self) -> bool:
+        """Whether it is frozen, by itself or with an ancestor."""
+        return self.paused is not None or (self.parent is not None and self.parent.standing_still)
+
+    @property
+    def shown_reason(self) -> Reason | None:
+        if self.ending is not None and self.ending.reason is not None:
+            return self.ending.reason
+        reason = self.breach.reason if self.breach is not None else self.root.no_money
+        if reason is None and self.paused is not None and self.paused.suspended:
+            words = f"suspended at its terminal; it continues with 'fg' there, or with: sfactl resume {self.id}"
+            return Reason(kind=ReasonKind.SUSPENDED, message=words)
+        return reason
+
+    @property
+    def allowed_time(self) -> float:
+        """Seconds that its clock may count before it ends the run. Only a limit that terminates ends it sooner than
+        `max_time`."""
+        time = self.limits.get(LimitKind.TIME)
+        return min(time.limit.threshold, self.max_time) if time and time.action is Action.TERMINATE else self.max_time
+
+    @property
+    def deadline(self) -> float | None:
+        """When its clock, or an ancestor's, ends it; `None` while its own is halted."""
+        own = self.own_deadline
+        if not self.ancestors:
+            return own
+        return min([own, *(above.own_deadline or own for above in self.ancestors)]) if own is not None else None
+
+    @property
+    def own_deadline(self) -> float | None:
+        """When its own clock ends it; `None` while that is halted."""
+        return self.clock.reaches(self.allowed_time) if self.clock.since is not None else None
+
+    @property
+    def tree_can_spend(self) -> bool:
+        """Whether the run or one below it may cost money: it has, something is to tell what it costs, or it holds an agent program.
+        That calls would go through the gateway says nothing: so it is with most runs that never make one."""
+        return bool(self.account.below) or any(
+            run.asked.agent_program or run.asked.metered or run.holds_agent or run.called or run.account.metered
+            for run in self.subtree()
+        )
+
+    def subtree(self) -> list[Run]:
+        """Return this run and all live descendants, parents before children."""
+        found = [self]
+        for run in found:
+            found.extend(run.children.values())
+        return found
+
+    def move(self, to: Status) -> None:
+        """Change the status. Raise `IllegalTransition`, and change nothing, where the table has no such arrow."""
+        if to not in TRANSITIONS[self.status]:
+            raise IllegalTransition(self.id, self.status, to)
+        self.status = to
+
+    def miss_calls(self) -> None:
+        """Note that its agent may not know of all its calls, unless it has told each one by itself."""
+        if self.asked.tells_each_call:
+            return
+        self.misses_calls = True
+        for source in OF_AGENT & self.account.sources.keys():
+            self.account.sources[source] = replace(self.account.sources[source], partial=True)
+
+    def adopt(self, pid: int | None) -> None:
+        """Take the main process that an earlier daemon launched; `None`: it is not alive."""
+        self.latest.pid = pid
+
+
+_PARTS = attrgetter(*State.__match_args__)
+
+
+def mermaid() -> str:
+    """Return the table as a Mermaid state diagram, for the docs."""
+    lines = ["stateDiagram-v2", "    [*] --> accepted"]
+    lines += [f"    {old} --> {new}" for old, news in TRANSITIONS.items() for new in sorted(news)]
+    lines += [f"    {status} --> [*]" for status in sorted(ENDED)]
+    lines += [f"    [*] --> {status}" for status in Status if status.rejected]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,10 @@
+"""The daemon: from its socket to the core, and back.
+
+`server`     the Unix socket: handshake, frames, back-pressure, the verbs
+`loop`       the trio shell: events go in, commands are applied
+`reloading`  the config of a running daemon: read again, checked against this machine, kept for the next daemon
+`startup`    opens everything that a daemon needs, and adopts what an earlier one left
+`reexec`     a daemon becomes the installed program in place
+`daemon`     a daemon from its start to its end, and what it does on signals
+`serving`    serving without a parser of command lines
+"""

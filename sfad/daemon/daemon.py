@@ -1,0 +1,230 @@
+"""A daemon from its start to its end: `serve`, and what it does on signals."""
+
+import gc
+import os
+import resource
+import signal
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+import trio
+
+from .. import __version__
+from .. import config as configuration
+from ..core.events import DrainRequested
+from ..durable.adoption import Adoption, Rows
+from ..durable.handover import Handover
+from ..host import systemd
+from ..host.headroom import raise_priority
+from ..host.log import Log
+from ..host.socket_file import bind_socket, directory_mode, socket_mode
+from ..host.state_dir import StateLock
+from ..host.tasks import keep_serving
+from ..processes.launcher import ChildSignals
+from ..protocol.types import RunId
+from . import reexec
+from .loop.runtime import Runtime
+from .reloading import ConfigFiles
+from .server.peers import identify
+from .server.server import Server
+from .startup import DaemonHome, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
+
+LAST_WORDS = 2.0
+"""Seconds that clients have to take their last replies when the daemon ends."""
+
+DRAIN_SPARE = 2.0
+"""Seconds beyond grace and `stop.kill_wait` after which a daemon that was told to end does so, whatever is still alive."""
+
+
+async def serve(
+    home: DaemonHome, loaded: configuration.Loaded, *, handed: Handover | None = None, ready_fd: int | None = None
+) -> list[RunId]:
+    """Serve until told to end. Return the runs whose processes could not be killed. `handed`: this process was re-executed.
+
+    Raises `PathError`, `LedgerError`, `CgroupImpossible`."""
+    raise_priority()  # before the runs of an earlier daemon are adopted: they may keep every processor busy
+    with ExitStack() as stack:
+        stored = systemd.FdStore.taken()  # before any descriptor is opened
+        stack.callback(close_all, stored)
+        children = ChildSignals()
+        stack.callback(children.close)
+        log = open_log(loaded.config.log, replaces=handed is not None or loaded.rejected is not None)
+        stack.callback(log.close)
+        listener = inherited_listener(home, handed, stored)
+        users = loaded.config.access.users
+        lock = take_lock(home, users, handed, listening=listener is not None)
+        stack.callback(lock.close)
+        nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        resources, adoption, unwritten = open_state(home, loaded, lock, log, stack, handed, stored)
+        drained = trio.Event()
+        files = ConfigFiles(home.config_files, loaded, log, home.state_dir)
+        began = handed.began if handed is not None else None
+        runtime = Runtime(resources, loaded, shut_down=drained.set, read_config=files.read, began=began)
+        stack.callback(runtime.close)
+        runtime.succession.adopt(adoption)
+        runtime.pidfds.forget_others(stored, [one.run for one in adoption.event.runs if one.run.pid is not None])
+        close_all(stored)
+        # what start-up has made lives as long as the daemon, and every collection would walk it again
+        gc.freeze()
+        gc.enable()
+        try:
+            listener = listener or bind_socket(
+                home.socket,
+                held=home.state_dir,
+                mode=socket_mode(everyone=runtime.everyone),
+                directory_mode=directory_mode(users, home.socket),
+            )
+            server = Server(
+                listener,
+                runtime,
+                lambda sock: runtime.hooking.peer(identify(sock, runtime.launcher, runtime.gateways.at, runtime.otel.pid)),
+                handed,
+            )
+            stack.callback(server.close)
+            # a daemon that was re-executed has told its readiness long ago, and the number may be another file's
+            daemon = Daemon(home, runtime, server, lock, log, files, nofile, drained, ready_fd if handed is None else None)
+            await daemon.run(adoption, unwritten, handed, children)
+        except Exception:
+            if not systemd.manages():  # then no other daemon starts soon, so no run may be left without a supervisor
+                sweep_others(home, loaded.config.containment.cgroup_parent, log, frozenset())
+            raise
+        if not daemon.left:
+            files.forget()
+        log.info("stopped")
+        return daemon.left
+
+
+@dataclass(slots=True)
+class Daemon:
+    home: DaemonHome
+    runtime: Runtime
+    server: Server
+    lock: StateLock
+    log: Log
+    files: ConfigFiles
+    nofile: int
+    """The soft limit of descriptors that it was started with."""
+    drained: trio.Event
+    ready_fd: int | None
+    left: list[RunId] = field(default_factory=list)
+    """Runs whose processes could not be killed. They must not keep the daemon."""
+    _reexecuting: bool = False
+
+    async def run(self, adoption: Adoption, unwritten: Rows, handed: Handover | None, children: ChildSignals) -> None:
+        runtime, server, log = self.runtime, self.server, self.log
+        if handed is not None:
+            runtime.machine.count_before(admitted=handed.admitted, refused=handed.refused)
+        # outside the nursery: trio's receiver breaks a task that still iterates over it when it is closed
+        with trio.open_signal_receiver(*reexec.SIGNALS) as signals:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, reexec.SIGNALS)  # blocked across execve(2)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(runtime.serve)
+                if handed is None or adoption.notes:
+                    # processes of runs without a snapshot
+                    parent, detail = runtime.config.containment.cgroup_parent, runtime.launcher.detail
+                    await trio.to_thread.run_sync(sweep_others, self.home, parent, log, adoption.spared, detail)
+                runtime.hooking.begin(runtime.config.hooks)  # not sooner: the sweep would end what is started
+                if handed is not None:
+                    server.handover.continue_watching(handed.clients)  # they are told what has happened since
+                await runtime.succession.supervise(adoption, unwritten)
+                runtime.hooking.begin_on_ends()
+                if handed is not None:
+                    server.handover.continue_waiting(handed.clients)  # the core knows the runs and what those may do
+                nursery.start_soon(keep_serving, server.serve, log.internal_error)
+                nursery.start_soon(keep_serving, server.listener.look_after, log.internal_error)
+                runtime.launcher.watch_children(children)
+                nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
+                nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
+                nursery.start_soon(self._obey, signals, nursery)
+                nursery.start_soon(systemd.feed_watchdog)
+                self.files.keep()
+                self._announce(adoption)
+                await self.drained.wait()
+                self._notify("STOPPING=1")
+                with trio.move_on_after(LAST_WORDS), suppress(OSError):
+                    await runtime.ledger.flush()  # so that hooks are told of the last ends
+                await runtime.hooking.finish()
+                await runtime.gateways.stop()
+                with trio.move_on_after(LAST_WORDS), suppress(OSError):
+                    await runtime.ledger.flush()  # clients that wait for an end are told when it is recorded
+                    await server.drained()
+                nursery.cancel_scope.cancel()
+
+    def _announce(self, adoption: Adoption) -> None:
+        launcher = self.runtime.launcher
+        self.log.info(
+            "serving", socket=str(self.home.socket), state_dir=str(self.home.state_dir), pid=os.getpid(),
+            containment=launcher.containment, detail=launcher.detail,
+        )  # fmt: skip
+        self.runtime.succession.tell_adopted(adoption)
+        self.runtime.status_text.tell()  # READY=1 lets "systemctl status" run: it counts the adopted runs
+        self._notify("READY=1")
+        if self.ready_fd is not None:
+            with suppress(BrokenPipeError):  # the process that started this one may be gone
+                os.write(self.ready_fd, b"ready\n")
+            os.close(self.ready_fd)
+
+    async def _obey(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
+        # it waits for none of them to be carried out: SIGTERM may come during a re-execution
+        async for number in signals:
+            if number == signal.SIGHUP:
+                self._reload(nursery)
+            elif number == signal.SIGUSR2:
+                nursery.start_soon(self._reexecute)
+            else:
+                self._drain(number, nursery)
+
+    def _reload(self, nursery: trio.Nursery) -> None:
+        self._notify(systemd.reloading())
+        with suppress(configuration.ConfigError):  # the log has it
+            self.runtime.reload()
+        if (installed := reexec.installed_version()) not in (None, __version__):
+            self.log.info("another version is installed", running=__version__, installed=installed)
+            nursery.start_soon(self._reexecute)
+        else:
+            self._notify("READY=1")
+
+    def _drain(self, number: int, nursery: trio.Nursery) -> None:
+        # before anything waits: a re-execution that is under way must see that the daemon is draining
+        cause = systemd.cause() if number == signal.SIGTERM else None
+        live = len(self.runtime.catalogue.live)
+        self.log.info("stopping every tree", signal=signal.Signals(number).name, cause=cause, live=live)
+        self.server.listener.close()
+        self.runtime.feed(DrainRequested(trio.current_time(), number, cause))
+        nursery.start_soon(self._bound_drain)
+
+    async def _bound_drain(self) -> None:
+        await trio.sleep_until(self.runtime.machine.drained_by(trio.current_time()) + DRAIN_SPARE)
+        if self.drained.is_set():
+            return
+        self.left = sorted(self.runtime.catalogue.live)
+        runs = ", ".join(self.left)
+        self.log.error(f"ending, though processes cannot be killed; their runs are left to the next daemon: {runs}")
+        self.drained.set()
+
+    async def _reexecute(self) -> None:
+        """Become the installed program. Return only if that fails; then this daemon continues as before."""
+        if self.runtime.machine.draining or self._reexecuting:
+            doing = "renewed" if self._reexecuting else "stopped"
+            self.log.warning(f"SIGUSR2 is ignored: the daemon is being {doing}")
+            return
+        self._reexecuting = True
+        try:
+            if (lost := self.lock.lost()) is not None:
+                raise reexec.Unfit(f"the next program would find nothing of what this one holds: {lost}")
+            await reexec.check(self.home.state_dir, self.home.config_files)
+            self.log.info("re-executing", version=__version__, live=len(self.runtime.catalogue.live))
+            self._notify(systemd.reloading())
+            await reexec.execute(self.runtime, self.server, self.lock, self.nofile)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it must not leave every tree without a supervisor
+            self.log.error(f"the daemon was not re-executed, and goes on as it is: {error or type(error).__name__}")
+            self._notify("READY=1")
+        finally:
+            self._reexecuting = False
+
+    def _notify(self, state: str) -> None:
+        try:
+            systemd.notify(state)
+        except OSError as error:
+            self.log.warning(f"cannot send {state} to systemd: {error}")

@@ -1,0 +1,178 @@
+"""Events: numbered, recorded, logged, and pushed to the clients that watch their runs, or follow all events."""
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import trio
+
+from ...core.context import EventRate
+from ...core.state.access import Scope
+from ...host.clock import wall_clock
+from ...host.log import LimitLog
+from ...protocol.event_types import EventType
+from ...protocol.types import Event, RunId, Severity
+from ...runs.catalogue import RunCatalogue
+from ...runs.live import Subscribers
+from ...storage.ledger import Ledger
+from .resources import Resources
+
+# ---- Pushes events to clients that follow all of them, once they are on record
+#
+# A client that resumes after the last number it has seen must neither miss an event nor get one twice, across a daemon that was
+# killed. So it sees nothing that the ledger may not have: not even for the 10 ms that an event waits for its transaction.
+
+
+Follower = Callable[[Event, tuple[RunId, ...]], None]
+"""Takes an event, and the lineage of its run."""
+
+
+class EventFeed:
+    def __init__(self, ledger: Ledger, uid_of: Callable[[RunId], int | None]) -> None:
+        self._ledger = ledger
+        self._uid_of = uid_of
+        self._followers: dict[Follower, Callable[[], Scope]] = {}
+        self._unrecorded: deque[tuple[Event, int | None, tuple[RunId, ...]]] = deque()
+
+    def follow(self, scope: Callable[[], Scope], follower: Follower) -> Callable[[], None]:
+        """Call `follower` with each event in the scope from now on. The scope is asked for each: a reload may change who is in the
+        admin group. Return how to stop it."""
+        self._followers[follower] = scope
+        self._ledger.tell_of_events(self._recorded)
+
+        def forget() -> None:
+            self._followers.pop(follower, None)
+            if not self._followers:
+                self._ledger.tell_of_events(None)
+                self._unrecorded.clear()
+
+        return forget
+
+    def published(self, event: Event, lineage: tuple[RunId, ...]) -> None:
+        if not self._followers:
+            return
+        self._unrecorded.append((event, self._uid_of(lineage[-1]) if lineage else None, lineage))
+        if self._ledger.trouble is not None:  # an operator who watches a full disk must see what happens
+            self._recorded(self._ledger.last_event)
+
+    def _recorded(self, number: int) -> None:
+        while self._unrecorded and self._unrecorded[0][0].number <= number:
+            event, uid, lineage = self._unrecorded.popleft()
+            for follower, scope in list(self._followers.items()):
+                if scope().admits(uid, lineage):
+                    follower(event, lineage)
+
+
+# ---- announcing
+
+
+RESERVED = 1000
+"""Numbers of events that are reserved at once. After a daemon was killed, the next one skips as many."""
+
+
+class Announcer:
+    def __init__(
+        self, resources: Resources, catalogue: RunCatalogue, subscribers: Subscribers, happened: Callable[[], None]
+    ) -> None:
+        """`happened` is called after each event."""
+        self._ledger, self._numbers, self._log = resources.ledger, resources.spool.numbers, resources.log
+        self._limit_log = LimitLog(Path(resources.state_dir), resources.log.warning)
+        self._output = resources.output
+        self._counts = resources.counts
+        self._catalogue = catalogue
+        self._subscribers = subscribers
+        self._happened = happened
+        self.feed = EventFeed(resources.ledger, catalogue.uid)
+        self._milestones = EventRate()
+        self._reserved = 0
+        """The highest number that is reserved."""
+        self._ledger.skip_events(self._numbers.highest_event)
+
+    def publish(self, event: Event, lineage: tuple[RunId, ...]) -> None:
+        """Announce an event of the run at the end of `lineage`, or of the daemon."""
+        if not lineage:
+            self._numbered(event, lineage)
+            return
+        live = self._catalogue.live.get(lineage[-1])
+        if live is not None and live.run.asked.session is not None:
+            event = self._with_output(event, lineage[-1])
+        if event.type is EventType.RUN_STARTED and live is not None and live.run.attempt == 1:
+            self._counts.run_started(live.run.id, trio.current_time() - live.run.birth.created_at)
+        self._subscribers.happened(self._numbered(event, lineage), lineage)
+
+    def tell_milestone(self, run: RunId, text: str) -> None:
+        """Announce what a live run says that it has reached, unless it says too much."""
+        if self._milestones.admits(run, trio.current_time()):
+            self.tell_of_run(EventType.RUN_PROGRESS, run, text, "low", by=f"run {run}")
+
+    def tell_of_run(
+        self, what: EventType, run: RunId, message: str, severity: Severity = "medium", *, by: str | None = None
+    ) -> None:
+        """Announce an event of a live run that the core did not decide."""
+        live = self._catalogue.live.get(run)
+        if live is not None:
+            name, root = live.run.name, live.lineage_ids[0]
+            event = Event(
+                type=what,
+                severity=severity,
+                run_id=run,
+                root_id=root,
+                agent_name=name,
+                user=live.run.user,
+                message=message,
+                by=by,
+                channel=live.run.birth.channel,
+            )
+            self.publish(event, live.lineage_ids)
+
+    def tell(self, what: EventType, message: str, severity: Severity = "low") -> None:
+        """Announce an event of the daemon itself."""
+        self._numbered(Event(type=what, message=message, severity=severity), ())
+
+    def tell_of_hook(self, what: EventType, message: str, severity: Severity, run: RunId | None) -> None:
+        """Announce an event of a hook: of the run that has ended, whose `--on-end` it is, or of the daemon."""
+        event = Event(type=what, message=message, severity=severity)
+        info = self._catalogue.info(run) if run is not None else None
+        if info is None:
+            self._numbered(event, ())
+            return
+        event = msgspec.structs.replace(
+            event, run_id=info.id, root_id=info.root_id, agent_name=info.name, user=info.user, channel=info.channel
+        )  # fmt: skip
+        self._numbered(event, tuple(self._catalogue.lineage(info.id)))
+
+    def _with_output(self, event: Event, run: RunId) -> Event:
+        try:
+            out, err = self._output.status(run, ".out"), self._output.status(run, ".err")
+        except OSError:
+            return event
+        return msgspec.structs.replace(
+            event,
+            stdout_bytes=out.st_size if out is not None else None,
+            stderr_bytes=err.st_size if err is not None else None,
+        )
+
+    def _log_breach(self, event: Event, run: RunId) -> None:
+        info = self._catalogue.info(run)
+        if info is not None:
+            self._limit_log.breach(event, info)
+
+    def close(self) -> None:
+        self._numbers.reserve_events(self._ledger.last_event)
+
+    def _numbered(self, event: Event, lineage: tuple[RunId, ...]) -> Event:
+        now = wall_clock()
+        event = self._ledger.event(msgspec.structs.replace(event, time=now))
+        self._counts.published(event, now.timestamp())
+        number = self._ledger.last_event
+        if number > self._reserved:
+            # events are pushed before they are on record, and the next daemon must not give their numbers to others
+            self._reserved = number + RESERVED
+            self._numbers.reserve_events(self._reserved)
+        self._log.event(event)
+        if event.type == EventType.LIMIT_EXCEEDED and lineage:
+            self._log_breach(event, lineage[-1])
+        self.feed.published(event, lineage)
+        self._happened()
+        return event

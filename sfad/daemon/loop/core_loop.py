@@ -1,0 +1,174 @@
+"""The loop: feeds the machine with events and applies its commands, in the trio thread."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from signal import SIGINT
+from typing import assert_never
+
+from ...core import commands as c
+from ...core import events as e
+from ...core.machine import Machine
+from ...core.state.run import Run
+from ...durable.budgets import BudgetKeeper
+from ...durable.maintenance import SessionArchive
+from ...host.faults import crash_point
+from ...host.tasks import Background
+from ...protocol.types import ErrorCode
+from ...runs.catalogue import RunCatalogue
+from ...runs.live import Live
+from ...usage.metering import Metering
+from .advising import Adviser
+from .announcing import Announcer
+from .arrivals import Arrivals
+from .launching import Launching
+from .pending_requests import PendingRequests
+from .resources import Resources
+from .saving import Saver
+
+_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.SaveAlerts, c.TellCall, c.MeterAgent})
+"""These have no effect outside the process: a crash before or after one is equivalent."""
+
+
+class EventQueue:
+    """Passes events on one after the other: an event that is fed while another is handled is handled after it. Those that are fed
+    before `begin` wait for it."""
+
+    def __init__(self) -> None:
+        self._events: deque[e.Event] = deque()
+        self._busy = True
+        self._handle: Callable[[e.Event], None] = self._events.append
+
+    def feed(self, event: e.Event) -> None:
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                self._handle(self._events.popleft())
+        finally:
+            self._busy = False
+
+    def begin(self, handle: Callable[[e.Event], None]) -> None:
+        while self._events:
+            handle(self._events.popleft())
+        self._handle, self._busy = handle, False
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLoop:
+    """Has the machine decide about an event, saves what it decided, and applies its commands."""
+
+    machine: Machine
+    resources: Resources
+    catalogue: RunCatalogue
+    requests: PendingRequests
+    announcer: Announcer
+    adviser: Adviser
+    metering: Metering
+    budgets: BudgetKeeper
+    saver: Saver
+    launching: Launching
+    arrivals: Arrivals
+    background: Background
+    archive: SessionArchive
+    shut_down: Callable[[], None]
+
+    def handle(self, event: e.Event) -> None:
+        try:
+            outcome = self.machine.handle(event)
+        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self.resources.log.internal_error(event)
+            token = getattr(event, "token", None)
+            if token is not None:
+                answer = c.ErrorAnswer(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
+                self.requests.answer(token, answer)
+            return
+        changed = self.saver.save_snapshots(outcome)
+        for command in outcome.commands:
+            if type(command) not in _INTERNAL:
+                crash_point(type(command).__name__)
+            try:
+                self._apply(command, changed)
+            except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
+                self.resources.log.internal_error(command)
+
+    def _apply(self, command: c.Command, changed: Iterable[Live]) -> None:
+        launcher = self.resources.launcher
+        match command:  # each case is a test: what every run needs comes first
+            case c.Publish(event, lineage):
+                self.announcer.publish(event, lineage)
+            case c.Record(run):
+                self.saver.record(run)
+            case c.Arm(run_id, timer, at):
+                self.arrivals.arm(run_id, timer, at)
+            case c.Disarm(run_id, timer):
+                self.resources.timers.disarm((run_id, timer))
+            case c.AnswerRequest(token, answer):
+                self.requests.answer(token, answer)
+            case c.Admit(run):
+                self._admit(run, changed)
+            case c.Launch(run):
+                self.launching.launch(run)
+            case c.Release(run_id):
+                self.metering.forget(run_id)
+                launcher.release(run_id)
+            case c.TellEnd(run):
+                self._end(run)
+            case c.ArmAlerts(at):
+                self.arrivals.arm_alerts(at)
+            case c.SaveAlerts(soon):
+                if soon:  # else it was saved with the snapshots
+                    self.saver.save_alerts_soon()
+            case c.RecordRefusal(run):
+                self._refuse(run)
+            case c.CountRefusal(run_id):
+                self.resources.ledger.count_refusal(run_id)
+            case c.TellCall(call, lineage):
+                self.saver.subscribers.called(call, lineage)
+            case c.RecordCall(call, lineage):
+                self.saver.record_call(call, lineage)
+            case c.Charge(scope, name, nanos):
+                self.budgets.record(scope, name, nanos)
+            case c.Interrupt(run_id):
+                launcher.signal_main(run_id, SIGINT)  # if it has ended by now, the core will hear of that
+            case c.Terminate(run_id, signal):
+                launcher.terminate(run_id, signal)
+            case c.Kill(run_id):
+                launcher.kill(run_id)
+            case c.Survey(run_id):
+                launcher.survey(run_id)
+            case c.Freeze(run_id):
+                launcher.freeze(run_id)
+            case c.Thaw(run_id):
+                launcher.thaw(run_id)
+            case c.MeterAgent(run_id, process):
+                self.metering.follow_agent(self.catalogue.live[run_id], process)
+            case c.Rebound(run):
+                self.catalogue.live[run.id].limits_changed()
+                self.metering.rebound(run)
+            case c.Shutdown():
+                self.shut_down()
+            case _:
+                assert_never(command)
+
+    def _admit(self, run: Run, changed: Iterable[Live]) -> None:
+        assert run.admit_token is not None
+        pending = self.requests.take_admitted(run.admit_token)
+        live = pending.live(run, self.resources.launcher)
+        self.catalogue.add(live)
+        if live.stdin is not None:
+            self.background.start_soon(live.stdin.serve)
+        pending.on_admit(run.id)
+        self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
+        self.saver.admit(live, changed)
+
+    def _refuse(self, run: Run) -> None:
+        self.saver.refuse(self.requests.refused(run, self.resources.launcher))
+
+    def _end(self, run: Run) -> None:
+        self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
+        if run.asked.session is not None:
+            self.archive.ended(run.id)
+        self.saver.end(self.catalogue.live[run.id])

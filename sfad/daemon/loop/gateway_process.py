@@ -1,0 +1,429 @@
+"""A gateway's process: starts it, watches it, adopts that of an earlier daemon, and tells runs where it is."""
+
+import json
+import math
+import os
+import re
+import secrets
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import trio
+
+from ...config import GatewayConfig
+from ...gateway.journal import noted_in
+from ...host.files import UNDECODABLE, create, keep_damaged, read
+from ...host.log import Log
+from ...host.probe import user_name
+from ...processes import procfs
+from ...processes.launcher import Launcher
+from ...protocol.event_types import EventType
+from ...protocol.messages import EndCall
+from ...protocol.types import Severity
+from .otel_process import UNKNOWN, ended, start_helper
+
+LISTENER = 3
+"""The descriptor under which the gateway finds its listener."""
+RECORD, JOURNAL = ".json", ".calls"
+"""The files of a gateway, after `gateway`, or `gateway-UID`."""
+PAUSE, PAUSE_MAX = 0.1, 5.0
+"""Seconds until an ended gateway is started again: doubled each time, until one has lived for `PAUSE_MAX`."""
+FAILING = 0.8
+"""The pause from which on callers are refused meanwhile. They must not wait for a gateway that cannot start."""
+BACKLOG = 512
+UNUSED_MAX = 10.0
+"""Seconds that a gateway which does not always run goes on after the last run that may use it: runs may follow each other, and a
+start takes 0.4 s of a CPU."""
+LAST_CALLS = 1.0
+"""Seconds that the gateway has to end when the daemon does, after its last run has ended."""
+
+
+_USERS_ENV = re.compile(r"PYTHON|LD_LIBRARY_PATH$|PATH$|LANG$|LC_|TZ$|SSL_CERT_(FILE|DIR)$|(https?|all|no)_proxy$", re.IGNORECASE)
+"""The variables of the daemon that a user's gateway gets. Others may be keys of the operator's."""
+
+ANY_RUN = "ANY-RUN"
+"""Stands for the run in the gateway's address until it is launched, where runs have no cgroup."""
+
+
+class GatewayRecord(msgspec.Struct):
+    """What the next daemon must know: runs keep the address, and calls may be under way."""
+
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    secret: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    """Names of runs in addresses are signed with that of the service's own gateway."""
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 22)] = 0
+    started: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """When the process started, in clock ticks: its pid may be used again."""
+
+
+class GatewayProcess:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        launcher: Launcher,
+        log: Log,
+        tell: Callable[[EventType, str, Severity], None],
+        settle: Callable[[list[EndCall]], Awaitable[None]],
+        in_use: Callable[[], bool],
+        damaged: Callable[[str], None],
+        ports: set[int],
+        *,
+        uid: int | None,
+        sock: str,
+        state_dir: str,
+    ) -> None:
+        """Adopt the gateway of an earlier daemon, or bind the address of a new one if it is enabled. `tell` announces an event.
+        `settle` is awaited before a new one is started, with what the one before has noted of its calls. `in_use` returns whether a
+        live run uses it. `damaged` is told of a file that cannot be read. `ports`: those of all gateways. `uid`: the user that it
+        becomes; `None`: it stays the daemon's own."""
+        self.uid = uid
+        self._name = "the gateway" if uid is None else f"the gateway of user {user_name(uid)}"
+        self._ports = ports
+        self._tell = tell
+        self._settle = settle
+        self._in_use = in_use
+        self._damaged = damaged
+        self._launcher = launcher
+        self._log = log
+        self._daemon = sock
+        files = "gateway" if uid is None else f"gateway-{uid}"
+        self._path, self._journal = Path(state_dir, files + RECORD), Path(state_dir, files + JOURNAL)
+        self._listener: socket.socket | None = None
+        self._changed = trio.Event()
+        self._demanded = -math.inf
+        """When it was last needed."""
+        self._serving = True
+        """The process has begun its work; that of an earlier daemon has."""
+        self._told_to_end = False
+        self._waiting: list[Callable[[str | None], None]] = []
+        self._stopped = False
+        self._config = config
+        self._record = self._read()
+        if self._record is not None:
+            self._ports.add(self._record.port)
+        if (pid := self.pid) is not None:
+            self._launcher.own(pid)
+        elif self._record is not None or (self._config.enabled is not False and uid is None):
+            try:
+                self._bind()  # live runs have its address
+            except OSError as error:
+                self._log.warning(f"{self._name} has no address yet: {error}; the next run that uses it asks again")
+
+    @property
+    def _always(self) -> bool:
+        return self._config.enabled is True and self.uid is None
+
+    def is_process(self, pid: int) -> bool:
+        return self._record is not None and self._record.pid == pid and self.pid == pid
+
+    @property
+    def pid(self) -> int | None:
+        """The process; `None` while there is none."""
+        record = self._record
+        return record.pid if record is not None and record.pid and procfs.is_alive(record.pid, record.started) else None
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Start the gateway, or end it once no run uses it, or have it ask for the config, because that was read again."""
+        self._config = config
+        if config.enabled is not False and self._record is None and self.uid is None:
+            self._bind()
+        self._signal(signal.SIGHUP)
+        self._changed.set()
+
+    def demand(self, then: Callable[[str | None], None]) -> None:
+        """Have the gateway run until no live run uses it: one is about to. Call `then` once it has begun its work, or, if it
+        cannot, with the reason."""
+        self._demanded = trio.current_time()
+        if self.pid is not None and self._serving:
+            then(None)
+        else:
+            self._waiting.append(then)
+            self._changed.set()
+
+    def demand_soon(self) -> None:
+        """Start the gateway, because a call is likely to come soon. If it cannot be started, the call meets that."""
+        self._demanded = trio.current_time()
+        self._changed.set()
+
+    def serves(self) -> None:
+        """Note that the process has begun its work."""
+        self._serving = True
+        self._answer(None)
+
+    def _answer(self, trouble: str | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then(trouble)
+
+    def _bind(self) -> None:
+        found = self._record
+        listener = _tcp_socket()
+        try:
+            if found is not None:
+                listener.bind(("127.0.0.1", found.port))
+            else:
+                _bind_to_free_port(listener)
+        except OSError as error:
+            if found is None:
+                raise
+            self._log.warning(f"port {found.port} of {self._name} is taken: live runs cannot reach their model ({error.strerror})")
+            _bind_to_free_port(listener)
+        _listen(listener)
+        self._listener = listener
+        secret = found.secret if found is not None else secrets.token_hex(16)
+        self._record = GatewayRecord(listener.getsockname()[1], secret)
+        self._ports.add(self._record.port)
+        if found is None or found.port != self._record.port:
+            self._write()
+
+    def keep(self, listener: int) -> None:
+        """Keep the listener of a gateway that an earlier daemon has started: if it dies, connections wait for the next gateway."""
+        if self._listener is None:
+            self._listener = socket.socket(fileno=listener)
+        else:
+            os.close(listener)
+
+    # ---- what runs are told
+
+    @property
+    def url(self) -> str | None:
+        """Where it listens; `None` while it is not running and need not."""
+        return self.base if self._always or self.pid is not None else None
+
+    def address(self, token: str | None = None) -> str:
+        """Return where a run finds its upstreams, each at a path of its name. `token`: the run's, unless the address is only shown.
+        Raises `OSError`."""
+        if self._launcher.containment == "cgroup":
+            return self.base
+        return f"{self.base}/run/{token or ANY_RUN}"
+
+    @property
+    def base(self) -> str:
+        """Its address without the name of a run. Raises `OSError`."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """Where it listens on loopback. Raises `OSError`."""
+        if self._record is None:
+            self._bind()
+            self._changed.set()  # connections are waited for
+        assert self._record is not None
+        return self._record.port
+
+    @property
+    def has_address(self) -> bool:
+        return self._record is not None
+
+    @property
+    def secret(self) -> bytes:
+        """What names of runs in addresses are signed with. Raises `OSError`."""
+        if self._record is None:
+            self._bind()
+        assert self._record is not None
+        return bytes.fromhex(self._record.secret)
+
+    # ---- the process
+
+    async def serve(self) -> None:
+        """Keep the gateway running while it is wanted, until cancelled, or until that of a user has no run left that has its
+        address."""
+        pause = PAUSE
+        while True:
+            began = trio.current_time()
+            try:
+                if (pid := self.pid) is None and self._needed():
+                    await self._settle(self._noted())
+                    pid = self._start()
+                if pid is None:
+                    if self.uid is not None and not self._in_use() and not self._needed():
+                        return
+                    await self._need()
+                    continue
+                how = await self._watched(pid)
+            except OSError as error:
+                how = f"it cannot be started: {error}"
+            if not self._serving:
+                self._answer(how)
+            if not self._used() or (self._told_to_end and how in {"exit code 0", UNKNOWN}):
+                continue  # a run may ask for it while it ends
+            self._demanded = trio.current_time()  # calls were under way
+            pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
+            self._failed(how, pause)
+            await trio.sleep(pause)
+
+    def _failed(self, how: str, pause: float) -> None:
+        message = f"{self._name} ended ({how}); it is started again in {pause:g} s"
+        if pause < FAILING:
+            self._tell(EventType.GATEWAY_ENDED, message, "medium")
+            return
+        self._tell(EventType.GATEWAY_ENDED, f"{message}; until then runs cannot reach their model; the log tells more", "high")
+        if self._listener is not None:
+            # its port stays bound, and without this option no other process can bind it too, and be taken for the gateway
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            self._listener.shutdown(socket.SHUT_RDWR)
+
+    def _needed(self) -> bool:
+        """Return whether to start it."""
+        demanded = bool(self._waiting) or trio.current_time() < self._demanded + UNUSED_MAX
+        return not self._stopped and (self._always or demanded)
+
+    def _used(self) -> bool:
+        """Return whether it goes on once it was started."""
+        if not self._stopped and self._in_use():
+            self._demanded = trio.current_time()
+        return self._needed()
+
+    async def _change(self) -> None:
+        self._changed = trio.Event()
+        await self._changed.wait()
+
+    async def _need(self) -> None:
+        """Wait until a run or a connection needs it, or until it may be that no run can any more."""
+        async with trio.open_nursery() as nursery:
+            if self._listener is not None:
+                _listen(self._listener)  # it was shut down if the gateway died again and again
+                nursery.start_soon(self._connection, self._listener)
+            with trio.move_on_after(math.inf if self.uid is None else UNUSED_MAX):
+                await self._change()
+            nursery.cancel_scope.cancel()
+
+    async def _connection(self, listener: socket.socket) -> None:
+        """Wait for the first connection. The kernel keeps it until the gateway accepts it."""
+        await trio.lowlevel.wait_readable(listener)
+        self.demand_soon()
+
+    async def _watched(self, pid: int) -> str:
+        """Wait until the process has ended; tell it to end once it is not wanted. Return how it ended."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_unwanted)
+            how = await self._ended(pid)
+            nursery.cancel_scope.cancel()
+        return how
+
+    async def _end_unwanted(self) -> None:
+        while self._used():
+            with trio.move_on_after(math.inf if self._always else UNUSED_MAX):
+                await self._change()
+        self._told_to_end = True
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        if (pid := self.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    async def stop(self) -> None:
+        """End the gateway, because the daemon ends."""
+        self._stopped = True
+        pid = self.pid
+        self._signal(signal.SIGTERM)
+        with trio.move_on_after(LAST_CALLS):
+            if pid is not None:
+                await self._ended(pid)
+        if (pid := self.pid) is not None:
+            self._signal(signal.SIGKILL)
+            await self._ended(pid)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+    def forget(self) -> None:
+        """Remove its files, which no live run needs any more."""
+        if self._record is not None:
+            self._ports.discard(self._record.port)
+        for path in (self._path, self._journal):
+            path.unlink(missing_ok=True)
+
+    def _start(self) -> int:
+        self._serving = self._told_to_end = False
+        if self._listener is None:
+            self._bind()
+        assert self._listener is not None
+        assert self._record is not None
+        _listen(self._listener)
+        user = [] if self.uid is None else ["--user", str(self.uid)]
+        pid = start_helper(
+            ["-m", "sfad.gateway", "--daemon", self._daemon, "--journal", os.fspath(self._journal), *user],
+            [(os.POSIX_SPAWN_DUP2, self._listener.fileno(), LISTENER)],
+            blocked=[signal.SIGHUP],  # until it has a handler: it may be told of a new config at once
+            env=None if self.uid is None else _USERS_ENV,
+        )
+        self._launcher.own(pid)
+        found = procfs.stat(pid)
+        self._record.pid, self._record.started = pid, found.started if found is not None else 0
+        self._write()
+        self._log.info("gateway", pid=pid, port=self._record.port, uid=self.uid)
+        return pid
+
+    def _noted(self) -> list[EndCall]:
+        try:
+            return noted_in(self._journal)
+        except OSError as error:
+            self._log.warning(f"{self._journal} cannot be read: {error.strerror}; calls that were under way count as reserved")
+            return []
+
+    async def _ended(self, pid: int) -> str:
+        """Wait until the process has ended, and reap it. Return how it ended."""
+        how = await ended(pid)
+        self._forget(pid)
+        return how or "while no daemon was there"
+
+    def _forget(self, pid: int) -> None:
+        self._launcher.disown(pid)
+        if self._record is not None and self._record.pid == pid:
+            self._record.pid = 0
+
+    # ---- the record
+
+    def _read(self) -> GatewayRecord | None:
+        try:
+            return msgspec.json.decode(read(self._path), type=GatewayRecord)
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNDECODABLE) as error:
+            kept = keep_damaged(self._path)
+            self._damaged(f"{self._path} cannot be read, so live runs may not reach their model any more: {error}; {kept}")
+            self._end_unknown()
+            return None
+
+    def _end_unknown(self) -> None:
+        """End the gateway whose record is lost. No daemon knows it, so it would never end."""
+        journal = os.fspath(self._journal)
+        for pid in procfs.pids():
+            words = procfs.command(pid)
+            if "sfad.gateway" in words and journal in words:
+                with suppress(OSError):
+                    if os.stat(f"/proc/{pid}").st_uid in {os.geteuid(), self.uid}:
+                        os.kill(pid, signal.SIGKILL)
+
+    def _write(self) -> None:
+        new = self._path.with_suffix(".new")
+        with open(create(new), "wb") as file:
+            file.write(json.dumps(msgspec.to_builtins(self._record)).encode())
+        new.replace(self._path)
+
+
+def _tcp_socket() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made
+
+
+def _listen(listener: socket.socket) -> None:
+    # else connections to the gateway before, which the kernel has not forgotten yet, are in the way
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.listen(BACKLOG)
+
+
+def _bind_to_free_port(listener: socket.socket) -> None:
+    # a socket loses a port that the kernel has chosen for it when it is shut down
+    with _tcp_socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        listener.bind(chosen.getsockname())

@@ -1,0 +1,233 @@
+"""Launches the attempts of runs."""
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import trio
+
+from ...agents.registered import argv_of
+from ...core import events as e
+from ...core.state.run import Run
+from ...core.state.vocabulary import Timer
+from ...host.clock import wall_clock
+from ...host.descriptors import Descriptors, Need
+from ...host.faults import crash_point
+from ...processes.launcher import LaunchSpec, Remains
+from ...protocol.messages import Spawn
+from ...protocol.types import RunId
+from ...runs.catalogue import RunCatalogue
+from ...runs.live import Live, bounds_of
+from ...usage.metering import Metering
+from .gateways import Gateways
+from .isolating import Isolating
+from .resources import Resources
+from .shims import BASH_ENV, SHIMS, THEIR_BASH_ENV, AutomaticShims, ShimDirectory
+
+# ---- The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*
+
+
+_FOREIGN = (b"NOTIFY_SOCKET=", b"LISTEN_", b"WATCHDOG_", b"MAINPID=", b"FDSTORE=")
+"""Variables by which systemd speaks to one service. A run that inherits them could answer in the service's name."""
+
+_OWN = (
+    b"SFA_RUN_ID=", b"SFA_ROOT_ID=", b"SFA_PARENT_ID=", b"SFA_NAME=", b"SFA_DEPTH=", b"SFA_MAX_DEPTH=", b"SFA_CALL_CHAIN=",
+    b"SFA_DEADLINE=", b"SFA_ATTEMPT=", b"SFA_SOCKET=", b"SFA_COOKIE=", b"SFA_ALLOWED_TOOLS=", b"SFA_BLOCKED_TOOLS=",
+    b"SFA_NO_LOG=", b"SFA_QUIET=", b"SFA_SHIMS=", b"SFA_TASK=", b"SFA_MODEL=", b"SFA_PROVIDER=", b"SFA_INSTRUCTIONS=",
+)  # fmt: skip
+
+
+def run_environment(
+    run: Run,
+    spawn: Spawn,
+    *,
+    socket: str,
+    deadline: float,
+    shims: Sequence[bytes] = (),
+) -> list[bytes]:
+    """Return `KEY=VALUE` for execve(2). `deadline` is in Unix seconds; `shims` are the directories
+    that come first in PATH. The daemon does not trust these variables itself."""
+    told = [*_told(run, spawn, socket, deadline)]
+    if shims:
+        told.append((SHIMS, os.fsdecode(b":".join(shims))))
+    kept = [item for item in spawn.env if not item.startswith(_FOREIGN) and not item.startswith(_OWN)]
+    if shims:
+        kept = _finding_shims(kept, shims)
+    return kept + [f"{key}={value}".encode(errors="surrogateescape") for key, value in told]
+
+
+def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:
+    """Return an environment whose PATH begins with directories of shims, also after a login shell has set it."""
+    kept = []
+    for item in env:
+        if item.startswith(b"PATH="):
+            others = [directory for directory in item[5:].split(b":") if directory not in shims]
+            kept.append(b"PATH=" + b":".join([*shims, *others]))
+        elif not item.startswith(b"BASH_ENV="):
+            kept.append(item)
+        elif not item.endswith(b"/" + BASH_ENV):  # else it is that of a run above, and SFA_BASH_ENV holds the person's
+            kept.append(f"{THEIR_BASH_ENV}=".encode() + item[9:])
+    return [*kept, b"BASH_ENV=" + shims[-1] + b"/" + BASH_ENV]
+
+
+def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:
+    lineage = run.lineage
+    told = [
+        ("SFA_RUN_ID", run.id),
+        ("SFA_ROOT_ID", lineage[0].id),
+        ("SFA_PARENT_ID", run.parent.id if run.parent is not None else ""),
+        # what the loop rule compares: a container passes it back in a claim
+        ("SFA_NAME", run.identity[1]),
+        ("SFA_DEPTH", str(len(lineage) - 1)),
+        ("SFA_MAX_DEPTH", str(run.birth.max_depth.value)),
+        # without the run itself: an agent that looks for its own name in the chain must not find itself
+        ("SFA_CALL_CHAIN", ",".join(r.identity[1] for r in lineage[:-1])),
+        ("SFA_DEADLINE", f"{deadline:.0f}"),
+        ("SFA_ATTEMPT", str(run.attempt)),
+        ("SFA_SOCKET", socket),
+    ]
+    optional = [
+        ("SFA_ALLOWED_TOOLS", ",".join(spawn.allowed_tools)),
+        ("SFA_BLOCKED_TOOLS", ",".join(spawn.blocked_tools)),
+        ("SFA_NO_LOG", "" if spawn.log else "1"),
+        ("SFA_QUIET", "1" if spawn.quiet else ""),
+    ]
+    agent = [(f"SFA_{name.upper()}", text) for name, text in spawn.placeholders.items()]
+    return told + [(key, value) for key, value in optional if value] + agent
+
+
+# ---- launching
+
+
+LAUNCH = 8
+"""Descriptors that a launch takes for some milliseconds: files for the output, pipes of the trampoline, the way into the
+containment, a pidfd."""
+
+Feed = Callable[[e.Event], None]
+Arm = Callable[[RunId, Timer, float], None]
+"""Run, timer, time."""
+
+
+def demand_descriptors(descriptors: Descriptors) -> None:
+    """Raise `OSError` where too few descriptors are left for a launch."""
+    refusal = descriptors.refusal(Need.RUN, LAUNCH)
+    if refusal is not None:
+        raise OSError(refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """Launches attempts. The main process is saved before it executes anything."""
+
+    resources: Resources
+    catalogue: RunCatalogue
+    metering: Metering
+    descriptors: Descriptors
+    feed: Feed
+    arm: Arm
+    gateways: Gateways
+    shims: ShimDirectory
+    automatic_shims: AutomaticShims
+    isolating: Isolating
+
+    def launch(self, run: Run) -> None:
+        """Launch an attempt, or feed `LaunchFailed`."""
+        live = self.catalogue.live[run.id]
+        opened: list[int] = []
+        if live.user is None and os.geteuid() == 0 and run.birth.uid != 0:
+            self._fail(run, errno.EPERM, f"what user {run.birth.user} may do is not known", "launch")
+            return
+        try:
+            try:
+                demand_descriptors(self.descriptors)  # it may have waited since it was admitted, or be one of many
+            except OSError as error:
+                self._fail(run, errno.EMFILE, str(error), "launch")
+                return
+            try:
+                spec = self._spec(live, opened)
+                self.metering.begin_attempt(live)
+            except OSError as error:
+                self._fail(run, error.errno or 0, f"its output could not be opened: {error}", "output")
+                return
+            if run.attempt > 1:  # where the meter was in an earlier attempt says nothing about this one
+                self.resources.spool.journal.save([live], self.metering.position)
+            if self.resources.spool.journal.failing:
+                # the next daemon would take it for queued, and launch it a second time
+                self._fail(run, errno.ENOSPC, "the disk has no room to save that it is launched; free some", "output")
+                return
+            parent = run.parent.id if run.parent is not None else None
+            self.resources.launcher.launch(run.id, parent, spec, partial(self._save_main, live))
+            if live.stdin is not None and run.attempt >= run.asked.attempts:
+                live.stdin.leave_to_run()
+            crash_point("launched")
+            self.expect(run)
+            self.resources.spool.spawns.launched(run)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+    def expect(self, run: Run) -> None:
+        """Bound a launch by the time that the run may take. The core arms this timer again when the command is executed."""
+        now = trio.current_time()
+        self.arm(run.id, Timer.DEADLINE, now + run.allowed_time - run.clock.elapsed(now))
+
+    def _fail(self, run: Run, number: int, why: str, kind: Literal["launch", "output"]) -> None:
+        self.feed(e.LaunchFailed(trio.current_time(), run.id, number, f"run {run.id} was not started: {why}", kind))
+
+    def _save_main(self, live: Live, remains: Remains) -> bool:
+        live.main_is(remains.pid, remains.started, self.resources.output.inodes(live.run.id))
+        self.resources.spool.journal.save([live])
+        crash_point("main noted")
+        return self.resources.spool.journal.is_saved(live.run.id)
+
+    def _spec(self, live: Live, opened: list[int]) -> LaunchSpec:
+        run, spawn = live.run, live.spawn
+        stdin, stdout, stderr = self._stdio(live, opened)
+        left = [r.allowed_time - r.clock.elapsed(trio.current_time()) for r in run.lineage]
+        deadline = wall_clock().timestamp() + min(left)
+        shims = self._shims(live)
+        terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
+        env = run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
+        return LaunchSpec(
+            argv=self.gateways.naming(run.id, argv_of(spawn, run.attempt)),
+            cwd=spawn.cwd,
+            env=self.isolating.environment(live, self.gateways.naming(run.id, env)),
+            umask=spawn.umask,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            terminal=terminal,
+            bounds=bounds_of(run),
+            shims=shims,
+            sandbox=self.isolating.sandbox(live, terminal=terminal, shims=shims),
+            user=live.user,
+            nonce=live.nonce,
+        )
+
+    def _shims(self, live: Live) -> list[bytes]:
+        """Return the directories that come first in the run's PATH: the installed shims, then the automatic ones."""
+        run = live.run
+        found = [self.shims.in_path if self.shims.open_to(run.birth.uid) else None]
+        if live.spawn.gateway:
+            found.append(self.automatic_shims.in_path(self.catalogue.live[run.root.id].setups.programs, run.birth.uid))
+        return [each for each in found if each is not None]
+
+    def _stdio(self, live: Live, opened: list[int]) -> tuple[int | None, int | None, int | None]:
+        if live.spawn.stdio == "inherit":
+            stdin, stdout, stderr = live.descriptors
+            return stdin, stdout, stderr
+        piped = live.stdin.read_end if live.stdin is not None else (live.descriptors[0] if live.descriptors else None)
+        if not live.kept:
+            return piped, None, None
+        owner = None if live.user is None else (live.user.uid, live.user.gid)
+        opened += self.resources.output.open_for_run(live.run.id, owner)
+        return piped, opened[0], opened[1]
+
+
+def _is_terminal(descriptor: int) -> bool:
+    # isatty(3) is an ioctl, for which a file on a FUSE mount would wait; a terminal is a character device
+    return stat.S_ISCHR(os.fstat(descriptor).st_mode) and os.isatty(descriptor)

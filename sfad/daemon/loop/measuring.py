@@ -1,0 +1,184 @@
+"""The daemon's metrics as they are now."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import get_args
+
+import trio
+
+from ... import __version__
+from ...core.machine import Machine
+from ...core.state.money import to_usd
+from ...host.metrics import Counts, Histogram, HookOutcome, Labels, Values
+from ...host.tasks import Background
+from ...protocol.event_types import EventType
+from ...protocol.types import ENDED, Rule, Status
+from ...runs.catalogue import RunCatalogue
+from ...runs.showing import all_alerts
+from ...storage.ledger import Ledger
+from .saving import StorageWatch
+
+ONCE = (EventType.ALERT_SURVIVORS, EventType.ALERT_DISK_FULL)
+ALERTS = [kind for kind in EventType if kind.startswith("alert_") and kind not in ONCE]
+"""Those that are raised and cleared."""
+
+RECENT = 1.0
+"""Seconds."""
+
+LIVE = [status for status in Status if not status.terminal]
+
+
+def _text(values: Values) -> str:
+    # prometheus_client takes 3 MiB, which a daemon that is never asked need not have
+    from ...host.exposition import text_of
+
+    return text_of(values)
+
+
+@dataclass(slots=True)
+class Measuring:
+    counts: Counts
+    machine: Machine
+    catalogue: RunCatalogue
+    ledger: Ledger
+    storage: StorageWatch
+    background: Background
+    containment: str
+    began: float
+    """When the daemon was started, on trio's clock."""
+    connections: Callable[[], int] = lambda: 0
+    """Returns how many clients are connected. The server sets it."""
+    _told: tuple[float, str] = (-math.inf, "")
+    """When the text was made last, and the text."""
+
+    async def text(self) -> str:
+        """Return the metrics in the text format of Prometheus. Raises `OSError` where no thread can be started."""
+        text = await self.background.walk(partial(_text, self.values()))
+        self._told = trio.current_time(), text
+        return text
+
+    async def recent_text(self) -> str:
+        """Return `text`, at most `RECENT` seconds old: clients that ask all the time must not keep the daemon busy."""
+        made, text = self._told
+        return text if trio.current_time() < made + RECENT else await self.text()
+
+    def values(self) -> Values:
+        return {**self._of_daemon(), **self._of_runs(), **_of_types(self.counts), **self._of_users(), **self._of_calls()}
+
+    def _of_daemon(self) -> Values:
+        began = time.time() - trio.current_time() + self.began
+        return {
+            "sfad_build_info": {(__version__, self.containment): 1},
+            "sfad_start_time_seconds": _alone(round(began, 3)),
+            "sfad_connections": _alone(self.connections()),
+            "sfad_slow_clients_dropped": _alone(self.counts.slow_clients),
+            "sfad_hook_executions": {(outcome,): self.counts.hooks.get(outcome, 0) for outcome in get_args(HookOutcome)},
+            "sfad_events": {(kind,): count for kind, count in self.counts.events.items()},
+            "sfad_events_lost": _alone(self.counts.unrecorded),
+            "sfad_ledger_commit_duration_seconds": {(): self.counts.commit},
+            "sfad_ledger_size_bytes": _alone(self.ledger.records.size_bytes),
+            "sfad_ledger_writable": _alone(int(self.storage.unwritable is None)),
+        }
+
+    def _of_runs(self) -> Values:
+        machine, counts = self.machine, self.counts
+        live = Counter(live.run.status for live in self.catalogue.live.values())
+        runs = (live.run for live in self.catalogue.live.values())
+        alerts = Counter(alert.type for alert in all_alerts(runs, machine.shared_alerts, trio.current_time()))
+        budgets = list(machine.budgets)
+        breaches: dict[Labels, float] = {
+            (kind, action): count for kind, actions in counts.hit.items() for action, count in actions.items()
+        }
+        return {
+            "sfad_runs": {(status,): live[status] for status in LIVE},
+            "sfad_queued_runs": _alone(machine.slots.queued),
+            "sfad_runs_admitted": _alone(machine.admitted),
+            "sfad_runs_ended": {(status,): counts.ended.get(status, 0) for status in Status if status in ENDED},
+            "sfad_spawns_refused": {(rule,): counts.refused.get(rule, 0) for rule in Rule},
+            "sfad_limits_exceeded": breaches,
+            "sfad_alerts": {(kind,): alerts[kind] for kind in ALERTS},
+            "sfad_limits_exceeded_last_hour": _alone(counts.hit_in_an_hour(time.time())),
+            "sfad_spawn_duration_seconds": {(): counts.spawn},
+            "sfad_queue_wait_seconds": {(): counts.queue_wait},
+            "sfad_budget_usd": {(budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets},
+            "sfad_budget_used_usd": {(budget.scope, budget.name): to_usd(budget.charged) for budget in budgets},
+        }
+
+    def _of_users(self) -> Values:
+        counts, each = self.counts, self.counts.by_user
+        live = Counter(counts.user_label(one.run.user) for one in self.catalogue.live.values())
+        tokens: dict[Labels, float] = {}
+        for user, of in each.items():
+            tokens |= {(user, "input"): of.input_tokens, (user, "output"): of.output_tokens}
+        return {
+            "sfad_user_live_runs": {(user,): live[user] for user in dict.fromkeys([*each, *live])},
+            "sfad_user_runs_ended": {(user,): of.ended for user, of in each.items()},
+            "sfad_user_cost_usd": {(user,): of.cost_usd for user, of in each.items()},
+            "sfad_user_tokens": tokens,
+        }
+
+    def _of_calls(self) -> Values:
+        waiting = sum(len(self.machine.waiting_calls(run)) for run in self.catalogue.live)
+        under_way = sum(len(self.machine.calls_under_way(run)) for run in self.catalogue.live)
+        calls: dict[Labels, float] = {
+            (upstream, outcome): count for upstream, outcomes in self.counts.calls.items() for outcome, count in outcomes.items()
+        }
+        return {
+            "sfad_gateway_calls": calls,
+            "sfad_gateway_calls_open": {("waiting",): waiting, ("under_way",): under_way},
+            "sfad_gateway_first_byte_seconds": {(): self.counts.first_byte},
+        }
+
+
+def _of_types(counts: Counts) -> Values:
+    each = counts.by_type
+    tokens: dict[Labels, float] = {}
+    for kind, of in each.items():
+        tokens |= {(kind, "input"): of.input_tokens, (kind, "output"): of.output_tokens}
+    return {
+        "sfad_run_duration_seconds": {(kind,): of.duration for kind, of in each.items()},
+        "sfad_run_turns": {(kind,): of.turns for kind, of in each.items()},
+        "sfad_run_cost_usd": {(kind,): of.cost for kind, of in each.items()},
+        "sfad_run_tokens": tokens,
+    }
+
+
+def _alone(value: float) -> dict[Labels, float | Histogram]:
+    return {(): value}
+
+
+# ---- The line that `systemctl status` shows: how many runs there are, and what is wrong
+
+
+INTERVAL = 1.0
+"""Seconds between two texts at the least. A thousand runs that start together need only a few."""
+
+
+class StatusText:
+    def __init__(self, describe: Callable[[], str], send: Callable[[str], None]) -> None:
+        self._describe = describe
+        self._send = send
+        self._outdated = trio.Event()
+        self._sent: str | None = None
+
+    def outdated(self) -> None:
+        """Have the text written again soon."""
+        self._outdated.set()
+
+    def tell(self) -> None:
+        """Send the text as it is now, if it is new."""
+        if (text := self._describe()) != self._sent:
+            self._send(text)
+            self._sent = text
+
+    async def serve(self) -> None:
+        """Send each new text, until cancelled. Nothing happens while nothing changes."""
+        while True:
+            self.tell()
+            await trio.sleep(INTERVAL)
+            await self._outdated.wait()
+            self._outdated = trio.Event()

@@ -1,0 +1,336 @@
+"""Requests that wait for an answer of the core."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import trio
+from msgspec.structs import asdict
+
+from ... import config as configuration
+from ...agents import NO_SETUPS, AgentProgram, TreeSetups, session_files_of
+from ...core import commands as c
+from ...core import events as e
+from ...core.state.access import AccessRules, Peer
+from ...core.state.naming import AGENT_PROGRAMS, derive_name
+from ...core.state.policy import AlertPolicy, CallBounds, Policy, SessionPolicy
+from ...core.state.request import Asked, SessionAsked
+from ...core.state.run import Run
+from ...host.clock import wall_clock
+from ...host.descriptors import Descriptors, close_soon
+from ...host.metrics import Counts
+from ...processes.credentials import Credentials
+from ...processes.launcher import Launcher
+from ...protocol.kinds import DEFAULT_KEYS, KINDS
+from ...protocol.known import ANY_PROGRAM, BY_REPORT, CODING_AGENT, NO_METER
+from ...protocol.messages import Spawn
+from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Status
+from ...runs.catalogue import RunCatalogue
+from ...runs.live import Live
+from ...runs.stdin import StdinPipe
+from ...usage.metering import program_of
+from .launching import Feed, demand_descriptors
+
+# ---- Translates requests and the config into the core's terms
+
+
+def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None, *, metered: bool = True) -> Asked:
+    """Return the part of a client's request that the core decides about. `metered`: something beside the gateway tells its use."""
+    argv = tuple(shown(word) for word in spawn.argv)
+    derived = derive_name(argv)
+    return Asked(
+        argv=abridged(argv),
+        cwd=shown(spawn.cwd),
+        # derived from the whole command: a hash of its beginning would be the same for several agents
+        name=spawn.name if spawn.name is not None else derived,
+        kind=spawn.kind,
+        identity=spawn.agent,
+        agent_program=derived in AGENT_PROGRAMS,
+        tells_each_call=spawn.meter == ANY_PROGRAM,
+        type=spawn.run_type,
+        limits=tuple(spawn.limits),
+        on_limit=spawn.on_limit,
+        max_depth=spawn.max_depth,
+        max_descendants=spawn.max_descendants,
+        attempts=spawn.attempts,
+        retry_delay=spawn.retry_delay,
+        grace=spawn.grace,
+        tied_to=client if spawn.tied else None,
+        detach=spawn.detach,
+        leaf=spawn.leaf,
+        interactive=spawn.stdin == "pipe",
+        queue=spawn.queue,
+        priority=spawn.priority,
+        labels=spawn.labels,
+        channel=spawn.channel,
+        allow=frozenset(spawn.allow),
+        deny=frozenset(spawn.deny),
+        allowed_tools=tuple(spawn.allowed_tools),
+        blocked_tools=tuple(spawn.blocked_tools),
+        claim=spawn.claim,
+        gated=bool(spawn.gateway) and spawn.direct is None,
+        metered=metered,
+        uncounted=None if metered else _uncounted(spawn),
+        unnamed=spawn.automatic and spawn.name is None,
+        models=tuple(spawn.allowed_models),
+        nested=spawn.nested,
+        session=session,
+        inherits=spawn.stdio == "inherit",
+        after=tuple(spawn.after),
+        group=spawn.group,
+    )
+
+
+def _uncounted(spawn: Spawn) -> str | None:
+    """Return why the gateway will not see what a run uses; `None` if it will."""
+    if spawn.gateway:
+        return spawn.direct
+    return "it does not use the gateway, and no meter knows its program"
+
+
+MAX_SHOWN = 4096
+"""Characters of a command line that are kept for display. It may have megabytes, and a thousand runs are in memory."""
+
+
+def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command line as it is displayed, cut with `…`."""
+    kept: list[str] = []
+    room = MAX_SHOWN
+    for word in argv:
+        if len(word) > room:
+            kept.append(word[:room] + "…")
+            break
+        kept.append(word)
+        room -= len(word) + 1
+    return tuple(kept)
+
+
+def shown(raw: bytes) -> str:
+    """Return an operating-system string as text. Bytes that are not UTF-8 appear as `\\xNN`."""
+    return raw.decode(errors="backslashreplace")
+
+
+def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
+    """Return the core's numbers, each bound with the file that set it. `everyone`: the daemon serves each user."""
+    config = loaded.config
+    source = {setting.key: setting.source for setting in loaded.settings}
+
+    def origin(key: str) -> str:
+        return "default" if source[key] == configuration.BUILT_IN else f"{key} in {source[key]}"
+
+    def default(kind: LimitKind) -> Limit | None:
+        key = DEFAULT_KEYS[kind]
+        threshold = getattr(config.defaults, key, None)
+        if threshold is None:
+            return None
+        action = Action.TERMINATE if KINDS[kind].acts else Action.WARN
+        return Limit(kind=kind, threshold=float(threshold), action=action, source=origin(f"defaults.{key}"))
+
+    # each key of these sections, but for `adaptive` and `agent_programs`, is a field of `Policy` with the same name
+    numbers = asdict(config.guard) | asdict(config.limits) | asdict(config.stop) | asdict(config.quotas)
+    del numbers["adaptive"], numbers["agent_programs"]
+    for key in ("max_depth", "max_descendants"):
+        numbers[key] = Bound(value=numbers[key], source=origin(f"guard.{key}"))
+    return Policy(
+        **numbers,
+        enabled=config.enabled,
+        defaults={kind: limit for kind in LimitKind if (limit := default(kind)) is not None},
+        program_profile=config.defaults.program_profile == CODING_AGENT,
+        call_wait=config.gateway.wait,
+        models=config.gateway.models,
+        bypass=config.gateway.bypass,
+        calls_per_run=CallBounds(**asdict(config.gateway.per_run)),
+        calls_per_user=CallBounds(**asdict(config.gateway.per_user)),
+        budget_action=Action(config.budgets.action),
+        sessions=_session_policy(config.sessions),
+        access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
+        alerts=AlertPolicy(**asdict(config.alerts)),
+        interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
+        groups={name: group.slots for name, group in config.groups.items()},
+        retry_delay=config.attempts.delay,
+        retry_delay_max=config.attempts.delay_max,
+        files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
+        file=str(loaded.strongest or "the config"),
+    )
+
+
+def _session_policy(config: configuration.SessionsConfig) -> SessionPolicy:
+    return SessionPolicy(
+        enabled=config.enabled,
+        default_time=config.default_timeout_minutes * 60,
+        max_time=config.max_timeout_minutes * 60,
+        per_user=config.max_concurrent_per_user,
+        total=config.max_concurrent_global,
+        max_turns=config.max_tool_calls_per_run,
+        default_tokens=config.default_token_budget,
+        max_tokens=config.max_token_budget,
+        starts=config.spawn_rate_limit.max_requests,
+        window=config.spawn_rate_limit.window_seconds,
+    )
+
+
+# ---- pending requests
+
+
+OnAnswer = Callable[[c.Answer], None]
+OnAdmit = Callable[[RunId], None]
+
+
+@dataclass(slots=True)
+class PendingSpawn:
+    """A spawn that the core has not decided about. Its descriptors go to the run if it is admitted."""
+
+    spawn: Spawn
+    setups: TreeSetups
+    descriptors: list[int]
+    on_admit: OnAdmit
+    program: AgentProgram | None
+    caller: RunId | None
+    stdin: StdinPipe | None = None
+    user: Credentials | None = None
+    request: bytes | None = None
+    """See `Live.request`."""
+    sender: str = ""
+    """Who has sent the descriptors, for `closing`."""
+
+    def live(self, run: Run, launcher: Launcher) -> Live:
+        """Return the run that it has become, which holds the descriptors now."""
+        return Live(
+            run,
+            self.spawn,
+            launcher,
+            wall_clock(),
+            self.program,
+            caller=self.caller,
+            descriptors=self.descriptors,
+            stdin=self.stdin,
+            user=self.user,
+            setups=self.setups if run.parent is None else NO_SETUPS,
+            request=self.request,
+        )
+
+    def close(self) -> None:
+        close_soon(self.descriptors, self.sender)
+        if self.stdin is not None:
+            self.stdin.discard()
+
+
+@dataclass(slots=True)
+class PendingRequests:
+    """Puts requests to the core, each with a token, and passes the core's answers on."""
+
+    feed: Feed
+    catalogue: RunCatalogue
+    descriptors: Descriptors
+    counts: Counts
+    last_token: int = 0
+    _askers: dict[int, list[OnAnswer]] = field(default_factory=dict)
+    """Several, where a client lost its connection and has sent its request again on another."""
+    _spawns: dict[int, PendingSpawn] = field(default_factory=dict)
+
+    def ask(self, answer: OnAnswer, make: Callable[[int, float], e.Event]) -> None:
+        """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
+        self.feed(make(self._token(answer), trio.current_time()))
+
+    def spawn(
+        self,
+        peer: Peer,
+        spawn: Spawn,
+        descriptors: list[int],
+        client: int,
+        answer: OnAnswer,
+        on_admit: OnAdmit,
+        session: SessionAsked | None = None,
+        user: Credentials | None = None,
+        setups: TreeSetups = NO_SETUPS,
+        kept: bytes | None = None,
+    ) -> None:
+        """Ask for a run. It takes over `descriptors`, whatever the answer. `on_admit` is called before `answer` if it is yes. A
+        request with the key of an earlier one gets the same answer. `user`: see `LaunchSpec`; `kept`: see `Live.request`.
+
+        Raises `OSError` where too few descriptors are left. Then nothing was asked."""
+        known = self.catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
+        if known is not None:
+            close_soon(descriptors, peer.who)
+            on_admit(known)
+            self._answer_again(known, client if spawn.tied else None, answer)
+            return
+        argv = [shown(word) for word in spawn.argv]
+        program = program_of(spawn.meter, argv, kept=spawn.log and spawn.stdio == "files")
+        metered = program is not None or spawn.meter == BY_REPORT
+        metered = metered or (spawn.meter != NO_METER and session_files_of(spawn.meter, argv) is not None)
+        asked = asked_of(spawn, client, session, metered=metered)
+        pending = PendingSpawn(
+            spawn,
+            setups,
+            descriptors,
+            on_admit,
+            program,
+            peer.run,
+            user=user,
+            request=kept,
+            sender=peer.who,
+        )
+        try:
+            demand_descriptors(self.descriptors)
+            if spawn.stdin == "pipe":
+                pending.stdin = StdinPipe.new()
+        except OSError:
+            pending.close()
+            raise
+        token = self._token(answer)
+        self._spawns[token] = pending
+        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after)))
+
+    def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
+        """Return how those of the runs have ended that are not live."""
+        ended = ((after.run, self.catalogue.info(after.run)) for after in awaited if after.run not in self.catalogue.live)
+        return {run: info.status for run, info in ended if info is not None and info.status.terminal}
+
+    def take_admitted(self, token: int) -> PendingSpawn:
+        """Return an admitted spawn, once. Its descriptors are the caller's now."""
+        return self._spawns.pop(token)
+
+    def refused(self, run: Run, launcher: Launcher) -> Live:
+        """Return a refused run, which holds no descriptors."""
+        assert run.admit_token is not None
+        pending, now = self._spawns[run.admit_token], wall_clock()
+        return Live(run, pending.spawn, launcher, now, ended_at=now, request=pending.request)
+
+    def answer(self, token: int, answer: c.Answer) -> None:
+        unclaimed = self._spawns.pop(token, None)  # a spawn that was not admitted
+        if unclaimed is not None:
+            unclaimed.close()
+        if isinstance(answer, c.SpawnRefused):
+            self.counts.spawn_refused(answer.refusal.kind)
+        for asker in self._askers.pop(token, ()):
+            asker(answer)
+
+    def withdraw(self, asker: OnAnswer, token: int, why: str | None) -> None:
+        """Expect no answer to a call of a model, and have the core forget it. `why`: see `CallWithdrawn`."""
+        self._askers[token].remove(asker)
+        if not self._askers[token]:
+            del self._askers[token]
+            self.feed(e.CallWithdrawn(trio.current_time(), token, why))
+
+    def askers(self) -> dict[int, list[OnAnswer]]:
+        """Return what is called with the core's answers, by token."""
+        return dict(self._askers)
+
+    def restore(self, askers: Mapping[int, Sequence[OnAnswer]], *, last_token: int) -> None:
+        """Expect the answers to requests that were put to the core before a re-execution."""
+        self._askers |= {token: list(waiting) for token, waiting in askers.items()}
+        self.last_token = last_token
+
+    def _token(self, answer: OnAnswer) -> int:
+        self.last_token += 1
+        self._askers[self.last_token] = [answer]
+        return self.last_token
+
+    def _answer_again(self, run: RunId, client: int | None, answer: OnAnswer) -> None:
+        if client is not None:
+            self.feed(e.ClientBack(trio.current_time(), run, client))
+        live = self.catalogue.live.get(run)
+        if live is not None and live.run.admit_token is not None:
+            self._askers[live.run.admit_token].append(answer)
+        else:
+            answer(c.Known(run))

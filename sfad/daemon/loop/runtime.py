@@ -1,0 +1,280 @@
+"""The parts of a daemon that goes on: makes them, serves them, and has them follow the config."""
+
+import os
+import signal
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+import trio
+
+from ... import config as configuration
+from ...agents.registered import registered
+from ...agents.setup_reader import SetupReader
+from ...core import events as e
+from ...core.machine import Machine
+from ...durable.adoption import StoredPidfds
+from ...durable.budgets import BudgetKeeper
+from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
+from ...host import systemd
+from ...host.clock import wall_clock
+from ...host.descriptors import Descriptors
+from ...host.tasks import Background, keep_serving
+from ...protocol.known import AGENTS
+from ...protocol.messages import Change, EndCall
+from ...protocol.types import RunId
+from ...protocol.units import counted
+from ...runs.catalogue import CallList, RunCatalogue
+from ...runs.live import Subscribers
+from ...usage.metering import Metering
+from .advising import Adviser
+from .announcing import Announcer
+from .arrivals import Arrivals
+from .connection_watch import ConnectionWatch
+from .core_loop import CoreLoop, EventQueue
+from .gateways import Gateways
+from .hooking import Hooking
+from .isolating import Isolating
+from .launching import Launching
+from .measuring import Measuring, StatusText
+from .metrics_endpoint import MetricsEndpoint
+from .otel_process import OtelProcess
+from .pending_requests import PendingRequests, policy_of
+from .resources import Resources
+from .run_feed import RunFeed
+from .saving import Saver, StorageWatch
+from .shims import AutomaticShims, ShimDirectory
+from .succession import Succession
+
+ReadConfig = Callable[[], tuple[configuration.Loaded, list[Change]]]
+
+
+class Runtime:
+    """The machine and the parts around it. `trio.current_time()` is the core's clock."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        loaded: configuration.Loaded,
+        *,
+        shut_down: Callable[[], None],
+        read_config: ReadConfig,
+        began: float | None = None,
+    ) -> None:
+        """`read_config` reads the config again, and returns what is in force then and what has changed. `began`: when the daemon
+        was started, if it was re-executed since."""
+        now, config, queue = trio.current_time(), loaded.config, EventQueue()
+        self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
+        self.output, self.launcher = resources.output, resources.launcher
+        self.socket, self.state_dir = resources.socket, resources.state_dir
+        self.counts, self.damages = resources.counts, resources.damages
+        self.everyone = resources.everyone
+        self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config_files = loaded.files
+        self.rejected_config = loaded.rejected
+        """Why the config files are not used as they are now; `None` if they are."""
+        self.began = now if began is None else began
+        self._renewed = began is not None
+        self.feed = queue.feed
+        """Handles an event and applies its commands."""
+        # the clock has gone on since an earlier daemon named its reservations, so these names are new
+        self.machine = Machine(
+            policy_of(loaded, everyone=self.everyone), next_number=self.ledger.next_number, reservations=int(1000 * now)
+        )
+        self.descriptors = Descriptors(resources.turns)
+        self.background = Background(self.log.internal_error)
+        self.pidfds = StoredPidfds()
+        self.subscribers = Subscribers()
+        self.status_text = StatusText(self._describe, self._show)
+        self.spool.begin(os.path.realpath(self.state_dir))
+        self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
+        self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
+        self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
+        self.metering = Metering(
+            feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
+            trouble=self.log.warning, output=self.output, launcher=self.launcher,
+            prices=config.prices, nearing=_nearing(config),
+        )  # fmt: skip
+        self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
+        jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged)
+        self.session_archive = SessionArchive(Path(self.state_dir), self.output, config.sessions, self.log.warning)
+        self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
+        self.gateways = Gateways(
+            config.gateway, self.launcher, self.log, self.announcer.tell,
+            self._settle_calls, self.catalogue.live.values, resources.damages,
+            sock=self.socket, state_dir=self.state_dir,
+        )  # fmt: skip
+        self.requests = PendingRequests(self.feed, self.catalogue, self.descriptors, self.counts)
+        self.storage = StorageWatch(resources, self.catalogue, self.metering, self.announcer)
+        self.measuring = Measuring(
+            self.counts,
+            self.machine,
+            self.catalogue,
+            self.ledger,
+            self.storage,
+            self.background,
+            self.launcher.containment,
+            self.began,
+        )
+        self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
+        self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
+        self.isolating = Isolating(loaded, self.gateways, sock=self.socket, state_dir=self.state_dir)
+        self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
+        self.connections = ConnectionWatch(
+            self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
+        )
+        self.arrivals = Arrivals(
+            self.machine.tree, self.timers, self.metering, self.pidfds, self.background, self.feed,
+            self.hooking.processes, self.connections,
+        )  # fmt: skip
+        self._budgets = BudgetKeeper(
+            self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
+        )
+        self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
+        self.saver = Saver(
+            resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
+            self.machine.saved_alerts, self.hooking,
+        )  # fmt: skip
+        self.ledger.report_to(self.saver)
+        self.shims = ShimDirectory(Path(self.state_dir))
+        self.setups = SetupReader()
+        self.automatic_shims = AutomaticShims(Path(self.state_dir), self.log.warning)
+        launching = Launching(
+            resources,
+            self.catalogue,
+            self.metering,
+            self.descriptors,
+            self.feed,
+            self.arrivals.arm,
+            self.gateways,
+            self.shims,
+            self.automatic_shims,
+            self.isolating,
+        )
+        self.succession = Succession(
+            resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,
+            self.background, self.feed,
+        )  # fmt: skip
+        loop = CoreLoop(
+            self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
+            self.saver, launching, self.arrivals, self.background, self.session_archive, shut_down,
+        )  # fmt: skip
+        self._read_config = read_config
+        queue.begin(loop.handle)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the launcher, timers and everything else that goes on by itself, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.background.serve)
+            await nursery.start(self.metering.serve)
+            await nursery.start(self.launcher.serve)
+            for serve in (
+                self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
+                self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.connections.serve,
+            ):  # fmt: skip
+                nursery.start_soon(keep_serving, serve, self.log.internal_error)
+            if systemd.manages():
+                nursery.start_soon(keep_serving, self.status_text.serve, self.log.internal_error)
+            self._follow_config()
+            self.succession.count_earlier_spawns()
+            self.machine.alerts_before(self.spool.alerts.earlier(wall_clock(), trio.current_time()))
+            task_status.started()
+
+    def close(self) -> None:
+        self.catalogue.close()
+        self.metering.close()
+        self.announcer.close()
+        self.gateways.close()
+        self.spool.close()
+        self.pidfds.close()
+
+    def reload(self) -> tuple[configuration.Loaded, list[Change]]:
+        """Read the config again and follow it. Runs that were admitted keep their limits. Return the config, and what has changed.
+        Raises `ConfigError`, and then nothing has."""
+        try:
+            loaded, changed = self._read_config()
+        except configuration.ConfigError as error:
+            self.rejected_config = str(error)
+            self.status_text.outdated()
+            raise
+        config, self.rejected_config = loaded.config, None
+        self.status_text.outdated()
+        self.config, self.settings, self.agents = config, loaded.settings, registered(config, loaded.settings)
+        self.config_files = loaded.files
+        self.metering.reconfigure(config.prices, _nearing(config))
+        self.maintenance.reconfigure(config.retention)
+        self.session_archive.reconfigure(config.sessions)
+        self.gateways.reconfigure(config.gateway)
+        self.metrics.reconfigure(config.metrics)
+        self.otel.reconfigure(config.otel)
+        self.hooking.configure(config.hooks)
+        self.shims.look()
+        self.isolating.reconfigure(loaded)
+        self.feed(e.Reconfigured(trio.current_time(), policy_of(loaded, everyone=self.everyone)))
+        self._follow_config()
+        self.log.info("config reloaded", files=[str(path) for path in loaded.files])
+        if waiting := [change.key for change in changed if change.waits]:
+            self.log.warning("these take effect at the next start", keys=waiting)
+        return loaded, changed
+
+    def _follow_config(self) -> None:
+        self._budgets.know(self.config.budgets)
+        self.counts.registers(agent.type for agent in self.config.agents.values() if agent.type is not None)
+        guard = self.config.guard
+        self.launcher.watch_agents(frozenset({*AGENTS, *guard.agent_programs} if guard.unadmitted != "off" else ()))
+        self.adviser.configure(adaptive=self.config.limits.adaptive, policy=self.machine.policy)
+
+    def _describe(self) -> str:
+        """Return what the administrator of the service should see first."""
+        queued = self.machine.slots.queued
+        parts = [f"{counted(len(self.machine.tree), 'run')} live, {queued} {'of them ' if queued else ''}queued"]
+        if self.machine.draining:
+            parts.append("stopping every tree")
+        if self.storage.unwritable is not None:
+            parts.append(f"the ledger cannot be written: {self.storage.unwritable}")
+        if self.rejected_config is not None:
+            parts.append(f"config rejected: {self.rejected_config}")
+        if raised := len(self.machine.shared_alerts) + sum(len(run.alerts) for run in self.machine.tree):
+            parts.append(counted(raised, "alert"))
+        return "; ".join(parts)
+
+    def _show(self, text: str) -> None:
+        with suppress(OSError):  # `systemctl status` shows the text before it
+            systemd.notify(systemd.status(text))
+
+    def _ledger_damaged(self, message: str) -> None:
+        """Tell it, and have the daemon renew itself: the next program sets the ledger aside, and begins another with the live runs,
+        which notice nothing. One that was renewed does not do so again, in case that did not help."""
+        self.damages(message)
+        if not self._renewed:
+            self._renewed = True
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    def _reached(self, run: RunId, milestone: str) -> None:
+        self.run_feed.changed([run])
+        self.announcer.tell_milestone(run, milestone)
+
+    async def _settle_calls(self, gateway: int | None, noted: list[EndCall]) -> None:
+        """Charge what a gateway that has ended had under way: that of a user, or the service's own."""
+        for each in noted:
+            await self._price_known(each)
+        at, pricing = trio.current_time(), self.metering.report_pricing
+        found = [(each, open_[1]) for each in noted if (open_ := self.machine.reservation(each.reservation)) is not None]
+        settled = [(e.CallSettled(at, each, pricing.use_of_call(each, reservation)), reservation) for each, reservation in found]
+        # a call whose price was known, and is not now, counts as reserved
+        sure = (each for each, reservation in settled if each.used.cost is not None or reservation.cost is None)
+        self.feed(e.GatewayStarted(at, tuple(sure), gateway))
+
+    async def _price_known(self, call: EndCall) -> None:
+        known = trio.Event()
+        self.metering.report_pricing.when_known(call.run, call.model, known.set, lambda _: known.set())
+        await known.wait()
+
+    def forget_pruned(self, runs: Collection[RunId]) -> None:
+        self.spool.ended.pruned(runs)
+        self.catalogue.forget(runs)
+
+
+def _nearing(config: configuration.Configuration) -> float:
+    """Return the share of a limit from which on its use must be known."""
+    return min(config.limits.nearing, config.alerts.limit_share)

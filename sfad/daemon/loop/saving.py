@@ -1,0 +1,324 @@
+"""Saves what the core decides about runs, in the journal first and in the ledger, and tells clients of ends that are on record."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from ...core import commands as c
+from ...core import events as e
+from ...core.state.alerts import SavedAlerts
+from ...core.state.ids import run_number
+from ...core.state.run import Run
+from ...durable.budgets import BudgetKeeper
+from ...durable.spool import nowhere
+from ...host.clock import wall_clock
+from ...host.displacement import Displacement
+from ...host.faults import crash_point
+from ...protocol.event_types import EventType
+from ...protocol.types import CallInfo, RunId, RunInfo
+from ...runs.catalogue import RunCatalogue
+from ...runs.live import Live, Subscribers
+from ...runs.showing import info_of
+from ...storage.ledger.ledger import CallKey
+from ...usage.metering import Metering
+from .announcing import Announcer
+from .hooking import Hooking
+from .launching import Feed
+from .resources import Resources
+from .run_feed import RunFeed
+
+# ---- Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full
+
+
+NO_ROOM = 64 * 1024
+"""Bytes. A disk with less room counts as full."""
+
+
+@dataclass(slots=True)
+class StorageWatch:
+    """Tells, once for each change, what is wrong with the state directory."""
+
+    resources: Resources
+    catalogue: RunCatalogue
+    metering: Metering
+    announcer: Announcer
+    _lost: str | None = None
+    _looked: int = -1
+    """The turn of the last look."""
+
+    @property
+    def unwritable(self) -> str | None:
+        """Why no new run is started, and what helps; `None` if the ledger can be written."""
+        return self.look() or self.resources.ledger.trouble
+
+    def look(self) -> str | None:
+        """Look once a turn whether the state directory, and the spool in it, are where they were. Return why the directory is
+        not."""
+        if self._looked == self.resources.turns.number:
+            return self._lost
+        self._looked = self.resources.turns.number
+        lost, before = self.resources.state_dir_lost(), self._lost
+        self._lost = lost
+        if lost is None:
+            self.resources.spool.put_back(self.catalogue.live.values())
+        if lost is not None and before is None:
+            self.resources.log.error(f"{lost}; new runs are refused, and live runs go on")
+            self.announcer.tell(EventType.DAEMON_STATE_DIR_LOST, f"{lost}; new runs are refused", "medium")
+        elif lost is None and before is not None:
+            self.resources.log.warning(f"the state directory {self.resources.state_dir} is back; new runs are admitted again")
+            self.announcer.tell(
+                EventType.DAEMON_STATE_DIR_BACK, f"the state directory {self.resources.state_dir} is back", "medium"
+            )
+        return lost
+
+    async def serve(self) -> None:
+        """Look whenever another process may have moved, removed or replaced what the daemon has open, until cancelled. Each
+        admission and each write look as well."""
+        state_dir, settled = Path(self.resources.state_dir), False
+        while True:
+            with Displacement(directories=[state_dir, state_dir / "spool"]) as displacement:
+                lost = self.look()
+                if lost is None:
+                    self.resources.ledger.look_after()
+                    self.metering.look_after()
+                settled = await displacement.wait(settled=settled and lost is None)
+
+    def ledger_put_back(self, note: str) -> None:
+        """Another process had removed or replaced the ledger, and it was written again."""
+        self.resources.log.error(note)
+        self.announcer.tell(EventType.DAEMON_LEDGER_REPLACED, note, "high")
+
+    def ledger_failing(self, error: str | None, lost: int) -> None:
+        """The ledger cannot be written, or can be again (`error` is `None`). `lost` records will never be written."""
+        if error is None:
+            self.resources.log.warning("the ledger can be written again", lost=lost)
+            return
+        self.resources.log.error(f"the ledger cannot be written: {error}; new runs are refused, ends are held in memory", lost=lost)
+        self.announcer.tell(
+            EventType.DAEMON_LEDGER_FAILING, f"the ledger cannot be written: {error}; new runs are refused", "medium"
+        )
+
+    def tell_of_full_disk(self) -> None:
+        """Warn the runs whose output goes to a full disk. They write it themselves, and the daemon sees no error."""
+        with suppress(OSError):
+            if self.resources.output.room() < NO_ROOM:
+                message = f"no room is left in {self.resources.output.directory}: what it prints is lost"
+                for run in [run for run, live in self.catalogue.live.items() if live.kept]:
+                    self.announcer.tell_of_run(EventType.ALERT_DISK_FULL, run, message, "high")
+
+
+# ---- saving
+
+
+RECORD_STATE_WITHIN = 0.1
+"""Seconds until the ledger has another state of a live run, which the journal has at once. So a run that is shorter has two rows to
+write and not three, and what reads the ledger without a daemon is not far behind."""
+SAVE_USE_WITHIN = 1.0
+"""Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is a row of each run."""
+
+
+_SAVED_WITH = frozenset({c.Launch, c.Charge, c.Admit, c.SaveAlerts, c.RecordCall})
+"""Commands that say what is saved with the snapshots."""
+
+
+@dataclass(slots=True)
+class Saver:
+    resources: Resources
+    catalogue: RunCatalogue
+    subscribers: Subscribers
+    budgets: BudgetKeeper
+    metering: Metering
+    storage: StorageWatch
+    feed: Feed
+    run_feed: RunFeed
+    alerts: Callable[[], SavedAlerts]
+    """Returns the alerts to be saved that are about no single run."""
+    hooking: Hooking
+    _changed: set[RunId] = field(default_factory=set)
+    """Runs that have another state than their rows."""
+    _used: set[RunId] = field(default_factory=set)
+    """Runs that have used more than their rows tell."""
+
+    def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
+        """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
+        what is to be saved together with it instead."""
+        admits = charges = False
+        launched: set[RunId] = set()
+        for command in () if _SAVED_WITH.isdisjoint(map(type, outcome.commands)) else outcome.commands:
+            match command:
+                case c.Launch(run):
+                    launched.add(run.id)
+                case c.Charge(scope, name):
+                    self.budgets.save(scope, name)
+                    charges = True
+                case c.Admit():
+                    admits = True
+                case c.SaveAlerts(soon=False):
+                    self.save_alerts()
+                case c.RecordCall(call) if call.state == "ended":
+                    self._keep(call)
+        # a budget that was charged for use which is not saved would be charged for it again by the next daemon
+        runs = outcome.changed | outcome.used if charges else outcome.changed
+        changed = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
+        if changed:
+            now = wall_clock()  # the same for all: no run has ended before its descendants
+            for live in changed:
+                live.look_at_the_clock(now)
+        if outcome.used:
+            self._note_use(outcome.used)
+        if self.run_feed.followed:
+            self.run_feed.changed({*outcome.changed, *outcome.used})
+        if admits:
+            return changed
+        if launched:  # saved when their processes are known, before these execute anything
+            changed = [live for live in changed if live.run.id not in launched or live.run.attempt > 1]
+        if changed:
+            self.resources.spool.journal.save(changed, self.metering.position if charges else nowhere)
+        return []
+
+    def admit(self, live: Live, changed: Iterable[Live]) -> None:
+        run = live.run.id
+        # the ledger tries again for what it holds; clients that go on asking meanwhile must not use up the spool's room for ends
+        refused = self.storage.look() or (self.resources.ledger.trouble if self.resources.ledger.backlog else None)
+        if refused is not None:
+            self.commit_failed([run], refused)
+            return
+        try:
+            self.resources.spool.journal.admit(live, changed)
+            crash_point("admitted, not on record")
+        except OSError as error:
+            self.commit_failed([run], f"the spool: {error}")
+            return
+        self.resources.ledger.admit(info_of(live, live.run.birth.created_at), live.extra)
+
+    def record(self, run: Run) -> None:
+        """Record the end of a run at once, and another state soon."""
+        if run.status.terminal:
+            live = self.catalogue.live[run.id]
+            live.ends_as(self._record(live))
+            return
+        if not self._changed:
+            self.resources.timers.arm("record", trio.current_time() + RECORD_STATE_WITHIN, self._record_changed)
+        self._changed.add(run.id)
+
+    def _record(self, live: Live) -> RunInfo:
+        info = info_of(live, trio.current_time())
+        self.resources.ledger.record(info, live.extra)
+        return info
+
+    def _record_changed(self) -> None:
+        self._record_all(self._changed)
+
+    def _record_all(self, runs: set[RunId]) -> list[Live]:
+        """Record those of the runs that are live, and forget all."""
+        lives = [live for run in runs if (live := self.catalogue.live.get(run)) is not None]
+        runs.clear()
+        for live in lives:
+            self._record(live)
+        return lives
+
+    def _keep(self, call: CallInfo) -> None:
+        """Save the call with its run, whose account has it now, until its row is in the file."""
+        if (live := self.catalogue.live.get(call.run_id)) is not None:
+            live.unrecorded_calls.add(call)
+
+    def record_call(self, call: CallInfo, lineage: tuple[RunId, ...]) -> None:
+        live = self.catalogue.live.get(call.run_id)
+        if live is not None and call.state != "ended":
+            call = live.unrecorded_calls.add_not_made(call, trio.current_time())
+        self.resources.counts.call_recorded(call)
+        self.resources.ledger.record_call(call)
+        self.subscribers.called(call, lineage)
+
+    def calls_recorded(self, calls: Iterable[CallKey]) -> None:
+        for run, time, number in calls:
+            if (live := self.catalogue.live.get(run)) is not None and live.calls is not None:
+                live.calls.recorded(time, number)
+
+    def refuse(self, live: Live) -> None:
+        info = info_of(live, live.run.birth.created_at)
+        self.resources.spool.numbers.skip_run(live.run.birth.number)
+        self.resources.ledger.refuse(info, live.extra)
+        self.catalogue.refuse(live, info)
+        self.run_feed.changed([info.id])
+
+    def end(self, live: Live) -> None:
+        """A run has ended. Clients are told when that is on record, or at once while the ledger cannot be written."""
+        recorded = live.end
+        info = recorded or info_of(live, trio.current_time())
+        self.catalogue.end(live, info, admitted=recorded is not None)
+        self.run_feed.changed([info.id])
+        if recorded is None:  # it was never admitted: a request with the same key is to get another run
+            self.catalogue.forget_requests([info.id])
+            self.resources.spool.ended.forget([info.id])
+            self.hooking.never_admitted(info.id)
+            self._tell_ends([info.id])
+        elif self.resources.ledger.trouble is not None:
+            self._tell_ends([info.id])
+        if recorded is not None:
+            self.resources.counts.run_ended(info)
+        live.close()
+
+    def save_alerts(self) -> None:
+        self.resources.timers.disarm("save alerts")
+        self.resources.spool.alerts.save(self.alerts(), wall_clock(), trio.current_time())
+
+    def save_alerts_soon(self) -> None:
+        """Save what alerts count within a second, like the use that they count."""
+        if "save alerts" not in self.resources.timers:
+            self.resources.timers.arm("save alerts", trio.current_time() + SAVE_USE_WITHIN, self.save_alerts)
+
+    def _note_use(self, runs: Iterable[RunId]) -> None:
+        if not self._used:
+            self.resources.timers.arm("save use", trio.current_time() + SAVE_USE_WITHIN, self._save_use)
+        self._used.update(runs)
+
+    def _save_use(self) -> None:
+        lives = self._record_all(self._used)
+        self.resources.spool.journal.save(lives, self.metering.position)
+
+    def _tell_ends(self, runs: Iterable[RunId]) -> None:
+        for run in runs:
+            info = self.catalogue.recorded(run)
+            if info is not None:
+                self.subscribers.ended(info)
+                self.hooking.run_ended(info)
+
+    def committed(self, runs: Iterable[RunId]) -> None:
+        self.feed(e.Committed(trio.current_time(), tuple(runs)))
+
+    def commit_failed(self, runs: Iterable[RunId], error: str) -> None:
+        runs = list(runs)
+        self.resources.spool.numbers.skip_run(max(map(run_number, runs)))
+        self.resources.log.error(f"an admission could not be recorded: {error}", runs=runs)
+        self.feed(e.CommitFailed(trio.current_time(), tuple(runs), error))
+
+    def recorded(self, runs: Iterable[RunId]) -> None:
+        """These ends are on record. Clients are not told before: a daemon killed a moment later would call a run lost that clients
+        were told is completed."""
+        ended = list(runs)
+        crash_point("end on record")
+        self.resources.spool.ended.recorded(ended)
+        crash_point("forgotten")
+        self._tell_ends(ended)
+
+    def took(self, seconds: float) -> None:
+        """A transaction has taken so long."""
+        self.resources.counts.commit.observe(seconds)
+
+    def trouble(self, error: str | None, lost: int) -> None:
+        self.resources.counts.unrecorded += lost
+        # ends are held in memory while the ledger cannot be written, and clients do not wait for that
+        self.storage.ledger_failing(error, lost)
+        if error is not None:
+            self._tell_ends(self.catalogue.unrecorded)
+            self.storage.tell_of_full_disk()
+
+    def put_back(self, note: str) -> None:
+        self.storage.ledger_put_back(note)
+
+    def checkpointed(self) -> None:
+        self.resources.spool.ended.checkpointed()

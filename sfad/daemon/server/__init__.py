@@ -1,0 +1,14 @@
+"""The Unix socket: who connects, what they say, and how much of it the daemon keeps.
+
+`server`      one task for all connections over a nested epoll; the listening socket; clients before and after a re-execution
+`clients`     which clients are let in, what each makes the daemon keep, and which are dropped
+`connection`  one client: frames in, frames out, descriptors both ways
+`peers`       the process at the other end, from the kernel, and the user that its runs execute as
+`shares`      how much of the daemon each run, tree and user may take
+`dispatch`    what clients send: frames, and each request in them to the function that answers it, if the peer may use the verb
+`call`        one request while it is being answered; the registry of those functions
+`verbs`       what answers each kind of request
+`lookup`      which run an id, a name or a prefix means, and how a request fails
+`encoded`     replies with runs that are encoded already, and requests that share one
+`results`     the result and the transcript of a run, from its output
+"""

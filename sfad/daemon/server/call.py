@@ -1,0 +1,256 @@
+"""One request while it is being answered, and the registry of the functions that answer.
+
+A verb's file in `verbs/` registers its function with `answers` or `answers_about_run`. The dispatcher calls it once the peer is
+permitted to use the verb and the run is resolved.
+"""
+
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence, Sized
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert_never
+
+from ...core import commands as c
+from ...core import events as e
+from ...core.admission.candidate import lowered
+from ...core.state.access import TABLE, Peer, Scope, unknown_run
+from ...core.state.money import to_usd
+from ...core.state.run import Run
+from ...protocol import messages as m
+from ...protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo
+from ...storage.ledger.database import LedgerError
+from ..loop.runtime import Runtime
+from .connection import Connection
+from .encoded import Looks, RunRow, RunRows
+from .lookup import RequestError, find_run, unavailable
+from .shares import ClientBounds, Shares
+
+INTERNAL = "internal error; the daemon's log has the traceback"
+
+EXPECTED = (RequestError, OSError, sqlite3.Error, LedgerError, CancelledError)
+"""What work in a thread raises if the request, the machine, the disk or the ledger does not allow it."""
+
+T = TypeVar("T")
+Fields = ParamSpec("Fields")
+RequestT = TypeVar("RequestT", bound=m.Request)
+OfRun = TypeVar("OfRun", bound="NamesRun")
+Function = TypeVar("Function", bound=Callable[..., None])
+
+Answer = Callable[["Call", RequestT], None]
+AnswerAboutRun = Callable[["Call", OfRun, RunInfo], None]
+
+
+class NamesRun(Protocol):
+    id: int
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    runtime: Runtime
+    bounds: ClientBounds
+    connections: Sized
+    """The open ones."""
+    looks: Looks
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One request. The core calls this object with its answer."""
+
+    services: Services
+    connection: Connection
+    id: int
+    permission: str | None = None
+    """The verb that the peer must be permitted to use; `None` where the core, or the function that answers, checks that."""
+    waits: bool = False
+    """Whether it is counted as a request that is not answered. One that is answered at once never is."""
+    answered: bool = False
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.services.runtime
+
+    @property
+    def peer(self) -> Peer:
+        return self.connection.peer
+
+    @property
+    def scope(self) -> Scope:
+        """The runs that the peer may know of now."""
+        return self.runtime.machine.scope(self.peer)
+
+    def permit(self, verb: str, lineage: list[RunId] | None = None) -> None:
+        """Raise `RequestError` unless the peer may use `verb`, on the run at the end of `lineage` if one is given."""
+        refused = self.runtime.machine.refuse(self.peer, verb, lineage)
+        if refused is not None:
+            raise RequestError(ErrorCode.NOT_PERMITTED, refused)
+
+    def resolve(self, handle: str, verb: str | None = None) -> RunInfo:
+        """Return the run that an id, a name or a unique prefix means, if the peer may use the request's verb, or `verb`, on it.
+        Raise `RequestError`."""
+        info = self.runtime.catalogue.info(self.find(handle, verb))
+        if info is None:  # it was deleted just now
+            raise RequestError(ErrorCode.NO_SUCH_RUN, unknown_run(handle))
+        return info
+
+    def find(self, handle: str, verb: str | None = None) -> RunId:
+        """Return the id of that run."""
+        catalogue, used = self.runtime.catalogue, verb or self.permission
+        assert used is not None
+        run = find_run(catalogue, handle, self.scope)
+        if self.peer.run is not None or used != self.permission:  # else the dispatcher has checked all there is to check
+            self.permit(used, catalogue.lineage(run))
+        return run
+
+    def demand(self, shares: Shares, more: int) -> None:
+        """Raise `RequestError` if the peer's share does not allow `more`."""
+        refusal = shares.refusal(self.connection.groups, more)
+        if refusal is not None:
+            raise unavailable(refusal)
+
+    def reply(self, reply: m.Reply | RunRow | RunRows, descriptors: Sequence[int] = ()) -> None:
+        """Send the one reply to the request. `descriptors` are closed."""
+        self.end()
+        self.connection.send(reply, descriptors)
+
+    def show(self, run: RunInfo) -> None:
+        """Reply with a run and what it has used together with its descendants."""
+        (shown,) = self.runtime.catalogue.with_totals([run])
+        self.reply(m.RunReply(id=self.id, run=shown))
+
+    def fail(self, code: ErrorCode, message: str) -> None:
+        self.reply(m.Error(id=self.id, code=code, message=message))
+
+    def end(self) -> None:
+        """Count the request as answered, without a reply."""
+        self.answered = True
+        if self.waits:
+            self.waits = False
+            self.services.bounds.requests.add(self.connection.groups, -1)
+
+    def wait(self) -> None:
+        """Count the request as one that is not answered."""
+        self.waits = True
+        self.services.bounds.requests.add(self.connection.groups, 1)
+
+    def ask(
+        self, event: Callable[Concatenate[float, int, Peer, Fields], e.Event], *args: Fields.args, **kwargs: Fields.kwargs
+    ) -> None:
+        """Put an event with these fields to the core, and reply with its answer."""
+        self.runtime.requests.ask(self, lambda token, now: event(now, token, self.peer, *args, **kwargs))
+
+    def __call__(self, answer: c.Answer) -> None:
+        match answer:
+            case c.SpawnDone(run) if run.asked.session is not None:
+                self._reply_with(self.runtime.catalogue.info(run.id), lowered(run))
+            case c.SpawnDone(run):
+                self._reply_with(self.runtime.catalogue.info(run.id))
+            case c.Changed(run):
+                self._reply_with(self.runtime.catalogue.info(run.id))
+            case c.Known(known):
+                live = self.runtime.catalogue.live.get(known)
+                self._reply_with(self.runtime.catalogue.info(known), lowered(live.run) if live is not None else ())
+            case c.SpawnRefused(refusal, recorded):
+                self.reply(m.Refused(id=self.id, refused=refusal, run=recorded))
+            case c.ReserveAnswer(run, reservation, limit_refusal):
+                self.reply(_reserved(self.id, run, reservation, limit_refusal))
+            case m.CallAdmitted():
+                self.reply(answer)
+            case c.StopDone(stopped, survivors, elapsed, ended):
+                gone, alive = list(stopped), list(survivors)
+                self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4), ended=list(ended)))
+            case c.ErrorAnswer(code, message):
+                self.fail(code, message)
+            case _:
+                assert_never(answer)
+
+    def _reply_with(self, info: RunInfo | None, less: Sequence[Lowered] = ()) -> None:
+        assert info is not None
+        self.reply(m.RunReply(id=self.id, run=info, lowered=list(less)))
+
+    def defer(self) -> Callable[[], bool]:
+        """Note that the reply comes later, from another thread's work. Return a function that says, once, whether it is still
+        wanted: all deferred requests fail before a re-execution."""
+        waiting = self.connection.deferred
+        waiting.add(self.id)
+
+        def is_wanted() -> bool:
+            wanted = self.id in waiting
+            waiting.discard(self.id)
+            return wanted
+
+        return is_wanted
+
+    def later(self, work: Callable[[], Awaitable[T]], reply: Callable[[T], m.Reply], *, failing: str = "") -> None:
+        """Run `work` in the background, then send `reply(result)`. `failing`: how the message begins if `work` raises an error."""
+        is_wanted = self.defer()
+
+        def done(found: T) -> None:
+            message = reply(found)
+            if is_wanted():
+                self.reply(message)
+
+        def failed(error: Exception) -> None:
+            code, said = told(error)
+            if is_wanted():
+                self.fail(code, f"{failing}{said}")
+
+        self.runtime.background.answer(work, done, failed, EXPECTED)
+
+
+def withdraw_calls(runtime: Runtime, connection: Connection, number: int | None, why: str | None) -> None:
+    """Forget the calls of a model that wait for an answer on the gateway's connection: one of them, or all. `why`: see
+    `CallWithdrawn`."""
+    for token, askers in runtime.requests.askers().items():
+        for asker in list(askers):
+            if isinstance(asker, Call) and asker.connection is connection and number in {None, asker.id}:
+                asker.end()
+                runtime.requests.withdraw(asker, token, why)
+
+
+def told(error: Exception) -> tuple[ErrorCode, str]:
+    """Return what a client is told of an error."""
+    if isinstance(error, RequestError):
+        return error.code, str(error)
+    if isinstance(error, EXPECTED):
+        return ErrorCode.UNAVAILABLE, str(error) or type(error).__name__
+    return ErrorCode.INTERNAL, INTERNAL
+
+
+def _reserved(request: int, run: Run, reservation: str | None, refusal: LimitRefusal | None) -> m.Reserved:
+    cost = run.account.reservations[reservation].cost if reservation is not None else None
+    return m.Reserved(id=request, run=run.id, reservation=reservation, cost_usd=to_usd(cost), refused=refusal)
+
+
+class Verb(NamedTuple):
+    """How a kind of request is answered."""
+
+    answer: Callable[..., None]
+    permission: str | None
+    """The verb that the peer must be permitted to use, or `None` if `answer`, or the core, checks that."""
+    about_run: bool
+    """Whether the request names one run, which `answer` is given."""
+
+
+REGISTRY: dict[type, Verb] = {}
+"""By kind of request. Complete once `sfad.daemon.server.verbs` is imported."""
+
+
+def answers(kind: type[RequestT], *, checked_later: bool = False) -> Callable[[Answer[RequestT]], Answer[RequestT]]:
+    """Register the decorated function for requests of this kind. `checked_later`: it, or the core, checks the permission."""
+    return _register(kind, about_run=False, checked_later=checked_later)
+
+
+def answers_about_run(kind: type[OfRun]) -> Callable[[AnswerAboutRun[OfRun]], AnswerAboutRun[OfRun]]:
+    """Register the decorated function for requests of this kind, which name one run."""
+    return _register(kind, about_run=True)
+
+
+def _register(kind: type, *, about_run: bool, checked_later: bool = False) -> Callable[[Function], Function]:
+    def register(answer: Function) -> Function:
+        verb = m.tag(kind)
+        REGISTRY[kind] = Verb(answer, None if checked_later else TABLE[verb].narrowed_by or verb, about_run)
+        return answer
+
+    return register

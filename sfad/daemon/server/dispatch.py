@@ -1,0 +1,267 @@
+"""What clients send: frames are read, and each request goes to the function that answers it, if the peer may use the verb."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ... import __version__
+from ...host import descriptors
+from ...host.descriptors import close_soon
+from ...processes.launcher import Unplaceable
+from ...protocol import messages as m
+from ...protocol.encoding import request_id
+from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
+from ...protocol.messages import Error, unpack_request
+from ...protocol.types import ErrorCode
+from ..loop.runtime import Runtime
+from . import verbs  # noqa: F401 - each file registers its verb
+from .call import EXPECTED, INTERNAL, REGISTRY, Call, Services, Verb
+from .clients import ClientTable
+from .connection import Connection, DescriptorsLost
+from .encoded import LOOKS
+from .lookup import RequestError, bad_request
+from .peers import run_of
+from .shares import ClientBounds, ShareGroup
+
+# ---- Requests to the functions that answer them: the handshake, the permission, the verb's function, and what it raised
+
+
+class Dispatcher:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._runtime = services.runtime
+
+    def greet(self, connection: Connection, request: m.Request) -> None:
+        peer = connection.peer
+        if not isinstance(request, m.Hello):
+            message = "the first message must be 'hello'"
+            connection.send(m.Error(id=request.id, code=ErrorCode.BAD_REQUEST, message=message))
+            return
+        self._runtime.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
+        common = set(request.versions) & set(SUPPORTED)
+        if not common:
+            spoken, supported = request.versions[:16], list(SUPPORTED)
+            message = f"client speaks protocol versions {spoken}, this daemon {supported}; update the older one"
+            connection.send(m.Error(id=request.id, code=ErrorCode.UNSUPPORTED_VERSION, message=message))
+            return
+        connection.welcome(
+            m.Welcome(
+                id=request.id,
+                version=max(common),
+                daemon=__version__,
+                pid=os.getpid(),
+                state_dir=str(self._runtime.state_dir),
+                run=peer.run,
+            )
+        )
+
+    def handle(self, connection: Connection, request: m.Request) -> None:
+        verb = REGISTRY.get(type(request))
+        call = Call(self._services, connection, request.id, verb.permission if verb is not None else None)
+        if not isinstance(request, LOOKS):
+            self._services.looks.forget()  # what it changes must be seen by the requests after it
+        try:
+            self._check(call, request)
+            if verb is None:
+                raise bad_request("'hello' is sent only once")
+            _answer(verb, call, request)
+        except RequestError as error:
+            call.fail(error.code, str(error))
+        except EXPECTED as error:
+            call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
+        except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
+            self._runtime.log.internal_error(request)
+            call.fail(ErrorCode.INTERNAL, INTERNAL)
+        if not call.answered:
+            call.wait()
+
+    def open(self, connection: Connection, request: int) -> Call:
+        """Count a request that is to be answered."""
+        call = Call(self._services, connection, request)
+        call.wait()
+        return call
+
+    def _check(self, call: Call, request: m.Request) -> None:
+        try:
+            if request.id in call.connection.pending:
+                raise bad_request(f"request id {request.id} is still in use on this connection")
+            call.demand(self._services.bounds.requests, 1)
+        except RequestError:
+            if isinstance(request, m.Spawn):
+                close_soon(call.connection.take(request.descriptors) or (), call.connection.sender_group)
+            raise
+
+
+def _check_user(call: Call, request: Any) -> None:
+    """Raise `RequestError` if a user's gateway asks about a run of another user."""
+    live = call.runtime.catalogue.live.get(getattr(request, "run", ""))
+    if live is not None and live.uid != call.peer.gateway_of:
+        raise RequestError(ErrorCode.NOT_PERMITTED, f"run {live.run.id} is of another user than this gateway")
+
+
+def _answer(verb: Verb, call: Call, request: Any) -> None:
+    """Check the permission and find the run of a request. The core checks again what it decides about: meanwhile a run may have
+    ended. The guard checks a `spawn` itself, so that its refusal is recorded."""
+    if verb.permission is not None:
+        call.permit(verb.permission)
+    if call.peer.gateway_of is not None:
+        _check_user(call, request)
+    if verb.about_run:
+        verb.answer(call, request, call.resolve(request.run))
+    else:
+        verb.answer(call, request)
+
+
+# ---- What clients send: frames are read, and the requests in them are handled in turns
+
+
+TURN_REQUESTS = 16
+"""Requests of one client handled before the next client has a turn."""
+
+TURN_TIME = 0.01
+"""Seconds of requests of one tree, or of one user outside any run, before the next one has a turn."""
+
+MAY_HANG = (
+    "stdin, stdout or stderr is a file of a FUSE file system of a user, which could keep the daemon waiting; use a pipe, as in "
+    "cat FILE | sfactl run …, or another file system"
+)
+
+
+class Turns:
+    """Which client's requests are handled next: trees and users take turns, and so do the clients of each."""
+
+    def __init__(self, handle: Callable[[Connection], None]) -> None:
+        """`handle` handles some requests of a connection, and adds it again if there are more."""
+        self._handle = handle
+        self._waiting: dict[ShareGroup, deque[Connection]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, connection: Connection) -> None:
+        """Queue a connection behind the others of its group."""
+        self._waiting.setdefault(connection.groups.lane, deque()).append(connection)
+
+    def take(self) -> None:
+        """Handle requests of each group for a while. A group with many clients waits as long as one with few."""
+        for lane in list(self._waiting):
+            self._take(lane)
+
+    def _take(self, lane: ShareGroup) -> None:
+        waiting = self._waiting.pop(lane)
+        until = time.perf_counter() + TURN_TIME
+        while waiting:
+            self._handle(waiting.popleft())
+            if time.perf_counter() > until:
+                break
+        if waiting:
+            # in front of those that have had a turn now
+            waiting.extend(self._waiting.pop(lane, ()))
+            self._waiting[lane] = waiting
+
+
+class Receiver:
+    """Reads from each client that has sent something, and dispatches its requests when its turn comes."""
+
+    def __init__(self, runtime: Runtime, bounds: ClientBounds, clients: ClientTable, dispatcher: Dispatcher) -> None:
+        self._runtime = runtime
+        self._bounds = bounds
+        self._clients = clients
+        self._dispatcher = dispatcher
+        self.turns = Turns(self._take_turn)
+
+    def read(self, connection: Connection) -> None:
+        if (refusal := descriptors.refusal(connection.sender_group)) is not None:  # what it sends with descriptors would stay open
+            self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, refusal)
+            return
+        before, received = connection.decoder.pending, len(connection.received)
+        try:
+            connection.read()
+        except ProtocolError as error:
+            self._clients.drop_with_error(connection, ErrorCode.BAD_REQUEST, str(error))
+            return
+        except DescriptorsLost as lost:
+            self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, str(lost))
+            return
+        if connection.may_hang:
+            self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, MAY_HANG)
+            return
+        self._bounds.count(connection.groups, connection.count())
+        if (refusal := self._passed_on(connection)) is not None:
+            self._clients.drop_with_error(connection, ErrorCode.NOT_PERMITTED, refusal)
+            return
+        if connection.bodies:
+            # the rest of a frame is read after these; until then its time does not run
+            self.turns.add(connection)
+            self._runtime.timers.disarm(("connection", connection.number))
+        elif connection.decoder.pending and not before:
+            self._clients.give_time(connection)
+        if len(connection.received) > received and (refusal := self._bounds.refusal(connection.groups)) is not None:
+            self._clients.drop_with_error(connection, ErrorCode.UNAVAILABLE, refusal)
+        if connection.counted.input:
+            self._clients.relieve_input(connection)
+        if connection.ended and not connection.bodies:
+            self._clients.drop(connection)
+
+    def _passed_on(self, connection: Connection) -> str | None:
+        """Say why the sender may not use a connection that another process made: it would have that one's rights."""
+        peer = connection.peer
+        if connection.sender_uid != peer.uid and not peer.unplaced:
+            return (
+                f"this connection was made by uid {peer.uid} and is used by uid {connection.sender_uid}; after a change "
+                "of user, connect again"
+            )
+        if connection.sender == connection.maker:
+            return None
+        try:
+            run = run_of(connection.sender, self._runtime.launcher)
+        except (Unplaceable, OSError) as error:
+            return f"process {connection.sender}, which did not make this connection, could not be placed: {error}"
+        if run == connection.peer.run:
+            return None
+        made_in, sent_in = (f"run {each}" if each is not None else "no run" for each in (connection.peer.run, run))
+        return (
+            f"this connection was made by a process in {made_in} and used by process {connection.sender} in {sent_in}; "
+            "each process must make its own"
+        )
+
+    def _take_turn(self, connection: Connection) -> None:
+        try:
+            self._handle_some(connection)
+        except Exception:  # noqa: BLE001 - a bug in one connection must not end the others
+            self._clients.drop_for_bug(connection)
+
+    def _handle_some(self, connection: Connection) -> None:
+        if connection.peer.run is not None and connection.peer.run not in self._runtime.catalogue.live:
+            # no process of an ended run is alive to read the answers, and its requests may take minutes
+            self._clients.drop(connection)
+            return
+        for _ in range(min(TURN_REQUESTS, len(connection.bodies))):
+            if connection.closed:
+                return
+            self._handle(connection, connection.next_body())
+        self._bounds.count(connection.groups, connection.count())
+        if connection.bodies:
+            self.turns.add(connection)
+        elif connection.ended:
+            self._clients.drop(connection)
+        elif connection.decoder.pending and not connection.closed:
+            self._clients.give_time(connection)
+
+    def _handle(self, connection: Connection, body: bytes) -> None:
+        try:
+            request = unpack_request(body)
+        except BadMessage as error:
+            connection.send(Error(id=request_id(body), code=ErrorCode.BAD_REQUEST, message=str(error)))
+            if not connection.greeted or connection.received:
+                # which of the descriptors belong to this request is unknown: the next one would be given the wrong ones
+                self._clients.drop(connection)
+            return
+        if connection.greeted:
+            self._dispatcher.handle(connection, request)
+            return
+        self._dispatcher.greet(connection, request)
+        if not connection.greeted:
+            self._clients.drop(connection)

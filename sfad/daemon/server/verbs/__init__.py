@@ -1,0 +1,18 @@
+"""The verbs by subject. A function named like the verb answers the requests of that kind.
+
+Importing this package loads each file, which registers its functions (see `sfad.daemon.server.call`).
+
+`starting`   `spawn`, `recall`, `start_session`
+`steering`   `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`, and which runs a command line means
+`looking`    `list`, `info`, `calls`, `logs`, `result`, `summary` and the like: one answer from what is known
+`following`  `watch`, `watch_runs`, `events`, `wait`: more answers as things happen
+`use`        `report`, `reserve`, `settle`
+`gateway`    what the gateway asks
+`daemon`     the daemon itself: `status`, `config`, `reload`, `metrics`
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")

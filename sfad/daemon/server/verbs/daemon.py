@@ -1,0 +1,232 @@
+"""Verbs about the daemon itself: `status`, `config`, `reload`, `agents`, `metrics`, `test_hook`, `prune`."""
+
+import os
+from collections.abc import Iterable
+
+import trio
+
+from .... import __version__
+from ....config import ConfigError
+from ....core.state.access import EVERYTHING
+from ....core.state.alerts import subject_of
+from ....core.state.budgets import Budget
+from ....core.state.money import to_usd
+from ....core.state.quotas import QuotaUse
+from ....core.state.run import Run
+from ....hooks.processes import OUTPUT, HookResult
+from ....host import systemd
+from ....host.probe import user_name
+from ....protocol.messages import (
+    AgentList,
+    Agents,
+    Config,
+    ConfigReply,
+    DaemonInfo,
+    DaemonStatus,
+    GatewayInfo,
+    HookTested,
+    Metrics,
+    MetricsText,
+    Prune,
+    Reload,
+    Reloaded,
+    TryHook,
+)
+from ....protocol.sanitise import clean
+from ....protocol.types import AlertState, BudgetState, QuotaState, Status
+from ....runs.live import Live
+from ....runs.showing import all_alerts
+from ...loop.gateways import Gateways
+from ..call import Call, answers
+from ..lookup import MAX_SECONDS, bad_request, check_most, unavailable
+from .steering import own_scope
+
+# ---- `status`: the daemon itself
+
+
+@answers(DaemonInfo)
+def status(call: Call, _request: DaemonInfo) -> None:
+    runtime, machine = call.runtime, call.runtime.machine
+    backup = runtime.ledger.file.backup
+    runtime.shims.look()  # so that the answer is what the next run finds
+    scope = call.scope
+    mine = runtime.catalogue.live_runs(scope).values()
+    everything = scope == EVERYTHING
+    budgets = (b for b in machine.budgets if scope.uid is None or call.peer.user in b.members) if scope.run is None else ()
+    gateway = runtime.gateways.known(call.peer.uid)
+    trusted = call.peer.uid in (0, os.geteuid())
+    call.reply(
+        DaemonStatus(
+            id=call.id,
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=round(trio.current_time() - runtime.began, 3),
+            socket=runtime.socket,
+            state_dir=str(runtime.state_dir),
+            containment=runtime.launcher.containment,
+            containment_detail=runtime.launcher.detail,
+            draining=machine.draining,
+            live=len(mine),
+            queued=sum(live.run.status is Status.QUEUED for live in mine),
+            admitted=machine.admitted if everything else None,
+            refused=machine.refused if everything else None,
+            connections=len(call.services.connections) if everything else None,
+            memory_bytes=_memory(),
+            ledger_bytes=runtime.ledger.records.size_bytes,
+            ledger_trouble=runtime.storage.unwritable,
+            backup_bytes=backup.size_bytes if backup is not None else None,
+            backup_at=backup.at if backup is not None else None,
+            adopted=runtime.succession.adopted,
+            enforcement={kind: runtime.launcher.enforcement(kind) for kind in ("memory", "pids", "cpu")},
+            budgets=[_state(budget, machine.tree) for budget in budgets],
+            linger_command=systemd.linger_command(),
+            gateway=gateway.url if gateway is not None else None,
+            rejected_config=runtime.rejected_config if trusted else None,
+            config_files=[str(path) for path in runtime.config_files] if trusted else None,
+            log=runtime.log.place if trusted else None,
+            gateway_pid=gateway.pid if gateway is not None else None,
+            gateways=_gateways(runtime.gateways) if trusted else [],
+            otel=runtime.otel.endpoint if trusted else None,
+            otel_trouble=runtime.otel.trouble if trusted else None,
+            metrics=runtime.metrics.listen if trusted else None,
+            metrics_trouble=runtime.metrics.trouble if trusted else None,
+            shim_dir=str(runtime.shims.path),
+            quotas=_quotas(call) if scope.run is None else [],
+            alerts=_alerts(call, mine),
+            hooks=runtime.hooking.events.states() if everything else [],
+            on_ends=[each for each in runtime.hooking.ends.states() if runtime.catalogue.knows(each.run_id, scope)],
+            cost_usd=_cost(call),
+            window_s=runtime.machine.policy.alerts.window,
+            limit_share=runtime.machine.policy.alerts.limit_share,
+            shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
+        )
+    )
+
+
+def _gateways(gateways: Gateways) -> list[GatewayInfo]:
+    """Return those of users that are running."""
+    found = ((each.uid, each.base, pid) for each in gateways if (pid := each.pid) is not None)
+    return [GatewayInfo(user=user_name(uid), url=url, pid=pid) for uid, url, pid in found if uid is not None]
+
+
+def _memory() -> int:
+    import psutil  # here, because nothing else needs it: 0.9 MiB
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _quotas(call: Call) -> list[QuotaState]:
+    found, slots = call.runtime.machine.quotas(call.peer.user, trio.current_time()), call.runtime.machine.slots
+    everyones = [QuotaUse("quotas.trees", slots.count, slots.total)] if call.scope == EVERYTHING else []
+    return [
+        QuotaState(key=one.key, used=one.used, limit=one.limit, possible_in_s=None if one.wait is None else round(one.wait, 3))
+        for one in (*everyones, *found)
+    ]
+
+
+def _cost(call: Call) -> float | None:
+    scope = call.scope
+    if scope.run is not None:
+        return None
+    nanos = call.runtime.machine.recent_cost(None if scope.uid is None else call.peer.user, trio.current_time())
+    return round(to_usd(nanos), 6)
+
+
+def _alerts(call: Call, mine: Iterable[Live]) -> list[AlertState]:
+    """Return the alerts about the peer's own runs, and about all runs or the runs of a user where that concerns the peer."""
+    scope, shared = call.scope, call.runtime.machine.shared_alerts
+    if scope != EVERYTHING:
+        teams = {each.name for each in call.runtime.machine.budgets.of(call.peer.user) if each.scope == "team"}
+        own = {("user", call.peer.user), *(("team", name) for name in teams)} if scope.run is None else set()
+        shared = {key: alert for key, alert in shared.items() if subject_of(key) in own}
+    return all_alerts((live.run for live in mine), shared, trio.current_time())
+
+
+def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
+    accounts = [run.account for run in tree if run.user in budget.members]
+    return BudgetState(
+        scope=budget.scope,
+        name=budget.name,
+        period=budget.period,
+        usd=to_usd(budget.allowed),
+        used_usd=to_usd(budget.charged),
+        renews=budget.renews,
+        partial=budget.partial or any(account.cost_may_grow for account in accounts),
+        at_most=budget.at_most or any(account.cost_at_most for account in accounts),
+    )
+
+
+# ---- `config`: the effective configuration, and where each value comes from
+
+
+@answers(Config)
+def config(call: Call, _request: Config) -> None:
+    call.reply(ConfigReply(id=call.id, settings=call.runtime.settings))
+
+
+# ---- `reload`: read the config again
+
+
+@answers(Reload)
+def reload(call: Call, _request: Reload) -> None:
+    try:
+        loaded, changed = call.runtime.reload()
+    except ConfigError as error:
+        raise bad_request(f"nothing was changed: {error}") from None
+    call.reply(Reloaded(id=call.id, files=[str(path) for path in loaded.files], changed=changed))
+
+
+# ---- `agents`: the registered agents
+
+
+@answers(Agents)
+def agents(call: Call, _request: Agents) -> None:
+    call.reply(AgentList(id=call.id, agents=[entry.info for entry in call.runtime.agents.values()]))
+
+
+# ---- `metrics`: the daemon's figures, as Prometheus reads them
+
+
+@answers(Metrics)
+def metrics(call: Call, _request: Metrics) -> None:
+    call.later(call.runtime.measuring.text, lambda text: MetricsText(id=call.id, text=text))
+
+
+# ---- `test_hook`: execute a hook of the config for an invented event
+
+
+@answers(TryHook)
+def test_hook(call: Call, request: TryHook) -> None:
+    hooking = call.runtime.hooking
+    check_most("characters of an event's type", len(request.event), 64)
+    if request.name not in hooking.events.names:
+        known = ", ".join(hooking.events.names) or "none"
+        raise bad_request(f"no hook is called {request.name[:80]!r}; in the config: {known}")
+    types = hooking.events.types_of(request.name)
+    event = request.event or ("run_failed" if "run_failed" in types else types[0])
+    if event not in types:
+        raise bad_request(f"{event!r} does not start hook '{request.name}'; its 'on' matches: {', '.join(types)}")
+
+    async def execute() -> HookResult:
+        result = await hooking.events.test(request.name, hooking.test_event(event))
+        if result is None:
+            raise unavailable(f"hook '{request.name}' is being tested by several clients; try again later")
+        return result
+
+    def reply(result: HookResult) -> HookTested:
+        output = clean(result.output)[-OUTPUT:]
+        return HookTested(id=call.id, how=result.how, ok=result.ok, output=output, elapsed_s=result.elapsed_s)
+
+    call.later(execute, reply)
+
+
+# ---- `prune`: remove rows and output of trees that have ended
+
+
+@answers(Prune)
+def prune(call: Call, request: Prune) -> None:
+    if request.keep < 0 or not 0 <= (request.older_than or 0) <= MAX_SECONDS:
+        raise bad_request(f"keep must be 0 or more, and older_than 0 to {MAX_SECONDS:.0f} seconds")
+    runtime, uid, failing = call.runtime, own_scope(call).uid, "not everything was removed: "
+    asker = call.connection.groups.all
+    call.later(lambda: runtime.maintenance.prune(request, uid, runtime.forget_pruned, asker), lambda found: found, failing=failing)

@@ -1,0 +1,250 @@
+"""Verbs with one answer from what is known of runs: `list`, `info`, `calls`, `logs`, `text`, `result`, `summary` and the like."""
+
+import os
+from datetime import timedelta
+from functools import partial
+
+import msgspec
+import trio
+from msgspec import Raw
+from msgspec.structs import replace
+
+from ....agents import named
+from ....agents.text import FORM, Cursor, TextReader
+from ....core.state.limits import limits_of
+from ....core.state.policy import MAX_LABELS
+from ....core.state.request import Asked
+from ....core.state.run import Run
+from ....host.clock import wall_clock
+from ....protocol import messages as m
+from ....protocol.messages import (
+    CallPage,
+    Info,
+    List,
+    ListCalls,
+    LogFiles,
+    Logs,
+    Result,
+    Summarise,
+    Summarised,
+    Text,
+    TextPart,
+    Transcript,
+)
+from ....protocol.requests.advice import Advice
+from ....protocol.structs import pack
+from ....protocol.types import QueueState, RunId, RunInfo, Status
+from ....runs.showing import info_of
+from ....storage.ledger.reader import Page
+from ....storage.ledger.summary import page_of, summarise
+from ....storage.output import holes
+from ....storage.output.times import told
+from ...loop.runtime import Runtime
+from ..call import Call, answers, answers_about_run
+from ..encoded import RunRow, RunRows
+from ..lookup import MAX_SECONDS, bad_request, check_filters, check_most, unavailable, wrong_state
+from ..results import MAX_LINES, NOT_KEPT, final_text, no_output
+from ..results import result as result_of
+from ..results import transcript as transcript_of
+
+# ---- `list`: a page of runs
+
+
+MAX_ROWS = 1000
+"""Ended runs in one page: 25 ms where none is encoded yet. Clients ask for the next page."""
+
+
+@answers(List)
+def list_(call: Call, request: List) -> None:
+    check_filters(request)
+    check_most("statuses", len(request.status), MAX_LABELS)
+    root = call.find(request.root) if request.root is not None else None
+    query = replace(request, id=0, root=None, rows=max(0, min(request.rows, MAX_ROWS)), limits=True)
+    page, limits = Page(query, call.scope, within=root), request.limits
+    key = pack(query), page.scope, root, limits
+    rows, more = call.services.looks.of(key, lambda: _look_at_page(call.runtime, page, limits=limits))
+    call.reply(RunRows(id=call.id, runs=rows, next=more))
+
+
+def _look_at_page(runtime: Runtime, page: Page, *, limits: bool) -> tuple[list[Raw], RunId | None]:
+    catalogue = runtime.catalogue
+    footprints = runtime.launcher.footprints(catalogue.live_runs(page.scope)) if page.query.live else {}
+    found = catalogue.select(page, footprints, limits=limits)
+    # a session does not count itself among those that it may look after
+    live = [run for run in found.live if run.id != page.scope.run] if page.query.sessions else found.live
+    return found.rows(live), found.next
+
+
+# ---- `info`: one run, with its live processes and memory
+
+
+@answers(Info)
+def info(call: Call, request: Info) -> None:
+    run = call.find(request.run)
+    row = call.services.looks.of(run, lambda: Raw(pack(_look_at_run(call.runtime, run))))
+    call.reply(RunRow(id=call.id, run=row))
+
+
+def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
+    catalogue, live = runtime.catalogue, runtime.catalogue.live.get(run)
+    if live is None:
+        info = catalogue.info(run)
+        assert info is not None
+    else:
+        footprint = runtime.launcher.footprints([run]).get(run) if live.run.attempt else None
+        info = replace(info_of(live, trio.current_time(), footprint), queue=_queue(runtime, live.run))
+    made, refused = runtime.calls.count(run)
+    if made or refused or info.by_gateway:
+        last = runtime.calls.last_refusal(run) if refused else None
+        info = replace(info, calls=made, calls_refused=refused, last_refusal=last)
+    (info,) = catalogue.with_totals([info])
+    return info
+
+
+def _queue(runtime: Runtime, run: Run) -> QueueState | None:
+    place = runtime.machine.slots.place_of(run.id)
+    if place is None:
+        return None
+    holding = [root for root in runtime.machine.tree.roots() if root.status is not Status.QUEUED]
+    if place.key != "quotas.trees":
+        holding = [root for root in holding if root.user == run.user]
+    if place.key not in {"quotas.trees", "quotas.trees_per_user"}:
+        holding = [root for root in holding if root.asked.group == run.asked.group]
+    first = min((root.deadline for root in holding if root.deadline is not None), default=None)
+    free_by = wall_clock() + timedelta(seconds=first - trio.current_time()) if first is not None else None
+    return QueueState(**place._asdict(), free_by=free_by)
+
+
+# ---- `calls`: a page of a run's calls of models
+
+
+@answers_about_run(ListCalls)
+def calls(call: Call, request: ListCalls, run: RunInfo) -> None:
+    after = (request.after.timestamp() if request.after is not None else 0.0, request.after_number)
+    found, more = call.runtime.calls.page(run.id, after)
+    live = call.runtime.catalogue.live.get(run.id)
+    uses = bool(live.spawn.gateway) if live is not None else run.by_gateway
+    call.reply(CallPage(id=call.id, run=run.id, calls=found, more=more, ended=live is None, gateway=uses))
+
+
+# ---- `result`: a finished run's final answer, made safe for a language model
+
+
+@answers_about_run(Result)
+def result(call: Call, request: Result, run: RunInfo) -> None:
+    if not run.status.terminal:
+        raise wrong_state(f"run {run.id} is {run.status}; wait for its end, or read its logs")
+    work = partial(result_of, call.runtime.output, run, request)
+    call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: found)
+
+
+# ---- `transcript`: a run's events and output, made safe for a language model. It needs the permission for `logs`.
+
+
+@answers_about_run(Transcript)
+def transcript(call: Call, request: Transcript, run: RunInfo) -> None:
+    if not 0 < request.tail <= MAX_LINES:
+        raise bad_request(f"tail = {request.tail} is outside 1 to {MAX_LINES}")
+    directory = call.runtime.ledger.file.directory
+    work = partial(transcript_of, directory, call.runtime.output, run, request)
+    call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: found)
+
+
+# ---- `logs`: a run's output files, opened for reading
+
+
+@answers_about_run(Logs)
+def logs(call: Call, request: Logs, run: RunInfo) -> None:
+    runtime = call.runtime
+    refusal = call.services.bounds.refusal(call.connection.groups, uncounted=2, unopened=2)
+    if refusal is not None:
+        raise unavailable(refusal)
+    live = run.id in runtime.catalogue.live
+    try:
+        descriptors = runtime.output.open_for_reader(run.id, create=live)
+    except NOT_KEPT as error:
+        raise no_output(run, error) from None
+    text = named(run.meter) is not None and _wants_text(call, request)
+    kept = runtime.catalogue.kept(run.id)
+    out, err = told(runtime.output, run, descriptors) if request.times else ([], [])
+    reply = LogFiles(id=call.id, run=run.id, ended=not live, kept=kept, text=text, name=run.name, out_times=out, err_times=err)
+    call.reply(reply, descriptors)
+
+
+def _wants_text(call: Call, request: Logs) -> bool:
+    caller = call.runtime.catalogue.live.get(call.peer.run) if call.peer.run is not None else None
+    return request.form == "text" or (request.form == "auto" and caller is not None and caller.program is not None)
+
+
+# ---- `text`: the next part of the text in the events of a run's stdout. It needs the permission for `logs`.
+
+
+@answers_about_run(Text)
+def text(call: Call, request: Text, run: RunInfo) -> None:
+    program = named(run.meter)
+    if program is None:
+        raise wrong_state(f"run {run.id} has no meter that knows its events; read its logs")
+    cursor = _cursor(request.cursor)
+    ended = run.status.terminal
+    try:
+        with call.runtime.output.stdout(run.id) as descriptor:
+            size = os.fstat(descriptor).st_size
+            shown = TextReader(program, cursor, partial(holes.read, descriptor), size).step(ended=ended)
+    except NOT_KEPT as error:
+        raise no_output(run, error) from None
+    part = TextPart(
+        id=call.id,
+        run=run.id,
+        text=b"" if request.final else bytes(shown.text),
+        cursor=msgspec.msgpack.encode(cursor),
+        tools=shown.tools,
+        notes=shown.notes,
+        more=shown.more,
+        ended=ended,
+    )
+    if request.final and ended and not shown.more:
+        work = partial(final_text, call.runtime.output, run, program)
+        call.later(lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: replace(part, text=found))
+    else:
+        call.reply(part)
+
+
+def _cursor(data: bytes) -> Cursor:
+    try:
+        cursor = msgspec.msgpack.decode(data, type=Cursor) if data else Cursor()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"this daemon did not make the cursor: {error}") from error
+    if cursor.form != FORM:
+        raise bad_request(f"the cursor has form {cursor.form}, this daemon uses form {FORM}")
+    return cursor
+
+
+# ---- `summary`: how the runs created since a time have ended, and what they used
+
+
+@answers(Summarise)
+def summary(call: Call, request: Summarise) -> None:
+    check_filters(request)
+    if not abs(request.since) <= MAX_SECONDS:  # also false for a NaN
+        raise bad_request(f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
+    page = page_of(request, call.scope)
+    work = partial(summarise, call.runtime.ledger.file.directory, page, request.by, call.runtime.catalogue.unwritten(page))
+    call.later(
+        lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: Summarised(id=call.id, summary=found)
+    )
+
+
+# ---- `recommend`: suggest limits from past successful runs
+
+
+@answers(m.Recommend)
+def recommend(call: Call, request: m.Recommend) -> None:
+    scope, asked = call.scope, Asked(argv=(), name=request.name, type=request.run_type)
+
+    def reply(found: list[Advice]) -> m.Reply:
+        in_force = [held.limit for held in limits_of(asked, None, call.runtime.machine.policy, call.peer.uid).values()]
+        runs = max((advice.runs for advice in found), default=0)
+        return m.Recommended(id=call.id, runs=runs, advice=found, in_force=in_force)
+
+    asker = call.connection.groups.all
+    call.later(lambda: call.runtime.adviser.advise(scope, request.run_type, request.name, asker), reply)

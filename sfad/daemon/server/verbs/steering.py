@@ -1,0 +1,195 @@
+"""Verbs that change live runs: `stop`, `pause`, `resume`, `limit`, `approve`, `deny`, `signal`, `send`; and `select`."""
+
+import signal as os_signal
+from collections.abc import Mapping
+from signal import valid_signals
+
+from ....core import events as e
+from ....core.state.access import OUTSIDE, VERBS, Scope
+from ....protocol.messages import Approve, ChangeLimits, Deny, Done, Failure, Pause, Resume, Select, Selected, Send, Signal, Stop
+from ....protocol.types import ErrorCode, RunId, RunInfo, Status
+from ....runs.live import Live
+from ..call import Call, answers, answers_about_run
+from ..lookup import (
+    MAX_CHOSEN,
+    RequestError,
+    bad_request,
+    check_filters,
+    check_limits,
+    check_most,
+    check_signal,
+    unavailable,
+    wrong_state,
+)
+
+# ---- `select`: which runs a command line means. The peer needs the permission for what is to be done to them.
+
+
+@answers(Select, checked_later=True)
+def select(call: Call, request: Select) -> None:
+    if request.verb not in VERBS | OUTSIDE:
+        raise bad_request(f"unknown verb '{request.verb[:80]}'")
+    call.permit(request.verb)
+    check_choice(request)
+    named, failed = [], []
+    for handle in dict.fromkeys(request.runs):
+        try:
+            named.append(call.resolve(handle, request.verb).id)
+        except RequestError as error:
+            failed.append(Failure(run=handle, code=error.code, message=str(error)))
+    runs = dict.fromkeys([*named, *filtered(call, request, request.verb)])
+    call.reply(Selected(id=call.id, runs=list(runs), failed=failed))
+
+
+def check_choice(request: Stop | Select) -> None:
+    check_most("runs in one request", len(request.runs), MAX_CHOSEN)
+    check_filters(request)
+
+
+_CHANGES = ("stop", "pause", "resume", "limit", "approve", "deny")
+
+
+def own_scope(call: Call) -> Scope:
+    """Return the runs that the peer means where it names none: a member of the admin group must not end the work of all users by
+    `stop --all`. The operator and root mean all."""
+    return call.scope if call.peer.owner else Scope(call.peer.uid, call.peer.run)
+
+
+def has_filters(request: Stop | Select) -> bool:
+    return request.everything or request.name is not None or bool(request.labels)
+
+
+def filtered(call: Call, request: Stop | Select, verb: str) -> list[RunId]:
+    """Return the live runs that the request's filters choose and `verb` makes sense for, parents first. For a peer inside a run,
+    these are the runs below its own."""
+    if not has_filters(request):
+        return []
+    own = call.peer.run
+    scope = own_scope(call) if verb in _CHANGES else call.scope
+    found = call.runtime.catalogue.live_runs(scope, name=request.name, labels=request.labels)
+    if own is not None:
+        found.pop(own, None)
+    if verb == "pause":
+        found = {run: live for run, live in found.items() if live.run.status is Status.RUNNING}
+        return [run for run, live in found.items() if not _is_below_any(live, found)]
+    return [run for run, live in found.items() if verb != "resume" or live.run.paused is not None]
+
+
+def _is_below_any(live: Live, found: Mapping[RunId, Live]) -> bool:
+    return any(above in found for above in live.lineage_ids[:-1])
+
+
+# ---- `stop`: stop runs and everything below them
+
+
+@answers(Stop)
+def stop(call: Call, request: Stop) -> None:
+    if request.sessions:
+        _check_sessions(call, request)
+    check_signal(request.signal, valid_signals())
+    check_choice(request)
+    if not (request.runs or has_filters(request)):
+        raise bad_request("say what to stop: runs, a name, labels, or everything")
+    named = [call.resolve(handle).id for handle in request.runs]
+    for run in named:
+        call.runtime.hooking.ends.cancel(run)
+    runs = tuple(dict.fromkeys([*named, *filtered(call, request, "stop")]))
+    call.ask(e.StopRequested, runs, request.signal, request.grace)
+
+
+def _check_sessions(call: Call, request: Stop) -> None:
+    refused = call.runtime.machine.refuse_sessions(call.peer)
+    if refused is not None:
+        raise RequestError(ErrorCode.NOT_PERMITTED, refused)
+    if not request.runs or has_filters(request):
+        raise bad_request("to stop sessions, name each in `runs`")
+    for handle in request.runs:
+        run = call.resolve(handle)
+        if not run.session:
+            raise bad_request(f"run {run.id} ('{run.name}') is not a session; stop it with: sfactl stop {run.id}")
+
+
+# ---- `pause`: freeze a run's whole tree and stop its clocks
+
+
+@answers_about_run(Pause)
+def pause(call: Call, request: Pause, run: RunInfo) -> None:
+    call.ask(e.PauseRequested, run.id, request.suspended)
+
+
+# ---- `resume`: thaw a paused run
+
+
+@answers_about_run(Resume)
+def resume(call: Call, request: Resume, run: RunInfo) -> None:
+    call.ask(e.ResumeRequested, run.id, check_limits(request.limits), request.suspended)
+
+
+# ---- `approve`: grant the increase that a run waits for
+
+
+@answers_about_run(Approve)
+def approve(call: Call, request: Approve, run: RunInfo) -> None:
+    call.ask(e.ApproveRequested, run.id, check_limits(request.limits))
+
+
+# ---- `deny`: refuse the increase that a run waits for
+
+
+@answers_about_run(Deny)
+def deny(call: Call, _request: Deny, run: RunInfo) -> None:
+    call.ask(e.DenyRequested, run.id)
+
+
+# ---- `limit`: change the limits of a live run
+
+
+@answers_about_run(ChangeLimits)
+def limit(call: Call, request: ChangeLimits, run: RunInfo) -> None:
+    if not request.limits:
+        raise bad_request("say which limits: KIND=VALUE")
+    call.ask(e.LimitRequested, run.id, check_limits(request.limits))
+
+
+# ---- `signal`: send a signal to a run's main process, for the client of a run in the foreground
+
+
+MAIN_SIGNALS = frozenset({
+    os_signal.SIGINT, os_signal.SIGQUIT, os_signal.SIGWINCH, os_signal.SIGTSTP, os_signal.SIGCONT, os_signal.SIGUSR1,
+    os_signal.SIGUSR2, os_signal.SIGHUP,
+})  # fmt: skip
+"""What may be sent. SIGTERM and SIGKILL have `stop`, which tells what became of the processes; SIGSTOP has `pause`."""
+
+
+@answers_about_run(Signal)
+def signal(call: Call, request: Signal, run: RunInfo) -> None:
+    check_signal(request.signal, MAIN_SIGNALS)
+    if request.signal == os_signal.SIGCONT and run.status is Status.PAUSED:
+        raise wrong_state(f"run {run.id} is paused; 'sfactl resume {run.id}' thaws it")
+    if not call.runtime.launcher.signal_main(run.id, request.signal):
+        raise wrong_state(f"run {run.id} is {run.status}; it has no main process to signal")
+    call.reply(Done(id=call.id))
+
+
+# ---- `send`: write to the stdin of a run that was started with a pipe for it
+
+
+@answers_about_run(Send)
+def send(call: Call, request: Send, run: RunInfo) -> None:
+    live = call.runtime.catalogue.live.get(run.id)
+    if live is None:
+        raise wrong_state(f"run {run.id} is {run.status}; it reads no input any more")
+    if live.stdin is None and live.spawn.stdin == "pipe":
+        raise wrong_state(f"run {run.id} reads no input any more: its stdin ended with the daemon that held it")
+    if live.stdin is None and run.session:
+        where = f"{live.spawn.agent!r}" if live.spawn.agent else "it"
+        raise wrong_state(f"run {run.id} reads no input: in the config, the entry of its agent {where} needs stdin = true")
+    if live.stdin is None:
+        raise wrong_state(f"run {run.id} was not started with --stdin, so nothing can be sent to it")
+    if live.stdin.over is not None:
+        raise wrong_state(f"nothing can be sent to run {run.id}: {live.stdin.over}")
+    refused = live.stdin.write(request.data, eof=request.eof)
+    if refused is not None:
+        code = wrong_state if live.stdin.over is not None else unavailable
+        raise code(f"could not send {len(request.data)} bytes to run {run.id}: {refused}")
+    call.reply(Done(id=call.id))

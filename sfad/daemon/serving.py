@@ -1,0 +1,90 @@
+"""Serving without a parser of command lines: paths, config, exit codes."""
+
+import os
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn
+
+import trio
+
+from .. import config as configuration
+from .. import exits
+from ..durable.handover import taken
+from ..host import systemd
+from ..host.clock import MonotonicClock
+from ..host.headroom import keep_one_heap
+from ..host.secrecy import hide_memory
+from ..host.socket_file import PathError
+from ..processes.launcher import CgroupImpossible
+from ..protocol.paths import daemon_socket
+from ..protocol.paths import state_dir as resolve_state_dir
+from ..storage.ledger import LedgerError
+from . import daemon, reloading
+from .startup import DaemonHome
+
+
+def serve(socket: str | None = None, state_dir: str | None = None, config: str | None = None, ready_fd: int | None = None) -> None:
+    hide_memory()
+    keep_one_heap()
+    where = place(socket, state_dir, config)
+    try:
+        loaded = reloading.load_kept(where)
+    except configuration.ConfigError as wrong:
+        _tell_systemd(f"not started: {wrong}")
+        die(str(wrong), exits.USAGE)
+    try:
+        handed = taken()
+    except ValueError as unreadable:
+        die(f"what the sfad before this one handed over cannot be used: {unreadable}", exits.UNAVAILABLE)
+    if handed is None and ready_fd is not None:
+        _check_descriptor(ready_fd)
+    try:
+        run = partial(daemon.serve, where, loaded, handed=handed, ready_fd=ready_fd)
+        left = trio.run(run, strict_exception_groups=True, clock=MonotonicClock())
+    except* (PathError, LedgerError, CgroupImpossible) as group:
+        for error in group.exceptions:
+            print(f"sfad: {error}", file=sys.stderr)
+        sys.exit(exits.UNAVAILABLE)
+    if left:
+        die(f"processes of {', '.join(left)} could not be killed", exits.SURVIVED)
+
+
+def _tell_systemd(text: str) -> None:
+    """Have `systemctl status` show why there is no daemon."""
+    with suppress(OSError):
+        systemd.notify(systemd.status(text))
+
+
+def _check_descriptor(ready_fd: int) -> None:
+    try:
+        os.set_inheritable(ready_fd, False)  # what the daemon starts before it is ready must not keep the descriptor open
+    except (OSError, OverflowError) as error:
+        die(f"--ready-fd {ready_fd}: not an open descriptor: {error}", exits.USAGE)
+
+
+def place(socket: str | None, state_dir: str | None, config: str | None) -> DaemonHome:
+    """Return where this daemon lives. Exits if a path cannot be one."""
+    try:
+        uid = os.geteuid()
+        state = resolve_state_dir(os.environ, uid, state_dir)
+        return DaemonHome(
+            socket=daemon_socket(os.environ, uid, socket),
+            state_dir=state,
+            config_files=configuration.config_files(os.environ, state, config),
+        )
+    except ValueError as error:
+        die(str(error), exits.USAGE)
+
+
+def load(home: DaemonHome) -> configuration.Loaded:
+    """Return the config of the daemon's files. Exits if that daemon would refuse it."""
+    try:
+        return reloading.load_usable(home)
+    except configuration.ConfigError as error:
+        die(str(error), exits.USAGE)
+
+
+def die(message: str, code: int) -> NoReturn:
+    print(f"sfad: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,20 @@
+"""How a run becomes processes, and how these are contained, signalled, counted and reaped.
+
+`choice`           the choice of a containment: cgroups where that is possible, else tags
+`local_launcher`   the launcher of this machine, put together from the parts below
+`starting`         starts one attempt: enters the containment, spawns a trampoline, opens its gate when it is saved; adopts runs
+`agent_watch`      notices agent programs that are started within runs
+`sweep`            kills what a dead daemon left
+
+`contain`          keeps the processes of a run together: by cgroups, or by tags
+`watch`            reads what trampolines report, reaps, and notices that a run is empty
+`launched_runs`    the runs from their first launch to their release, and which run carries which mark
+`isolation`        runs in sandboxes of their own, by bubblewrap
+`trampoline`       the process that becomes a run's command, and how it is started
+`credentials`      the user that a run executes as, and an environment for programs that must not obey the run's
+`pidfd`            signals to exactly one process, and what is known of it when it has ended
+`procfs`           what /proc tells of processes
+`launcher`         what the loop needs of a launcher: it names runs, not pids
+
+Each imports only what is below it.
+"""

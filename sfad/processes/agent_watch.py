@@ -1,0 +1,180 @@
+"""Notices agent programs within runs: by the kernel's events of execve(2), else by looking at all processes twice a second.
+
+Most processes are told from agents by one read of /proc/PID/cmdline. While no run is live, nothing is looked at.
+"""
+
+import math
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice, takewhile
+
+import trio
+
+from ..core.events import AgentProcess, AgentSeen
+from ..core.state.naming import agent_of, executed_word
+from ..host.process_events import ExecEvents
+from ..protocol.known import PROGRAMS
+from . import procfs
+from .contain.interface import RunContainment
+from .launched_runs import LaunchedRun, LaunchedRuns
+from .launcher import Unplaceable
+from .watch.reactor import Emitter
+
+_LOOK_EVERY = 0.5
+"""Seconds between two looks at all processes; with exec events, until the first and only one."""
+_SHARE = 19
+"""A pause is at least so many times as long as the look before it, so looking takes at most a twentieth of a CPU."""
+_GATHER = 0.05
+"""Seconds for which exec events gather if there are many: a build may execute a thousand programs a second, and each wake-up costs
+more than a look at a process."""
+_AT_ONCE, _BACK = 20, 0.1
+"""Wake-ups without gathering, for what lives for some milliseconds only, and the seconds in which one of them comes back."""
+_BEGIN = 0.005
+"""Seconds before the first wait for events: a run that ends sooner costs none."""
+_MAX_COMMAND = 512
+"""Characters of a command line that are told."""
+_MAX_ABOVE = 64
+"""Ancestors of a process that are looked at."""
+
+
+class AgentWatch:
+    def __init__(self, emitter: Emitter, runs: LaunchedRuns, containment: RunContainment) -> None:
+        self._emitter = emitter
+        self._runs = runs
+        self._containment = containment
+        self._programs: frozenset[str] = frozenset()
+        self._mentioned = re.compile(rb"(?!)")
+        self._told: dict[int, tuple[int, str]] = {}
+        """What the last look at all processes has found: start and program, by pid."""
+        self._at_once = float(_AT_ONCE)
+        self._counted_at = -math.inf
+        self._scope = trio.CancelScope()
+        self._waiting = trio.CancelScope()
+        runs.emptied = self._stop_soon
+
+    def watch(self, programs: frozenset[str]) -> None:
+        if programs != self._programs:
+            self._programs = programs
+            # each package that a program comes in is named after it
+            self._mentioned = re.compile(b"|".join(re.escape(name.encode()) for name in programs) or rb"(?!)")
+            self._told = {}
+            self._scope.cancel()
+
+    async def serve(self) -> None:
+        while True:
+            with trio.CancelScope() as self._scope:
+                if not self._programs:
+                    await trio.sleep_forever()
+                while True:
+                    await self._runs.some()
+                    try:
+                        events = ExecEvents()
+                    except OSError:
+                        await self._look_now_and_then()
+                    else:
+                        with events:
+                            await self._follow(events)
+
+    async def _follow(self, events: ExecEvents) -> None:
+        """Look at what the kernel tells, until no run is live."""
+        look_at = trio.current_time() + _LOOK_EVERY  # runs may have been adopted
+        await trio.sleep(self._pause(_BEGIN))
+        while self._runs:
+            with trio.CancelScope(deadline=look_at) as self._waiting:
+                await trio.lowlevel.wait_readable(events)
+            pids = events.pids()
+            if pids is None or trio.current_time() >= look_at:
+                pause, look_at = max(_GATHER, self._look_at_all()), math.inf
+            else:
+                self._look_at(pids)
+                pause = self._pause(0)
+            if pause:
+                await trio.sleep(pause)
+
+    def _stop_soon(self) -> None:
+        """Look soon whether a run is live: runs may follow each other."""
+        self._waiting.deadline = min(self._waiting.deadline, trio.current_time() + _LOOK_EVERY)
+
+    def _pause(self, least: float) -> float:
+        """Count a wake-up. Return for how long events gather: `least` while wake-ups are rare."""
+        now = trio.current_time()
+        self._at_once = min(_AT_ONCE, self._at_once + (now - self._counted_at) / _BACK)
+        self._counted_at = now
+        if self._at_once < 1:
+            return _GATHER
+        self._at_once -= 1
+        return least
+
+    async def _look_now_and_then(self) -> None:
+        pause = _LOOK_EVERY
+        while self._runs:
+            await trio.sleep(pause)
+            pause = max(_LOOK_EVERY, self._look_at_all())
+
+    def _look_at(self, pids: Iterable[int]) -> None:
+        for pid in sorted(pids):  # parents first
+            seen = self._seen(pid)
+            if seen is not None:
+                self._tell(pid, *seen)
+
+    def _look_at_all(self) -> float:
+        """Tell agents that the last look has not found. Return for how long to pause after it. Raises `OSError`."""
+        began = trio.current_time()
+        before, self._told = self._told, {}
+        for pid in procfs.pids():
+            seen = self._seen(pid)
+            if seen is not None and (before.get(pid) == seen or self._tell(pid, *seen)):
+                self._told[pid] = seen
+        return _SHARE * (trio.current_time() - began)
+
+    def _seen(self, pid: int) -> tuple[int, str] | None:
+        """Return when a process has started, and which agent program it executes, if it does."""
+        cmdline = procfs.read(f"/proc/{pid}/cmdline")
+        if not cmdline or not self._mentioned.search(cmdline):
+            return None
+        program = agent_of(procfs.words(cmdline), self._programs)
+        process = procfs.stat(pid) if program is not None else None
+        return (process.started, program) if process is not None and process.alive and program is not None else None
+
+    def _tell(self, pid: int, started: int, program: str) -> bool:
+        """Tell an agent program that is in a run. Return whether it need not be looked at again."""
+        if not procfs.executed(pid):
+            return False  # it is its parent's program, until it executes one
+        try:
+            run_id = self._containment.run_of(pid, None)
+        except Unplaceable:
+            return False
+        run = self._runs.get(run_id) if run_id is not None else None
+        if run is not None:
+            self._emitter.emit(AgentSeen, run.id, self._described(run, pid, started, program))
+        return True
+
+    def _described(self, run: LaunchedRun, pid: int, started: int, program: str) -> AgentProcess:
+        main = run.main.command if run.main is not None else None
+        line = list(islice(takewhile(lambda each: each != os.getpid(), procfs.ancestry(pid)), _MAX_ABOVE))
+        if main in line:
+            line = line[: line.index(main) + 1]
+        above = tuple((each, agent_of(procfs.command(each), self._programs)) for each in line[1:])
+        own_group = False
+        with suppress(ProcessLookupError):
+            own_group = len(line) > 1 and os.getpgid(pid) != os.getpgid(line[1])
+        words = procfs.command(pid)
+        return AgentProcess(
+            pid=pid,
+            started=started,
+            program=program,
+            command=" ".join(words)[:_MAX_COMMAND],
+            above=above,
+            is_main=pid == main,
+            below_main=main in line[1:],
+            own_group=own_group,
+            serves=_serves(words, program),
+        )
+
+
+def _serves(words: list[str], program: str) -> bool:
+    """Return whether a process is a background process of an agent program's own."""
+    at, known = executed_word(words, program), PROGRAMS.get(program)
+    return at is not None and known is not None and known.serves is not None and words[at + 1 : at + 2] == [known.serves]

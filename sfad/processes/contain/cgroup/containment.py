@@ -1,0 +1,337 @@
+"""Containment in cgroup v2: one cgroup a run, nested like the runs, with the processes in its leaf `self`.
+
+    PARENT/sfad-INSTANCE/RUN/self        the run's processes, and cgroups that they make themselves
+                         RUN/CHILD/self  a child run's
+
+So whatever is done to a run's cgroup is done to its descendants too. This rests on facts of the kernel (cgroups(7),
+Documentation/admin-guide/cgroup-v2.rst, and measured on 6.18): a frozen process cannot fork; it takes SIGKILL at once, and
+other signals when it is thawed; `populated` is 0 before the first process has attached, and does not count zombies;
+`cgroup.events` is always readable, and signals a change by EPOLLPRI; `cgroup.kill` catches processes that are being forked,
+and leaves `cgroup.freeze` as it was.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from signal import SIGCONT, SIGKILL, SIGSTOP, pidfd_send_signal
+from typing import Literal
+
+import trio
+
+from ....host.descriptors import lifted
+from ....protocol.types import RunId
+from ... import procfs
+from ...launched_runs import LaunchedRun, LaunchedRuns, run_ids
+from ...launcher import Complain, Unplaceable
+from ...pidfd import cgroup_id
+from ...trampoline.spawner import Door
+from ...watch.mains import signal_mains
+from ...watch.reaper import Orphans
+from ..interface import LauncherParts, RunContainment, RunPauses, RunStops
+from ..membership import printable_path, run_by_ancestors, run_by_cookie, still_there, unmarked
+from . import cgroupfs, location, probing
+from .cgroups import RunCgroup, RunCgroups
+from .controllers import Controllers
+from .escapes import KILL_EVERY, CgroupEvents, Escapes
+from .making import AdoptedCgroups, CgroupMaker, KernelLimits
+
+# ---- Control files that act on a whole cgroup: `cgroup.freeze` and `cgroup.kill`
+
+
+class CgroupControl:
+    """Writes control files. Make it when this process is where it belongs (see `Controllers.prepare`)."""
+
+    def __init__(self, base: location.BaseCgroup) -> None:
+        self._base = base
+        self._own_cgroup = procfs.cgroup(os.getpid())
+
+    def write(self, group: RunCgroup, name: str, content: bytes) -> None:
+        """Write a control file, if the cgroup is not gone. Raises `OSError`."""
+        self._step_out()
+        try:
+            cgroupfs.write(f"{group.directory}/{name}", content)
+        except OSError as error:
+            if error.errno not in procfs.GONE:
+                raise
+
+    def _step_out(self) -> None:
+        """Go back to where this process belongs: an agent with its uid can move it into a run that is to be frozen."""
+        path = procfs.cgroup(os.getpid())
+        if path is None or path == self._own_cgroup or location.below(path, self._base.path) is None:
+            return
+        parent = os.path.dirname(self._base.directory)
+        cgroupfs.write(f"{location.directory_of(self._own_cgroup) or parent}/cgroup.procs", b"0")
+
+
+def thaw_all(group: RunCgroup) -> None:
+    """Thaw a run's cgroup and those below it, which may have been paused by themselves. Raises `OSError`."""
+    for directory in cgroupfs.nested(group.directory):
+        try:
+            cgroupfs.write(f"{directory}/cgroup.freeze", b"0")
+        except OSError as error:
+            if error.errno not in procfs.GONE:
+                raise
+    group.halted = False
+
+
+# ---- Pausing runs: the freezer for their cgroups, and signals to processes that have left these
+
+
+class CgroupPauses(RunPauses):
+    def __init__(
+        self, parts: LauncherParts, cgroups: RunCgroups, control: CgroupControl, events: CgroupEvents, escapes: Escapes
+    ) -> None:
+        self._reactor = parts.reactor
+        self._owed = parts.owed
+        self._cgroups = cgroups
+        self._control = control
+        self._events = events
+        self._escapes = escapes
+
+    def freeze(self, run: LaunchedRun) -> None:
+        self._escapes.signal(run, SIGSTOP)
+        group = self._cgroups.of(run)
+        if group:
+            self._control.write(group, "cgroup.freeze", b"1")
+            self._events.watch(run, group)
+        else:
+            self._reactor.soon(self._owed.report_frozen, run)
+
+    def thaw(self, run: LaunchedRun) -> None:
+        group = self._cgroups.of(run)
+        if group:
+            self._control.write(group, "cgroup.freeze", b"0")
+        self._escapes.signal(run, SIGCONT)
+
+
+# ---- Stopping runs: signals to every process in a run's cgroup, and to those that have left it
+
+
+_FROZEN_WITHIN = 0.1
+"""Seconds that a stop waits for the freezer."""
+
+
+class CgroupStops(RunStops):
+    def __init__(
+        self, parts: LauncherParts, cgroups: RunCgroups, control: CgroupControl, events: CgroupEvents, escapes: Escapes
+    ) -> None:
+        self._reactor = parts.reactor
+        self._cgroups = cgroups
+        self._control = control
+        self._events = events
+        self._escapes = escapes
+
+    def terminate(self, run: LaunchedRun, number: int) -> None:
+        """Freeze, signal every process, and thaw: a process that forks meanwhile cannot outrun the signal."""
+        group = self._cgroups.of(run)
+        if group is None:
+            signal_mains(run, number)
+            self._escapes.stop_soon(run)
+            return
+        self._events.watch(run, group)
+        group.frozen = trio.Event()
+        self._control.write(group, "cgroup.freeze", b"1")
+        group.halted = True
+        self._reactor.task(self._stop, run, group, number, run.stop_count)
+
+    async def _stop(self, run: LaunchedRun, group: RunCgroup, number: int, stop: int) -> None:
+        with trio.move_on_after(_FROZEN_WITHIN):
+            await group.frozen.wait()
+        await self._reactor.retry(self._signal_all, run, number, stop)
+        await self._reactor.retry(self._let_go, run, group, stop)
+
+    async def _signal_all(self, run: LaunchedRun, number: int, stop: int) -> None:
+        if not run.in_stop(stop):
+            return
+        with lifted():
+            found = list(self._cgroups.members(run))
+            self._escapes.know(found)
+            members = [pid for pid, _ in found]
+            sandboxes = run.sandboxes
+            for pid in members:
+                if pid in sandboxes:
+                    continue
+                with suppress(ProcessLookupError, PermissionError):
+                    self._signal(run, pid, number)
+            signal_mains(run, number, but=members)
+
+    def _signal(self, run: LaunchedRun, pid: int, number: int) -> None:
+        # SIGKILL ends a frozen process too, so the pid that was listed may be another process's by now, and of any user
+        held = os.pidfd_open(pid)
+        try:
+            if self._cgroups.holds(run, pid):
+                pidfd_send_signal(held, number)
+        finally:
+            os.close(held)
+
+    async def _let_go(self, run: LaunchedRun, group: RunCgroup, stop: int) -> None:
+        if run.in_stop(stop):
+            with lifted():
+                thaw_all(group)
+                self._escapes.stop_soon(run)
+
+    def kill(self, run: LaunchedRun) -> None:
+        group = self._cgroups.of(run)
+        if group:
+            group.killed = True
+            self._control.write(group, "cgroup.kill", b"1")
+            self._events.watch(run, group)
+            self._reactor.task(self._kill_again, run, group, run.stop_count)
+        self._escapes.stop_soon(run)
+
+    async def _kill_again(self, run: LaunchedRun, group: RunCgroup, stop: int) -> None:
+        while True:
+            await trio.sleep(KILL_EVERY)
+            if not run.in_stop(stop):
+                return
+            signal_mains(run, SIGKILL)
+            with lifted():
+                self._control.write(group, "cgroup.kill", b"1")
+
+
+# ---- Which run a process is in, where runs are contained in cgroups
+
+
+class CgroupMembership:
+    def __init__(self, runs: LaunchedRuns, cgroups: RunCgroups, orphans: Orphans) -> None:
+        self._runs = runs
+        self._cgroups = cgroups
+        self._orphans = orphans
+
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
+        """Return the run whose cgroup the process is in. A process that was moved to another cgroup, by `systemd-run --scope` for
+        example, is still in its run: that of its nearest ancestor that is in one, else that whose cookie it carries. Raises
+        `Unplaceable`, `OSError`."""
+        run_id = self._cgroups.run_with_inode(cgroup_id(pidfd)) if pidfd is not None else None
+        if run_id is not None:
+            self._refuse_moved(pid, run_id)
+            return run_id
+        path = procfs.cgroup(pid) if pid > 0 else None
+        run_id, ours = (self._at(path), False) if path is not None else (None, False)
+        if run_id is None and path is not None:
+            run_id, ours = run_by_ancestors(pid, self._run_of)
+            run_id = run_id or run_by_cookie(pid, self._runs)
+        if path is None or not still_there(pidfd):
+            raise Unplaceable(f"process {pid} ended before it could be placed")
+        if run_id is None and ours:
+            raise unmarked(pid)
+        if run_id is not None:
+            self._refuse_moved(pid, run_id)
+        return run_id
+
+    def _refuse_moved(self, pid: int, run_id: RunId) -> None:
+        """Raise `Unplaceable` for a process in the cgroup of a run that it was not started in: it would have that run's rights."""
+        line = (self._orphans.owned.get(each) for each in procfs.ancestry(pid))
+        began = next((each for each in line if each is not None), None) or self._runs.by_cookie(pid)
+        if began is not None and not self._runs.within(run_id, began):
+            raise Unplaceable(f"process {pid} was started in run {began} and has moved itself into the cgroup of run {run_id}")
+
+    def _run_of(self, pid: int) -> RunId | None:
+        owned = self._orphans.owned.get(pid)
+        path = None if owned else procfs.cgroup(pid)
+        return owned or (self._at(path) if path is not None else None)
+
+    def _at(self, path: str) -> RunId | None:
+        directory = self._cgroups.inside(path)
+        if directory is None:
+            return None
+        run_id = self._cgroups.nearest(directory)
+        if run_id is None:
+            raise Unplaceable(f"its cgroup {printable_path(path)} belongs to no run that is known")
+        return run_id
+
+
+# ---- containment
+
+
+class CgroupContainment(RunContainment):
+    """Contains runs in cgroups below `base`, which was probed."""
+
+    kind: Literal["cgroup", "tags"] = "cgroup"
+    adopted: AdoptedCgroups
+    pauses: CgroupPauses
+    stops: CgroupStops
+
+    def __init__(self, parts: LauncherParts, *, base: location.BaseCgroup, complain: Complain = lambda _text: None) -> None:
+        self.detail = base.directory
+        self._runs = parts.runs
+        self._owed = parts.owed
+        self._base = base
+        self._controllers = Controllers(base, complain)
+        self._controllers.prepare()
+        self._begins = probing.begins(base)
+        self._control = CgroupControl(base)
+        self._cgroups = RunCgroups(base, parts.reactor)
+        self._maker = CgroupMaker(self._cgroups, self._controllers, parts.reactor)
+        self._events = CgroupEvents(self._cgroups, parts.reactor, parts.complaints, self._learn)
+        self.limits = KernelLimits(self._cgroups, self._controllers, parts.complaints)
+        self._escapes = Escapes(parts, self._cgroups)
+        self.adopted = AdoptedCgroups(parts.runs, self._cgroups, self._maker, self.limits)
+        self.pauses = CgroupPauses(parts, self._cgroups, self._control, self._events, self._escapes)
+        self.stops = CgroupStops(parts, self._cgroups, self._control, self._events, self._escapes)
+        self._membership = CgroupMembership(parts.runs, self._cgroups, parts.orphans)
+
+    def enter(self, run: LaunchedRun) -> Door:
+        try:
+            return self._enter(run)
+        except PermissionError as error:
+            cgroupfs.regain(os.fsdecode(error.filename or self._base.directory), self._base.directory)
+            return self._enter(run)
+
+    def _enter(self, run: LaunchedRun) -> Door:
+        group = self._cgroups.of(run) or self._maker.make(run)
+        try:
+            return self._open(run, group)
+        except OSError as error:  # another process removed the cgroup, because it was empty
+            if error.errno not in procfs.GONE:
+                raise
+            self._maker.forget(run)
+            return self._open(run, self._maker.make(run))
+
+    def _open(self, run: LaunchedRun, group: RunCgroup) -> Door:
+        if group.bounds != run.bounds:
+            self.limits.limit(run)
+        if group.halted:  # the attempt before ended in its stop's freeze
+            thaw_all(group)
+        directory = os.open(group.leaf, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Door(directory, not self._begins or any(map(self._attaches, run.upwards())), self._runs.tag_of(run))
+
+    def _attaches(self, run: LaunchedRun) -> bool:
+        group = self._cgroups.of(run)
+        return run.paused or (group is not None and (group.halted or group.killed))
+
+    def leave(self, run: LaunchedRun) -> None:
+        self.adopted.leave(run)
+        self._maker.remove(run)
+
+    def close(self) -> None:
+        self._maker.close()
+
+    def _learn(self, run: LaunchedRun, group: RunCgroup, events: bytes) -> None:
+        if b"frozen 1" in events:
+            group.frozen.set()
+            self._owed.report_frozen(run)
+        elif run.paused and not run.freezing:  # another process has thawed it
+            self._control.write(group, "cgroup.freeze", b"1")
+        if b"populated 0" in events:
+            self._escapes.stop_soon(run)
+            self._owed.report_if_empty(run)
+
+    def populated(self, run: LaunchedRun, poll: int | None = None) -> bool:
+        if self._cgroups.populated(run):
+            return True
+        runs = run_ids([run])
+        gathered = self.adopted.gather_all(runs)
+        return (gathered and self._cgroups.populated(run)) or any(self._escapes.orphaned(runs, poll))
+
+    def members(self, *tops: LaunchedRun) -> Iterable[tuple[int, RunId]]:
+        return self._cgroups.members(*tops)
+
+    def outside(self, run: LaunchedRun) -> Iterable[tuple[int, RunId]]:
+        return self._escapes.of(run)
+
+    def run_of(self, pid: int, pidfd: int | None) -> RunId | None:
+        return self._membership.run_of(pid, pidfd)
+
+    def run_of_cgroup(self, inode: int) -> RunId | None:
+        return self._cgroups.run_of_cgroup(inode)

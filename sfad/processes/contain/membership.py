@@ -1,0 +1,172 @@
+"""Which run a process is in, and binding runs to CPUs."""
+
+import math
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from ...protocol.types import RunId
+from .. import procfs
+from ..launched_runs import LaunchedRun, LaunchedRuns, cookie, cookie_run
+from ..launcher import Bounds, Unplaceable
+from ..pidfd import reaped
+from ..procfs import Stat
+from .interface import RunContainment
+
+# ---- Which run a process is in by its ancestors and its cookie, where no cgroup tells
+
+
+_ANCESTRY_READS = 5
+
+
+def run_by_cookie(pid: int, runs: LaunchedRuns) -> RunId | None:
+    """Return the run whose cookie a process carries. Raises `Unplaceable` for a cookie of this instance that no run has."""
+    value = cookie(pid, runs.instance)
+    if value is None:
+        return None
+    run_id = cookie_run(value)
+    if run_id in runs and runs[run_id].cookie == value:
+        return run_id
+    raise Unplaceable(f"process {pid} carries the cookie of run {run_id}, which is not running")
+
+
+def ancestors(pid: int) -> tuple[Stat, ...]:
+    """Return a process and its ancestors, up to this process, or as far as /proc tells."""
+    found: list[Stat] = []
+    while pid > 0 and (process := procfs.stat(pid)):
+        found.append(process)
+        pid = 0 if pid == os.getpid() else process.parent
+    return tuple(found)
+
+
+_Found = TypeVar("_Found")
+
+
+def with_steady_ancestors(pid: int, look: Callable[[tuple[Stat, ...]], _Found]) -> _Found:
+    """Return what `look` says of the ancestors of a process, if that was the same before and after: the pid of a parent that ends
+    meanwhile may be used again. Raises `Unplaceable` if they keep changing."""
+    for _ in range(_ANCESTRY_READS):
+        chain = ancestors(pid)
+        answer = look(chain)
+        if [(one.pid, one.started) for one in chain] == [(one.pid, one.started) for one in ancestors(pid)]:
+            return answer
+    raise Unplaceable(f"the ancestors of process {pid} keep changing")
+
+
+def descends(chain: tuple[Stat, ...]) -> bool:
+    """Return whether a process descends from this one, by its ancestors."""
+    return len(chain) > 1 and chain[-1].pid == os.getpid()
+
+
+def run_by_ancestors(pid: int, run_of: Callable[[int], RunId | None]) -> tuple[RunId | None, bool]:
+    """Return the run of the nearest process that `run_of` knows, of `pid` and its ancestors; and whether `pid` descends from this
+    process. Raises `Unplaceable`."""
+
+    def look(chain: tuple[Stat, ...]) -> tuple[RunId | None, bool]:
+        run_id = next((run_id for one in chain if one.pid != os.getpid() and (run_id := run_of(one.pid))), None)
+        return run_id, descends(chain)
+
+    return with_steady_ancestors(pid, look)
+
+
+def unmarked(pid: int) -> Unplaceable:
+    """Return the refusal of a descendant of the daemon that is in no known run: it is in some run, and must not have the rights of
+    a person."""
+    return Unplaceable(
+        f"process {pid} was started within a run of this daemon, but has left its run's containment and removed its marks; "
+        "ask from a process that has not"
+    )
+
+
+def printable_path(path: str) -> str:
+    """Return a path as text that can be encoded."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def still_there(pidfd: int | None) -> bool:
+    """Return whether the pidfd's process is still there, so that /proc/PID was about it: later its pid may be used again."""
+    return pidfd is None or not reaped(pidfd)
+
+
+# ---- Binding runs to CPUs, where no `cpu` controller can throttle them. Best effort: a process may choose other CPUs itself.
+#
+# A run that may use 1.5 cores is bound to two of the CPUs that its parent run may use. So it cannot use more than two; nothing
+# limits it to one and a half. Runs are spread: each begins where the last one ended.
+
+
+Cpus = frozenset[int]
+
+
+class Affinity:
+    """Chooses CPUs among those that this process has now, or among `cpus`."""
+
+    def __init__(self, cpus: Cpus | None = None) -> None:
+        self.all: Cpus = frozenset(os.sched_getaffinity(0)) if cpus is None else cpus
+        self._turn = 0
+
+    def choose(self, cores: float, within: Cpus) -> Cpus:
+        """Return as many of `within` as `cores` takes."""
+        count = math.ceil(cores)
+        if count >= len(within):
+            return within
+        ordered = sorted(within)
+        first, self._turn = self._turn, self._turn + count
+        return frozenset(ordered[(first + offset) % len(ordered)] for offset in range(count))
+
+
+class RunCpus:
+    def __init__(self, runs: LaunchedRuns, containment: RunContainment) -> None:
+        self._runs = runs
+        self._containment = containment
+        self._affinity = Affinity()
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one CPU. With one there is nothing to bind a run to."""
+        return len(self._affinity.all) > 1
+
+    @property
+    def _binding(self) -> bool:
+        return self.several and not self._containment.limits.enforces("cpu")
+
+    def set_bounds(self, run: LaunchedRun, bounds: Bounds) -> None:
+        """Give a run its bounds, and choose CPUs for it and for the runs below it."""
+        again = bounds.cpu != run.bounds.cpu
+        run.bounds = bounds
+        for below in run.subtree() if again and self._binding else ():  # each after the run above it
+            below.cpus = self._choose(below)
+
+    def _choose(self, run: LaunchedRun) -> Cpus | None:
+        if run.bounds.cpu is None:
+            return None
+        within = self.of(run.parent) if run.parent else None
+        return self._affinity.choose(run.bounds.cpu, within or self._affinity.all)
+
+    def of(self, run: LaunchedRun) -> Cpus | None:
+        """Return those of the nearest run that is bound. The daemon starts every run, so a child run inherits none."""
+        return next((above.cpus for above in run.upwards() if above.cpus is not None), None)
+
+    def rebind(self, run: LaunchedRun) -> None:
+        """Bind the live processes of a run and its descendants. Raises `OSError`."""
+        for _ in range(2 if self._binding else 0):  # a process that was forked during the first pass inherited the old CPUs
+            for pid, run_id in tuple(self._containment.members(run)):
+                bind(pid, self.of(self._runs[run_id]) or self._affinity.all)
+
+    def recall(self, run: LaunchedRun) -> None:
+        """Find out what an earlier daemon bound the run to, else choose. Raises `OSError`."""
+        if run.bounds.cpu is not None and self._binding:
+            with suppress(ProcessLookupError):
+                run.cpus = frozenset(os.sched_getaffinity(run.main.pid)) if run.main else None
+            run.cpus = run.cpus or self._choose(run)
+
+
+def bind(pid: int, cpus: Cpus) -> None:
+    """Bind every thread of a process; what it starts later inherits that. Raises `OSError`, but not if the process is gone."""
+    with suppress(FileNotFoundError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            try:
+                os.sched_setaffinity(int(thread), cpus)
+            except OSError as error:
+                if error.errno not in procfs.GONE | procfs.HIDDEN:
+                    raise

@@ -1,0 +1,222 @@
+"""Starting the process that executes a trampoline: by `clone`, or where that is impossible by posix_spawn(3).
+
+The daemon never forks itself. posix_spawn(3) suspends it until the child has executed the trampoline (vfork). It is called through
+ctypes, because `os.posix_spawn` makes every descriptor that it passes on inheritable. The calls keep the interpreter's lock
+(`PyDLL`), so that other Python threads do not see the limits that are set around a call.
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..credentials import sealed
+from ..launcher import LaunchError, LaunchSpec
+from .clone import Cloner, Limits
+from .executable import FD_DOOR, FD_FREE, FD_REPORT, Trampoline, python
+
+_SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
+_libc = ctypes.PyDLL(None)
+_NAME_MAX, _POINTER = 255, 8
+_MAX_SEARCH = 1 << 20
+"""Most bytes of argument list for the files of a search: half of what execve(2) takes at least, and thousands of directories."""
+_STDIN = b"/proc/self/fd/0"
+"""A session leader without a terminal acquires the one that it opens (tty(4)). It opens its own stdin, so that no path has to
+be trusted."""
+
+
+_CLONE_REFUSED = frozenset(
+    {errno.ENOSYS, errno.EINVAL, errno.E2BIG, errno.EPERM, errno.EACCES, errno.EBUSY, errno.EOPNOTSUPP, errno.EAGAIN}
+)
+"""An old kernel, a seccomp filter, or a cgroup that a process may enter but not begin in: one with rights that were delegated
+otherwise, or with as many processes as `pids.max` allows. posix_spawn(3) is tried then."""
+
+
+class Door(NamedTuple):
+    """How a trampoline gets into a run's containment."""
+
+    cgroup: int | None = None
+    """The directory of its cgroup. The launcher closes it."""
+    attach: bool = False
+    """Whether a child must attach itself, and not begin there: see `clone`. In a frozen cgroup it would stand still before it has
+    executed, with all descriptors of the daemon."""
+    msgqueue: int | None = None
+    """The soft RLIMIT_MSGQUEUE that tags it."""
+
+
+class Spawned(NamedTuple):
+    """A new child. `memory` is to be freed by `clone.free` once it has executed or ended."""
+
+    pid: int
+    pidfd: int = -1
+    """-1 if it is not open yet."""
+    memory: int | None = None
+
+
+class Spawner:
+    """Starts trampolines as children of this process."""
+
+    def __init__(self, trampoline: Trampoline) -> None:
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._trampoline = trampoline
+        self._interactive = python()
+        """For commands with a terminal: only this trampoline lets Ctrl-Z stop them."""
+        self._cloner: Cloner | None = None
+        if trampoline.image is not None:
+            with suppress(OSError):
+                self._cloner = Cloner(trampoline.image)
+        self._attributes = _buffer()
+        everything = (ctypes.c_ubyte * 128)(*[255] * 128)
+        _libc.posix_spawnattr_init(self._attributes)
+        _libc.posix_spawnattr_setflags(self._attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID))
+        _libc.posix_spawnattr_setsigdefault(self._attributes, everything)
+        _libc.posix_spawnattr_setsigmask(self._attributes, (ctypes.c_ubyte * 128)())
+
+    def spawn(
+        self,
+        spec: LaunchSpec,
+        files: list[bytes],
+        env: Sequence[bytes],
+        *,
+        door: Door,
+        report: int,
+        gate: int,
+        nofile: int | None = None,
+        cpus: frozenset[int] | None = None,
+    ) -> Spawned:
+        """Return a new child: a session leader, all signals at their defaults and unblocked. Raises `OSError`.
+
+        It executes the first of `files` that is there, with `env` instead of the environment in `spec`. `door`, `report` and
+        `gate` are the trampoline's descriptors, and stay the caller's. `nofile` and the door's `msgqueue` are its soft limits and
+        `cpus` are its CPUs, where they differ from the daemon's. The caller has refused null bytes, at which the C strings would
+        end."""
+        stdio = [self._null if fd is None else fd for fd in (spec.stdin, spec.stdout, spec.stderr)]
+        terminal = spec.terminal and os.isatty(stdio[0]) and (spec.user is None or os.fstat(stdio[0]).st_uid == spec.user.uid)
+        trampoline = self._interactive if terminal else self._trampoline
+        argv = trampoline.argv(spec.umask, spec.cwd, files, spec.argv)
+        env = env if trampoline.image is not None else sealed(env)
+        limits = dict(filter(None, (_limit(resource.RLIMIT_NOFILE, nofile), _limit(resource.RLIMIT_MSGQUEUE, door.msgqueue))))
+        opened: list[int] = []
+        try:
+            given = (*stdio, self._null, report, gate, trampoline.image)
+            sources = [fd if fd >= FD_FREE else _above(fd, opened) for fd in given if fd is not None]
+            if self._cloner is not None and trampoline.image is not None and not door.attach:
+                try:
+                    return Spawned(
+                        *self._cloner.clone(trampoline.path, argv, env, sources, sources[FD_REPORT], door.cgroup, limits, cpus)
+                    )
+                except OSError as error:
+                    if error.errno not in _CLONE_REFUSED:
+                        raise
+            if door.cgroup is not None:
+                sources[FD_DOOR] = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=door.cgroup)
+                opened.append(sources[FD_DOOR])
+            return Spawned(self._posix_spawn(trampoline.path, argv, env, sources, limits, cpus, terminal=terminal))
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def _posix_spawn(
+        self,
+        path: bytes,
+        argv: Sequence[bytes],
+        env: Sequence[bytes],
+        sources: Sequence[int],
+        limits: Limits,
+        cpus: frozenset[int] | None,
+        *,
+        terminal: bool,
+    ) -> int:
+        pid = ctypes.c_int()
+        actions = _buffer()
+        changed: Limits = {}
+        mine: set[int] | None = None
+        _libc.posix_spawn_file_actions_init(actions)
+        try:
+            _describe(actions, sources, terminal=terminal)
+            for kind, limit in limits.items():
+                changed[kind] = resource.getrlimit(kind)
+                resource.setrlimit(kind, limit)
+            mine = _bind(cpus)
+            _check(_libc.posix_spawn(ctypes.byref(pid), path, actions, self._attributes, _strings(argv), _strings(env)))
+        finally:
+            if mine is not None:
+                os.sched_setaffinity(0, mine)
+            for kind, limit in changed.items():
+                resource.setrlimit(kind, limit)
+            _libc.posix_spawn_file_actions_destroy(actions)
+        return pid.value
+
+    def close(self) -> None:
+        _libc.posix_spawnattr_destroy(self._attributes)
+        self._trampoline.close()
+        os.close(self._null)
+
+
+def _above(fd: int, opened: list[int]) -> int:
+    """Return another descriptor of a file, none of those that the trampoline gets: they are set one after the other."""
+    opened.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE))
+    return opened[-1]
+
+
+def _limit(kind: int, soft: int | None) -> tuple[int, tuple[int, int]] | None:
+    """Return the limit to set in a child, if it differs from that of this process."""
+    mine = resource.getrlimit(kind)
+    return (kind, (soft, mine[1])) if soft is not None and soft != mine[0] else None
+
+
+def _describe(actions: object, sources: Sequence[int], *, terminal: bool) -> None:
+    """Have the child get `sources` as descriptors 0, 1, 2, FD_DOOR, and so on."""
+    for target, source in enumerate(sources):
+        if target == FD_DOOR and terminal:
+            _check(_libc.posix_spawn_file_actions_addopen(actions, FD_DOOR, _STDIN, os.O_RDWR, 0))
+        _check(_libc.posix_spawn_file_actions_adddup2(actions, source, target))
+
+
+def _buffer() -> ctypes.Array[ctypes.c_uint64]:
+    """Return room for a posix_spawnattr_t (336 bytes in glibc) or a posix_spawn_file_actions_t (80)."""
+    return (ctypes.c_uint64 * 128)()
+
+
+def _strings(items: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * (len(items) + 1))(*items, None)
+
+
+def _check(number: int) -> None:
+    if number:
+        raise OSError(number, os.strerror(number))
+
+
+def _bind(cpus: frozenset[int] | None) -> set[int] | None:
+    """Bind this thread, for a child to inherit before its first instruction; return the thread's CPUs before that."""
+    if cpus is None:
+        return None
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError:  # a cpuset or unplugging took these CPUs from the daemon: start the command unbound
+        return None
+    return mine
+
+
+def candidates(name: bytes, env: Sequence[bytes], without: Collection[bytes] = ()) -> list[bytes]:
+    """Return the files that execvp(3) would try to execute, by the *run's* PATH, in its working directory, except those in the
+    directories `without`. None is looked at here.
+
+    Raises `LaunchError` for a name longer than a file's can be, and for more bytes than the kernel takes. The client chooses
+    both, and the list grows with the product of name and PATH."""
+    if b"/" in name:
+        return [name]
+    if not name:
+        return []
+    path = next((item[5:] for item in env if item.startswith(b"PATH=")), b"/bin:/usr/bin")
+    if len(name) > _NAME_MAX:
+        raise LaunchError(errno.ENAMETOOLONG, "cannot execute", name)
+    if len(path) + path.count(b":") * (len(name) + _POINTER) > _MAX_SEARCH:
+        raise LaunchError(errno.E2BIG, "cannot search PATH for", name)
+    searched = [directory for directory in path.split(b":") if directory not in without]
+    return [directory + b"/" + name if directory else b"./" + name for directory in searched]

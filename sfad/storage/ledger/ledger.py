@@ -1,0 +1,290 @@
+"""The ledger as the trio thread sees it: writes are queued, and a listener is told what became of them."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import datetime
+from queue import Empty, SimpleQueue
+from sqlite3 import Connection
+from typing import Protocol, TypeVar, assert_never
+
+import msgspec
+import trio
+
+from ...core.state.ids import run_number
+from ...host.tasks import LoopTurns
+from ...protocol.types import CallInfo, Event, RunId, RunInfo
+from .backup import PutBack
+from .opened import OpenedLedger
+from .reader import Reader
+from .rows import Op, RunExtra, call_op, charge_op, event_op, insert_op, state_op
+from .transactions import Transactions
+from .writer import LINGER, Checkpointed, Report, Writer, WriteResult
+
+T = TypeVar("T")
+
+CallKey = tuple[RunId, float, int]
+"""Run, time in seconds since the epoch, and number of a call."""
+
+
+class LedgerListener(Protocol):
+    """Is told, in the trio thread, what became of writes."""
+
+    def committed(self, runs: list[RunId], /) -> None:
+        """These admissions are in the file."""
+
+    def commit_failed(self, runs: list[RunId], error: str, /) -> None:
+        """These admissions will never be in the file."""
+
+    def recorded(self, runs: list[RunId], /) -> None:
+        """These runs were recorded with a terminal status, and are in the file now. While writes fail, this waits."""
+
+    def calls_recorded(self, calls: list[CallKey], /) -> None:
+        """The rows of these calls are in the file, or were given up."""
+
+    def trouble(self, error: str | None, lost: int, /) -> None:
+        """Writes begin to fail, or work again (`None`), or `lost` operations other than admissions were given up."""
+
+    def put_back(self, note: str, /) -> None:
+        """Another process had removed or replaced the file, and it was written again."""
+
+    def took(self, seconds: float, /) -> None:
+        """A transaction was committed, and has taken so long."""
+
+    def checkpointed(self) -> None:
+        """Everything that `recorded` told of is in the database itself, and not in its log alone."""
+
+
+class Ledger:
+    """Takes writes. `records` reads, `file` looks after the file."""
+
+    def __init__(self, opened: OpenedLedger, turns: LoopTurns, state_dir_lost: Callable[[], str | None] = lambda: None) -> None:
+        """Take over an opened ledger. `state_dir_lost` is called in another thread; it returns why the directory is elsewhere now
+        with the ledger in it, or `None`."""
+        self.records = opened.records
+        self.file = opened.file
+        self.trouble: str | None = None
+        """Why writes fail; `None` while they work."""
+        self.backlog = 0
+        """Operations that wait in memory for the disk."""
+        self.next_number = opened.next_number
+        """The number that the next run may have: above the file's and above each queued run's."""
+        self.last_event = opened.last_event
+        self._boot = opened.boot
+        self._listener: LedgerListener | None = None
+        self._told_of_events: Callable[[int], None] | None = None
+        self._untold: list[Report] = []
+        self._waking = False
+        self._urgent: trio.Event | None = None
+        """Set when `serve` is to write at once."""
+        self._lingering = trio.CancelScope()
+        """Its deadline is when `serve` is to write the rest."""
+        self._lingers = False
+        """Whether it has one."""
+        self._heard = 0
+        """How many reports of the thread were heard."""
+        self._turns = turns
+        self._token = trio.lowlevel.current_trio_token()
+        self._transactions = Transactions(opened.connection, opened.file.directory, state_dir_lost)
+        self._writer = Writer(self._transactions, self._report)
+
+    def report_to(self, listener: LedgerListener) -> None:
+        """Tell the listener what became of writes until now, and of those from now on."""
+        self._listener = listener
+        untold, self._untold = self._untold, []
+        for report in untold:
+            self._told(report)
+
+    def tell_of_events(self, told: Callable[[int], None] | None) -> None:
+        """From now on, tell the highest number of an event that is on record, or that cannot be waited for while writes fail."""
+        self._told_of_events = told
+
+    def admit(self, info: RunInfo, extra: RunExtra) -> None:
+        """Queue a run's row. The listener is told whether it was committed or failed."""
+        self._put(insert_op("admit", info, extra, self._boot))
+        self.next_number = max(self.next_number, run_number(info.id) + 1)
+
+    def record(self, info: RunInfo, extra: RunExtra) -> None:
+        """Queue a run's present state. It waits in memory until the disk takes it."""
+        self._put_seen(state_op(info, extra, self._boot), info, extra)
+
+    def upsert(self, info: RunInfo, extra: RunExtra) -> None:
+        """Queue what `OpenedLedger.upsert` could not do for this run. It waits in memory until the disk takes it."""
+        self._put_seen(insert_op("upsert", info, extra, self._boot), info, extra)
+
+    def refuse(self, info: RunInfo, extra: RunExtra) -> None:
+        """Queue a refused run's row. No client waits for it. It waits in memory until the disk takes it."""
+        self._put_seen(insert_op("refuse", info, extra, self._boot), info, extra)
+        self.next_number = max(self.next_number, run_number(info.id) + 1)
+
+    def count_refusal(self, run_id: RunId) -> None:
+        self._put(Op("count", run_id, (run_number(run_id),)))
+
+    def record_call(self, call: CallInfo) -> None:
+        """Queue a call's row. A second one of the same call changes nothing but its `more`. It waits in memory until the disk
+        takes it."""
+        self._put(call_op(call))
+
+    def charge(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
+        """Queue an addition to what a user's or a team's budget was charged in the period that began then."""
+        self._put(charge_op(scope, name, period_start, usd))
+
+    def skip_events(self, number: int) -> None:
+        """Give the next event a higher number than this one."""
+        self.last_event = max(self.last_event, number)
+
+    def event(self, event: Event) -> Event:
+        """Queue an event and return it with its number. Raises `ValueError` for one without a time."""
+        numbered = msgspec.structs.replace(event, seq=self.last_event + 1)
+        op = event_op(numbered)
+        self.last_event += 1
+        self._put(op)
+        return numbered
+
+    def _put(self, op: Op) -> None:
+        served = self._urgent is not None
+        self._writer.put(op, urgent=op.urgent or served)
+        if op.urgent and not self._waking:
+            # once for everything that the trio thread does in one go: the requests of a burst share a transaction, and the two
+            # threads do not take the interpreter lock from each other between them
+            self._waking = True
+            if self._urgent is not None:
+                self._urgent.set()
+            else:
+                self._turns.at_end(self._wake)
+        elif served and not self._lingers:
+            self._lingers = True
+            self._lingering.deadline = trio.current_time() + LINGER
+
+    def _put_seen(self, op: Op, info: RunInfo, extra: RunExtra) -> None:
+        self._put(op)
+        self.records.remember(op, info, extra)
+
+    def _wake(self) -> None:
+        self._waking = False
+        self._writer.wake()
+
+    async def serve(self) -> None:
+        """Until cancelled, write in this thread where that waits for nothing: what is urgent, once for everything that the thread
+        does in one go, and the rest after `LINGER`. A thread that is woken, and wakes this one, doubles the time of a commit."""
+        self._urgent = trio.Event()
+        try:
+            while True:
+                with trio.CancelScope() as self._lingering:  # one for many waits: it costs more than a wait
+                    while True:
+                        await self._urgent.wait()
+                        self._write_now()
+                self._write_now()
+        finally:
+            self._urgent = None
+            self._wake()
+
+    def _write_now(self) -> None:
+        self._urgent, self._waking = trio.Event(), False
+        if self._lingers:
+            self._lingers, self._lingering.deadline = False, math.inf
+        result = self._writer.write_here(self._heard)
+        if result is None:
+            self._writer.wake()
+        else:
+            self._told(result)
+
+    async def flush(self) -> bool:
+        """Return once everything queued before has been tried: true if all of it is in the file."""
+        outcome: list[bool] = []
+        done = trio.Event()
+
+        def wake(clean: bool) -> None:
+            outcome.append(clean)
+            done.set()
+
+        self._writer.flush(lambda clean: self._token.run_sync_soon(wake, clean))
+        await done.wait()
+        return outcome[0]
+
+    def flush_now(self, timeout: float = 1.0) -> bool:
+        """`flush` without letting another task run meanwhile. False after `timeout` seconds as well."""
+        outcome: SimpleQueue[bool] = SimpleQueue()
+        self._writer.flush(outcome.put)
+        try:
+            return outcome.get(timeout=timeout)
+        except Empty:
+            return False
+
+    def when_idle(self, work: Callable[[Connection], T]) -> Future[T]:
+        """Call `work` with the connection that writes, in the writer's thread; see `Writer.when_idle`."""
+        return self._writer.when_idle(work)
+
+    def look_after(self) -> None:
+        """Have the file written again soon if another process has removed or replaced it. A write looks for itself."""
+        if self._transactions.displaced:
+            self._writer.flush(lambda _clean: None)
+
+    def close(self, timeout: float = 5.0) -> int:
+        """Write what is queued and close the file. Return how many operations could not be written within `timeout` seconds."""
+        # the reader first: the last connection to close checkpoints, and a read-only one cannot
+        self.records.close()
+        return self._writer.close(timeout)
+
+    def _report(self, report: Report) -> None:
+        # when trio is over, no task waits for a report; `close` returns how many operations stayed unwritten
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._hear, report)
+
+    def _hear(self, report: Report) -> None:
+        self._heard += 1
+        self._told(report)
+
+    def _told(self, report: Report) -> None:
+        if self._listener is None:
+            self._untold.append(report)
+            return
+        match report:
+            case WriteResult():
+                self._written(report, self._listener)
+            case PutBack():
+                self.records.read_from(Reader(report.reader))
+                self._listener.put_back(report.note)
+            case Checkpointed():
+                self._listener.checkpointed()
+            case _:
+                assert_never(report)
+
+    def _written(self, result: WriteResult, listener: LedgerListener) -> None:
+        # a state is lost if SQLite rejects its content; the file would show that run as live
+        self.records.forget([*result.committed, *(op for op in result.lost if op.kind != "state")])
+        self.backlog = result.backlog
+        if result.seconds is not None:
+            listener.took(result.seconds)
+        changed = (result.error is None) != (self.trouble is None)
+        self.trouble = result.error
+        if changed or result.lost:
+            listener.trouble(result.error, len(result.lost))
+        admitted, ended, calls, newest = _sorted_out(result)
+        if self._told_of_events is not None:
+            self._told_of_events(self.last_event if result.error is not None else newest)
+        if admitted:
+            listener.committed(admitted)
+        if ended:
+            listener.recorded(ended)
+        if calls:
+            listener.calls_recorded(calls)
+        if failed := [op.run_id for op in result.failed if op.run_id]:
+            listener.commit_failed(failed, result.error or "the ledger cannot be written")
+
+
+def _sorted_out(result: WriteResult) -> tuple[list[RunId], list[RunId], list[CallKey], int]:
+    """Return whose admissions and whose ends are in the file, or were given up, which calls, and the newest event there."""
+    admitted, ended, calls, newest = list[RunId](), list[RunId](), list[CallKey](), 0
+    for op in result.committed:
+        if op.kind == "event":
+            newest = op.row[0]
+        elif op.kind == "admit" and op.run_id:
+            admitted.append(op.run_id)
+    for op in (*result.committed, *result.lost):
+        if op.run_id and op.urgent and op.kind in ("state", "upsert"):
+            ended.append(op.run_id)
+        elif op.run_id and op.kind == "call":
+            calls.append((op.run_id, *op.row[1:3]))
+    return admitted, ended, calls, newest

@@ -1,0 +1,429 @@
+"""The thread that writes, and `write_here`, with which the caller writes itself while nothing makes it wait.
+
+Operations come through an inbox. All operations that were queued during one commit go into the next, so under load one
+transaction has many runs. Admissions and ends are written at once; everything else waits for `LINGER`. When a transaction
+fails, its admissions fail at once and are never written later, because their clients have been refused. Everything else waits
+in the backlog, in order, and is tried again with the next admission or after a back-off.
+
+Work that can wait, such as deleting old rows, comes as errands: one at a time, when nothing is queued. On a connection of its own
+it would compete for SQLite's one write lock, and a connection that finds the lock taken sleeps for a millisecond or more.
+"""
+
+import contextlib
+import math
+import queue
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from msgspec import Struct
+
+from .backup import PutBack
+from .database import LedgerError, explained, is_damage, is_full
+from .rows import Op
+from .transactions import CHECKPOINT_ROWS, Transactions, undo
+
+# ---- The queue of the writer's thread, which wakes it when a transaction is worth its cost
+#
+# A transaction costs some 0.2 ms and a wake-up of the thread, whatever is in it. So only urgent items wake the thread at once;
+# the
+# others wait a little and share the transaction of what comes next.
+
+
+LINGER = 0.010
+"""Seconds that an item which is not urgent may wait for others. Short runs in sequence have an admission or an end every
+millisecond or so, which takes all others along; a SIGKILL of the daemon loses nothing older than this."""
+
+ENOUGH = 64
+"""Items that are worth a transaction without an urgent one. They make the next admission's transaction at most 0.5 ms longer."""
+
+_Item = TypeVar("_Item")
+
+
+class Inbox(Generic[_Item]):
+    def __init__(self) -> None:
+        self._items: deque[_Item] = deque()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """A wake-up for the taker; true if it should take at once."""
+        self._asleep = False
+        """Whether the taker waits without a time limit of its own, and must be woken to begin its wait of `LINGER`."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: _Item, *, urgent: bool) -> None:
+        """Queue an item. Never waits. After urgent items the caller calls `wake`, once for all of them."""
+        self._items.append(item)
+        if urgent:
+            return
+        enough = len(self._items) == ENOUGH
+        if enough or self._asleep:
+            self._asleep = False
+            self._calls.put(enough)
+
+    def wake(self) -> None:
+        self._calls.put(True)
+
+    def wait(self, timeout: float | None) -> None:
+        """Return once what is queued is worth a transaction, or if nothing came for `timeout` seconds."""
+        # waiting right after a transaction, and not from the next item on, spares that item a wake-up
+        self._called(LINGER)
+        if not self._items and not self._sleep(timeout) and self._items:
+            self._called(LINGER)
+
+    def _sleep(self, timeout: float | None) -> bool:
+        self._asleep = True
+        try:
+            # an item that was put before the flag was set has not woken the taker
+            return not self._items and self._called(timeout)
+        finally:
+            self._asleep = False
+
+    def _called(self, timeout: float | None) -> bool:
+        try:
+            return self._calls.get(timeout=timeout)
+        except queue.Empty:
+            return False
+
+    def put_back(self, items: list[_Item]) -> None:
+        """Queue these again before all others."""
+        self._items.extendleft(reversed(items))
+
+    def drain(self) -> list[_Item]:
+        """Return everything queued."""
+        # the calls first: a later call may be for an item that is put after this
+        while not self._calls.empty():
+            self._calls.get_nowait()
+        return [self._items.popleft() for _ in range(len(self._items))]
+
+
+# ---- writer
+
+
+MAX_BATCH = 1024
+"""Operations in one transaction. It bounds how long an admission at the end of a burst waits for its commit."""
+
+MAX_BACKLOG = 50_000
+"""Events and refusals that wait while the disk refuses them, some 50 MB. Ends of runs have no bound of their own:
+while admissions fail, there are only as many as runs were live when the trouble began."""
+
+_RETRY_FIRST, _RETRY_LAST = 0.1, 5.0
+"""Seconds between two tries to write the backlog."""
+
+_CHECKPOINT_OVERDUE = 16 * CHECKPOINT_ROWS
+
+_QUIET = 0.05
+"""Seconds without a write before a checkpoint that is due. Its fsync takes 10 ms and more, and an admission that comes meanwhile
+has to wait for it."""
+
+MOST_HERE = 256
+"""Operations that `write_here` writes: 5 ms."""
+
+SLOW, SLOW_FOR = 0.05, 10.0
+"""Seconds of a transaction from which on the disk counts as slow, and for how long."""
+
+_ERRAND_OVERDUE = 1.0
+"""Seconds that an errand waits for an empty queue. Under constant load it runs after that time all the same."""
+
+_OPS_OWN_FAULT = (
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    ValueError,
+    OverflowError,
+)
+"""Errors that the same row would cause again on a healthy disk, so that keeping it would block all others."""
+
+
+class WriteResult(Struct, frozen=True):
+    committed: Sequence[Op] = ()
+    failed: Sequence[Op] = ()
+    lost: Sequence[Op] = ()
+    """Other operations that will never be written: over the bound, or refused by SQLite because of their content."""
+    error: str | None = None
+    backlog: int = 0
+    """Operations that wait for the disk."""
+    seconds: float | None = None
+    """What the transaction has taken; `None` where there was none."""
+
+
+class Checkpointed:
+    """All commits so far are in the database itself, where damage to the log cannot lose them."""
+
+
+Report = WriteResult | PutBack | Checkpointed
+
+
+@dataclass(slots=True)
+class Backlog:
+    states: dict[str | None, Op] = field(default_factory=dict)
+    """The newest state of each run; the others do not matter."""
+    others: deque[Op] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.states) + len(self.others)
+
+    def add(self, ops: Sequence[Op]) -> list[Op]:
+        """Add operations, and return the oldest ones that are dropped because there are too many."""
+        for op in ops:
+            if op.kind == "state":
+                self.states[op.run_id] = op
+            else:
+                self.others.append(op)
+        return [self.others.popleft() for _ in range(len(self.others) - MAX_BACKLOG)]
+
+    def take(self) -> list[Op]:
+        """Return everything, and keep nothing. States come last: one of the others may insert the run."""
+        ops = [*self.others, *self.states.values()]
+        self.states.clear()
+        self.others.clear()
+        return ops
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    done: Callable[[bool], None]
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand(Generic[_T]):
+    """Work on the connection that writes, for which only its caller waits."""
+
+    work: Callable[[sqlite3.Connection], _T]
+    done: Future[_T]
+    since: float
+
+    def run(self, connection: sqlite3.Connection) -> None:
+        """Do it. The caller gets the result, or the error, a bug included."""
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            self.done.set_result(self.work(connection))
+        except Exception as error:  # noqa: BLE001
+            self.done.set_exception(error)
+        finally:
+            undo(connection)
+
+
+_WriterItem = Op | _Flush | _Errand[Any] | None
+
+
+class Writer:
+    """Starts the thread, and puts work into its inbox.
+
+    `report` is called in the thread, after each transaction of its own."""
+
+    def __init__(self, transactions: Transactions, report: Callable[[Report], None]) -> None:
+        self._transactions = transactions
+        self._tell = report
+        self._reports = 0
+        """How many were told."""
+        self._inbox: Inbox[_WriterItem] = Inbox()
+        self._backlog = Backlog()
+        self._delay = 0.0
+        self._next_try = 0.0
+        self._errands: deque[_Errand[Any]] = deque()
+        self._ended = threading.Lock()
+        """Held while the thread looks for errands for the last time: none is put after that."""
+        self._over = False
+        self._suspected = False
+        """Whether damage was noted for the next start."""
+        self._writing = threading.Lock()
+        """Held from when items are taken from the inbox until they are written, by the thread that does it."""
+        self._wrote_at = self._slow_until = -math.inf
+        # a daemon thread: a file system that hangs must not keep the process from exiting
+        self._thread = threading.Thread(target=self._run, name="sfad-ledger", daemon=True)
+        self._thread.start()
+
+    def put(self, op: Op, *, urgent: bool) -> None:
+        """Queue an operation. See `Inbox.put`."""
+        self._inbox.put(op, urgent=urgent)
+
+    def wake(self) -> None:
+        self._inbox.wake()
+
+    def write_here(self, heard: int) -> WriteResult | None:
+        """Write what is queued in the caller's thread: so the two threads need not wake each other. `heard`: how many reports of
+        the thread were heard. Return `None` if the thread must do it, which the caller wakes then: it is at work, it has something
+        to tell, something waits besides operations, or a write may wait: the disk was slow a moment ago, or another program has
+        the file's lock."""
+        if len(self._inbox) > MOST_HERE or time.monotonic() < self._slow_until or not self._writing.acquire(blocking=False):
+            return None
+        try:
+            idle = heard == self._reports and not self._backlog and not self._transactions.displaced
+            return self._write_queued() if idle else None
+        finally:
+            self._writing.release()
+
+    def _write_queued(self) -> WriteResult | None:
+        items, unmoved, began = self._inbox.drain(), self._transactions.unmoved, time.monotonic()
+        ops = [item for item in items if isinstance(item, Op)]
+        if ops and len(ops) == len(items):
+            # whatever goes wrong, the thread meets it again, and reports it
+            with contextlib.suppress(Exception):
+                self._transactions.write(ops, wait=False)
+                if unmoved < CHECKPOINT_ROWS <= self._transactions.unmoved:
+                    self._inbox.wake()  # from now on the thread waits for a quiet moment
+                return self._wrote(ops, began)
+        self._inbox.put_back(items)
+        return None
+
+    def _wrote(self, batch: Sequence[Op], began: float) -> WriteResult:
+        self._wrote_at = time.monotonic()
+        seconds = self._wrote_at - began
+        if seconds > SLOW:
+            self._slow_until = self._wrote_at + SLOW_FOR
+        return WriteResult(committed=batch, seconds=seconds)
+
+    def flush(self, done: Callable[[bool], None]) -> None:
+        """Call `done` in the thread once everything queued before has been tried, and say whether all of it is written."""
+        self._inbox.put(_Flush(done), urgent=True)
+        self._inbox.wake()
+
+    def when_idle(self, work: Callable[[sqlite3.Connection], _T]) -> Future[_T]:
+        """Call `work` in the thread when nothing is queued, or after a second. From any thread.
+
+        Writes wait for it meanwhile, so it should take a few milliseconds. A transaction that it leaves open is rolled back.
+        Closing cancels the future."""
+        errand = _Errand(work, Future(), time.monotonic())
+        with self._ended:
+            if self._over:
+                errand.done.cancel()
+            else:
+                self._inbox.put(errand, urgent=False)
+        return errand.done
+
+    def close(self, timeout: float) -> int:
+        """Write what is queued and end the thread. Return how many operations stay unwritten.
+
+        After `timeout` seconds the thread is left alone."""
+        self._inbox.put(None, urgent=True)
+        self._inbox.wake()
+        self._thread.join(timeout)
+        return len(self._backlog) + len(self._inbox)
+
+    def _report(self, report: Report) -> None:
+        self._reports += 1
+        self._tell(report)
+
+    def _run(self) -> None:
+        if self._transactions.unmoved >= CHECKPOINT_ROWS:
+            self._checkpoint()  # before the first write, which then begins the log again: this daemon may be killed soon, too
+        more = True
+        while more:
+            self._inbox.wait(self._time_to_wait())
+            with self._writing:
+                items = self._inbox.drain()
+                more = None not in items
+                self._handle(items)
+        self._drop_errands()
+        self._transactions.close()
+
+    def _drop_errands(self) -> None:
+        with self._ended:
+            self._over = True
+            self._errands.extend(item for item in self._inbox.drain() if isinstance(item, _Errand))
+        for errand in self._errands:
+            errand.done.cancel()
+        self._errands.clear()
+
+    def _time_to_wait(self) -> float | None:
+        waits = [max(0.0, self._next_try - time.monotonic())] if self._backlog else []
+        if self._transactions.unmoved >= CHECKPOINT_ROWS:
+            waits.append(_QUIET)
+        if self._errands:
+            waits.append(0.0)  # `take` has waited for `LINGER` by then
+        return min(waits, default=None)
+
+    def _handle(self, items: list[_WriterItem]) -> None:
+        ops = [item for item in items if isinstance(item, Op)]
+        # while the disk refuses, try again only for a caller that waits for an answer, or after the back-off
+        asked = any(item is None or isinstance(item, _Flush) or (isinstance(item, Op) and item.kind == "admit") for item in items)
+        if self._backlog and not asked and time.monotonic() < self._next_try:
+            self._report_lost(self._backlog.add(ops), "too many events wait for the disk")
+        else:
+            self._write([*self._backlog.take(), *ops])
+        for item in items:
+            if isinstance(item, _Flush):
+                item.done(not self._backlog)
+        self._errands.extend(item for item in items if isinstance(item, _Errand))
+        # right after a transaction is a good moment: the clients that were answered have work of their own before the next
+        if self._errands and (not len(self._inbox) or time.monotonic() > self._errands[0].since + _ERRAND_OVERDUE):
+            self._errands.popleft().run(self._transactions.connection)
+        quiet = not items and time.monotonic() > self._wrote_at + _QUIET
+        if self._transactions.unmoved >= (CHECKPOINT_ROWS if quiet else _CHECKPOINT_OVERDUE):
+            self._checkpoint()
+
+    def _write(self, ops: list[Op]) -> None:
+        try:
+            if self._transactions.displaced:
+                self._report(self._transactions.put_back())
+                self._report(Checkpointed())
+                if not ops:  # else the transaction reports that writes work again
+                    self._report(WriteResult())
+        except LedgerError as displaced:
+            return self._try_later(ops, displaced)
+        while ops:
+            done, error = self._write_batch(ops[:MAX_BATCH])
+            ops = ops[done:]
+            if error is not None:
+                return self._try_later(ops, error)
+        self._delay = 0.0
+        return None
+
+    def _write_batch(self, batch: list[Op]) -> tuple[int, Exception | None]:
+        """Write a batch. Return how many of its operations are written or rejected, and what stopped the rest."""
+        began = time.monotonic()
+        try:
+            self._transactions.write(batch)
+        except _OPS_OWN_FAULT as error:
+            return self._write_singly(batch) if len(batch) > 1 else self._reject(batch[0], error)
+        except Exception as error:  # noqa: BLE001 — a full disk, or a bug here: an admission must get its answer all the same
+            return 0, error
+        self._report(self._wrote(batch, began))
+        return len(batch), None
+
+    def _write_singly(self, batch: list[Op]) -> tuple[int, Exception | None]:
+        for done, op in enumerate(batch):
+            _, error = self._write_batch([op])
+            if error is not None:
+                return done, error
+        return len(batch), None
+
+    def _reject(self, op: Op, error: Exception) -> tuple[int, Exception | None]:
+        text = f"{op.kind} of {op.run_id or 'the daemon'}: {error}"
+        if op.kind == "admit":
+            self._report(WriteResult(failed=[op], error=text, backlog=len(self._backlog)))
+        else:
+            self._report_lost([op], text)
+        return 1, None
+
+    def _try_later(self, ops: list[Op], error: Exception) -> None:
+        self._delay = min(_RETRY_LAST, 2 * self._delay or _RETRY_FIRST)
+        self._next_try = time.monotonic() + self._delay
+        if is_full(error):
+            self._checkpoint()  # once all of the log is in the database, it is written from its beginning again
+        if is_damage(error) and not self._suspected:
+            self._suspected = True
+            self._transactions.suspect(str(error))
+        failed = [op for op in ops if op.kind == "admit"]
+        lost = self._backlog.add([op for op in ops if op.kind != "admit"])
+        backlog = len(self._backlog)
+        self._report(WriteResult(failed=failed, lost=lost, error=explained(error), backlog=backlog))
+
+    def _report_lost(self, lost: list[Op], error: str) -> None:
+        if lost:
+            self._report(WriteResult(lost=lost, error=error, backlog=len(self._backlog)))
+
+    def _checkpoint(self) -> None:
+        if self._transactions.checkpoint():
+            self._report(Checkpointed())

@@ -1,0 +1,347 @@
+"""What the sources tell of the use of one run, told to the core; and what people are told where it is not known in full."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import trio
+
+from ..agents import Reading
+from ..agents.counters import MAX_LINE, printable
+from ..agents.line_meter import OPENAI_FACTORS, factor_of
+from ..core import events as e
+from ..core.state.account import NOTHING, OpenReservation, Use
+from ..core.state.money import to_nanos
+from ..protocol import messages as m
+from ..protocol.event_types import EventType
+from ..protocol.kinds import COUNTS
+from ..protocol.types import ApiTrouble, RunId, Source, Tokens
+from ..protocol.units import counted
+from ..runs.live import Live
+from .pricing import PriceList, Prices
+
+# ---- What readings, reports and reservations amount to, with their price, in the core's terms
+#
+# Each function also returns which models have no price: that is told, and their tokens never count as 0 USD.
+
+
+@dataclass(slots=True)
+class PriceGaps:
+    """Models without a price."""
+
+    unpriced: Counter[str] = field(default_factory=Counter)
+    """Tokens that are not in the cost, by model, under `""` where no model is named."""
+    estimated: dict[str, str] = field(default_factory=dict)
+    """By model: the model at whose price it counts."""
+
+    def add(self, more: "PriceGaps") -> None:
+        self.unpriced.update(more.unpriced)
+        self.estimated.update(more.estimated)
+
+    def cost(
+        self, prices: Prices, model: str, tokens: Tokens, hint: str | None, *, request_input: int | None = None
+    ) -> float | None:
+        """Return USD for the tokens of a model, and note whether it has no price."""
+        name = prices.charged_as(model, hint)
+        cost = prices.cost(name, tokens, request_input=request_input)
+        if cost is None:
+            self.unpriced[model] += tokens.input + tokens.output
+        elif name != model:
+            self.estimated[model] = name
+        return cost
+
+
+def use_of_readings(
+    readings: Iterable[Reading], prices: Prices, program: str | None = None, unnamed: str | None = None, tier: str = ""
+) -> tuple[Use, PriceGaps]:
+    """`program`: the agent's, which tells the provider of a model without a price. `unnamed`, `tier`: the model of tokens, and the
+    tier, of which the readings name none."""
+    total, gaps = NOTHING, PriceGaps()
+    for reading in readings:
+        use, more = _use_of_reading(reading, prices, program, unnamed or "", reading.tier or tier)
+        total = total.plus(use)
+        gaps.add(more)
+    return total, gaps
+
+
+def _use_of_reading(reading: Reading, prices: Prices, program: str | None, unnamed: str, tier: str) -> tuple[Use, PriceGaps]:
+    told = reading.models.values()
+    gaps = PriceGaps()
+    price, least = _price(reading, prices, program, unnamed, tier, gaps)
+    cost = reading.cost_usd if price is None else price + (reading.cost_usd or 0.0)
+    use = Use(
+        **_counts(reading),
+        input_tokens=sum(tokens.input for tokens in told) if told else None,
+        output_tokens=sum(tokens.output for tokens in told) if told else None,
+        cached_tokens=sum(tokens.cached for tokens in told) if told else None,
+        cost=to_nanos(cost),
+        cost_from=None if cost is None else "agent" if price is None else "prices",
+        unpriced_tokens=gaps.unpriced.total() or None,
+        unsure_cost=None if price is None else to_nanos(price - least) or None,
+        # a call that failed or was broken off may be billed, and the agent does not know of it
+        partial=reading.partial or reading.broken or reading.failed is not None or reading.trouble is not None,
+        estimated=bool(gaps.estimated),
+    )
+    return use, gaps
+
+
+def _price(
+    reading: Reading, prices: Prices, program: str | None, unnamed: str, tier: str, gaps: PriceGaps
+) -> tuple[float | None, float]:
+    """Return the price of the tokens whose cost the agent has not told, and the least that it may be: whether the provider gave a
+    cheaper tier than its usual one, only its reply tells."""
+    # the tokens are sums over messages, and the price of a message depends on its length
+    messages = max(1, reading.messages or 1)
+    costs = [
+        gaps.cost(prices, model or unnamed, tokens, program, request_input=tokens.input // messages)
+        for model, tokens in reading.to_price.items()
+        if tokens.input or tokens.output
+    ]
+    known = [cost for cost in costs if cost is not None]
+    factor = factor_of(OPENAI_FACTORS, unnamed or next(iter(reading.to_price), ""), [tier]) if tier else 1.0
+    return max(1.0, factor) * sum(known) if known else None, factor * sum(known)
+
+
+def use_of_report(request: m.Report, prices: Prices, program: str | None = None) -> tuple[Use, PriceGaps]:
+    cached, written = request.cached_tokens or 0, request.cache_write_tokens or 0
+    tokens = Tokens(input=request.input_tokens or 0, output=request.output_tokens or 0, cached=cached, cache_write=written)
+    cost, gaps = request.cost_usd, PriceGaps()
+    if cost is None and tokens.input + tokens.output:
+        cost = gaps.cost(prices, request.model or "", tokens, program)
+    nanos = to_nanos(cost)
+    use = Use(
+        **_counts(request),
+        input_tokens=request.input_tokens,
+        output_tokens=request.output_tokens,
+        cached_tokens=request.cached_tokens,
+        cost=nanos,
+        cost_from=None if cost is None else "prices" if request.cost_usd is None else "agent",
+        planning_cost=nanos if request.role == "planning" else None,
+        execution_cost=nanos if request.role == "execution" else None,
+        unpriced_tokens=gaps.unpriced.total() or None,
+        estimated=bool(gaps.estimated),
+    )
+    return use, gaps
+
+
+def reservation_of(request: m.Reserve, prices: Prices, program: str | None = None) -> tuple[OpenReservation, PriceGaps]:
+    tokens, gaps = Tokens(input=request.input_tokens, output=request.max_output_tokens), PriceGaps()
+    cost = gaps.cost(prices, request.model, tokens, program)
+    reservation = OpenReservation(
+        request.model,
+        request.input_tokens,
+        request.max_output_tokens,
+        to_nanos(cost),
+        request.role,
+        estimated=bool(gaps.estimated),
+    )
+    return reservation, gaps
+
+
+def report_of_settlement(reservation: OpenReservation, request: m.Settle) -> m.Report:
+    told = {name: getattr(request, name) for name in m.Settle.__struct_fields__ if name != "reservation"}
+    cache = {name: told[name] or None for name in ("cached_tokens", "cache_write_tokens")}
+    return m.Report(**told | cache, model=reservation.model, role=reservation.role)
+
+
+def _counts(told: Reading | m.Report) -> dict[str, Any]:
+    return {name: getattr(told, name, None) for name in COUNTS}  # not each count can be reported
+
+
+def most_used_model(readings: Iterable[Reading]) -> str | None:
+    tokens: Counter[str] = Counter()
+    for reading in readings:
+        for model, used in reading.models.items():
+            tokens[model] += used.input + used.output
+    return max(filter(None, tokens), key=tokens.__getitem__, default=None)
+
+
+# ---- What people are told, once, of a run whose use is not known in full
+
+
+Publish = Callable[[EventType, RunId, str], None]
+"""Type of event, run, message."""
+
+MAX_UNPRICED = 16
+
+
+@dataclass(slots=True)
+class MeterNotices:
+    """`publish` is for events that only inform."""
+
+    live: Live
+    prices: PriceList
+    publish: Publish
+    _skipped: int = 0
+    _unpriced: set[str] = field(default_factory=set)
+    _told_unloaded: bool = False
+
+    def silent(self) -> None:
+        """Its meter has recognised nothing. That is not told if the meter was chosen by the command alone: then the agent may have
+        failed before it printed any event."""
+        live = self.live
+        if live.program is not None and live.spawn.meter is not None and not live.meter_silent:
+            live.meter_is(silent=True)
+            message = (
+                f"the meter {live.program.name} recognises nothing in what the run prints: its turns, messages, tokens and cost "
+                "are NOT ENFORCEABLE. Have the agent print JSON events, or name another --meter"
+            )
+            self.publish(EventType.METER_SILENT, live.run.id, message)
+
+    def session_lost(self, message: str) -> None:
+        """Its session files cannot be told from those of another run."""
+        if self.live.program is None:
+            self.live.meter_is(silent=True)
+        if not self.live.gated or self.live.run.bypassed:  # else the gateway knows what it uses
+            self.publish(EventType.METER_SILENT, self.live.run.id, message)
+
+    def skipped(self, count: int) -> None:
+        """So many lines of its stdout were too long."""
+        # only when the number has doubled: each message is a row of the ledger, and an agent can print such lines without end
+        if count and count >= 2 * self._skipped:
+            self._skipped = count
+            lines = counted(count, "line")
+            self.publish(
+                EventType.METER_GAP, self.live.run.id, f"{lines} of more than {MAX_LINE} bytes could not be metered so far"
+            )
+
+    def unpriced(self, gaps: PriceGaps) -> None:
+        """These models have no price, as far as that is known yet."""
+        if not self.prices.ready:
+            if gaps.unpriced:
+                self.prices.load_soon()
+            return
+        program = self.live.program
+        counts = "counts when the agent tells it" if program is not None and program.tells_cost else "is not counted"
+        if names := self._fresh(gaps.unpriced):
+            message = f'no price is known of {names}: its cost {counts} (set [prices."MODEL"] in the config)'
+            self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
+        for model, like in gaps.estimated.items():
+            if name := self._fresh([model]):
+                message = (
+                    f"no price is known of {name}: it is estimated to cost as much as {like}, the dearest known model of its "
+                    f'provider, until [prices."{name}"] in the config says what it costs (0 if it is free)'
+                )
+                self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
+
+    def _fresh(self, models: Iterable[str]) -> str:
+        """Return the names of the models that were not told yet, if so many may still be told."""
+        fresh = [model for model in models if model not in self._unpriced]
+        if len(self._unpriced) >= MAX_UNPRICED:
+            return ""
+        self._unpriced.update(fresh)
+        return ", ".join(printable(model, 80) or "a model that is not named" for model in fresh[:4])
+
+    def unloaded(self) -> None:
+        """Its end has waited for the price list in vain."""
+        if not self._told_unloaded:
+            self._told_unloaded = True
+            message = "the price list could not be loaded before the run ended: the cost of its tokens is not counted"
+            self.publish(EventType.METER_UNPRICED, self.live.run.id, message)
+
+
+# ---- What the sources tell of the use of one run, told to the core
+
+
+Feed = Callable[[e.Event], None]
+
+
+class MeteredRun:
+    """Takes what the meters of a run read, in its stdout and in its session files."""
+
+    def __init__(self, live: Live, price_list: PriceList, *, feed: Feed, publish: Publish) -> None:
+        self.live = live
+        self.notices = MeterNotices(live, price_list, publish)
+        self.prices = price_list.current
+        self._price_list = price_list
+        self._feed = feed
+        self._stream: Sequence[Reading] = ()
+        self._session: Sequence[Reading] = ()
+        self._tier = ""
+        self._said = _said(Reading())
+
+    @property
+    def has_meter(self) -> bool:
+        return self.live.program is not None or self.live.session_files is not None
+
+    @property
+    def program(self) -> str | None:
+        """The agent program whose events or session files are read."""
+        program, files = self.live.program, self.live.session_files
+        return program.name if program is not None else files.program if files is not None else None
+
+    def resume(self, readings: Sequence[Reading]) -> None:
+        self._stream = readings
+        if readings:
+            self._said = _said(readings[-1])
+
+    def read_in_stream(self, readings: Sequence[Reading]) -> None:
+        """Take what its stdout tells by now: a reading for each attempt."""
+        self._stream = readings
+        if self.silent():
+            return
+        if self.live.meter_silent:
+            self.live.meter_is(silent=False)
+        self.live.uses_model(most_used_model(readings))
+        self._tell("stream", readings)
+        latest = readings[-1]
+        if latest.tools:
+            self._feed(e.ToolsCalled(trio.current_time(), self.live.run.id, tuple(latest.tools)))
+        self.notices.skipped(sum(reading.skipped_lines for reading in readings))
+        said = _said(latest)
+        if said != self._said:
+            self._said = said
+            self._feed(e.AgentSaid(trio.current_time(), self.live.run.id, *said))
+
+    def silent(self) -> bool:
+        """Return whether the meter of its stdout has recognised nothing."""
+        if not all(reading.blank for reading in self._stream):
+            return False
+        self.notices.silent()
+        return True
+
+    def read_in_session(self, readings: Sequence[Reading]) -> None:
+        """Take what its session files tell by now: a reading for each file."""
+        self._session = readings
+        model, tier = most_used_model(readings), next((reading.tier for reading in readings if reading.tier), "")
+        if (self.live.model is None and model is not None) or tier != self._tier:
+            self.live.uses_model(model)
+            self._tier = tier
+            if any(not reading.blank for reading in self._stream):
+                self._tell("stream", self._stream)  # Codex's events do not name the model
+        self._tell("session", readings)
+
+    def price_again(self) -> None:
+        """Count what is known at the prices that are known by now."""
+        if any(not reading.blank for reading in self._stream):
+            self._tell("stream", self._stream)
+        if self._session:
+            self._tell("session", self._session)
+
+    def tell_unloaded(self) -> None:
+        """Tell if its cost is not known because the price list is not loaded."""
+        if not self._price_list.ready:
+            sources = (self._stream, self._session)
+            if any(self._use(source)[0].unpriced_tokens for source in sources):
+                self.notices.unloaded()
+
+    def _tell(self, source: Source, readings: Sequence[Reading]) -> None:
+        run = self.live.run
+        use, gaps = self._use(readings)
+        if self.live.session_files is not None and not self.live.run.account.sources.get("session", NOTHING).tokens:
+            gaps.unpriced.pop("", None)  # the session file will name the model
+        self.notices.unpriced(gaps)
+        known = run.account.sources.get(source, NOTHING)
+        if use.unpriced_tokens and not self._price_list.ready and (use.cost or 0) < (known.cost or 0):
+            # an earlier daemon had prices: keep the cost that it counted while this daemon loads them
+            more = use.unpriced_tokens - (known.tokens or 0) + (known.unpriced_tokens or 0)
+            use = replace(use, cost=known.cost, cost_from=known.cost_from, unpriced_tokens=max(0, more) or None)
+        self._feed(e.UseSeen(trio.current_time(), run.id, source, use))
+
+    def _use(self, readings: Sequence[Reading]) -> tuple[Use, PriceGaps]:
+        return use_of_readings(readings, self.prices, self.program, self.live.model, self._tier)
+
+
+def _said(reading: Reading) -> tuple[bool, str | None, ApiTrouble | None]:
+    return reading.finished, reading.failed, reading.trouble

@@ -1,0 +1,266 @@
+"""The interface of the package: what the loop calls in the life of a run and of the daemon."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from signal import SIGKILL
+
+import trio
+
+from ..agents import SESSION_VARIABLES, UNREAD, AgentProgram, Reading, chosen, named
+from ..agents.registered import session_of
+from ..config import Price
+from ..core import events as e
+from ..core.events import AgentProcess
+from ..core.state.run import Run
+from ..host.clock import wall_clock
+from ..processes import procfs
+from ..processes.launcher import Launcher
+from ..protocol.event_types import EventType
+from ..protocol.known import NO_METER
+from ..protocol.types import LimitKind, RunId
+from ..runs.live import Live, bounds_of
+from ..storage.output.files import OutputFiles
+from .metered_run import Feed, MeteredRun, Publish
+from .pricing import PriceList
+from .report_pricing import ReportPricing
+from .sampling import KernelLevels
+from .session import Session
+from .sessions import Sessions
+from .tail import Tail
+
+ENDED_SECONDS = 2.0
+"""Seconds of reading what runs wrote that ended while no daemon was running, for all of them together, before a daemon serves: 20
+MB of the densest lines."""
+
+
+class Metering:
+    """Has the output, session files, processes and memory of runs followed. `publish` is for events that only inform,
+    `milestone` for the newest one of a run. What is told of an earlier daemon's runs is kept for `read_ended`."""
+
+    def __init__(
+        self,
+        *,
+        feed: Feed,
+        publish: Publish,
+        milestone: Callable[[RunId, str], None],
+        trouble: Callable[[str], None],
+        output: OutputFiles,
+        launcher: Launcher,
+        prices: Mapping[str, Price],
+        nearing: float,
+    ) -> None:
+        self._feed = feed
+        self._learnt: list[e.Event] | None = []
+        """What was told before the core knows the runs; `None` once it does."""
+        self._publish = publish
+        self._milestone = milestone
+        self._launcher = launcher
+        self._runs: dict[RunId, MeteredRun] = {}
+        self._prices = PriceList(prices, loaded=self._price_again, trouble=trouble)
+        self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, EventType.METER_GAP), trouble=trouble)
+        self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
+        self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
+        self.report_pricing = ReportPricing(self._runs, self._prices)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._prices.serve)
+            nursery.start_soon(self._sessions.serve)
+            await nursery.start(self._tail.serve)
+            task_status.started()
+
+    async def sample(self) -> None:
+        await self._levels.sampler.serve()
+
+    def close(self) -> None:
+        self._tail.close()
+
+    def reconfigure(self, prices: Mapping[str, Price], nearing: float) -> None:
+        """Use other prices for the runs that begin from now on, and another share of limits for all."""
+        self._prices.reconfigure(prices)
+        self._levels.sampler.set_nearing(nearing)
+
+    def begin_attempt(self, live: Live) -> None:
+        run = live.run.id
+        if run not in self._runs:
+            self._begin(live, fresh=True)
+        self._tail.begin_attempt(run)
+        live.attempt_begins(wall_clock(), self._sessions.told(run))
+        self._find_session(live)
+
+    def adopt(self, live: Live, position: bytes | None) -> None:
+        """Continue with a run that an earlier daemon launched; `position` is what its `position` returned."""
+        readings = self._begin(live, position)
+        self._find_session(live)
+        for reading in readings[-1:]:
+            self._sessions.name(live.run.id, reading.session)
+        self._tail.look(live.run.id)
+
+    def follow_agent(self, live: Live, process: AgentProcess) -> None:
+        """Read also what the session file of an agent program says that a run has started itself."""
+        session = _session_of(process, live.uid) if live.spawn.meter != NO_METER and live.run.id in self._runs else None
+        if session is not None:
+            session.guesses = not live.gated
+            self._sessions.add(live.run.id, session)
+            self._prices.load_soon()
+
+    def position(self, run: RunId) -> bytes | None:
+        """Return where the run's meter is, for a later daemon; `None` if it has no meter."""
+        return self._tail.position(run)
+
+    def rebound(self, run: Run) -> None:
+        if run.id in self._runs:
+            self._tail.set_limit(run.id, _output_limit(run))
+            self._levels.watch(run)
+            self._launcher.bound(run.id, bounds_of(run))
+
+    def catch_up(self, run: Run, signal: int | None = None) -> None:
+        """Read what is left to be read of a run and its descendants before the core decides about the end of the run or attempt.
+        `signal` ended its main process."""
+        subtree = [each.id for each in run.subtree()]
+        for each in subtree:
+            self._tail.read_milestones(each)
+        metered = [each for each in subtree if self._has_meter(each)]
+        if metered:
+            self._tail.drain(metered)
+        for each in metered:
+            self._runs[each].tell_unloaded()
+        if run.id in metered:
+            self._runs[run.id].silent()
+        if signal == SIGKILL:
+            self._levels.killed(run)
+
+    def last_line(self, run: RunId) -> str | None:
+        """Return the last line that the run's attempt has written on stderr, without secrets, if its output is kept."""
+        return self._tail.last_line(run)
+
+    def may_wait(self, run: Run) -> bool:
+        loads = not self._prices.ready and any(self._has_meter(each.id) for each in run.subtree())
+        return loads or run.id in self._sessions
+
+    async def learn_use(self, run: Run, *, succeeded: bool) -> None:
+        """Wait for what the core must know before it decides about the end of a run: what its session files say, and the prices of
+        its tokens. `succeeded`: its main process exited with 0."""
+        await self._sessions.catch_up(run.id, succeeded=succeeded)
+        if not self._prices.ready and self.may_wait(run):
+            await self._prices.load_for_an_end()
+
+    async def read_ended(self, runs: Sequence[Run]) -> tuple[e.Event, ...]:
+        """Read all that runs, which ended while no daemon was running, and their agents have written. Return what the core must
+        know before it decides about them. Call this once, before the core knows any run."""
+        ended = [run.id for run in runs if self._has_meter(run.id)]
+        for run in ended:
+            self._tail.drain((run,), seconds=ENDED_SECONDS)
+            await self._sessions.catch_up(run)
+        if ended and not self._prices.ready:
+            await self._prices.load_for_an_end()
+        learnt, self._learnt = self._learnt or [], None
+        return tuple(learnt)
+
+    def forget(self, run: RunId) -> None:
+        if run in self._runs:
+            self._tail.forget(run)  # it may still read the last output
+            self._sessions.forget(run)
+            self._levels.sampler.forget(run)
+            del self._runs[run]
+
+    @property
+    def waiting(self) -> int:
+        return self._sessions.waiting
+
+    def look_after(self) -> None:
+        """Create the directory of all output again if another process has removed or replaced it."""
+        self._tail.look_after()
+
+    def _begin(self, live: Live, position: bytes | None = None, *, fresh: bool = False) -> tuple[Reading, ...]:
+        run, program = live.run, live.program
+        metered = self._runs[run.id] = MeteredRun(live, self._prices, feed=self._tell, publish=self._publish)
+        readings: tuple[Reading, ...] = ()
+        if live.kept:
+            argv = run.asked.argv
+            meter = (lambda saved: program.meter(argv, saved)) if program is not None else None
+            readings = self._tail.follow(run.id, limit=_output_limit(run), meter=meter, saved=position) or ()
+            metered.resume(readings)
+            self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
+        self._levels.watch(run, fresh=fresh)
+        if metered.has_meter:
+            self._prices.load_soon()
+        return readings
+
+    def _find_session(self, live: Live) -> None:
+        files, run, first = live.session_files, live.run, live.spawn.session
+        began = live.attempted_at or live.started_at or live.created_at
+        session = None
+        if files is not None:
+            given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
+            env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
+            session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given, guesses=not live.gated)
+        self._sessions.begin(run.id, session, live.sessions)
+
+    def _has_meter(self, run: RunId) -> bool:
+        return run in self._runs and self._runs[run].has_meter
+
+    def _tell(self, event: e.Event) -> None:
+        if self._learnt is None:
+            self._feed(event)
+        else:
+            self._learnt.append(event)
+
+    def _read_in_stream(self, run: RunId, readings: tuple[Reading, ...]) -> None:
+        if run in self._runs:
+            self._runs[run].read_in_stream(readings)
+            self._sessions.name(run, readings[-1].session)
+
+    def _read_in_session(self, run: RunId, readings: tuple[Reading, ...]) -> None:
+        if run in self._runs:
+            self._runs[run].read_in_session(readings)
+
+    def _reached(self, live: Live, text: str) -> None:
+        if text == live.milestone:
+            return
+        live.reach(text)
+        self._milestone(live.run.id, text)
+
+    def _session_lost(self, run: RunId, message: str) -> None:
+        self._runs[run].notices.session_lost(message)
+
+    def _price_again(self) -> None:
+        for metered in list(self._runs.values()):
+            metered.price_again()
+
+
+def _session_of(process: AgentProcess, uid: int) -> Session | None:
+    """Return the session of an agent program, as /proc shows it; `None` if the program keeps none or has ended."""
+    program = named(process.program)
+    files = program.session_files if program is not None else None
+    if files is None:
+        return None
+    argv, values = procfs.command(process.pid), {name: procfs.variable(process.pid, name.encode()) for name in SESSION_VARIABLES}
+    try:
+        cwd = os.readlink(f"/proc/{process.pid}/cwd")
+    except OSError:
+        return None
+    began = wall_clock() - timedelta(seconds=procfs.age(process.started))
+    if not procfs.is_alive(process.pid, process.started):
+        return None
+    env = {name: os.fsdecode(value) for name, value in values.items() if value is not None}
+    return Session(files, argv, env, cwd, uid, began, files.session_id(argv), process=(process.pid, process.started))
+
+
+def _output_limit(run: Run) -> int | None:
+    bound = run.limits.get(LimitKind.OUTPUT)
+    return int(bound.limit.threshold) if bound is not None else None
+
+
+def program_of(meter: str | None, argv: Sequence[str], *, kept: bool) -> AgentProgram | None:
+    """Return the program whose stream the run's stdout is, if any. Raises `ValueError` for an unknown meter."""
+    if meter in UNREAD or (meter is None and not kept):
+        return None
+    if meter is None:
+        return chosen(argv)
+    program = named(meter)
+    if program is None:
+        raise ValueError(f"there is no meter '{meter}'")
+    return program

@@ -1,0 +1,278 @@
+"""Follows what runs write: it is metered if a meter is known, and bounded to its newest bytes.
+
+    a run writes ─▶ its file ─▶ inotify, on the directory ─▶ Tail ─▶ its meter ─▶ seen, lost
+                                                              └─▶ OutputBounds, which frees the oldest bytes
+
+The run writes its files itself, so nothing here can slow it down or break its pipes. Output that is not read in time is counted as
+lost rather than waited for. A run that writes nothing costs nothing.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from ..agents import Reading
+from ..protocol.types import RunId
+from ..storage.output.files import OutputFiles
+from ..storage.output.inotify import Inotify
+from .bounding import OutputBounds
+from .tailed_run import NewMeter, TailedRun
+
+LOOK_EVERY = 0.03
+"""Seconds between two looks at which runs have written: a turn is seen within 50 ms, and a run that writes without pause wakes the
+daemon 33 times a second."""
+LOOK_AGAIN = 0.001
+"""Seconds from the look at a run that begins to write to the next one: a burst has written more than `BURST` by then. With 5 ms,
+the kernel's word on its first writes slowed a burst of 200 MB by a tenth."""
+BURST = 1 << 18
+"""Bytes that a run writes between two looks in a burst. While there is one, all runs are looked at by time: for the kernel to tell
+of a write takes 0.8 us (6.18), a third of what it takes to write 4 KiB."""
+LOOKED_AT = 100
+"""Runs in whose number `LOOK_EVERY` grows then: a look at as many takes 1.5 ms."""
+BLIND_EVERY = 0.2
+"""Seconds between two looks at all files if the user has no inotify instance left, and at a file that was moved: the kernel tells
+only what is written in this directory."""
+TURN = 0.001
+"""Seconds of reading between two looks at the rest of the daemon."""
+DRAIN_SECONDS = 0.05
+"""Seconds of reading when runs have ended, while all else waits: 10 MB of what agents print, or 256 KiB of the densest lines.
+Ends that follow each other without a pause share them."""
+NEWEST = 32 << 10
+"""Bytes at the end of a run's stdout that are read however long it takes, with the whole of their first line, because they contain
+the final result. 6 ms of the densest lines."""
+NEWEST_OF_ALL = 16 * NEWEST
+"""The same for all runs of a drain together. Of 64 that write without pause each gets 8 KiB. That is little, but only one of them
+has ended; each of the others is drained again when it ends."""
+NEWEST_AT_LEAST = 1 << 10
+"""The same for each of a thousand."""
+
+
+class Drains:
+    """Shares the time of ends that follow each other."""
+
+    def __init__(self) -> None:
+        self._drained = 0.0
+        self._spare = DRAIN_SECONDS
+
+    def drain(self, runs: Iterable[TailedRun | None], seconds: float) -> None:
+        """Read these runs as `Tail.drain` says."""
+        now = time.perf_counter()
+        end = now + min(seconds, self._spare + now - self._drained)
+        waiting = []
+        for place, tailed in enumerate(runs):
+            unread = tailed.unread() if tailed is not None else None
+            if tailed is not None and unread is not None and (unread or place == 0):
+                waiting.append((unread, place == 0, tailed))
+        newest = min(NEWEST, max(NEWEST_AT_LEAST, NEWEST_OF_ALL // max(1, len(waiting))))
+        # a run with little to read leaves the rest of its share to the others
+        waiting.sort(key=lambda each: each[0])
+        for left, (_, ended, tailed) in zip(range(len(waiting), 0, -1), waiting, strict=True):
+            now = time.perf_counter()
+            tailed.drain(now + max(0.0, end - now) / left, NEWEST if ended else newest, ended=ended)
+        self._drained = time.perf_counter()
+        self._spare = max(0.0, end - self._drained)
+
+
+@dataclass
+class Tail:
+    """Follows all runs whose output is kept. Everything but `serve` is synchronous; nothing raises `OSError`.
+
+    `seen(run, readings)`: what the run's stdout tells has changed. There is one reading for each attempt so far, in order. The last
+    one is the current attempt's, and its `tools` are those since the last call. The others are the same objects each time, never
+    change, and have no tools. The callee may keep them all.
+    `lost(run, message)`: some output could not be metered, or can no longer be bounded; few messages a run.
+    `trouble(message)`: something does not work as it should, once for each run and kind of error."""
+
+    files: OutputFiles
+    seen: Callable[[RunId, tuple[Reading, ...]], None]
+    lost: Callable[[RunId, str], None]
+    trouble: Callable[[str], None]
+    _runs: dict[RunId, TailedRun] = field(default_factory=dict)
+    _behind: dict[RunId, TailedRun] = field(default_factory=dict)
+    _away: dict[RunId, TailedRun] = field(default_factory=dict)
+    """Metered runs whose stdout was moved: the kernel does not tell when they write."""
+    _waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
+    _watched: Inotify | None = None
+    _burst: bool = False
+    """Whether a run has written that much since the last look."""
+    _drains: Drains = field(default_factory=Drains)
+    _blind: bool = False
+
+    def __post_init__(self) -> None:
+        self._bounds = OutputBounds(self.files, trouble=self.trouble)
+
+    def follow(
+        self, run: RunId, *, limit: int | None, meter: NewMeter | None, saved: bytes | None = None
+    ) -> tuple[Reading, ...] | None:
+        """Follow a run that writes its own files, from its first attempt on. `limit`: bytes kept of stdout, and of stderr. For a
+        run that has written already, as after a restart of the daemon, call `look` next.
+
+        `saved`: continue where another daemon was, in the files that the run had then. No line counts twice, and none is left out
+        except what was freed or truncated meanwhile, which `lost` is told. Return the readings as they were then, without tools;
+        `seen` is not called before they change. Return `None` if nothing was saved, or it does not fit: then stdout is read from
+        its start, through one meter, whichever attempt wrote it."""
+        tailed = self._runs[run] = TailedRun(
+            run, self.files, limit, partial(self.seen, run), partial(self.lost, run), self.trouble, lambda: self._look_at_moved(run)
+        )
+        return tailed.meter(meter, saved) if meter is not None else None
+
+    def tell_milestones(self, run: RunId, name: str, reached: Callable[[str], None]) -> None:
+        """Tell `reached` of the milestones of a run that is followed. `name`: its name."""
+        if run in self._runs:
+            self._runs[run].tell_milestones(name, reached)
+
+    def read_milestones(self, run: RunId) -> None:
+        """Tell of those that it has reached by now."""
+        if run in self._runs:
+            self._runs[run].read_milestones()
+
+    def last_line(self, run: RunId) -> str | None:
+        """Return the last line that the run's attempt has written on stderr; see `last_line.last_line`."""
+        return self._runs[run].last_line() if run in self._runs else None
+
+    def position(self, run: RunId) -> bytes | None:
+        """Return where the run's metering is, for `follow`; `None` if it has no meter. What was returned before `begin_attempt`
+        knows nothing of the new attempt."""
+        return self._runs[run].position() if run in self._runs else None
+
+    def begin_attempt(self, run: RunId) -> None:
+        """Read what the attempt before has written (as `drain` does), then begin a new meter. Call this before each attempt is
+        launched, when its files exist and no process of the attempt before is alive. From now on these files are the run's, even if
+        they are moved."""
+        tailed = self._runs.get(run)
+        if tailed is not None:
+            self._away.pop(run, None)
+            tailed.files_may_be_new()
+            if tailed.stdout is not None:
+                self.drain((run,))
+            tailed.begin_attempt()
+
+    def drain(self, runs: Iterable[RunId], *, seconds: float = DRAIN_SECONDS) -> None:
+        """Read what the runs have written until now. The first one, or its main process, has ended: its last line may lack a
+        newline. Of what cannot be read in `seconds`, which they share, read only the newest bytes and tell `lost` of the rest.
+        `seen` is called before this returns."""
+        self._drains.drain(map(self._runs.get, runs), seconds)
+
+    def set_limit(self, run: RunId, limit: int | None) -> None:
+        if run in self._runs:
+            self._runs[run].set_limit(limit)
+            self.look(run)
+
+    def look(self, run: RunId) -> None:
+        tailed = self._runs.get(run)
+        if tailed is not None:
+            self._behind[run] = tailed
+            self._waiting.cancel()
+
+    def look_after(self) -> None:
+        """Create the directory again soon if another process has removed or replaced it."""
+        if self._watched is not None and self._watched.replaced():
+            self._waiting.cancel()
+
+    def forget(self, run: RunId) -> None:
+        """Close the descriptor of a run of which no process is alive, and bound its files one last time."""
+        tailed = self._runs.get(run)
+        if tailed is None:
+            return
+        self._bounds.check(tailed)
+        tailed.close()
+        del self._runs[run]
+        self._behind.pop(run, None)
+        self._away.pop(run, None)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._bounds.serve)
+            while True:
+                growth = self._growth()
+                self._behind |= self._runs
+                task_status.started()
+                task_status = trio.TASK_STATUS_IGNORED
+                if growth is None:
+                    again = trio.current_time() + BLIND_EVERY
+                    await self._work(again)
+                    await trio.sleep_until(again)
+                else:
+                    with closing(growth):
+                        self._watched = growth
+                        try:
+                            await self._told(growth)
+                        finally:
+                            self._watched = None
+
+    def close(self) -> None:
+        for tailed in self._runs.values():
+            tailed.close()
+        self._runs.clear()
+        self._behind.clear()
+        self._away.clear()
+
+    def _growth(self) -> Inotify | None:
+        try:
+            self.files.make_again()
+            growth = Inotify(self.files.directory)
+        except OSError as error:
+            if not self._blind:
+                self.trouble(
+                    f"cannot be told when a run writes ({error}); looking every {BLIND_EVERY} s (see fs.inotify in sysctl)"
+                )
+            self._blind = True
+            return None
+        self._blind = False
+        return growth
+
+    async def _told(self, growth: Inotify) -> None:
+        while not growth.gone:
+            pause = LOOK_EVERY
+            if self._burst:
+                pause *= 1 + len(self._runs) / LOOKED_AT
+            elif not self._behind and growth.tells_writes:
+                began = trio.current_time()
+                with trio.move_on_after(BLIND_EVERY if self._away else math.inf) as self._waiting:
+                    await trio.lowlevel.wait_readable(growth)
+                pause = LOOK_AGAIN if trio.current_time() >= began + LOOK_EVERY else LOOK_EVERY
+            rested = trio.current_time() + pause
+            written = growth.take()
+            if growth.tell_writes(not self._burst) or self._burst:
+                written = None
+            self._behind |= self._runs if written is None else {run: self._runs[run] for run in written if run in self._runs}
+            self._behind |= self._away
+            self._burst = False
+            await self._work(rested)
+            if self._burst:
+                growth.tell_writes(False)  # before the pause: a third of a burst may be over after it
+            await trio.sleep_until(rested)
+
+    async def _work(self, until: float) -> None:
+        """Read a slice of each run in turn, until nothing is left or it is time to ask which other runs have written."""
+        while self._behind and trio.current_time() < until:
+            end = time.perf_counter() + TURN
+            self._next(end)
+            while self._behind and time.perf_counter() < end:
+                self._next(end)
+            await trio.lowlevel.checkpoint()
+        for tailed in list(self._behind.values()):
+            self._check(tailed)
+
+    def _next(self, until: float) -> None:
+        run = next(iter(self._behind))
+        tailed = self._behind.pop(run)
+        if tailed.read(until):
+            self._check(tailed)
+        elif run in self._runs:
+            self._behind[run] = tailed  # at the end: the others first
+
+    def _check(self, tailed: TailedRun) -> None:
+        size = self._bounds.check(tailed)
+        self._burst |= size > tailed.size + BURST
+        tailed.size = size
+
+    def _look_at_moved(self, run: RunId) -> None:
+        if run in self._runs and run not in self._away:
+            self._away[run] = self._runs[run]
+            self._waiting.cancel()

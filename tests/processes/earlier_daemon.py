@@ -1,0 +1,123 @@
+"""A daemon that launches the runs of a plan and prints what remains of them. Tests kill it.
+
+`python -m tests.processes.earlier_daemon KIND INSTANCE PLAN`; the plan is a `Plan` as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import trio
+
+from sfad.core.events import LaunchSucceeded
+from sfad.processes.launcher import Bounds, Remains
+from tests.processes.rig import PATIENCE, Rig, skip
+
+
+def encode(remains: Mapping[str, Remains]) -> str:
+    """Return remains as JSON."""
+    return json.dumps({run: asdict(one) for run, one in remains.items()})
+
+
+def decode(text: str | bytes) -> dict[str, Remains]:
+    """Return remains from JSON."""
+    found = json.loads(text)
+    return {run: Remains(**{**one, "bounds": Bounds(**one["bounds"])}) for run, one in found.items()}
+
+
+@dataclass
+class Plan:
+    """Runs to launch: id, parent and command of each."""
+
+    runs: Sequence[tuple[str, str | None, Sequence[str]]]
+    frozen: Sequence[str] = ()
+    """Runs to pause."""
+    program: str = "elf"
+    bounds: Mapping[str, int] = field(default_factory=dict)
+
+
+async def _serve(kind: str, instance: str, plan: Plan) -> None:
+    rig = Rig(kind, instance=instance, program=plan.program)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(rig.launcher.serve)
+        for run, parent, argv in plan.runs:
+            rig.launch(run, *argv, parent=parent, bounds=Bounds(**plan.bounds))
+        for run, _, _ in plan.runs:
+            await rig.wait(LaunchSucceeded, run)
+        for run in plan.frozen:
+            await rig.freeze(run)
+        print(os.getpid(), encode({run: rig.launched(run).remains() for run, _, _ in plan.runs}), flush=True)
+        await trio.sleep_forever()
+
+
+@contextmanager
+def daemon(kind: str, instance: str, plan: Plan) -> Iterator[tuple[int, dict[str, Remains]]]:
+    """Start a daemon; yield its pid and what remains of its runs. At the end it is killed, and its runs are not.
+
+    Skips the test where there is no such containment. Its parent, which adopts the runs then, reaps at once: pid 1 may take
+    seconds.
+    """
+    command = [sys.executable, "-m", "tests.processes.earlier_daemon", kind, instance, json.dumps(asdict(plan))]
+    near, far = os.pipe()
+    try:
+        subprocess.run(command, stdout=far, cwd=Path(__file__).parents[2], check=True, timeout=PATIENCE)
+    finally:
+        os.close(far)
+    with open(near, "rb") as file:
+        said = file.readline()
+    if not said:
+        skip(f"no {kind} containment here")
+    pid, rest = said.split(b" ", 1)
+    try:
+        yield int(pid), decode(rest)
+    finally:
+        end(int(pid))
+
+
+def end(pid: int) -> None:
+    """Kill a daemon, if it is there, and wait for that."""
+    with suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        assert poll.poll(PATIENCE * 1000)
+        os.close(pidfd)
+
+
+def _below_a_reaper() -> None:
+    """Continue in a grandchild, whose parent reaps every process that is reparented to it, until none is left."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    if os.fork() == 0:
+        return
+    os.close(1)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+    os._exit(0)
+
+
+def dead(kind: str, instance: str, *runs: tuple[str, str | None, Sequence[str]], **plan: object) -> dict[str, Remains]:
+    """Return what remains of the runs of a daemon that was killed."""
+    with daemon(kind, instance, Plan(runs, **plan)) as (_, remains):  # type: ignore[arg-type]
+        pass
+    return remains
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _below_a_reaper()
+    trio.run(_serve, sys.argv[1], sys.argv[2], Plan(**json.loads(sys.argv[3])))

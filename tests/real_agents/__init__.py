@@ -1,0 +1,1 @@
+"""Real agents under sfad, against a scripted model on loopback. Opt-in: see docs/real-agents.md."""

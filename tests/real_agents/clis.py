@@ -1,0 +1,189 @@
+"""The real command-line agents: where they come from, and how each is started against the scripted model."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.real_agents.script import ANTHROPIC, GEMINI, OPENAI, Price
+
+
+@dataclass(frozen=True)
+class Cli:
+    """A command-line agent from npm."""
+
+    name: str
+    package: str
+    version: str
+    """The version that the tests need."""
+    price: Price
+    argv: tuple[str, ...]
+    """Starts it without a terminal and without questions, and makes it print events; contains the prompt."""
+    as_text: tuple[str, ...]
+    """The same, but it prints text."""
+    in_terminal: tuple[str, ...]
+    """The same in a terminal, where it does not end by itself."""
+    options: tuple[str, ...]
+    """For the built-in entry of its name."""
+    tells_early: bool
+    """Whether its events tell a call before it has ended, and tokens before the end."""
+
+    @property
+    def by_name(self) -> tuple[str, ...]:
+        """Return the command of the built-in agent of this name, with a task."""
+        return (self.name, "go", *self.options)
+
+    def turns_seen(self, calls: int) -> int:
+        """How many of so many calls its events have told of, at the least, while the last is still going on."""
+        return calls if self.tells_early else calls - 1
+
+
+CLAUDE = Cli(
+    "claude",
+    "@anthropic-ai/claude-code",
+    os.environ.get("SFAD_CLAUDE_VERSION", "2.1.330"),
+    ANTHROPIC,
+    ("claude", "-p", "go", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"),
+    ("claude", "-p", "go", "--dangerously-skip-permissions"),
+    ("claude", "--dangerously-skip-permissions", "go"),
+    ("--dangerously-skip-permissions",),
+    tells_early=True,
+)
+CODEX = Cli(
+    "codex",
+    "@openai/codex",
+    os.environ.get("SFAD_CODEX_VERSION", "0.169.0"),
+    OPENAI,
+    ("codex", "exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    ("codex", "--dangerously-bypass-approvals-and-sandbox", "go"),
+    ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+    tells_early=False,
+)
+GEMINI_CLI = Cli(
+    "gemini",
+    "@google/gemini-cli",
+    os.environ.get("SFAD_GEMINI_VERSION", "0.61.0"),
+    GEMINI,
+    ("gemini", "-p", "go", "--output-format", "stream-json", "--yolo", "-m", "gemini-2.5-pro"),
+    ("gemini", "-p", "go", "--yolo", "-m", "gemini-2.5-pro"),
+    ("gemini", "-i", "go", "--yolo", "-m", "gemini-2.5-pro"),
+    ("--yolo", "-m", "gemini-2.5-pro"),
+    tells_early=False,
+)
+OPENCODE = Cli(
+    "opencode",
+    "opencode-ai",
+    os.environ.get("SFAD_OPENCODE_VERSION", "1.18.33"),
+    ANTHROPIC,
+    ("opencode", "run", "go", "--format", "json", "--model", "anthropic/claude-sonnet-4-5"),
+    ("opencode", "run", "go", "--model", "anthropic/claude-sonnet-4-5"),
+    ("opencode", "--prompt", "go", "--model", "anthropic/claude-sonnet-4-5"),
+    ("--model", "anthropic/claude-sonnet-4-5"),
+    tells_early=False,
+)
+CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE)}
+
+
+def packages() -> Path:
+    """Return the directory of npm's packages."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("SFAD_AGENTS_DIR") or cache / "sfad-tests" / "agents").absolute()
+
+
+def install() -> Path:
+    """Let npm fetch the missing packages. Return the directory of the commands."""
+    assert shutil.which("npm"), "the agents come from npm, and there is none on the PATH"
+    packages().mkdir(parents=True, exist_ok=True)
+    commands = packages() / "node_modules" / ".bin"
+    with (packages() / "lock").open("w") as lock:  # another session may want the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all(_works(commands, cli) for cli in CLIS.values()):
+            _fetch()
+    for cli in CLIS.values():
+        assert _works(commands, cli), f"{cli.package}@{cli.version} was installed and {commands / cli.name} does not say so"
+    return commands
+
+
+def _works(commands: Path, cli: Cli) -> bool:
+    """Ask the package: four programs that print their versions take 10 s of CPU."""
+    manifest = commands.parent / cli.package / "package.json"
+    return (commands / cli.name).exists() and json.loads(manifest.read_text())["version"] == cli.version
+
+
+def _fetch() -> None:
+    wanted = [f"{cli.package}@{cli.version}" for cli in CLIS.values()]
+    subprocess.run(["npm", "install", "--prefix", packages(), "--no-fund", "--no-audit", *wanted], check=True, timeout=1800)
+
+
+def environment(home: Path, url: str) -> dict[str, str]:
+    """Configure the agents in a home directory so that they call the model at the URL and no other host."""
+    (home / ".codex").mkdir(parents=True)
+    (home / "tmp").mkdir()
+    (home / ".codex" / "config.toml").write_text(_CODEX_CONFIG.format(url=url))
+    (home / ".gemini").mkdir()
+    (home / ".gemini" / "settings.json").write_text(_GEMINI_SETTINGS)
+    (home / ".claude.json").write_text(json.dumps(_CLAUDE_STATE | {"projects": {str(home): _TRUSTED}}))
+    return {
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "CLAUDE_CODE_TMPDIR": str(home / "tmp"),
+        "IS_SANDBOX": "1",  # root may skip permissions only where it says so
+        "ANTHROPIC_BASE_URL": f"{url}/claude",
+        "ANTHROPIC_API_KEY": "scripted",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CODEX_HOME": str(home / ".codex"),
+        "GOOGLE_GEMINI_BASE_URL": f"{url}/gemini",
+        "GEMINI_API_KEY": "scripted",
+        "GEMINI_CLI_NO_RELAUNCH": "true",
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        "OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_config(url)),
+        "OPENCODE_PURE": "1",
+        "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
+        "npm_config_registry": url,  # opencode has npm fetch its plug-ins' interface, and goes on without
+        "npm_config_fetch_retries": "0",
+    }
+
+
+_CLAUDE_STATE = {
+    "hasCompletedOnboarding": True,
+    "theme": "dark",
+    "bypassPermissionsModeAccepted": True,
+    "customApiKeyResponses": {"approved": ["scripted"], "rejected": []},
+}
+"""Settings by which the program asks nothing in a terminal."""
+_TRUSTED = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
+
+_GEMINI_SETTINGS = """\
+{"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false},
+ "telemetry": {"enabled": false}, "security": {"auth": {"selectedType": "gemini-api-key"}}}
+"""
+
+
+def _opencode_config(url: str) -> dict[str, object]:
+    provider = {"anthropic": {"options": {"baseURL": f"{url}/opencode/v1"}}}
+    return {"autoupdate": False, "share": "disabled", "permission": "allow", "provider": provider}
+
+
+_CODEX_CONFIG = """\
+model_provider = "scripted"
+allow_login_shell = false  # a login shell sets a PATH of its own, without sfactl
+check_for_update_on_startup = false
+
+[model_providers.scripted]
+name = "scripted"
+base_url = "{url}/codex/v1"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+
+[features]
+plugins = false  # else it asks for a catalogue of them on the net
+"""

@@ -1,0 +1,95 @@
+"""What calls of models cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from sfad.agents import Reading
+from sfad.config import Price
+from sfad.core.events import CallPrice
+from sfad.core.state.account import OpenReservation
+from sfad.protocol import messages as m
+from sfad.protocol.types import ApiTrouble, Tokens
+from sfad.usage.metered_run import use_of_readings
+from sfad.usage.pricing import PriceList
+from sfad.usage.report_pricing import ReportPricing
+
+OWN = {"m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25)}
+PRICING = ReportPricing({}, PriceList(OWN, loaded=lambda: None, trouble=lambda _: None))
+RESERVED = OpenReservation("m", 1, 1, 1, None, source="gateway")
+
+
+@pytest.mark.parametrize(
+    ("call", "price"),
+    [
+        ({}, (1_000_000, 5000, 0)),
+        ({"caches": True}, (1_250_000, 5000, 0)),
+        ({"caches": True, "long_cache": True}, (2_000_000, 5000, 0)),
+        ({"long_cache": True}, (1_000_000, 5000, 0)),
+        ({"more_input": 500}, (1_000_000, 5000, 500_000)),
+        ({"more_input": 500, "caches": True, "long_cache": True, "factor": 2.0}, (4_000_000, 10_000, 2_000_000)),
+        ({"fees_usd": 0.1, "factor": 2.0}, (2_000_000, 10_000, 100_000_000)),
+        ({"model": "unknown"}, (None, 0, 0)),
+    ],
+)
+def test_what_a_call_may_cost(call: dict[str, Any], price: tuple[int | None, int, int]) -> None:
+    asked: dict[str, Any] = {"id": 1, "run": "a", "model": "m", "input_tokens": 1000, "max_output": 10}
+    request = m.AdmitCall(**asked | call)
+    assert PRICING.price_of_call(request) == CallPrice(*price)
+
+
+@pytest.mark.parametrize(
+    ("call", "cost"),
+    [
+        ({}, 0.0001 * 8 + 0.00125 + 0.0005),
+        ({"long_cached": 400}, 0.0008 + 0.00125 + 0.0005 + 400 * 0.75e-6),
+        ({"factor": 6.0, "fees_usd": 0.02}, 6 * 0.00255 + 0.02),
+        ({"model": "unknown", "fees_usd": 0.02}, None),
+    ],
+)
+def test_what_a_call_has_cost(call: dict[str, Any], cost: float | None) -> None:
+    tokens = Tokens(input=9000, cached=8000, cache_write=1000, output=100)
+    told: dict[str, Any] = {"id": 1, "run": "a", "reservation": "r", "model": "m", "tokens": tokens}
+    request = m.EndCall(**told | call)
+    used = PRICING.use_of_call(request, RESERVED).cost
+    assert used == (None if cost is None else pytest.approx(cost * 1e9))
+
+
+def test_a_model_without_a_price_costs_what_the_dearest_of_its_provider_does() -> None:
+    listed = PriceList(OWN, loaded=lambda: None, trouble=lambda _: None)
+    trio.run(listed.current.library.load)
+    pricing = ReportPricing({}, listed)
+    asked = m.AdmitCall(id=1, run="a", model="brand-new", input_tokens=1000, max_output=10, api="anthropic")
+    price = pricing.price_of_call(asked)
+    dearest = pricing.price_of_call(msgspec.structs.replace(asked, model="claude-opus-4-1"))
+    assert (price.input, price.output, price.estimated) == (dearest.input, dearest.output, True)
+    assert not dearest.estimated
+    told = m.EndCall(
+        id=1, run="a", reservation="r", model="brand-new", tokens=Tokens(input=1000, output=10), api="anthropic", long_cached=0
+    )
+    used = pricing.use_of_call(told, RESERVED)
+    assert (used.cost, used.estimated, used.unpriced_tokens) == (1000 * 15_000 + 10 * 75_000, True, None)
+    known = pricing.use_of_call(msgspec.structs.replace(told, model="m"), RESERVED)
+    assert (known.cost, known.estimated) == (1000 * 1000 + 10 * 5000, False)
+    reported = pricing.use_of_report("a", m.Report(id=1, run="a", model="claude-new", input_tokens=1000, output_tokens=10))
+    assert (reported.cost, reported.estimated) == (used.cost, True)
+
+
+@pytest.mark.parametrize("trouble", [{}, {"failed": "Loop detected"}, {"trouble": ApiTrouble(count=1, status=529, error="x")}])
+def test_figures_of_an_agent_that_failed_are_partial(trouble: dict[str, Any]) -> None:
+    reading = Reading(models={"m": Tokens(input=10)}, finished=True, **trouble)
+    use, _ = use_of_readings([reading], PRICING.price_list.current)
+    assert use.partial is bool(trouble)
+
+
+@pytest.mark.parametrize(("tier", "cost", "at_most"), [("", 1.5, False), ("priority", 3.0, False), ("flex", 1.5, True)])
+def test_the_tier_that_an_agent_asks_for(tier: str, cost: float, at_most: bool) -> None:
+    """Whether a cheaper one was given, only the reply tells."""
+    reading = Reading(messages=1, models={"m": Tokens(input=1_000_000, output=100_000)}, tier=tier)
+    use, _ = use_of_readings([reading], PRICING.price_list.current)
+    assert (use.cost, use.at_most) == (cost * 1e9, at_most)
+    assert use.unsure_cost == (750_000_000 if at_most else None)
