@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import sqlite3
@@ -177,6 +178,22 @@ os.write(1, b"".join(lines[told:last]))
 """Print the first lines of a recording, wait for a fifo, and print the rest without the last lines."""
 
 
+def _opened(fifo: Path) -> int:
+    """Return a descriptor that writes to a fifo once another process reads it."""
+    found: list[int] = []
+
+    def opened() -> bool:
+        try:
+            found.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+        return bool(found)
+
+    wait_until(opened, f"{fifo.name} is read")
+    return found[0]
+
+
 @pytest.mark.parametrize(("containment", "saved"), [("cgroup", True), ("tags", False)], ids=["saved", "not saved"])
 def test_a_run_that_ended_while_no_daemon_ran_is_metered_to_its_end(
     start: Start, containment: str, tmp_path: Path, saved: bool
@@ -194,9 +211,11 @@ def test_a_run_that_ended_while_no_daemon_ran_is_metered_to_its_end(
             runs[name] = started(client, argv, name=name, meter=recording.partition("-")[0])
         if saved:
             wait_until(lambda: all(_saved(daemon, run.id) for run in runs.values()), "positions are saved")
+    gates = {name: _opened(fifo) for name, fifo in go.items()}  # its reader is there, so the command is executed
     daemon.kill()
     for name, run in runs.items():
-        go[name].write_text("now\n")
+        os.write(gates[name], b"now\n")
+        os.close(gates[name])
         wait_until(lambda run=run: not alive(run.pid), "it ends while no daemon is there")  # type: ignore[misc]
     daemon.restart()
     with daemon.client() as client:

@@ -1,4 +1,4 @@
-"""Each kind of request is declared once, and answered in the file that is named like its verb."""
+"""Each kind of request is declared once, and answered by a function that is named like its verb."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from sfad.protocol import messages as m
 
 
 @pytest.mark.parametrize("kind", [kind for kind in m.REQUESTS if kind is not m.Hello], ids=m.tag)
-def test_each_request_is_answered_in_the_file_of_its_verb(kind: type[m.Request]) -> None:
-    assert REGISTRY[kind].answer.__module__ == f"sfad.daemon.server.verbs.{m.tag(kind)}"
+def test_each_request_is_answered_by_a_function_that_is_named_like_its_verb(kind: type[m.Request]) -> None:
+    answer = REGISTRY[kind].answer
+    assert (answer.__module__.rpartition(".")[0], answer.__name__.rstrip("_")) == ("sfad.daemon.server.verbs", m.tag(kind))
 
 
 def test_each_file_answers_a_request() -> None:
     files = {path.stem for path in Path(verbs.__file__).parent.glob("*.py")} - {"__init__"}
-    assert files == {m.tag(kind) for kind in REGISTRY}
+    assert files == {verb.answer.__module__.rpartition(".")[2] for verb in REGISTRY.values()}
 
 
 def test_few_requests_leave_the_permission_to_what_answers_them() -> None:
