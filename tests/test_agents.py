@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfad.agents import chosen
-from sfad.agents.registered import AgentError, Registered, argv_of, filled_in, registered
+from sfad.agents.registered import Registered, argv_of, filled_in, registered
 from sfad.config import BUILT_IN, Agent, load
+from sfad.core.state.policy import Invalid
 from sfad.protocol import known
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Limit, LimitKind
@@ -90,7 +91,7 @@ def test_words_become_a_command(words: list[str], made: list[str]) -> None:
     ],
 )
 def test_the_error_for_odd_words_says_what_was_probably_meant(words: list[str], says: str) -> None:
-    with pytest.raises(AgentError, match=says):
+    with pytest.raises(Invalid, match=says):
         command(*words)
 
 
@@ -101,7 +102,7 @@ def test_placeholders_come_from_the_request() -> None:
 
 def test_no_value_becomes_an_option_of_the_program() -> None:
     for name in ("task", "model"):
-        with pytest.raises(AgentError, match=f"the {name} begins with '-', and claude could take it for an option"):
+        with pytest.raises(Invalid, match=f"the {name} begins with '-', and claude could take it for an option"):
             command("reviewer", placeholders={"task": "go", "model": "opus"} | {name: "--dangerously-skip-permissions"})
     for name in KNOWN:
         told = {"task": "--yolo", "model": "--yolo"} | ({"instructions": "--yolo"} if name == "claude" else {})

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..config import BUILT_IN, Agent, Configuration, entry_key
+from ..core.state.policy import Invalid
 from ..core.state.request import name_of
 from ..protocol.limits import parse_limit
 from ..protocol.messages import AgentInfo, Setting, Spawn
@@ -114,10 +115,6 @@ _TOLD = ("task", "model", "provider", "instructions")
 """Placeholders that the agent also finds in its environment, as SFA_TASK and so on."""
 
 
-class AgentError(Exception):
-    """There is no such agent, or its words make no sense. The message says what to write instead."""
-
-
 @dataclass(frozen=True, slots=True)
 class Registered:
     name: str
@@ -140,11 +137,11 @@ def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, 
 
 def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | None = None) -> Spawn:
     """Return the spawn of a command that a spawn of an agent stands for. What the request says takes precedence over the agent's
-    entry. `agent` stays set if its name is the run's identity. `gateway`: its address, if the run uses it. Raises `AgentError`."""
+    entry. `agent` stays set if its name is the run's identity. `gateway`: its address, if the run uses it. Raises `Invalid`."""
     entry = agents.get(request.agent or "")
     if entry is None:
         command = _shown([os.fsencode(request.agent or ""), *request.argv])
-        raise AgentError(
+        raise Invalid(
             f"there is no agent {(request.agent or '')[:64]!r}; known: {', '.join(agents)}. To run a command, write it after '--', "
             f"as in: sfactl run -- {command}"
         )
@@ -203,7 +200,7 @@ def _refuse_unused(entry: Registered, request: Spawn) -> None:
     for name in ("model", "provider"):
         used = any(f"{{{name}}}" in word for word in entry.agent.command)
         if name in request.placeholders and not used and entry.source == BUILT_IN:
-            raise AgentError(f"agent '{entry.name}' takes no {name}: its command has no {{{name}}} (sfactl agents {entry.name})")
+            raise Invalid(f"agent '{entry.name}' takes no {name}: its command has no {{{name}}} (sfactl agents {entry.name})")
 
 
 def _shown(words: Sequence[bytes]) -> str:
@@ -226,10 +223,10 @@ def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | N
     task = options.pop(0 if comes_first else -1) if options else b"-"
     if task.startswith(b"-"):
         example = f"sfactl run {entry.name} 'look at HEAD~1'"
-        raise AgentError(f"agent '{entry.name}' needs a task, as in: {example}{_by_hand(entry, words)}")
+        raise Invalid(f"agent '{entry.name}' needs a task, as in: {example}{_by_hand(entry, words)}")
     if comes_first and options and not options[0].startswith(b"-"):
         example = f"sfactl run {entry.name} {_shown([b' '.join([task, *options])])}"
-        raise AgentError(f"the task of agent '{entry.name}' is one argument; quote it: {example}{_by_hand(entry, words)}")
+        raise Invalid(f"the task of agent '{entry.name}' is one argument; quote it: {example}{_by_hand(entry, words)}")
     return options, os.fsdecode(task)
 
 
@@ -253,7 +250,7 @@ def _command(command: Sequence[str], options: Sequence[bytes], values: Mapping[s
         elif all(name in values for name in wanted):
             filled = _PLACEHOLDER.sub(lambda found: values[found[1]], word)
             if filled.startswith("-") and not word.startswith("-") and b"--" not in argv:
-                raise AgentError(_like_an_option(wanted[0], command))
+                raise Invalid(_like_an_option(wanted[0], command))
             argv.append(os.fsencode(filled))
         elif before.startswith("-") and not word.startswith("-"):
             argv.pop()

@@ -22,6 +22,7 @@ from ..host import descriptors
 from ..host.faults import carried, crash_point
 from ..host.state_dir import StateLock
 from ..protocol.event_types import EventType
+from ..usage.metering import Metering
 from .loop.runtime import Runtime
 from .server.server import Server
 
@@ -88,7 +89,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     await runtime.hooking.rest()
     server.rest(resting=True)
     try:
-        await _threads_done(runtime)
+        await _threads_done(runtime.metering)
         with _signals_held_back():
             # write something, to learn whether the ledger can be written: the next program does not start if it cannot
             runtime.announcer.tell(EventType.DAEMON_REEXECUTING, f"sfad {__version__} re-executes itself")
@@ -109,15 +110,15 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
         runtime.hooking.go_on()
 
 
-async def _threads_done(runtime: Runtime) -> None:
+async def _threads_done(metering: Metering) -> None:
     # execve(2) waits for every other thread to end, and one that waits for a FUSE server cannot be killed
     with trio.move_on_after(CLOSE_TIMEOUT):
-        while descriptors.threads() or runtime.metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
+        while descriptors.threads() or metering.waiting:  # noqa: ASYNC110 - a thread that waits for the kernel can set no event
             await trio.sleep(0.01)
     if senders := descriptors.unkillable():
         who = ", ".join(senders)
         raise Unfit(f"the kernel does not close files that were sent by {who}; end what is behind them, such as a FUSE server")
-    if runtime.metering.waiting:
+    if metering.waiting:
         raise Unfit("a file system with session files of an agent does not answer; unmount it")
 
 

@@ -220,3 +220,30 @@ def test_an_agent_that_did_not_ask_is_noticed_once_and_by_config_ends_its_run(
     assert f"without asking the daemon: /bin/sh {mine} four; it counts as a descendant (4 of 4)" in over.reason.message
     for fd in (held, commands):
         os.close(fd)
+
+
+ASKING = """
+run = ("spawn", "--meter", "none")
+for words in (
+    [*run, "--allow-tool", "Read", "--allow-tool", "Bash", "--block-tool", "Edit", "--", "true"],
+    [*run, "--detach", "--", "true"],
+    [*run, "--detach", "--allow-tool", "Write", "--", "true"],
+):
+    done = sfactl(*words)
+    print(done.returncode, done.stdout.strip(), done.stderr.strip(), sep="|")
+"""
+
+
+def test_a_child_has_no_tool_that_its_caller_has_not_and_detaching_is_no_way_out(tmp_path: Path, start: Start) -> None:
+    daemon = start(config="[guard]\nallow_detach = true")
+    tools = {"allowed_tools": ["Read", "Edit"], "blocked_tools": ["Bash"]}
+    with daemon.client() as client:
+        caller = ended(client, started(client, agent(tmp_path, "asking", ASKING), **tools).id)
+        said = (daemon.state_dir / "output" / f"{caller.id}.out").read_text()
+        child, detached, refused = (line.split("|") for line in said.splitlines())
+        for (code, run, _), expected in ((child, (["Read"], ["Bash", "Edit"])), (detached, (["Read", "Edit"], ["Bash"]))):
+            assert code == "0"
+            request = client.call(m.Recall(id=client.next_id(), run=run), m.Recalled).request
+            assert (request.allowed_tools, request.blocked_tools) == expected
+    assert refused[0] == "2"
+    assert f"none of the tools Write is among those of run {caller.id}, which may use Read, Edit" in refused[2]

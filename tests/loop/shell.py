@@ -9,11 +9,14 @@ from pathlib import Path
 import trio
 
 from sfad import config as configuration
+from sfad.agents import NO_SETUPS
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import Peer
+from sfad.daemon.loop.pending_requests import PendingSpawn
 from sfad.daemon.loop.resources import EarlyEvents, Resources
 from sfad.daemon.loop.runtime import Runtime
+from sfad.daemon.server.spawning import asked_of
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers
 from sfad.host.files import Damages
@@ -99,6 +102,8 @@ async def asked(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> c.A
         answers.append(said)
         done.set()
 
-    runtime.requests.spawn(peer, spawn, [], 1, answer, lambda _run: None)
+    request, program = asked_of(spawn, 1)
+    pending = PendingSpawn(spawn, NO_SETUPS, [], lambda _run: None, program, caller=peer.run)
+    runtime.requests.spawn(peer, request, pending, answer)
     await done.wait()
     return answers[0]

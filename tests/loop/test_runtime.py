@@ -14,7 +14,7 @@ import trio
 from sfad.core import events as e
 from sfad.core.state.request import Asked
 from sfad.core.state.vocabulary import Timer
-from sfad.daemon.loop.pending_requests import MAX_SHOWN, asked_of
+from sfad.daemon.server.spawning import MAX_SHOWN, asked_of
 from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
 from sfad.storage.ledger import writer
@@ -96,7 +96,7 @@ async def test_refusals_while_the_ledger_fails_write_nothing_to_the_spool(tmp_pa
 
 def test_a_long_command_is_shown_cut_and_named_by_the_whole() -> None:
     def shown(text: str) -> Asked:
-        return asked_of(Spawn(id=1, argv=[b"sh", b"-c", text.encode()], cwd=b"/", env=[]), 1)
+        return asked_of(Spawn(id=1, argv=[b"sh", b"-c", text.encode()], cwd=b"/", env=[]), 1)[0]
 
     first, second = shown("x" * 100_000 + "1"), shown("x" * 100_000 + "2")
     assert first.argv == second.argv

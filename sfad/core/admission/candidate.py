@@ -14,7 +14,7 @@ from ..state.ladder import check_grace
 from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of
 from ..state.naming import NAME, derive_name, is_name, one_form
 from ..state.policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
-from ..state.request import Asked, narrowed
+from ..state.request import Asked
 from ..state.run import AllowedModels, Attempt, Birth, Run, State
 from ..state.tree import narrower
 
@@ -149,7 +149,7 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
     _check(ev)
     if ev.asked.group is not None:
         _check_group(ev.asked.group, above, policy)
-    asked = _with_tools_of(peer_run, _with_labels_of(above, ev.asked))
+    asked = _with_labels_of(above, ev.asked)
     if asked.name is not None:
         asked = replace(asked, name=one_form(asked.name))
     origin, claimed_depth = _origin(ev, peer_run)
@@ -208,14 +208,6 @@ def _with_labels_of(parent: Run | None, asked: Asked) -> Asked:
     if len(labels) > MAX_LABELS:
         raise Invalid(f"{len(labels)} labels, with those of its parent {parent.id}; at most {MAX_LABELS}: give it fewer of its own")
     return replace(asked, labels=labels)
-
-
-def _with_tools_of(peer_run: Run | None, asked: Asked) -> Asked:
-    """Narrow the lists of tools by those of the peer's run: as with permissions, to detach is no way out."""
-    if peer_run is None or not any(peer_run.asked.tools):
-        return asked
-    tools = narrowed(asked.tools, peer_run.asked.tools, f"run {peer_run.id}")
-    return replace(asked, allowed_tools=tools.allowed, blocked_tools=tools.blocked)
 
 
 def _check(ev: SpawnRequested) -> None:

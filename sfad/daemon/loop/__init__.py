@@ -7,7 +7,7 @@ metering ───────────────────────�
 `hooking`       wires hooks to the config, the events and the ends of runs
 `runtime`          makes the parts, serves them, and has them follow the config
 `core_loop`        feeds the machine, and applies its commands
-`pending_requests` requests that wait for the core's answer; what clients and config say, in the core's terms
+`pending_requests` requests that wait for the core's answer; what the config says, in the core's terms
 `launching`        launches the attempts of runs, in their environments
 `saving`           journal and ledger follow the core; waiting clients are told of ends; watches over the disk
 `announcing`       events: numbered, saved, logged, pushed to those that follow them
@@ -22,7 +22,7 @@ metering ───────────────────────�
 `gateways`         the gateways of all users, and which of them leads where
 `connection_watch` looks for connections that lead past it
 `otel_process`     starts and watches the exporter of spans
-`leading`          which runs use the gateway, and what their commands and environments say of it
+`leading`          what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given
 `shims`            directories of shims: the installed one, and the automatic ones
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from ...config import Loaded
 from ...core.state.naming import program_name
+from ...core.state.policy import Invalid
 from ...gateway.egress_rules import is_model_api
 from ...processes.isolation.programs import VARIABLES
 from ...processes.isolation.sandbox import Sandbox, impossible
@@ -26,23 +27,19 @@ _NO_PROXIES = ("no_proxy", "NO_PROXY", "npm_config_noproxy")
 _REPLACED = {name.lower().encode() for name in (*_PROXIES, *_NO_PROXIES, "all_proxy", "NODE_USE_ENV_PROXY")}
 
 
-class IsolationError(Exception):
-    """A request asks for less isolation than it may have."""
-
-
 class IsolationImpossible(Exception):
     """This machine cannot isolate the run. The message says why, and what to do."""
 
 
 def _destinations(texts: Sequence[str]) -> dict[Destination, str]:
-    """Return entries of `--egress`, each with its text. Raise `IsolationError`."""
+    """Return entries of `--egress`, each with its text. Raise `Invalid`."""
     try:
         found = {destination(text): text for text in texts}
     except ValueError as error:
-        raise IsolationError(f"--egress: {error}") from None
+        raise Invalid(f"--egress: {error}") from None
     for entry, text in found.items():
         if is_model_api(entry.host):
-            raise IsolationError(f"--egress: {text} is the API of a model, which a run reaches through the gateway: leave it out")
+            raise Invalid(f"--egress: {text} is the API of a model, which a run reaches through the gateway: leave it out")
     return found
 
 
@@ -67,7 +64,7 @@ class Isolating:
 
     def decided(self, request: Spawn, above: Live | None, uid: int) -> Spawn:
         """Return the request of a user with its decision about isolation. `above`: the run that asks, whose isolation is the least.
-        Raise `IsolationError`, `IsolationImpossible`."""
+        Raise `Invalid`, `IsolationImpossible`."""
         least: Least = self._config.default
         inherited = above.spawn.isolation if above is not None else None
         asked = request.isolation
@@ -81,17 +78,17 @@ class Isolating:
             return replace(request, isolation=self._first(request, asked or Isolation(), network, egress))
         if above is not None and asked is not None and (asked.writable or asked.readable):
             what, option = ("write only where", "--writable") if asked.writable else ("read only what", "--readable")
-            raise IsolationError(f"run {above.run.id} is isolated, so what it starts can {what} it can itself: leave out {option}")
+            raise Invalid(f"run {above.run.id} is isolated, so what it starts can {what} it can itself: leave out {option}")
         return replace(request, isolation=replace(inherited, network=network, egress=egress))
 
     def _egress(self, request: Spawn, above: Live | None, network: bool) -> list[str]:
-        """Return what a run reaches beside its model: at most what the run above it does. Raise `IsolationError`."""
+        """Return what a run reaches beside its model: at most what the run above it does. Raise `Invalid`."""
         asked = request.isolation.egress if request.isolation is not None else []
         inherited = above.spawn.isolation if above is not None else None
         if asked and network:
-            raise IsolationError("--egress is a way out of --isolate=net, and this run keeps the whole network: add --isolate=net")
+            raise Invalid("--egress is a way out of --isolate=net, and this run keeps the whole network: add --isolate=net")
         if asked and not request.gateway:
-            raise IsolationError("--egress leads through the gateway, and this run has none: start it with --gateway")
+            raise Invalid("--egress leads through the gateway, and this run has none: start it with --gateway")
         wanted = _destinations(asked)
         if above is None or inherited is None or inherited.network:
             return [] if network else [*asked, *self._config.egress]
@@ -99,7 +96,7 @@ class Isolating:
             return inherited.egress
         more = wanted.keys() - _destinations(inherited.egress).keys()
         if more:
-            raise IsolationError(
+            raise Invalid(
                 f"run {above.run.id} is isolated, so what it starts has at most its --egress: leave out {wanted[min(more)]}"
             )
         return asked

@@ -1,4 +1,4 @@
-"""Leads runs through the gateway: which use it, and what their commands and environments say of it (docs/gateway.md)."""
+"""Leads runs through the gateway, or around it: what their commands and environments say of it (docs/gateway.md)."""
 
 import json
 import os
@@ -15,7 +15,6 @@ from ...core.state.naming import executed_word, program_name
 from ...core.state.policy import Invalid
 from ...protocol.known import KEYS, TOKENS
 from ...protocol.messages import Spawn
-from ...runs.live import Live
 from .gateways import Gateways
 
 PLACEHOLDER = "the-gateway-has-the-key"
@@ -25,28 +24,6 @@ SHORTEST = 8
 _PROXIES = (b"http_proxy=", b"https_proxy=", b"all_proxy=")
 _NO_PROXY = (b"no_proxy", b"NO_PROXY")
 """Most programs read the first one first."""
-
-
-def with_gateway(request: Spawn, above: Live | None, *, enabled: bool) -> Spawn:
-    """Return the request with its decision about the gateway. Raise `Invalid`."""
-    if request.gateway is None and (request.allowed_models or (enabled if above is None else above.spawn.gateway)):
-        request = replace(request, gateway=True)
-    if not request.gateway and (request.allowed_models or (above is not None and above.run.birth.models)):
-        raise Invalid(
-            "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
-        )
-    if above is None:
-        return request
-    if request.gateway and above.spawn.gateway is False:
-        raise Invalid(f"run {above.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
-    if request.gateway is None:
-        return replace(request, gateway=above.spawn.gateway)
-    if not request.gateway and above.spawn.gateway:
-        raise Invalid(
-            f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
-            "from outside any run"
-        )
-    return request
 
 
 def led(

@@ -7,13 +7,12 @@ import trio
 from msgspec.structs import asdict
 
 from ... import config as configuration
-from ...agents import NO_SETUPS, AgentProgram, TreeSetups, session_files_of
+from ...agents import NO_SETUPS, AgentProgram, TreeSetups
 from ...core import commands as c
 from ...core import events as e
 from ...core.state.access import AccessRules, Peer
-from ...core.state.naming import AGENT_PROGRAMS, derive_name
 from ...core.state.policy import AlertPolicy, CallBounds, Policy, SessionPolicy
-from ...core.state.request import Asked, SessionAsked
+from ...core.state.request import Asked
 from ...core.state.run import Run
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors, close_soon
@@ -21,92 +20,15 @@ from ...host.metrics import Counts
 from ...processes.credentials import Credentials
 from ...processes.launcher import Launcher
 from ...protocol.kinds import DEFAULT_KEYS, KINDS
-from ...protocol.known import ANY_PROGRAM, BY_REPORT, CODING_AGENT, NO_METER
+from ...protocol.known import CODING_AGENT
 from ...protocol.messages import Spawn
 from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Status
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...runs.stdin import StdinPipe
-from ...usage.metering import program_of
 from .launching import Feed, demand_descriptors
 
-# ---- Translates requests and the config into the core's terms
-
-
-def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None, *, metered: bool = True) -> Asked:
-    """Return the part of a client's request that the core decides about. `metered`: something beside the gateway tells its use."""
-    argv = tuple(shown(word) for word in spawn.argv)
-    derived = derive_name(argv)
-    return Asked(
-        argv=abridged(argv),
-        cwd=shown(spawn.cwd),
-        # derived from the whole command: a hash of its beginning would be the same for several agents
-        name=spawn.name if spawn.name is not None else derived,
-        kind=spawn.kind,
-        identity=spawn.agent,
-        agent_program=derived in AGENT_PROGRAMS,
-        tells_each_call=spawn.meter == ANY_PROGRAM,
-        type=spawn.run_type,
-        limits=tuple(spawn.limits),
-        on_limit=spawn.on_limit,
-        max_depth=spawn.max_depth,
-        max_descendants=spawn.max_descendants,
-        attempts=spawn.attempts,
-        retry_delay=spawn.retry_delay,
-        grace=spawn.grace,
-        tied_to=client if spawn.tied else None,
-        detach=spawn.detach,
-        leaf=spawn.leaf,
-        interactive=spawn.stdin == "pipe",
-        queue=spawn.queue,
-        priority=spawn.priority,
-        labels=spawn.labels,
-        channel=spawn.channel,
-        allow=frozenset(spawn.allow),
-        deny=frozenset(spawn.deny),
-        allowed_tools=tuple(spawn.allowed_tools),
-        blocked_tools=tuple(spawn.blocked_tools),
-        claim=spawn.claim,
-        gated=bool(spawn.gateway) and spawn.direct is None,
-        metered=metered,
-        uncounted=None if metered else _uncounted(spawn),
-        unnamed=spawn.automatic and spawn.name is None,
-        models=tuple(spawn.allowed_models),
-        nested=spawn.nested,
-        session=session,
-        inherits=spawn.stdio == "inherit",
-        after=tuple(spawn.after),
-        group=spawn.group,
-    )
-
-
-def _uncounted(spawn: Spawn) -> str | None:
-    """Return why the gateway will not see what a run uses; `None` if it will."""
-    if spawn.gateway:
-        return spawn.direct
-    return "it does not use the gateway, and no meter knows its program"
-
-
-MAX_SHOWN = 4096
-"""Characters of a command line that are kept for display. It may have megabytes, and a thousand runs are in memory."""
-
-
-def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a command line as it is displayed, cut with `…`."""
-    kept: list[str] = []
-    room = MAX_SHOWN
-    for word in argv:
-        if len(word) > room:
-            kept.append(word[:room] + "…")
-            break
-        kept.append(word)
-        room -= len(word) + 1
-    return tuple(kept)
-
-
-def shown(raw: bytes) -> str:
-    """Return an operating-system string as text. Bytes that are not UTF-8 appear as `\\xNN`."""
-    return raw.decode(errors="backslashreplace")
+# ---- The config in the core's terms
 
 
 def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
@@ -231,45 +153,18 @@ class PendingRequests:
         """Feed the event that `make(token, now)` returns. `answer` is called once, with the core's answer."""
         self.feed(make(self._token(answer), trio.current_time()))
 
-    def spawn(
-        self,
-        peer: Peer,
-        spawn: Spawn,
-        descriptors: list[int],
-        client: int,
-        answer: OnAnswer,
-        on_admit: OnAdmit,
-        session: SessionAsked | None = None,
-        user: Credentials | None = None,
-        setups: TreeSetups = NO_SETUPS,
-        kept: bytes | None = None,
-    ) -> None:
-        """Ask for a run. It takes over `descriptors`, whatever the answer. `on_admit` is called before `answer` if it is yes. A
-        request with the key of an earlier one gets the same answer. `user`: see `LaunchSpec`; `kept`: see `Live.request`.
+    def spawn(self, peer: Peer, asked: Asked, pending: PendingSpawn, answer: OnAnswer) -> None:
+        """Ask for a run. It takes over the descriptors, whatever the answer. `on_admit` is called before `answer` if it is yes. A
+        request with the key of an earlier one gets the same answer.
 
         Raises `OSError` where too few descriptors are left. Then nothing was asked."""
+        spawn = pending.spawn
         known = self.catalogue.answer_to((peer.uid, peer.run, spawn.key)) if spawn.key is not None else None
         if known is not None:
-            close_soon(descriptors, peer.who)
-            on_admit(known)
-            self._answer_again(known, client if spawn.tied else None, answer)
+            pending.close()
+            pending.on_admit(known)
+            self._answer_again(known, asked.tied_to, answer)
             return
-        argv = [shown(word) for word in spawn.argv]
-        program = program_of(spawn.meter, argv, kept=spawn.log and spawn.stdio == "files")
-        metered = program is not None or spawn.meter == BY_REPORT
-        metered = metered or (spawn.meter != NO_METER and session_files_of(spawn.meter, argv) is not None)
-        asked = asked_of(spawn, client, session, metered=metered)
-        pending = PendingSpawn(
-            spawn,
-            setups,
-            descriptors,
-            on_admit,
-            program,
-            peer.run,
-            user=user,
-            request=kept,
-            sender=peer.who,
-        )
         try:
             demand_descriptors(self.descriptors)
             if spawn.stdin == "pipe":

@@ -7,6 +7,7 @@
 `shares`      how much of the daemon each run, tree and user may take
 `dispatch`    what clients send: frames, and each request in them to the function that answers it, if the peer may use the verb
 `call`        one request while it is being answered; the registry of those functions
+`spawning`    what a request to start a run becomes, step by step, before the core decides about it
 `verbs`       what answers each kind of request
 `lookup`      which run an id, a name or a prefix means, and how a request fails
 `encoded`     replies with runs that are encoded already, and requests that share one

@@ -19,6 +19,7 @@ from ...core.state.run import Run
 from ...protocol import messages as m
 from ...protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo
 from ...storage.ledger.database import LedgerError
+from ..loop.pending_requests import PendingRequests
 from ..loop.runtime import Runtime
 from .connection import Connection
 from .encoded import Looks, RunRow, RunRows
@@ -199,14 +200,14 @@ class Call:
         self.runtime.background.answer(work, done, failed, EXPECTED)
 
 
-def withdraw_calls(runtime: Runtime, connection: Connection, number: int | None, why: str | None) -> None:
+def withdraw_calls(requests: PendingRequests, connection: Connection, number: int | None, why: str | None) -> None:
     """Forget the calls of a model that wait for an answer on the gateway's connection: one of them, or all. `why`: see
     `CallWithdrawn`."""
-    for token, askers in runtime.requests.askers().items():
+    for token, askers in requests.askers().items():
         for asker in list(askers):
             if isinstance(asker, Call) and asker.connection is connection and number in {None, asker.id}:
                 asker.end()
-                runtime.requests.withdraw(asker, token, why)
+                requests.withdraw(asker, token, why)
 
 
 def told(error: Exception) -> tuple[ErrorCode, str]:

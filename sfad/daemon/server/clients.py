@@ -156,7 +156,7 @@ class ClientTable:
             self._epoll.unregister(connection.fd)
         del self.by_fd[connection.fd]
         if connection.peer.gateway:
-            withdraw_calls(self._runtime, connection, None, "the gateway ended while the call waited")
+            withdraw_calls(self._runtime.requests, connection, None, "the gateway ended while the call waited")
         connection.close()
         self._bounds.count(connection.groups, connection.count())
         self._runtime.feed(ClientGone(trio.current_time(), connection.number))

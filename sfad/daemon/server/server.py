@@ -181,7 +181,7 @@ class ClientHandover:
         now = trio.current_time()
         for connection in list(self.clients.by_fd.values()):
             if connection.peer.gateway:
-                withdraw_calls(self.services.runtime, connection, None, why=None)
+                withdraw_calls(self.services.runtime.requests, connection, None, why=None)
                 self.clients.drop(connection)  # it connects again, and asks again what is not answered
             else:
                 self._give_up(connection)

@@ -199,5 +199,5 @@ def unasked_call(call: Call, request: UnaskedCall) -> None:
 
 @answers(WithdrawCall)
 def withdraw_call(call: Call, request: WithdrawCall) -> None:
-    withdraw_calls(call.runtime, call.connection, request.call, "the caller hung up while the call waited")
+    withdraw_calls(call.runtime.requests, call.connection, request.call, "the caller hung up while the call waited")
     call.reply(Done(id=request.id))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ....agents import named
 from ....agents.text import FORM, Cursor, TextReader
+from ....core.machine import Machine
 from ....core.state.limits import limits_of
 from ....core.state.policy import MAX_LABELS
 from ....core.state.request import Asked
@@ -92,7 +93,7 @@ def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
         assert info is not None
     else:
         footprint = runtime.launcher.footprints([run]).get(run) if live.run.attempt else None
-        info = replace(info_of(live, trio.current_time(), footprint), queue=_queue(runtime, live.run))
+        info = replace(info_of(live, trio.current_time(), footprint), queue=_queue(runtime.machine, live.run))
     made, refused = runtime.calls.count(run)
     if made or refused or info.by_gateway:
         last = runtime.calls.last_refusal(run) if refused else None
@@ -101,11 +102,11 @@ def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
     return info
 
 
-def _queue(runtime: Runtime, run: Run) -> QueueState | None:
-    place = runtime.machine.slots.place_of(run.id)
+def _queue(machine: Machine, run: Run) -> QueueState | None:
+    place = machine.slots.place_of(run.id)
     if place is None:
         return None
-    holding = [root for root in runtime.machine.tree.roots() if root.status is not Status.QUEUED]
+    holding = [root for root in machine.tree.roots() if root.status is not Status.QUEUED]
     if place.key != "quotas.trees":
         holding = [root for root in holding if root.user == run.user]
     if place.key not in {"quotas.trees", "quotas.trees_per_user"}:

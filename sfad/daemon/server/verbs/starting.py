@@ -2,35 +2,31 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from ....agents import NO_SETUPS, PROGRAMS, UNREAD, TreeSetups
-from ....agents.registered import AgentError, filled_in
+from ....agents import NO_SETUPS, TreeSetups
 from ....agents.setup_reader import Root, unknown
-from ....core.state.access import VERBS, Peer
-from ....core.state.naming import executes, program_name
-from ....core.state.policy import MAX_LABELS, Invalid
-from ....core.state.request import SessionAsked, ToolLists, narrowed
-from ....hooks.event_hooks import CHANNEL
+from ....core.state.naming import program_name
+from ....core.state.policy import Invalid
+from ....core.state.request import SessionAsked
 from ....host.descriptors import close_soon
-from ....processes import procfs
 from ....processes.credentials import Credentials
 from ....protocol.known import PROGRAMS as KNOWN
 from ....protocol.messages import MAX_DESCRIPTORS, OwnProgram, Recall, Recalled, SessionRights, SessionRules, Spawn, StartSession
-from ....protocol.types import After, Isolation, RunId, RunInfo
-from ....runs.live import MOST as MOST_ON_END
+from ....protocol.types import After, RunId, RunInfo
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
-from ...loop.isolating import IsolationError, IsolationImpossible
-from ...loop.leading import check_base_urls, led, settings_file, with_gateway
+from ...loop.leading import settings_file
+from ...loop.pending_requests import PendingSpawn
 from ..call import EXPECTED, Call, answers, answers_about_run, told
-from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, too_many, unavailable, wrong_state
+from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..peers import submitter
+from ..spawning import SpawnContext, asked_of, asks_for_gateway, completed, is_own_program, own_command
 from .following import demand_watch, push
 
 # ---- `spawn`: start a run. The guard in the core decides whether the peer may, and records a refusal.
@@ -40,15 +36,6 @@ T = TypeVar("T")
 
 MAX_AFTER = 64
 """Runs that one run may wait for. Each is looked up."""
-
-MAX_EXEC = 6 << 20
-"""Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
-
-LARGE = 64 << 10
-"""Bytes of argv and environment that are not usual: a login has some 5 KiB. `quotas.queued_per_user` bounds the usual ones."""
-
-MAX_LARGE = 64 << 20
-"""Bytes of all large ones of a user's runs that wait, or may start again: the daemon keeps them in memory and on its disk."""
 
 
 def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
@@ -65,7 +52,7 @@ def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     above = runtime.catalogue.live.get(peer.run) if peer.run is not None else None
     if above is not None:
         setups: TreeSetups | None = runtime.catalogue.live[above.run.root.id].setups
-    elif peer.unplaced or not _may_use_gateway(request, enabled=runtime.gateways.enabled):
+    elif peer.unplaced or not asks_for_gateway(request, by_default=runtime.gateways.enabled):
         setups = NO_SETUPS
     else:
         env = [item for item in request.env if not runtime.gateways.is_own(os.fsdecode(item.partition(b"=")[2]))]
@@ -104,11 +91,6 @@ def _with_awaited(call: Call, request: Spawn) -> Spawn:
     return msgspec.structs.replace(request, after=found)
 
 
-def _may_use_gateway(request: Spawn, *, enabled: bool) -> bool:
-    """Return whether a root may become one that uses the gateway."""
-    return request.gateway is not False and bool(request.gateway or request.allowed_models or enabled)
-
-
 def _is_agent(request: Spawn) -> bool:
     return request.agent is not None or program_name([os.fsdecode(word) for word in request.argv[:8]]) in KNOWN
 
@@ -123,22 +105,27 @@ def _ask(
     user: Credentials | None,
 ) -> None:
     runtime, peer = call.runtime, call.peer
-    explicit = bool(request.gateway)
+    context = SpawnContext(
+        peer,
+        above,
+        setups,
+        bool(request.gateway),
+        runtime.gateways,
+        runtime.isolating,
+        runtime.agents,
+        runtime.catalogue.live,
+    )
     try:
-        if request.shim and above is not None and _is_own_program(call.connection.sender, above, request):
+        if request.shim and above is not None and is_own_program(call.connection.sender, above, request):
+            own = OwnProgram(id=call.id, argv=own_command(request, above, context))
             close_soon(descriptors, call.connection.sender_group)
-            itself = with_gateway(request, above, enabled=True)
-            itself = led(itself, setups, runtime.gateways, above.uid, token=runtime.gateways.token(above.run.id))
-            call.reply(OwnProgram(id=call.id, argv=itself.argv))
+            call.reply(own)
             return
-        asked, request = request, _completed(call, request, above, setups, explicit=explicit)
-        kept = to_recall(asked, request, above) if session is None else None
+        first, request = request, completed(request, context)
+        kept = to_recall(first, request, above) if session is None else None
         if request.watch:
             demand_watch(call)
-    except IsolationImpossible as error:
-        close_soon(descriptors, call.connection.sender_group)
-        raise unavailable(str(error)) from None
-    except (AgentError, IsolationError, Invalid) as error:
+    except Invalid as error:
         close_soon(descriptors, call.connection.sender_group)
         raise bad_request(str(error)) from None
     except (RequestError, OSError):
@@ -149,79 +136,17 @@ def _ask(
         if request.watch:
             push(call, run)
 
-    ask = partial(
-        runtime.requests.spawn, peer, request, descriptors, call.connection.number, call, on_admit, session, user, setups, kept
+    asked, program = asked_of(request, call.connection.number, session)
+    pending = PendingSpawn(
+        request, setups, descriptors, on_admit, program, caller=peer.run, user=user, request=kept, sender=peer.who
     )
-    if request.gateway and (explicit or runtime.gateways.always) and above is None:
+    ask = partial(runtime.requests.spawn, peer, asked, pending, call)
+    if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
         runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))
         return
     if request.gateway and request.direct is None and _is_agent(request):
         runtime.gateways.demand_soon(peer.uid)
     ask()
-
-
-def _completed(call: Call, request: Spawn, above: Live | None, setups: TreeSetups, *, explicit: bool) -> Spawn:
-    """Return what the request becomes, step by step: its right to the gateway, its tools, the command of its agent, the way through
-    the gateway, its sandbox, its channel. Raise `AgentError`, `Invalid`, `IsolationError`, `IsolationImpossible`, `RequestError`,
-    `OSError`."""
-    runtime, peer = call.runtime, call.peer
-    request = with_gateway(request, above, enabled=runtime.gateways.enabled)
-    request = _with_tools(request, above)
-    if request.gateway and above is None:
-        check_base_urls(setups)
-    if request.agent is not None:
-        request = filled_in(request, runtime.agents, runtime.gateways.of(peer.uid).address() if request.gateway else None)
-    request = led(request, setups, runtime.gateways, peer.uid, explicit=explicit)
-    request = runtime.isolating.decided(request, above, peer.uid)
-    _check(request)
-    _check_room(request, peer, runtime.catalogue.live.values())
-    request = _of_hook(request, peer, above)
-    if request.on_end is not None:
-        _check_on_end(request.on_end, peer)
-    return request
-
-
-def _with_tools(request: Spawn, above: Live | None) -> Spawn:
-    """Return the request with its lists of tools as the core will narrow them, because the agent's options come from them. Raise
-    `Invalid`."""
-    if above is None:
-        return request
-    own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
-    tools = narrowed(own, above.run.asked.tools, f"run {above.run.id}")
-    return msgspec.structs.replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
-
-
-def _of_hook(request: Spawn, peer: Peer, above: Live | None) -> Spawn:
-    """Return the request with the channel of hooks where a hook, or what it has started, asks: the events of these runs start no
-    hook. No other client may hide its runs so."""
-    if peer.hook or (above is not None and above.run.birth.channel == CHANNEL):
-        return msgspec.structs.replace(request, channel=CHANNEL)
-    if request.channel == CHANNEL:
-        raise bad_request(f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another")
-    return request
-
-
-def _check_on_end(command: str, peer: Peer) -> None:
-    if peer.run is not None:
-        raise bad_request("--on-end is for runs that are started from outside any run: leave it out, and wait for the run instead")
-    check_most("characters of --on-end", len(command), MOST_ON_END)
-    if "\0" in command:
-        raise bad_request("a NUL character in --on-end")
-
-
-def _is_own_program(shim: int, run: Live, request: Spawn) -> bool:
-    """Return whether it is the run's own command that has led to a shim, as `timeout 60 claude` does in the run's PATH: no process
-    between the two is the program."""
-    program = program_name([os.fsdecode(word) for word in request.argv[:1]])
-    if run.main is None or request.name is not None or program_name(run.run.asked.argv) != program:
-        return False
-    for pid in procfs.ancestry(shim):
-        words = [os.fsdecode(word) for word in (procfs.read(f"/proc/{pid}/cmdline") or b"").split(b"\0")]
-        if pid != shim and executes(words, program):
-            return False
-        if pid == run.main.pid:
-            return True
-    return False
 
 
 answers(Spawn, checked_later=True)(start)
@@ -270,98 +195,6 @@ def _claim(call: Call, request: Spawn) -> list[int]:
     raise bad_request(
         f"stdio '{request.stdio}' with stdin '{request.stdin}' takes {expected} descriptors; {request.descriptors} announced",
     )
-
-
-def _check_room(request: Spawn, peer: Peer, live: Iterable[Live]) -> None:
-    """Refuse a large request of a user whose live runs have enough of them."""
-    if (size := _size(request)) <= LARGE:
-        return
-    kept = sum(other for one in live if one.uid == peer.uid and (other := _size(one.spawn)) > LARGE)
-    if kept + size > MAX_LARGE:
-        raise unavailable(
-            f"argv and environment have {size} bytes, and {kept} are kept for user {peer.user}'s runs that wait; at most "
-            f"{MAX_LARGE} together: wait until one of them has started, or start it with a smaller environment"
-        )
-
-
-def _size(request: Spawn) -> int:
-    """Return the bytes that execve(2) counts."""
-    return sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
-
-
-def _check(request: Spawn) -> None:
-    size = _size(request)
-    check_most("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
-    isolation = request.isolation or Isolation()
-    shown = (("writable", isolation.writable), ("readable", isolation.readable))
-    paths = [(f"a {kind} path", paths) for kind, paths in shown]
-    for what, words in (("argv", request.argv), ("env", request.env), ("cwd", [request.cwd]), *paths):
-        for word in words:
-            if b"\0" in word:
-                raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
-    if any("\0" in tool for tool in (*request.allowed_tools, *request.blocked_tools)):
-        raise bad_request("a NUL character in the name of a tool")
-    _check_characters(request)
-    if not 0 <= request.umask <= 0o777:
-        raise bad_request(f"umask must be 0 to 0o777, got {request.umask:#o}")
-    relative = next((kind for kind, paths in shown if any(not path.startswith(b"/") for path in paths)), None)
-    if relative is not None:
-        raise bad_request(f"each {relative} path must be absolute")
-    if not request.cwd.startswith(b"/"):
-        raise bad_request(f"cwd must be absolute, got {request.cwd!r}")
-    _check_sizes(request)
-    check_limits(request.limits)
-    _check_meter(request)
-    unknown = (set(request.allow) | set(request.deny)) - VERBS
-    if unknown:
-        known = ", ".join(sorted(VERBS))
-        raise bad_request(f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}")
-
-
-def _check_characters(request: Spawn) -> None:
-    """Refuse control characters, and such as change the direction of writing, where lists show the text."""
-    labels = [word for pair in request.labels.items() for word in pair]
-    for what, words in (("a label", labels), ("--type", [request.run_type]), ("--channel", [request.channel])):
-        odd = next((word for word in words if word is not None and not word.isprintable()), None)
-        if odd is not None:
-            raise bad_request(f"a control character in {what}: {odd[:80]!r}")
-
-
-def _check_sizes(request: Spawn) -> None:
-    """What the daemon keeps and shows while it remembers the run is bounded here; argv and env by the frame and by execve(2)."""
-    isolation = request.isolation or Isolation()
-    shown = (*isolation.writable, *isolation.readable)
-    egress = isolation.egress
-    tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
-    labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
-    for what, value, limit in (
-        ("bytes of cwd", len(request.cwd), 4096),
-        ("characters of key", len(request.key or ""), 64),
-        ("characters of session", len(request.session or ""), 64),
-        ("labels", len(request.labels), MAX_LABELS),
-        ("characters of a label", labels, 256),
-        ("characters of --type", len(request.run_type or ""), 64),
-        ("characters of --channel", len(request.channel or ""), 64),
-        ("characters of tool names, with 1 more for each", tools, 65536),
-        ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
-        ("bytes of writable and readable paths, with 1 more for each", sum(len(path) + 1 for path in shown), 65536),
-        ("characters of --egress, with 1 more for each", sum(len(host) + 1 for host in egress), 16384),
-        ("names in the claimed chain", len(request.claim.names), 64),
-        ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
-    ):
-        if value > limit:  # no call for each: all are right in nearly every request
-            raise too_many(what, value, limit)
-
-
-def _check_meter(request: Spawn) -> None:
-    known = [program.name for program in PROGRAMS]
-    if request.meter is None or request.meter in UNREAD:
-        return
-    if request.meter not in known:
-        names = ", ".join([*known, *UNREAD])
-        raise bad_request(f"unknown meter '{request.meter[:80]}'; choose from: {names}")
-    if request.stdio != "files" or not request.log:
-        raise bad_request(f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files")
 
 
 # ---- `recall`: what a run was started with

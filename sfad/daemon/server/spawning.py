@@ -1,0 +1,384 @@
+"""What a request to start a run becomes before the core decides about it.
+
+`STEPS`, at the end, are the changes to it, in their order, and `CHECKS` what must hold of the result. `asked_of` translates that
+into the core's terms.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ...agents import PROGRAMS, UNREAD, AgentProgram, TreeSetups, session_files_of
+from ...agents.registered import Registered, filled_in
+from ...core.state.access import VERBS, Peer
+from ...core.state.naming import AGENT_PROGRAMS, derive_name, executes, program_name
+from ...core.state.policy import MAX_LABELS, Invalid
+from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
+from ...hooks.event_hooks import CHANNEL
+from ...processes import procfs
+from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
+from ...protocol.messages import Spawn
+from ...protocol.types import Isolation, RunId
+from ...runs.live import MOST as MOST_ON_END
+from ...runs.live import Live
+from ...usage.metering import program_of
+from ..loop.gateways import Gateways
+from ..loop.isolating import Isolating, IsolationImpossible
+from ..loop.leading import check_base_urls, led
+from .lookup import bad_request, check_limits, check_most, too_many, unavailable
+
+MAX_EXEC = 6 << 20
+"""Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
+
+LARGE = 64 << 10
+"""Bytes of argv and environment that are not usual: a login has some 5 KiB. `quotas.queued_per_user` bounds the usual ones."""
+
+MAX_LARGE = 64 << 20
+"""Bytes of all large ones of a user's runs that wait, or may start again: the daemon keeps them in memory and on its disk."""
+
+
+class SpawnContext(NamedTuple):
+    """What steps and checks read beside the request."""
+
+    peer: Peer
+    above: Live | None
+    """The run that the peer is in."""
+    setups: TreeSetups
+    """How agent programs of the tree are led through the gateway."""
+    explicit: bool
+    """The client itself asked for the gateway."""
+    gateways: Gateways
+    isolating: Isolating
+    agents: Mapping[str, Registered]
+    live: Mapping[RunId, Live]
+
+
+Step = Callable[[Spawn, SpawnContext], Spawn]
+
+
+def completed(request: Spawn, context: SpawnContext) -> Spawn:
+    """Return what the request becomes. Raise `Invalid`, `RequestError`, `OSError`."""
+    for step in STEPS:
+        request = step(request, context)
+    for check in CHECKS:
+        check(request, context)
+    return request
+
+
+# ---- Steps: what is decided, chosen and filled in
+
+
+def asks_for_gateway(request: Spawn, *, by_default: bool | None) -> bool:
+    """Return whether the request says that its run is to use the gateway. A list of models says so too."""
+    return request.gateway if request.gateway is not None else bool(request.allowed_models or by_default)
+
+
+def decide_gateway(request: Spawn, context: SpawnContext) -> Spawn:
+    """Decide whether the run uses the gateway. What is in a run that uses it may not leave it, and the other way round."""
+    above = context.above
+    inherited = context.gateways.enabled if above is None else above.spawn.gateway
+    if request.gateway is None and asks_for_gateway(request, by_default=inherited):
+        request = replace(request, gateway=True)
+    if not request.gateway and (request.allowed_models or (above is not None and above.run.birth.models)):
+        raise Invalid(
+            "only the gateway bounds models: leave out --no-gateway, because --model-allow was given to this run or one above it"
+        )
+    if above is None:
+        if request.gateway:
+            check_base_urls(context.setups)
+        return request
+    if request.gateway and above.spawn.gateway is False:
+        raise Invalid(f"run {above.run.id} was started with --no-gateway, which holds for what it starts: leave out --gateway")
+    if request.gateway is None:
+        return replace(request, gateway=inherited)
+    if not request.gateway and inherited:
+        raise Invalid(
+            f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
+            "from outside any run"
+        )
+    return request
+
+
+def narrow_tools(request: Spawn, context: SpawnContext) -> Spawn:
+    """Narrow the lists of tools by those of the peer's run. To detach is no way out of them."""
+    above = context.above
+    if above is None or not any(above.run.asked.tools):
+        return request
+    own = ToolLists(tuple(request.allowed_tools), tuple(request.blocked_tools))
+    tools = narrowed(own, above.run.asked.tools, f"run {above.run.id}")
+    return replace(request, allowed_tools=list(tools.allowed), blocked_tools=list(tools.blocked))
+
+
+def fill_in_agent(request: Spawn, context: SpawnContext) -> Spawn:
+    """Replace the name of a registered agent by its command, with options for the tools that it may use."""
+    if request.agent is None:
+        return request
+    return filled_in(request, context.agents, context.gateways.of(context.peer.uid).address() if request.gateway else None)
+
+
+def lead(request: Spawn, context: SpawnContext) -> Spawn:
+    """Lead command and environment through the gateway, or around it."""
+    return led(request, context.setups, context.gateways, context.peer.uid, explicit=context.explicit)
+
+
+def isolate(request: Spawn, context: SpawnContext) -> Spawn:
+    """Decide what the run's sandbox has."""
+    try:
+        return context.isolating.decided(request, context.above, context.peer.uid)
+    except IsolationImpossible as error:
+        raise unavailable(str(error)) from None
+
+
+def mark_hooks(request: Spawn, context: SpawnContext) -> Spawn:
+    """Give runs that a hook starts, and what is started in them, the channel of hooks: their events start no hook. No other client
+    may hide its runs so."""
+    if context.peer.hook or (context.above is not None and context.above.run.birth.channel == CHANNEL):
+        return replace(request, channel=CHANNEL)
+    if request.channel == CHANNEL:
+        raise bad_request(f"the channel '{CHANNEL}' is that of runs which a hook starts; choose another")
+    return request
+
+
+# ---- Checks of what has become of it
+
+
+def check_size(request: Spawn, context: SpawnContext) -> None:
+    """Refuse what execve(2) does not take, and a large request of a user whose live runs have enough of them."""
+    size, peer = _size(request), context.peer
+    if size > MAX_EXEC:
+        raise too_many("bytes of argv and environment with 9 more for each word (argument list too long)", size, MAX_EXEC)
+    if size <= LARGE:
+        return
+    kept = sum(other for one in context.live.values() if one.uid == peer.uid and (other := _size(one.spawn)) > LARGE)
+    if kept + size > MAX_LARGE:
+        raise unavailable(
+            f"argv and environment have {size} bytes, and {kept} are kept for user {peer.user}'s runs that wait; at most "
+            f"{MAX_LARGE} together: wait until one of them has started, or start it with a smaller environment"
+        )
+
+
+def _size(request: Spawn) -> int:
+    """Return the bytes that execve(2) counts."""
+    return sum(map(len, request.argv)) + sum(map(len, request.env)) + 9 * (len(request.argv) + len(request.env))
+
+
+def check_characters(request: Spawn, _: SpawnContext) -> None:
+    """Refuse NUL in what the kernel takes; where lists show the text, also control characters and such as change the direction of
+    writing."""
+    isolation = request.isolation or _NO_ISOLATION
+    for what, words in (
+        ("argv", request.argv),
+        ("env", request.env),
+        ("cwd", [request.cwd]),
+        ("a writable path", isolation.writable),
+        ("a readable path", isolation.readable),
+    ):
+        for word in words:
+            if b"\0" in word:
+                raise bad_request(f"a NUL byte in {what}: {word[:80]!r}")
+    if any("\0" in tool for tool in (*request.allowed_tools, *request.blocked_tools)):
+        raise bad_request("a NUL character in the name of a tool")
+    labels = [word for pair in request.labels.items() for word in pair]
+    for name, texts in (("a label", labels), ("--type", [request.run_type]), ("--channel", [request.channel])):
+        odd = next((text for text in texts if text is not None and not text.isprintable()), None)
+        if odd is not None:
+            raise bad_request(f"a control character in {name}: {odd[:80]!r}")
+
+
+def check_bounds(request: Spawn, _: SpawnContext) -> None:
+    """Bound what the daemon keeps and shows while it remembers the run. Argv and env are bounded by the frame and by execve(2)."""
+    isolation = request.isolation or _NO_ISOLATION
+    paths = (*isolation.writable, *isolation.readable)
+    tools = sum(len(tool) + 1 for tool in (*request.allowed_tools, *request.blocked_tools))
+    labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
+    for what, value, limit in (
+        ("bytes of cwd", len(request.cwd), 4096),
+        ("characters of key", len(request.key or ""), 64),
+        ("characters of session", len(request.session or ""), 64),
+        ("labels", len(request.labels), MAX_LABELS),
+        ("characters of a label", labels, 256),
+        ("characters of --type", len(request.run_type or ""), 64),
+        ("characters of --channel", len(request.channel or ""), 64),
+        ("characters of tool names, with 1 more for each", tools, 65536),
+        ("characters of patterns of models", sum(map(len, request.allowed_models)), 4096),
+        ("bytes of writable and readable paths, with 1 more for each", sum(len(path) + 1 for path in paths), 65536),
+        ("characters of --egress, with 1 more for each", sum(len(host) + 1 for host in isolation.egress), 16384),
+        ("names in the claimed chain", len(request.claim.names), 64),
+        ("characters of a claimed name", max(map(len, request.claim.names), default=0), 64),
+    ):
+        if value > limit:  # no call for each: all are right in nearly every request
+            raise too_many(what, value, limit)
+
+
+def check_values(request: Spawn, _: SpawnContext) -> None:
+    """Refuse values that mean nothing. The core checks those that it decides by."""
+    if not 0 <= request.umask <= 0o777:
+        raise bad_request(f"umask must be 0 to 0o777, got {request.umask:#o}")
+    isolation = request.isolation or _NO_ISOLATION
+    for kind, paths in (("writable", isolation.writable), ("readable", isolation.readable)):
+        if any(not path.startswith(b"/") for path in paths):
+            raise bad_request(f"each {kind} path must be absolute")
+    if not request.cwd.startswith(b"/"):
+        raise bad_request(f"cwd must be absolute, got {request.cwd!r}")
+    check_limits(request.limits)
+    unknown = (set(request.allow) | set(request.deny)) - VERBS
+    if unknown:
+        known = ", ".join(sorted(VERBS))
+        raise bad_request(f"unknown verb to allow or deny: {', '.join(sorted(unknown))}; choose from: {known}")
+
+
+def check_meter(request: Spawn, _: SpawnContext) -> None:
+    if request.meter is None or request.meter in UNREAD:
+        return
+    known = [program.name for program in PROGRAMS]
+    if request.meter not in known:
+        names = ", ".join([*known, *UNREAD])
+        raise bad_request(f"unknown meter '{request.meter[:80]}'; choose from: {names}")
+    if request.stdio != "files" or not request.log:
+        raise bad_request(f"the meter '{request.meter}' has nothing to read: this run's output is not kept in files")
+
+
+def check_on_end(request: Spawn, context: SpawnContext) -> None:
+    if request.on_end is None:
+        return
+    if context.peer.run is not None:
+        raise bad_request("--on-end is for runs that are started from outside any run: leave it out, and wait for the run instead")
+    check_most("characters of --on-end", len(request.on_end), MOST_ON_END)
+    if "\0" in request.on_end:
+        raise bad_request("a NUL character in --on-end")
+
+
+_NO_ISOLATION = Isolation()
+
+
+# ---- Shims: a run's own program that comes to one
+
+
+def is_own_program(shim: int, run: Live, request: Spawn) -> bool:
+    """Return whether it is the run's own command that has led to a shim, as `timeout 60 claude` does in the run's PATH: no process
+    between the two is the program."""
+    program = program_name([os.fsdecode(word) for word in request.argv[:1]])
+    if run.main is None or request.name is not None or program_name(run.run.asked.argv) != program:
+        return False
+    for pid in procfs.ancestry(shim):
+        words = [os.fsdecode(word) for word in (procfs.read(f"/proc/{pid}/cmdline") or b"").split(b"\0")]
+        if pid != shim and executes(words, program):
+            return False
+        if pid == run.main.pid:
+            return True
+    return False
+
+
+def own_command(request: Spawn, run: Live, context: SpawnContext) -> list[bytes]:
+    """Return the command of a run's own program, which starts it in place of the shim. Raise `Invalid`, `OSError`."""
+    request = decide_gateway(request, context)
+    token = context.gateways.token(run.run.id)
+    return led(request, context.setups, context.gateways, run.uid, token=token).argv
+
+
+# ---- What the core is told of it
+
+
+def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> tuple[Asked, AgentProgram | None]:
+    """Return the part of a request that the core decides about, and the program whose output a meter reads."""
+    argv = tuple(shown(word) for word in spawn.argv)
+    derived = derive_name(argv)
+    program = program_of(spawn.meter, argv, kept=spawn.log and spawn.stdio == "files")
+    # something beside the gateway tells what it uses
+    metered = program is not None or spawn.meter == BY_REPORT
+    metered = metered or (spawn.meter != NO_METER and session_files_of(spawn.meter, argv) is not None)
+    asked = Asked(
+        argv=abridged(argv),
+        cwd=shown(spawn.cwd),
+        # derived from the whole command: a hash of its beginning would be the same for several agents
+        name=spawn.name if spawn.name is not None else derived,
+        kind=spawn.kind,
+        identity=spawn.agent,
+        agent_program=derived in AGENT_PROGRAMS,
+        tells_each_call=spawn.meter == ANY_PROGRAM,
+        type=spawn.run_type,
+        limits=tuple(spawn.limits),
+        on_limit=spawn.on_limit,
+        max_depth=spawn.max_depth,
+        max_descendants=spawn.max_descendants,
+        attempts=spawn.attempts,
+        retry_delay=spawn.retry_delay,
+        grace=spawn.grace,
+        tied_to=client if spawn.tied else None,
+        detach=spawn.detach,
+        leaf=spawn.leaf,
+        interactive=spawn.stdin == "pipe",
+        queue=spawn.queue,
+        priority=spawn.priority,
+        labels=spawn.labels,
+        channel=spawn.channel,
+        allow=frozenset(spawn.allow),
+        deny=frozenset(spawn.deny),
+        allowed_tools=tuple(spawn.allowed_tools),
+        blocked_tools=tuple(spawn.blocked_tools),
+        claim=spawn.claim,
+        gated=bool(spawn.gateway) and spawn.direct is None,
+        metered=metered,
+        uncounted=None if metered else _uncounted(spawn),
+        unnamed=spawn.automatic and spawn.name is None,
+        models=tuple(spawn.allowed_models),
+        nested=spawn.nested,
+        session=session,
+        inherits=spawn.stdio == "inherit",
+        after=tuple(spawn.after),
+        group=spawn.group,
+    )
+    return asked, program
+
+
+def _uncounted(spawn: Spawn) -> str | None:
+    """Return why the gateway will not see what a run uses; `None` if it will."""
+    if spawn.gateway:
+        return spawn.direct
+    return "it does not use the gateway, and no meter knows its program"
+
+
+MAX_SHOWN = 4096
+"""Characters of a command line that are kept for display. It may have megabytes, and a thousand runs are in memory."""
+
+
+def abridged(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a command line as it is displayed, cut with `…`."""
+    kept: list[str] = []
+    room = MAX_SHOWN
+    for word in argv:
+        if len(word) > room:
+            kept.append(word[:room] + "…")
+            break
+        kept.append(word)
+        room -= len(word) + 1
+    return tuple(kept)
+
+
+def shown(raw: bytes) -> str:
+    """Return an operating-system string as text. Bytes that are not UTF-8 appear as `\\xNN`."""
+    return raw.decode(errors="backslashreplace")
+
+
+# ---- The whole way
+
+
+STEPS: tuple[Step, ...] = (
+    decide_gateway,
+    narrow_tools,
+    fill_in_agent,  # with options for its tools, and the address of the gateway
+    lead,  # needs the command
+    isolate,  # shows the sandbox what the command needs
+    mark_hooks,
+)
+
+CHECKS: tuple[Callable[[Spawn, SpawnContext], None], ...] = (
+    check_size,
+    check_characters,
+    check_bounds,
+    check_values,
+    check_meter,
+    check_on_end,
+)
