@@ -38,7 +38,7 @@ MAX_AFTER = 64
 """Runs that one run may wait for. Each is looked up."""
 
 
-def start(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
+def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
     """Have the core decide about the request once the surroundings of a person's root are known. Raise `RequestError`,
     `OSError`."""
     descriptors, runtime, peer = _claim(call, request), call.runtime, call.peer
@@ -149,7 +149,7 @@ def _ask(
     ask()
 
 
-answers(Spawn, checked_later=True)(start)
+answers(Spawn, checked_later=True)(spawn)
 
 
 def _later(call: Call, descriptors: list[int], go_on: Callable[[T], None]) -> Callable[[T], None]:
@@ -240,7 +240,7 @@ def start_session(call: Call, request: StartSession) -> None:
         raise bad_request(f"no agent was named, and {key} is not set; choose one: {', '.join(runtime.agents)}")
     if agent not in runtime.agents:
         raise bad_request(f"there is no agent {agent[:64]!r}; choose from: {', '.join(runtime.agents)}")
-    start(call, _spawn(request, agent, given), SessionAsked(limits, time.time()))
+    spawn(call, _spawn(request, agent, given), SessionAsked(limits, time.time()))
 
 
 def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> Spawn:
