@@ -135,9 +135,7 @@ def follow(reader: Reader, command: str, shown: str) -> None:
 def homes() -> dict[str, str]:
     """Return the parts of the pages whose commands follow each other in one home, each by page and number."""
     read = [README, *(DOCS / f"{name}.md" for name in ("tutorial", "limits", "watching", "durability"))]
-    return {
-        f"{page.name}-{number}": text for page in read for number, text in enumerate(page.read_text().split(_ANOTHER_HOME))
-    }
+    return {f"{page.name}-{number}": text for page in read for number, text in enumerate(page.read_text().split(_ANOTHER_HOME))}
 
 
 @pytest.mark.parametrize("text", homes().values(), ids=homes())
