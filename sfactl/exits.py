@@ -1,4 +1,4 @@
-"""Exit codes of `sfactl` (docs/exit-codes.md), and the errors that end it with one of them."""
+"""Exit codes of `sfactl` (docs/states.md), and the errors that end it with one of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shim: it stands in for an agent program in the PATH of a run, and starts the program as a child run (docs/shims.md).
+"""A shim: it stands in for an agent program in the PATH of a run, and starts the program as a child run (docs/agents.md).
 
 Outside any run it becomes the program. So it does for a question such as `claude --version`, which calls no model.
 """

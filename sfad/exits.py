@@ -1,4 +1,4 @@
-"""Exit codes of the command `sfad`; docs/exit-codes.md has their meanings."""
+"""Exit codes of the command `sfad`; docs/states.md has their meanings."""
 
 USAGE = 2
 SURVIVED = 5

@@ -1,7 +1,7 @@
 """Offer subagents to an agent program, as an MCP server on stdin and stdout.
 
 Register it once with your program (--print-config shows how), or give it to one run: sfactl run --mcp claude "the task". The model
-can then start subagents, wait for their answers, and stop them. See docs/mcp.md.
+can then start subagents, wait for their answers, and stop them. See docs/sessions.md.
 """
 
 from __future__ import annotations

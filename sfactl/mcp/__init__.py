@@ -1,4 +1,4 @@
-"""The MCP server `sfactl mcp`, which offers sessions to a language model (docs/mcp.md).
+"""The MCP server `sfactl mcp`, which offers sessions to a language model (docs/sessions.md).
 
     client ─ lines ─▶ line_channel ─▶ json_rpc ─▶ server ─┬─▶ eras
                                                           └─▶ session_tools ─▶ sfactl.sessions ─▶ sfad

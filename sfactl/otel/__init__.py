@@ -1,4 +1,4 @@
-"""The exporter of spans, `sfactl otel` (docs/opentelemetry.md): a span for each ended run and each of its calls, by OTLP.
+"""The exporter of spans, `sfactl otel` (docs/metrics.md): a span for each ended run and each of its calls, by OTLP.
 
 `exporter`  where spans go; follows the ends of runs and hands their spans to the collector, each once
 `spans`     what a run, or a call, is as a span

@@ -20,7 +20,7 @@ A run may write 200 MB/s, and nearly all of it does not concern a meter. So one 
 pieces, where a line of an interesting type may be; only such a line is cut out and decoded, into the fewest fields. Cutting out
 every line first took three to seven times as long.
 
-How to add a program: docs/meters.md.
+How to add a program: docs/metering.md.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Any agent: lines of JSON in the form that docs/meters.md describes, among whatever else it prints."""
+"""Any agent: lines of JSON in the form that docs/metering.md describes, among whatever else it prints."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -12,7 +12,7 @@ import pytest
 from sfad.protocol.types import ApiTrouble, Tokens
 from tests.agents.recordings import JSONL, OPENCODE, in_all, lines, read
 
-DOCS = Path(__file__).parents[2] / "docs" / "meters.md"
+DOCS = Path(__file__).parents[2] / "docs" / "metering.md"
 
 
 def codex_turn(given: int, output: int, cached: int = 0) -> dict[str, Any]:

@@ -29,7 +29,7 @@ OTHERS = {"gateway": gateway.main, "meters": meters.main, "top": top.main}
 """What is measured only where it is asked for, because the table does not have it."""
 Medians = dict[str, dict[str, float]]
 """What was measured, then of whom, then the median."""
-PAGE = Path(__file__).parents[2] / "docs/performance.md"
+PAGE = Path(__file__).with_name("results.md")
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, once")
     parser.add_argument("--growth", action="store_true", help="measure sfad at doubling sizes, and print the exponents")
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file too")
-    parser.add_argument("--docs", action="store_true", help=f"write the tables into docs/{PAGE.name} too")
+    parser.add_argument("--docs", action="store_true", help=f"write the tables into tests/bench/{PAGE.name} too")
     return parser.parse_args()
 
 

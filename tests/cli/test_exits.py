@@ -1,4 +1,4 @@
-"""Each outcome has its exit code (docs/exit-codes.md)."""
+"""Each outcome has its exit code (docs/states.md)."""
 
 from __future__ import annotations
 

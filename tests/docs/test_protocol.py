@@ -24,6 +24,7 @@ from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
+from sfad.protocol.requests import gateway
 from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
@@ -35,10 +36,14 @@ PAGE = text_of("protocol.md")
 NESTED = (
     t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.QuotaState,
     t.Survivor, t.QueueState, t.After,
-    t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, t.Tokens, Advice, Summary, Group, Breach, Failed, Costly,
+    t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, Advice, Summary, Group, Breach, Failed, Costly,
     m.GatewayInfo, m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
-    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime, m.UpstreamInfo,
+    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime,
 )  # fmt: skip
+
+ASKED = [struct for struct in m.REQUESTS if struct.__module__ != gateway.__name__]
+TOLD = [struct for struct in m.REPLIES if struct.__module__ != gateway.__name__]
+"""Messages of any client. The page leaves out those between the daemon and its own gateway."""
 
 Struct = type[msgspec.Struct]
 
@@ -53,7 +58,7 @@ def part(title: str) -> dict[str, str]:
     return sections(chapter(title))
 
 
-REQUESTS = part("Requests") | part("The gateway's messages")
+REQUESTS = part("Requests")
 SHARED, TYPES = part("Shared replies"), part("Types")
 
 
@@ -126,7 +131,7 @@ def replies() -> dict[str, dict[str, str]]:
     return {name: declared(text) for name, text in [*own, *SHARED.items()]}
 
 
-@pytest.mark.parametrize("struct", m.REQUESTS, ids=tag)
+@pytest.mark.parametrize("struct", ASKED, ids=tag)
 def test_requests(struct: type[m.Request]) -> None:
     assert request(tag(struct)) == fields_of(struct)
 
@@ -137,7 +142,7 @@ def test_every_message_has_an_id(struct: type[m.Request] | type[m.Reply]) -> Non
     assert shown(get_type_hints(struct)["id"], field) == "int"
 
 
-@pytest.mark.parametrize("struct", m.REPLIES, ids=tag)
+@pytest.mark.parametrize("struct", TOLD, ids=tag)
 def test_replies(struct: type[m.Reply]) -> None:
     assert replies()[tag(struct)] == fields_of(struct)
 
@@ -148,8 +153,8 @@ def test_types(struct: Struct) -> None:
 
 
 def test_every_section_describes_a_type_of_the_code() -> None:
-    assert REQUESTS.keys() == {tag(struct) for struct in m.REQUESTS} | {"Shared fields"}
-    assert replies().keys() == {tag(struct) for struct in m.REPLIES}
+    assert REQUESTS.keys() == {tag(struct) for struct in ASKED} | {"Shared fields"}
+    assert replies().keys() == {tag(struct) for struct in TOLD}
     assert TYPES.keys() == {tag(struct) for struct in NESTED} | {"Enumerations"}
 
 

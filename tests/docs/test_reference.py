@@ -1,4 +1,4 @@
-"""Compare configuration.md and exit-codes.md with the code."""
+"""Compare configuration.md and states.md with the code."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_every_environment_variable_is_documented() -> None:
 
 
 def test_every_exit_code() -> None:
-    table = [row[:2] for row in rows(sections(text_of("exit-codes.md"), "##")["sfactl"])]
+    table = [row[:2] for row in rows(sections(text_of("states.md"))["sfactl"])]
     assert table == [
         ["code", "meaning"],
         *([str(code), meaning] for code, meaning in MEANINGS.items()),

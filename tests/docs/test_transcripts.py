@@ -1,4 +1,4 @@
-"""Run every command that README, tutorial, overnight, limits, watching and durability show, in order, and compare its output.
+"""Run every command that README, tutorial, limits, watching and durability show, in order, and compare its output.
 
 Times, sizes, pids, paths and users are not compared, because they differ between runs. Neither is the order of lines, because
 stdout and stderr arrive by two pipes.
@@ -40,6 +40,8 @@ _VARIES = [
     (r"SFA_DEADLINE=\d+", "SFA_DEADLINE"),
     (r" {2,}", "  "),
 ]
+
+_ANOTHER_HOME = "<!-- the commands below are tried in another home -->"
 
 
 class Reader:
@@ -130,13 +132,15 @@ def follow(reader: Reader, command: str, shown: str) -> None:
         assert lines(reader.type(command)) == lines(shown), command
 
 
-@pytest.mark.parametrize(
-    "page",
-    [README, DOCS / "overnight.md", DOCS / "tutorial.md", DOCS / "limits.md", DOCS / "watching.md", DOCS / "durability.md"],
-    ids=lambda page: page.name,
-)
-def test_commands_print_what_the_page_shows(reader: Reader, page: Path) -> None:
-    for block in blocks(page.read_text()):
+def homes() -> dict[str, str]:
+    """Return the parts of the pages whose commands follow each other in one home, each by page and number."""
+    read = [README, *(DOCS / f"{name}.md" for name in ("tutorial", "limits", "watching", "durability"))]
+    return {f"{page.name}-{number}": text for page in read for number, text in enumerate(page.read_text().split(_ANOTHER_HOME))}
+
+
+@pytest.mark.parametrize("text", homes().values(), ids=homes())
+def test_commands_print_what_the_page_shows(reader: Reader, text: str) -> None:
+    for block in blocks(text):
         if block.language == "sh":
             assert reader.type(block.text) == ""
         elif block.language == "toml":

@@ -1,1 +1,1 @@
-"""Real agents under sfad, against a scripted model on loopback. Opt-in: see docs/real-agents.md."""
+"""Real agents under sfad, against a scripted model on loopback. Opt-in: see docs/agents.md."""

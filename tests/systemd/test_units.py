@@ -16,7 +16,7 @@ UNITS = sorted(TOP.rglob("*.service"))
 SERVICES = [unit for unit in UNITS if unit.name == "sfad.service"]
 
 MOST_EXPOSED = 8.0
-"""What `systemd-analyze security` may say of the system's service; docs/service.md says why it is not less."""
+"""What `systemd-analyze security` may say of the system's service; docs/users.md says why it is not less."""
 
 
 def name(unit: Path) -> str:

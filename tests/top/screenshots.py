@@ -1,4 +1,7 @@
-"""Write the picture of docs/top.md, of made-up runs, with the lines that the program draws: `python -m tests.top.screenshots`."""
+"""Write the picture of docs/watching.md, of made-up runs, with the lines that the program draws.
+
+    python -m tests.top.screenshots
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of shims, which come first in the PATH of runs (docs/shims.md): the one that a person has installed, and those that
+"""Directories of shims, which come first in the PATH of runs (docs/agents.md): the one that a person has installed, and those that
 the daemon makes for runs that use the gateway.
 
 A shim of a program that is not there would deceive `command -v`. So an automatic directory has shims of just the agent programs
