@@ -77,8 +77,18 @@ PROGRAMS: dict[str, KnownProgram] = {
         files=(".config/opencode", ".local/share/opencode", ".local/state/opencode", ".cache/opencode"),
         retries_silently=True,
     ),
+    "qwen": KnownProgram(
+        "Qwen Code",
+        metered=True,
+        packages=("qwen-code",),
+        files=(".qwen",),
+        files_variable="QWEN_HOME",
+        retries_silently=True,
+        mcp_options=("--mcp-config={servers}", "--allowed-tools=mcp__{name}"),
+        mcp_settings="~/.qwen/settings.json",
+    ),
     "aider": KnownProgram("aider", packages=("aider-chat",), files=(".aider",)),
-    **dict.fromkeys(("goose", "cursor-agent", "copilot", "amp", "qwen", "crush", "droid", "auggie"), KnownProgram()),
+    **dict.fromkeys(("goose", "cursor-agent", "copilot", "amp", "crush", "droid", "auggie"), KnownProgram()),
 }
 """Agent programs. `sfad.agents` has a module of the same name for each that has a title; docs/meters.md says how to add one."""
 
