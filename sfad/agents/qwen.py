@@ -330,14 +330,24 @@ def _elsewhere(surroundings: Surroundings) -> str | None:
     """Return what leads its calls to an address that no variable names; `None` if nothing does."""
     settings = _settings(surroundings)
     login = at(settings, "security", "auth", "selectedType")
-    if login not in _LED or surroundings.env.get("QWEN_OAUTH"):
-        return f"the login '{login or 'qwen-oauth'}', whose address no variable names"
+    login = login or _login_of(surroundings.env)
+    if login not in _LED:
+        return f"the login '{login}', whose address no variable names"
     for keys in (("security", "auth", "baseUrl"), ("modelProviders",), ("env",)):
         if at(settings, *keys):
             return f"'{'.'.join(keys)}' of its settings, which may name another address"
     if named := _named_in_env_files(surroundings):
         return f"{named} of a .env file"
     return None
+
+
+def _login_of(env: Mapping[str, str]) -> str | None:
+    """Return the login, where no setting chooses one; `None` if it can be led."""
+    if env.get("QWEN_OAUTH"):
+        return "qwen-oauth"
+    if env.get("OPENAI_API_KEY") and env.get("OPENAI_MODEL") and env.get("OPENAI_BASE_URL"):
+        return None
+    return "gemini" if env.get("GEMINI_MODEL") or env.get("GOOGLE_MODEL") else None
 
 
 def _home(env: Mapping[str, str]) -> str:
@@ -353,7 +363,8 @@ def _settings(surroundings: Surroundings) -> dict[str, Any]:
 
 
 def _named_in_env_files(surroundings: Surroundings) -> str | None:
-    """Return a variable with an address in one of its own `.env` files; those of any program are looked at for any program."""
-    places = (*(f"{above}/.qwen" for above in upwards(surroundings.cwd)), _home(surroundings.env))
+    """Return a variable with an address, or with a place of settings, in a `.env` file that it may read."""
+    env = surroundings.env
+    places = (*(f"{above}{own}" for above in upwards(surroundings.cwd) for own in ("/.qwen", "")), _home(env), env.get("HOME", ""))
     found = {name for place in places for name in dotenv(surroundings.read(f"{place}/.env"))}
     return next((name for name in sorted(found) if name in setups.VARIABLES or name.startswith("QWEN_")), None)
