@@ -317,12 +317,14 @@ PROGRAM = Qwen()
 # Its settings, the later taking precedence: the system's defaults, `~/.qwen/settings.json`, `.qwen/settings.json` of the working
 # directory, the system's own. `security.auth.selectedType` is the API; for `openai` and `anthropic` it obeys OPENAI_BASE_URL and
 # ANTHROPIC_BASE_URL, unless an option or the settings name an address: in `security.auth.baseUrl`, `modelProviders` or `env`.
+# It sends each call to a proxy that it knows (an option, `proxy` in the settings, the usual variables), also one to this machine.
 # One `.env` file is read: the first that is found upwards from the working directory (`.qwen/.env` before `.env`), then in the home
 # directory. Whether the folder is trusted does not matter here: what its files say is taken as said.
 
 
-_OTHER_ADDRESS = r"(?s)--(openai-base-url|auth-type)(=.*)?"
+_OTHER_ADDRESS = r"(?s)--(openai-base-url|auth-type|proxy)(=.*)?"
 _SYSTEM = "/etc/qwen-code"
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
 _LED = {None, "openai", "anthropic"}
 
 
@@ -333,7 +335,9 @@ def _elsewhere(surroundings: Surroundings) -> str | None:
     login = login or _login_of(surroundings.env)
     if login not in _LED:
         return f"the login '{login}', whose address no variable names"
-    for keys in (("security", "auth", "baseUrl"), ("modelProviders",), ("env",)):
+    if any(surroundings.env.get(name) for name in _PROXIES):
+        return "its proxy even for this machine, whatever NO_PROXY says"
+    for keys in (("proxy",), ("security", "auth", "baseUrl"), ("modelProviders",), ("env",)):
         if at(settings, *keys):
             return f"'{'.'.join(keys)}' of its settings, which may name another address"
     if named := _named_in_env_files(surroundings):
@@ -367,4 +371,4 @@ def _named_in_env_files(surroundings: Surroundings) -> str | None:
     env = surroundings.env
     places = (*(f"{above}{own}" for above in upwards(surroundings.cwd) for own in ("/.qwen", "")), _home(env), env.get("HOME", ""))
     found = {name for place in places for name in dotenv(surroundings.read(f"{place}/.env"))}
-    return next((name for name in sorted(found) if name in setups.VARIABLES or name.startswith("QWEN_")), None)
+    return next((name for name in sorted(found) if name in setups.VARIABLES or name in _PROXIES or name.startswith("QWEN_")), None)

@@ -245,6 +245,8 @@ def test_qwen_obeys_the_variables_of_any_program() -> None:
         ({"/home/me/project/sub/.qwen/settings.json": '{"modelProviders": {"openai": [{"id": "m"}]}}'}, {}, "'modelProviders'"),
         ({"/elsewhere/settings.json": '{"env": {"OPENAI_BASE_URL": "https://x"}}'}, {"QWEN_HOME": "/elsewhere"}, "'env'"),
         ({"/home/me/project/.qwen/.env": "OPENAI_BASE_URL=https://x"}, {}, "OPENAI_BASE_URL of a .env file"),
+        ({}, {"https_proxy": "http://proxy.example"}, "its proxy even for this machine"),
+        ({"/home/me/.qwen/settings.json": '{"proxy": "http://proxy.example"}'}, {}, "'proxy'"),
         ({"/home/me/.env": "QWEN_HOME=/elsewhere"}, {}, "QWEN_HOME of a .env file"),
     ],
 )
@@ -254,7 +256,7 @@ def test_qwen_that_may_call_another_address_is_left_as_it_is(files: dict[str, st
     assert (found.env, found.upstreams) == ((), ())
 
 
-@pytest.mark.parametrize("option", ["--openai-base-url=https://x", "--openai-base-url", "--auth-type"])
+@pytest.mark.parametrize("option", ["--openai-base-url=https://x", "--openai-base-url", "--auth-type", "--proxy=http://x"])
 def test_a_command_of_qwen_that_names_an_address_is_left_as_it_is(option: str) -> None:
     assert re.fullmatch(str(qwen_setup().undone_by), option)
     assert not re.fullmatch(str(qwen_setup().undone_by), "--model")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.harness import wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli, packages
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN, Cli, packages
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.script import Reply, Say, Shell, Stall
@@ -66,6 +66,8 @@ def calls(at: Desk) -> list[dict[str, Any]]:
 def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation: str) -> None:
     """It finds its own settings and the gateway, also where that is its proxy too, and can write to its own files and its working
     directory."""
+    if any_cli is QWEN and "egress" in isolation:
+        pytest.skip("it sends calls to 127.0.0.1 to its proxy, which the gateway does not do for it (docs/gateway.md)")
     at = desk_of(desk, any_cli, PRICES, (Shell("echo one > written"), Say("Done.")))
     del at.env["CLAUDE_CODE_TMPDIR"]  # only a TMPDIR that cannot be written is replaced there
     work = Path(at.env["HOME"], "work")

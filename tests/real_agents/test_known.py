@@ -9,7 +9,7 @@ from itertools import repeat
 import pytest
 
 from tests.harness import wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN, Cli
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk
 from tests.real_agents.script import Fail, Say, Shell
@@ -55,7 +55,9 @@ def offers(at: Desk, cli: Cli) -> int:
     return sum(cli is not CODEX or "### `exec_command`" in json.dumps(body) for body in at.talk(cli).requests)
 
 
-@pytest.mark.parametrize(("cli", "shell"), [(CLAUDE, "Bash"), (CODEX, "command_execution"), (OPENCODE, "bash")])
+@pytest.mark.parametrize(
+    ("cli", "shell"), [(CLAUDE, "Bash"), (CODEX, "command_execution"), (OPENCODE, "bash"), (QWEN, "run_shell_command")]
+)
 def test_a_blocked_tool_is_not_offered_to_the_model(desk: MakeDesk, cli: Cli, shell: str) -> None:
     at = desk(**{cli.name: repeat(Say("Done."))})
     counts = []
