@@ -11,7 +11,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Event, Limit, LimitKind, RunInfo
 from tests.harness import PATIENCE, spawn
 
-RECORDINGS = Path(__file__).parents[1] / "meters" / "streams"
+RECORDINGS = Path(__file__).parents[1] / "agents" / "streams"
 
 BETWEEN = 0.05
 """Seconds between two turns."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from itertools import repeat
+from itertools import pairwise, repeat
 
 import pytest
 
@@ -60,12 +60,13 @@ def offers(at: Desk, cli: Cli) -> int:
 )
 def test_a_blocked_tool_is_not_offered_to_the_model(desk: MakeDesk, cli: Cli, shell: str) -> None:
     at = desk(**{cli.name: repeat(Say("Done."))})
-    counts = []
+    counts = [0]
     for options in (), ("--block-tool", shell), ("--allow-tool", "Read"), ("--allow-tool", shell):
         done = at.sfactl("run", *options, *cli.by_name)
         assert done.returncode == 0, done.stdout + done.stderr
         counts.append(offers(at, cli))
-    assert counts == [1, 1, 1, 2]
+    # Qwen Code makes two calls for a task without tool calls
+    assert [after > before for before, after in pairwise(counts)] == [True, False, False, True]
 
 
 def test_gemini_cli_is_offered_the_tools_that_are_allowed(desk: MakeDesk) -> None:

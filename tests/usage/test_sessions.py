@@ -268,7 +268,7 @@ def test_figures_are_final_only_if_the_program_succeeded(home: Home, succeeded: 
 
 def test_a_reply_of_gemini_is_final_only_if_the_program_succeeded(home: Home) -> None:
     """Gemini CLI saves a tool call when it has ended."""
-    recorded = (Path(__file__).parents[1] / "meters" / "sessions" / "gemini.jsonl").read_text().splitlines(keepends=True)
+    recorded = (Path(__file__).parents[1] / "agents" / "sessions" / "gemini.jsonl").read_text().splitlines(keepends=True)
     chats = home.path / ".gemini" / "tmp" / "work" / "chats"
     chats.mkdir(parents=True)
     name = json.loads(recorded[0])["sessionId"]
