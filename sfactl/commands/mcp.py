@@ -11,7 +11,7 @@ from ..options import SOCKET, Option, Parameter, duration
 
 PARAMETERS: tuple[Parameter, ...] = (
     SOCKET,
-    Option(("--print-config",), "print_config", "Show how to register it with claude, codex, gemini, opencode", "PROGRAM"),
+    Option(("--print-config",), "print_config", "Show how to register it with a program, such as claude", "PROGRAM"),
     Option(
         ("--answer-within",),
         "answer_within",

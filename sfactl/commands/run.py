@@ -1,7 +1,8 @@
 """Start a run in the foreground, with its output and exit code.
 
-AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
-as one quoted argument, and options of its program: sfactl run claude --model opus "look at HEAD~1". A COMMAND runs as it is.
+AGENT is a known program, such as claude or codex, or an agent of the config (sfactl agents lists all). The words after its name
+are the task, as one quoted argument, and options of its program: sfactl run claude --model opus "look at HEAD~1".
+A COMMAND runs as it is.
 
 Copies the run's output as it is written, passes stdin on, and exits with the run's own exit code (see `sfactl --help` for
 the others). Ctrl-C, SIGTERM and SIGHUP stop the run and everything below it; a second one skips the grace. If this client

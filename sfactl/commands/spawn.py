@@ -1,7 +1,8 @@
 """Start a run and print its id.
 
-AGENT is claude, codex, gemini, opencode, aider or an agent of the config (sfactl agents). The words after its name are the task,
-as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1". A COMMAND runs as it is.
+AGENT is a known program, such as claude or codex, or an agent of the config (sfactl agents lists all). The words after its name
+are the task, as one quoted argument, and options of its program: sfactl spawn claude --model opus "look at HEAD~1".
+A COMMAND runs as it is.
 
 Prints only the id of the run on stdout, and at a terminal its limits on stderr. The run gets this directory, umask and environment,
 and /dev/null as its stdin. With --wait it does what `sfactl run` does.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sfad.protocol.known import PROGRAMS as KNOWN
+from sfad.protocol.known import METERED as KNOWN
 from sfad.protocol.paths import not_only_of_root, xdg
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.starting import Spawn
@@ -24,7 +24,6 @@ from ..connection import Client
 from ..exits import UsageError
 
 SERVER = "sfad"
-PROGRAMS = ("claude", "codex", "gemini", "opencode")
 ANSWER_WITHIN = 120
 """Seconds that a registered server takes for an answer at most: `sessions.sync_timeout_seconds`."""
 PATIENCE = 150
@@ -44,16 +43,16 @@ def explained(program: str, socket: str | None) -> str:
     command = server_command(socket)
     match program:
         case "claude":
-            entry = json.dumps(_claude(command))
+            entry = json.dumps({"type": "stdio"} | _entry(command))
             return f"# Claude Code: run\nclaude mcp add-json --scope user {SERVER} {shlex.quote(entry)}\n"
         case "codex":
             lines = (f"{key} = {_toml(value)}" for key, value in _codex(command).items())
             return "\n".join(["# Codex: add to ~/.codex/config.toml", f"[mcp_servers.{SERVER}]", *lines, ""])
-        case "gemini":
-            return f"# Gemini CLI: add to ~/.gemini/settings.json\n{json.dumps(_gemini(command), indent=2)}\n"
         case "opencode":
             return f"# opencode: add to ~/.config/opencode/opencode.json\n{json.dumps(_opencode(command), indent=2)}\n"
-    raise UsageError(f"--print-config: unknown program {program!r}; choose from: {', '.join(PROGRAMS)}")
+    if (known := KNOWN.get(program)) is not None and known.mcp_settings is not None:
+        return f"# {known.title}: add to {known.mcp_settings}\n{json.dumps(_servers(command), indent=2)}\n"
+    raise UsageError(f"--print-config: unknown program {program!r}; choose from: {', '.join(KNOWN)}")
 
 
 def with_server(spawn: Spawn, client: Client) -> Spawn:
@@ -87,21 +86,17 @@ def _program(spawn: Spawn, client: Client) -> tuple[int, str]:
 
 def _checked(words: Sequence[str]) -> tuple[int, str]:
     """Return the position of the program, which a launcher like npx may precede, and its name."""
-    packages = {package: name for name in PROGRAMS for package in (name, *KNOWN[name].packages)}
+    packages = {package: name for name in KNOWN for package in (name, *KNOWN[name].packages)}
     for at, word in enumerate(words[:3]):
         if (name := packages.get(os.path.basename(word).split("@")[0])) is not None:
             return at, name
     found = os.path.basename(words[0]) if words else ""
-    raise UsageError(f"--mcp: there is no way to give {found!r} an MCP server for one run; it works with {', '.join(PROGRAMS)}")
+    raise UsageError(f"--mcp: there is no way to give {found!r} an MCP server for one run; it works with {', '.join(KNOWN)}")
 
 
 def _added(program: str, command: Sequence[str], given: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the options and the variables with which the program finds the server."""
     match program:
-        case "claude":
-            servers = {"mcpServers": {SERVER: _claude(command)}}
-            # with "=", because both options would take the words that follow them
-            return [f"--mcp-config={json.dumps(servers)}", f"--allowedTools=mcp__{SERVER}"], {}
         case "codex":
             settings = _codex(command) | {"required": True, "default_tools_approval_mode": "approve"}
             pairs = (f"mcp_servers.{SERVER}.{key}={_toml(value)}" for key, value in settings.items())
@@ -112,11 +107,19 @@ def _added(program: str, command: Sequence[str], given: Mapping[str, str]) -> tu
             own = _object(given.get(_OPENCODE_CONFIG, "{}"), _OPENCODE_CONFIG)
             merged = own | {"mcp": own.get("mcp", {}) | _opencode(command)["mcp"]}
             return [], {_OPENCODE_CONFIG: json.dumps(merged)}
-    return [], {}
+    if not program:
+        return [], {}
+    servers = json.dumps(_servers(command))
+    return [option.replace("{name}", SERVER).replace("{servers}", servers) for option in KNOWN[program].mcp_options], {}
 
 
-def _claude(command: Sequence[str]) -> dict[str, Any]:
-    return {"type": "stdio", "command": command[0], "args": list(command[1:]), "timeout": PATIENCE * 1000}
+def _entry(command: Sequence[str]) -> dict[str, Any]:
+    return {"command": command[0], "args": list(command[1:]), "timeout": PATIENCE * 1000}
+
+
+def _servers(command: Sequence[str]) -> dict[str, Any]:
+    """Return the object that most programs have in their settings."""
+    return {"mcpServers": {SERVER: _entry(command)}}
 
 
 def _codex(command: Sequence[str]) -> dict[str, Any]:
@@ -125,10 +128,6 @@ def _codex(command: Sequence[str]) -> dict[str, Any]:
 
 def _toml(value: str | float | list[str]) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _gemini(command: Sequence[str]) -> dict[str, Any]:
-    return {"mcpServers": {SERVER: {"command": command[0], "args": list(command[1:]), "timeout": PATIENCE * 1000}}}
 
 
 def _opencode(command: Sequence[str]) -> dict[str, Any]:
@@ -147,7 +146,7 @@ def _gemini_file(command: Sequence[str], given: Mapping[str, str]) -> Path:
         own = _object(system.read_text(), str(system))
     except FileNotFoundError:
         own = {}
-    server = _gemini(command)["mcpServers"][SERVER] | {"trust": True}
+    server = _entry(command) | {"trust": True}
     text = json.dumps(own | {"mcpServers": own.get("mcpServers", {}) | {SERVER: server}})
     directory = xdg(os.environ, "XDG_CACHE_HOME", ".cache") / "sfad"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Agent programs: a file for each says all that is known of it.
 
-`claude`, `codex`, `gemini`, `opencode`, `aider`, `jsonl`   what one program prints and saves, its options, and where its calls go
+`claude`, `codex`, `gemini`, `opencode`, `qwen`, `aider`, `jsonl`   what one program prints and saves, its options, its calls
 `program`       what a program's file must say, and helpers for command lines and session files
 `line_meter`    what all meters share: each decodes the few lines that can matter, and saves its state
 `counters`      what a meter reads: sums of what agents say, bounded whatever an agent says
@@ -24,12 +24,11 @@ How to add a program: docs/metering.md.
 """
 
 from collections.abc import Sequence
-from importlib import import_module
 
 from ..core.state.naming import program_name
 from ..protocol.known import ANY_PROGRAM, BY_REPORT, METERED, NO_METER
 from .counters import Meter, Reading
-from .program import AgentProgram, SessionFiles, arguments
+from .program import AgentProgram, SessionFiles, arguments, program_called
 from .setup_reader import NO_SETUPS as NO_SETUPS
 from .setup_reader import TreeSetups as TreeSetups
 from .setup_reader import tree_setups as tree_setups
@@ -40,13 +39,8 @@ from .setups import TreeUpstream as TreeUpstream
 __all__ = ["PROGRAMS", "SESSION_VARIABLES", "UNREAD", "AgentProgram", "Meter", "Reading", "chosen", "named", "session_files_of"]
 
 
-def _program(name: str) -> AgentProgram:
-    found: AgentProgram = import_module(f".{name}", __name__).PROGRAM
-    return found
-
-
-PROGRAMS = tuple(_program(name) for name in (*METERED, ANY_PROGRAM))
-"""In the order in which they are tried for a command."""
+PROGRAMS = tuple(program_called(name) for name in (*METERED, ANY_PROGRAM))
+"""Those with a meter, in the order in which they are tried for a command."""
 
 SESSION_VARIABLES = ("HOME", *(program.session_files.variable for program in PROGRAMS if program.session_files is not None))
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..protocol.known import KEYS
+from .program import AgentProgram
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, dotenv, upwards
 
 
@@ -45,6 +46,21 @@ _SIGNED = {"bedrock": "Amazon Bedrock", "sagemaker": "Amazon SageMaker", "vertex
 CONFIG = ".aider.conf.yml"
 _SETTING = re.compile(r"^(set-env|openai-api-base|model)[ \t]*:[ \t]*(.*(?:\n[ \t]*-[ \t].*)*)", re.MULTILINE)
 _WORD = re.compile(r"""[^\s,\[\]"'#-][^\s,\[\]"'#]*""")
+
+
+class Aider(AgentProgram):
+    """`aider`, which prints text only."""
+
+    name = "aider"
+    command = ("aider", "--yes-always", "--model={provider}/{model}", "{options}", "--message={task}")
+    introduces_task = frozenset({"-m", "--msg", "--message", "--yes-always"})
+    variables = ("AIDER_", "LITELLM_")
+
+    def setup(self, surroundings: Surroundings) -> Setup:
+        return setup(surroundings)
+
+
+PROGRAM = Aider()
 
 
 def setup(surroundings: Surroundings) -> Setup:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from ..core.state.request import name_of
 from ..protocol.known import KEYS
 from ..protocol.types import Tokens
 from . import counters, setups
@@ -372,8 +373,24 @@ class Claude(AgentProgram):
     """`claude`, and what runs it: `npx @anthropic-ai/claude-code`, `node …/claude-code/cli.js`."""
 
     name = "claude"
+    command = (
+        "claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages",
+        "--session-id", "{session}", "--model={model}", "--append-system-prompt={instructions}", "{options}", "--", "{task}",
+    )  # fmt: skip
+    introduces_task = frozenset({"-p", "--print"})
+    variables = ("CLAUDE_",)
     tells_cost = True
     session_files = _ClaudeFiles()
+
+    def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:
+        # --tools hides the others from the model, and chooses among the built-in tools only; --allowedTools lets these run without
+        # a question
+        built_in = ",".join(dict.fromkeys(name_of(tool) for tool in allowed if not tool.startswith("mcp__")))
+        words = [f"--tools={built_in}", f"--allowedTools={','.join(allowed)}"] if allowed else []
+        return words + ([f"--disallowedTools={','.join(blocked)}"] if blocked else [])
+
+    def setup(self, surroundings: Surroundings) -> Setup:
+        return setup(surroundings)
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format")

@@ -252,12 +252,29 @@ class _CodexFiles(SessionFiles):
         return meta.get("session_id") or meta.get("id"), meta.get("cwd"), meta.get("timestamp")
 
 
+_TOOL_SETTINGS = {"command_execution": "features.shell_tool=false", "web_search": 'web_search="disabled"'}
+"""By the name that a tool has in Codex's events: the setting that takes it away. Other tools have none (0.169)."""
+
+
 class Codex(AgentProgram):
     """`codex exec`, and what runs it: `npx @openai/codex exec`."""
 
     name = "codex"
+    command = ("codex", "exec", "--json", "--model={model}", "{options}", "--", "{task}")
+    introduces_task = frozenset({"exec", "e", "--json"})
+    variables = ("CODEX_",)
     names_tools_like_calls = False
     session_files = _CodexFiles()
+
+    def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:
+        taken = (tool for tool in _TOOL_SETTINGS if tool in blocked or (allowed and tool not in allowed))
+        return [f"--config={_TOOL_SETTINGS[tool]}" for tool in taken]
+
+    def setup(self, surroundings: Surroundings) -> Setup:
+        return setup(surroundings)
+
+    def setup_of_command(self, setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
+        return of_command(setup, options, env)
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return not {"--json", "--experimental-json"}.isdisjoint(_exec(words))  # the second is the former name

@@ -215,7 +215,18 @@ class Gemini(AgentProgram):
     """`gemini`, and what runs it: `npx @google/gemini-cli`."""
 
     name = "gemini"
+    # yargs takes a text that begins with - for an option unless it is attached to one
+    command = ("gemini", "--output-format", "stream-json", "--model={model}", "{options}", "--prompt={task}")
+    introduces_task = frozenset({"-p", "--prompt"})
+    variables = ("GCLOUD_", "CLOUD_SHELL=")
     session_files = _GeminiFiles()
+
+    def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:  # noqa: ARG002 - it has no option for these
+        # lets these run without a question; without a terminal, Gemini CLI refuses others that would need one
+        return [f"--allowed-tools={','.join(allowed)}"] if allowed else []
+
+    def setup(self, surroundings: Surroundings) -> Setup:
+        return setup(surroundings)
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format", "-o")

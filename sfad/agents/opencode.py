@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..core.state.request import name_of
 from ..protocol.known import KEYS
 from . import counters
 from .line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText, lines_of_type
@@ -125,7 +126,23 @@ class Opencode(AgentProgram):
     """`opencode run`, and what runs it: `npx opencode-ai run`."""
 
     name = "opencode"
+    command = ("opencode", "run", "--format", "json", "--model={provider}/{model}", "{options}", "--", "{task}")
+    introduces_task = frozenset({"run"})
+    variables = ("OPENCODE_",)
+    also_followed = ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL")
     tells_cost = True
+
+    def tool_variables(self, allowed: Sequence[str], blocked: Sequence[str]) -> dict[str, str]:
+        if not (allowed or blocked):
+            return {}
+        # the last rule that matches a tool counts
+        rules = {"*": "deny"} if allowed else {}
+        rules |= dict.fromkeys((name_of(tool) for tool in allowed), "allow")
+        rules |= dict.fromkeys((name_of(tool) for tool in blocked), "deny")
+        return {"OPENCODE_PERMISSION": json.dumps(rules)}
+
+    def setup(self, surroundings: Surroundings) -> Setup:
+        return setup(surroundings)
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "run" in words and "json" in values(words, "--format")
@@ -167,7 +184,6 @@ PROGRAM = Opencode()
 CONTENT = "OPENCODE_CONFIG_CONTENT"
 _MANAGED = "/etc/opencode"
 _NAMES = ("opencode.json", "opencode.jsonc")
-FOLLOWED = ("ANTHROPIC_BASE_URL", "OPENAI_BASE_URL")
 
 
 class KnownProvider(NamedTuple):

@@ -1,4 +1,5 @@
-"""What is known of an agent program: its command line, the events that it prints and the session files that it keeps.
+"""What is known of an agent program: its command line, the events that it prints, the session files that it keeps, and how it is
+led through the gateway.
 
 Each program has a module with a subclass of `AgentProgram`, and one of `SessionFiles` if its sessions can be read.
 """
@@ -8,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +18,7 @@ import msgspec
 from ..core.state.naming import program_name
 from .counters import Meter
 from .line_meter import LineMeter, SessionMeter, Speech
+from .setups import Setup, Surroundings
 
 SESSION_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")
 """A session id that may be put into a file name. Agents use UUIDs."""
@@ -130,9 +134,42 @@ def timestamp(time: datetime) -> str:
 
 
 class AgentProgram(ABC):
-    """A program whose events a meter reads. Its module has one as `PROGRAM`."""
+    """An agent program. Its module has one as `PROGRAM`; what the core and clients know of it is in `sfad.protocol.known`."""
 
     name: str
+
+    # ---- how it is started by its name
+
+    command: tuple[str, ...] = ()
+    """Starts it without a terminal, and makes it print the events that its meter reads (`registered` has the placeholders)."""
+    introduces_task: frozenset[str] = frozenset()
+    """Words that a person would type before the task, and that `command` has already."""
+
+    def tool_options(self, allowed: Sequence[str], blocked: Sequence[str]) -> list[str]:  # noqa: ARG002 - of one without options
+        """Return the options that hold it to these tools. Each is one word, so that no word after it belongs to it."""
+        return []
+
+    def tool_variables(self, allowed: Sequence[str], blocked: Sequence[str]) -> dict[str, str]:  # noqa: ARG002
+        """Return the variables that hold it to these tools."""
+        return {}
+
+    # ---- where its calls go
+
+    variables: tuple[str, ...] = ()
+    """How the variables begin on which its setup depends, beside those of `setup_reader`."""
+    also_followed: tuple[str, ...] = ()
+    """Variables of any program that it follows, too."""
+
+    def setup(self, surroundings: Surroundings) -> Setup:
+        """Return how it is led through the gateway. Raises `UnreadableError`."""
+        raise NotImplementedError(self.name)
+
+    def setup_of_command(self, setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:  # noqa: ARG002
+        """Return the setup of a command with these words after the program, which may choose where its calls go."""
+        return setup
+
+    # ---- its events
+
     names_tools_like_calls = True
     """Whether its events name a tool as its calls of the model do."""
     tells_cost = False
@@ -154,10 +191,17 @@ class AgentProgram(ABC):
             meter.load(saved)
         return meter
 
-    @abstractmethod
     def new_meter(self, words: Sequence[str]) -> LineMeter[Any, Any]:
         """Return a new meter; `words` are those after the program."""
+        raise NotImplementedError(self.name)
 
-    @abstractmethod
-    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
+    def speech(self, event: dict[str, Any]) -> Iterator[Speech]:  # noqa: ARG002
         """Yield what an event says to the user, for `run --text` and `result`. Any field may be missing, or of any type."""
+        yield from ()
+
+
+@cache
+def program_called(name: str) -> AgentProgram:
+    """Return the program of this name, from its module."""
+    found: AgentProgram = import_module(f".{name}", __package__).PROGRAM
+    return found

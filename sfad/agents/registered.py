@@ -6,7 +6,6 @@ for each attempt, and `{gateway}` the gateway's address where the run uses it. E
 whose placeholder has no value is left out, and so is the option before it: without a model, `--model {model}` is nothing.
 """
 
-import json
 import os
 import re
 import shlex
@@ -18,93 +17,17 @@ import msgspec
 
 from ..config import BUILT_IN, Agent, Configuration, entry_key
 from ..core.state.policy import Invalid
-from ..core.state.request import name_of
+from ..protocol.known import AGENTS, PROGRAMS
 from ..protocol.limits import parse_limit
 from ..protocol.messages import AgentInfo, Setting, Spawn
 from ..protocol.types import Limit
-
-# ---- Which tools an agent program may use, in its own options. What it has no option for, its meter and the gateway tell.
-#
-# Tried with Claude Code 2.1.330, Codex 0.169, Gemini CLI 0.61 and opencode 1.18.
-
-
-_CODEX = {"command_execution": "features.shell_tool=false", "web_search": 'web_search="disabled"'}
-"""By the name that a tool has in Codex's events: the setting that takes it away. Other tools have none."""
-
-
-def tool_options(program: str, allowed: Sequence[str], blocked: Sequence[str]) -> list[bytes]:
-    """Return the options that hold a program to these tools. Each is one word, so that no word after it belongs to it."""
-    words: list[str] = []
-    if program == "claude":
-        # --tools hides the others from the model; --allowedTools lets these run without a question
-        words += [f"--tools={_names(allowed)}", f"--allowedTools={','.join(allowed)}"] if allowed else []
-        words += [f"--disallowedTools={','.join(blocked)}"] if blocked else []
-    elif program == "codex":
-        for tool, setting in _CODEX.items():
-            if tool in blocked or (allowed and tool not in allowed):
-                words += [f"--config={setting}"]
-    elif program == "gemini":
-        # lets these run without a question; without a terminal, Gemini CLI refuses others that would need one
-        words += [f"--allowed-tools={','.join(allowed)}"] if allowed else []
-    return [word.encode() for word in words]
-
-
-def tool_variables(program: str, allowed: Sequence[str], blocked: Sequence[str]) -> dict[str, str]:
-    """Return the variables that hold a program to these tools."""
-    if program != "opencode" or not (allowed or blocked):
-        return {}
-    # the last rule that matches a tool counts
-    rules = {"*": "deny"} if allowed else {}
-    rules |= dict.fromkeys((name_of(tool) for tool in allowed), "allow")
-    rules |= dict.fromkeys((name_of(tool) for tool in blocked), "deny")
-    return {"OPENCODE_PERMISSION": json.dumps(rules)}
-
-
-def _names(tools: Sequence[str]) -> str:
-    # --tools chooses among the built-in tools only
-    return ",".join(dict.fromkeys(name_of(tool) for tool in tools if not tool.startswith("mcp__")))
-
-
-# ---- agents
-
+from .program import AgentProgram, program_called
 
 _PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session|gateway)\}")
 _OPTIONS = "{options}"
 
-KNOWN_PROGRAMS: dict[str, Agent] = {
-    "claude": Agent(
-        description="Claude Code",
-        command=(
-            "claude", "-p", "--output-format", "stream-json", "--verbose", "--include-partial-messages",
-            "--session-id", "{session}", "--model={model}", "--append-system-prompt={instructions}", _OPTIONS, "--", "{task}",
-        ),
-    ),
-    "codex": Agent(
-        description="Codex", command=("codex", "exec", "--json", "--model={model}", _OPTIONS, "--", "{task}")
-    ),
-    # yargs takes a text that begins with - for an option unless it is attached to one
-    "gemini": Agent(
-        description="Gemini CLI",
-        command=("gemini", "--output-format", "stream-json", "--model={model}", _OPTIONS, "--prompt={task}"),
-    ),
-    "opencode": Agent(
-        description="opencode",
-        command=("opencode", "run", "--format", "json", "--model={provider}/{model}", _OPTIONS, "--", "{task}"),
-    ),
-    "aider": Agent(
-        description="aider", command=("aider", "--yes-always", "--model={provider}/{model}", _OPTIONS, "--message={task}")
-    ),
-}  # fmt: skip
+KNOWN_PROGRAMS = {name: Agent(description=PROGRAMS[name].title, command=program_called(name).command) for name in AGENTS}
 """Built-in agents. Each command starts a program without a terminal that prints the events that its meter reads."""
-
-_INTRODUCES_TASK = {
-    "claude": {"-p", "--print"},
-    "codex": {"exec", "e", "--json"},
-    "gemini": {"-p", "--prompt"},
-    "opencode": {"run"},
-    "aider": {"-m", "--msg", "--message", "--yes-always"},
-}
-"""Words that a person would type before the task, and that the command of the agent has already."""
 
 
 _OWN_SESSION = {b"--session-id", b"-c", b"--continue", b"-r", b"--resume"}
@@ -153,14 +76,16 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
     values = {name: value for name, value in given.items() if value is not None}
     if "instructions" in values and task is not None and not any("{instructions}" in word for word in agent.command):
         values["task"] = f"{values['instructions']}\n\n{task}"
-    program = os.path.basename(agent.command[0])
+    program = _program(entry)
+    allowed, blocked = request.allowed_tools, request.blocked_tools
     argv = _command(agent.command, options, values)
+    of_tools = program.tool_options(allowed, blocked) if program is not None else []
     kept = request.log and request.stdio == "files"
     own = entry.source != BUILT_IN
     return msgspec.structs.replace(
         request,
-        argv=[*argv[:1], *tool_options(program, request.allowed_tools, request.blocked_tools), *argv[1:]],
-        env=_with(request.env, tool_variables(program, request.allowed_tools, request.blocked_tools)),
+        argv=[*argv[:1], *(word.encode() for word in of_tools), *argv[1:]],
+        env=_with(request.env, program.tool_variables(allowed, blocked) if program is not None else {}),
         agent=entry.name if own else None,
         name=request.name or (entry.name if own else None),
         kind=agent.kind,
@@ -171,6 +96,12 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
         session=session,
         placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
     )
+
+
+def _program(entry: Registered) -> AgentProgram | None:
+    """Return the program that an agent's command starts, if it is a known one."""
+    name = os.path.basename(entry.agent.command[0])
+    return program_called(name) if name in AGENTS else None
 
 
 def session_of(first: str, attempt: int) -> str:
@@ -231,7 +162,8 @@ def _sorted_out(entry: Registered, request: Spawn) -> tuple[list[bytes], str | N
 
 
 def _without_introduction(entry: Registered, words: list[bytes]) -> list[bytes]:
-    known = {word.encode() for word in _INTRODUCES_TASK.get(os.path.basename(entry.agent.command[0]), ())}
+    program = _program(entry)
+    known = {word.encode() for word in program.introduces_task} if program is not None else ()
     return [word for at, word in enumerate(words) if word not in known or not (at == 0 or word.startswith(b"-"))]
 
 

@@ -19,32 +19,23 @@ from msgspec.structs import replace
 
 from ..host.tasks import in_thread
 from ..protocol import shim_files
-from ..protocol.known import PROGRAMS
-from . import aider, claude, codex, gemini, opencode, setups
+from ..protocol.known import AGENTS, PROGRAMS
+from . import claude, gemini, setups
+from .program import program_called
 from .setups import Setup, Surroundings, TreeUpstream, UnreadableError, upwards
 
 # ---- What is known of a tree: how each agent program in it is led through the gateway
 
 
-_OF_PROGRAMS = {
-    "aider": aider.setup,
-    "claude": claude.setup,
-    "codex": codex.setup,
-    "gemini": gemini.setup,
-    "opencode": opencode.setup,
-}
-_FOLLOWED = {"opencode": opencode.FOLLOWED}
-"""Variables of any program that a program with a setup of its own follows, too."""
-_OF_COMMANDS = {"codex": codex.of_command}
-"""Of programs whose command line chooses where their calls go."""
+_PROGRAMS = {name: program_called(name) for name in AGENTS}
 ANY_PROGRAM = ""
 
 
 def all_setups(surroundings: Surroundings) -> dict[str, Setup]:
     """Return the setup of each program that has a module here, and that of any other program."""
     if (why := setups.obstacle(surroundings, surroundings.env)) is not None:
-        return {program: Setup(program, direct=why) for program in (ANY_PROGRAM, *_OF_PROGRAMS)}
-    programs = {program: _of(program, of, surroundings) for program, of in _OF_PROGRAMS.items()}
+        return {program: Setup(program, direct=why) for program in (ANY_PROGRAM, *_PROGRAMS)}
+    programs = {name: _of(name, program.setup, surroundings) for name, program in _PROGRAMS.items()}
     any_program = _of(ANY_PROGRAM, setups.setup, surroundings)
     any_program = replace(any_program, certificates=setups.certificates(surroundings, surroundings.env))
     return {ANY_PROGRAM: _beside(any_program, programs["gemini"])} | programs
@@ -84,8 +75,8 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
         this environment."""
         found = self._all
         setup = found.get(program) or found[ANY_PROGRAM]
-        of_command = _OF_COMMANDS.get(program)
-        return setup if of_command is None else of_command(setup, options, env or {})
+        known = _PROGRAMS.get(program)
+        return setup if known is None else known.setup_of_command(setup, options, env or {})
 
     @property
     def _all(self) -> dict[str, Setup]:
@@ -98,7 +89,8 @@ class TreeSetups(Struct, frozen=True, omit_defaults=True):
 
     def followed(self, setup: Setup) -> set[str]:
         """Return the variables that lead the program itself, of those that `env_of` sets."""
-        return {variable for variable, _ in setup.env} | {*_FOLLOWED.get(setup.program, ())}
+        known = _PROGRAMS.get(setup.program)
+        return {variable for variable, _ in setup.env} | {*(known.also_followed if known is not None else ())}
 
     @property
     def keys(self) -> set[str]:
@@ -162,10 +154,10 @@ class Root(NamedTuple):
 
 
 _TOLD = (
-    b"PATH=", b"HOME=", b"XDG_", b"ANTHROPIC_", b"CLAUDE_", b"OPENAI_", b"CODEX_", b"AZURE_", b"AWS_", b"GOOGLE_", b"GEMINI_",
-    b"GCLOUD_", b"OPENCODE_", b"OPENROUTER_", b"AIDER_", b"LITELLM_", b"HTTP", b"http", b"ALL_PROXY=", b"all_proxy=", b"NO_PROXY=",
-    b"no_proxy=", b"CEREBRAS_", b"DEEPSEEK_", b"GROQ_", b"MINIMAX_", b"MISTRAL_", b"MOONSHOT_", b"TOGETHER_", b"XAI_", b"ZHIPU_",
-    b"CLOUD_SHELL=", b"SSL_", b"NODE_", b"REQUESTS_CA_BUNDLE=", b"CURL_CA_BUNDLE=",
+    b"PATH=", b"HOME=", b"XDG_", b"ANTHROPIC_", b"OPENAI_", b"AZURE_", b"AWS_", b"GOOGLE_", b"GEMINI_", b"OPENROUTER_", b"HTTP",
+    b"http", b"ALL_PROXY=", b"all_proxy=", b"NO_PROXY=", b"no_proxy=", b"CEREBRAS_", b"DEEPSEEK_", b"GROQ_", b"MINIMAX_",
+    b"MISTRAL_", b"MOONSHOT_", b"TOGETHER_", b"XAI_", b"ZHIPU_", b"SSL_", b"NODE_", b"REQUESTS_CA_BUNDLE=", b"CURL_CA_BUNDLE=",
+    *(variable.encode() for program in _PROGRAMS.values() for variable in program.variables),
 )  # fmt: skip
 """How the variables begin on which a setup depends."""
 

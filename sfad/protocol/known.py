@@ -7,36 +7,96 @@ from .types import Action
 
 
 class KnownProgram(Struct, frozen=True):
-    """What the core, the config and clients know of an agent program."""
+    """What the core, the config and clients know of an agent program. Its file in `sfad.agents` has what the daemon alone knows."""
 
+    title: str = ""
+    """What its makers call it. Empty: sfad knows its name alone, and has no file of it."""
+    metered: bool = False
+    """A meter reads its events."""
     packages: tuple[str, ...] = ()
     """Names of packages that contain the program: `npx @google/gemini-cli` runs `gemini`."""
+    files: tuple[str, ...] = ()
+    """Where it keeps login, settings and sessions, below the home directory. It can write its own, and sees no other program's."""
+    files_variable: str | None = None
+    """Where a user says that they are, with an absolute path."""
     interrupted: bool = False
     """A stop sends SIGINT to its main process alone before it signals the whole run."""
     retries_silently: bool = False
     """Its events do not tell that a call of the model failed and is tried again."""
     serves: str | None = None
     """The subcommand with which it starts its own background processes."""
+    connects: str | None = None
+    """The host of an API to which it connects for other things than calls. Its session file tells what it uses."""
+    keys: tuple[str, ...] = ()
+    """Variables to set for its key, each instead of the first of its provider in `KEYS`."""
+    mcp_options: tuple[str, ...] = ()
+    """Options that give it an MCP server for one run; `{servers}` stands for the object of JSON, `{name}` for the server's name."""
+    mcp_settings: str | None = None
+    """The file of JSON in which a person registers one."""
 
 
-METERED: dict[str, KnownProgram] = {
-    # Claude Code prints its totals within 0.2 s of SIGINT. After SIGTERM to all its processes its tool dies first, and it may make
-    # one more call to report that.
-    "claude": KnownProgram(("claude-code",), interrupted=True),
-    # in a terminal without `-c`, Codex starts `codex app-server` and its updater from CODEX_HOME/packages, each in its own session
-    "codex": KnownProgram(serves="app-server"),
-    "gemini": KnownProgram(("gemini-cli",), retries_silently=True),
-    "opencode": KnownProgram(("opencode-ai",), retries_silently=True),
+PROGRAMS: dict[str, KnownProgram] = {
+    "claude": KnownProgram(
+        "Claude Code",
+        metered=True,
+        packages=("claude-code",),
+        files=(".claude", ".claude.json"),
+        files_variable="CLAUDE_CONFIG_DIR",
+        # it prints its totals within 0.2 s of SIGINT. After SIGTERM to all its processes its tool dies first, and it may make one
+        # more call to report that
+        interrupted=True,
+        # it sends its telemetry there whatever its base URL is
+        connects="api.anthropic.com",
+        # in a terminal it asks whether to use a new ANTHROPIC_API_KEY (2.1.330)
+        keys=("ANTHROPIC_AUTH_TOKEN",),
+        # with "=", because both options would take the words that follow them
+        mcp_options=("--mcp-config={servers}", "--allowedTools=mcp__{name}"),
+    ),
+    "codex": KnownProgram(
+        "Codex",
+        metered=True,
+        files=(".codex",),
+        files_variable="CODEX_HOME",
+        # in a terminal without `-c` it starts `codex app-server` and its updater from CODEX_HOME/packages, each in its own session
+        serves="app-server",
+        connects="chatgpt.com",  # asks for a login's account
+    ),
+    "gemini": KnownProgram(
+        "Gemini CLI",
+        metered=True,
+        packages=("gemini-cli",),
+        files=(".gemini",),
+        retries_silently=True,
+        connects="generativelanguage.googleapis.com",  # Google's names share addresses
+        mcp_settings="~/.gemini/settings.json",
+    ),
+    "opencode": KnownProgram(
+        "opencode",
+        metered=True,
+        packages=("opencode-ai",),
+        files=(".config/opencode", ".local/share/opencode", ".local/state/opencode", ".cache/opencode"),
+        retries_silently=True,
+    ),
+    "qwen": KnownProgram(
+        "Qwen Code",
+        metered=True,
+        packages=("qwen-code",),
+        files=(".qwen",),
+        files_variable="QWEN_HOME",
+        retries_silently=True,
+        mcp_options=("--mcp-config={servers}", "--allowed-tools=mcp__{name}"),
+        mcp_settings="~/.qwen/settings.json",
+    ),
+    "aider": KnownProgram("aider", packages=("aider-chat",), files=(".aider",)),
+    **dict.fromkeys(("goose", "cursor-agent", "copilot", "amp", "crush", "droid", "auggie"), KnownProgram()),
 }
-"""Agent programs whose events a meter reads: `sfad.agents` has a module of the same name for each."""
+"""Agent programs. `sfad.agents` has a module of the same name for each that has a title; docs/meters.md says how to add one."""
 
-PROGRAMS: dict[str, KnownProgram] = METERED | {
-    "aider": KnownProgram(("aider-chat",)),
-    **dict.fromkeys(("goose", "cursor-agent", "copilot", "amp", "qwen", "crush", "droid", "auggie"), KnownProgram()),
-}
+METERED = {name: program for name, program in PROGRAMS.items() if program.metered}
+"""Agent programs whose events a meter reads."""
 
-AGENTS = ("claude", "codex", "gemini", "opencode", "aider")
-"""Built-in agents (`sfad.agents.KNOWN_PROGRAMS`)."""
+AGENTS = tuple(name for name, program in PROGRAMS.items() if program.title)
+"""Built-in agents: programs that can be started by their names."""
 
 BASE_URLS = {
     "ANTHROPIC_BASE_URL": "anthropic",
@@ -50,10 +110,8 @@ KEYS = {
     "openai": ("OPENAI_API_KEY", "CODEX_API_KEY"),
     "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GENERATIVE_AI_API_KEY"),
 }
-"""The variables in which agent programs look for their key, by upstream. Each program starts with the first."""
-
-TOKENS = {"claude": {"anthropic": "ANTHROPIC_AUTH_TOKEN"}}
-"""By program: the variable to set instead. In a terminal Claude Code asks whether to use a new ANTHROPIC_API_KEY (2.1.330)."""
+"""The variables in which agent programs look for their key, by upstream. Each program starts with the first, or with its own of
+`KnownProgram.keys`."""
 
 ANY_PROGRAM = "jsonl"
 """The meter of any program that prints usage as lines of JSON."""

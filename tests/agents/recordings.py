@@ -18,6 +18,7 @@ COMMANDS = {
     "codex": ["codex", "exec", "--json", "-m", "gpt-5-codex", "hi"],
     "gemini": ["gemini", "-o", "stream-json", "-p", "hi"],
     "opencode": ["opencode", "run", "--format", "json", "-m", "anthropic/claude-sonnet-4-5", "hi"],
+    "qwen": ["qwen", "-o", "stream-json", "-p", "hi"],
     "jsonl": ["./agent"],
 }
 """By program: a command that prints its events."""
@@ -27,6 +28,7 @@ USAGE_EVENTS = {
     "codex": "item.completed",
     "gemini": "result",
     "opencode": "step_finish",
+    "qwen": "assistant",
     "jsonl": "usage",
 }
 """By program: a type of event that its meter decodes."""

@@ -1,4 +1,4 @@
-"""Codex, Gemini, opencode and the generic form: cases that were not recorded."""
+"""Codex, Gemini, Qwen Code, opencode and the generic form: cases that were not recorded."""
 
 from __future__ import annotations
 
@@ -115,6 +115,50 @@ def test_codex_the_last_event_decides_about_failure() -> None:
 def test_codex_model_is_in_the_command(options: list[str], model: str) -> None:
     for argv in (["codex", *options, "exec", "--json"], ["npx", "@openai/codex", "exec", "--json", *options]):
         assert list(read("codex", lines(codex_turn(1, 1)), argv=argv).models) == [model]
+
+
+def qwen_says(*content: object, given: int = 0, output: int = 0, parent: str | None = None) -> dict[str, Any]:
+    """Return a piece of an answer of Qwen Code's model; the last one has the usage."""
+    message = {"model": "m", "content": content, "usage": {"input_tokens": given, "output_tokens": output}}
+    return {"type": "assistant", "parent_tool_use_id": parent, "message": message}
+
+
+QWEN_BEGINS = {"type": "system", "subtype": "init", "model": "m", "session_id": "s"}
+
+
+def test_qwen_pieces_of_an_answer_are_one_message() -> None:
+    text = {"type": "text", "text": "x" * 40}
+    call = {"type": "tool_use", "id": "c1", "name": "ls", "input": {}}
+    reading = read("qwen", lines(QWEN_BEGINS, qwen_says(text)))
+    assert (reading.messages, reading.models, reading.partial) == (1, {"m": Tokens(output=10)}, True)
+    stream = [
+        QWEN_BEGINS,
+        qwen_says(text),
+        qwen_says(call, given=100, output=7),
+        {"type": "user"},
+        qwen_says(text, given=9, output=2),
+    ]
+    reading = read("qwen", lines(*stream))
+    assert (reading.messages, reading.turns, reading.models) == (2, 1, {"m": Tokens(input=109, output=9)})
+
+
+def test_qwen_result_has_what_its_helpers_used_too() -> None:
+    result = {"type": "result", "subtype": "success", "result": "x", "usage": {"input_tokens": 150, "output_tokens": 7}}
+    once = [QWEN_BEGINS, qwen_says({"type": "text", "text": "x"}, given=100, output=7), result]
+    reading = read("qwen", lines(*once))
+    assert (reading.models, reading.partial, reading.failed) == ({"m": Tokens(input=150, output=7)}, False, None)
+    assert read("qwen", lines(*once, *once)).models == {"m": Tokens(input=300, output=14)}
+
+
+def test_qwen_thoughts_that_are_no_output_count_as_output() -> None:
+    usage = {"input_tokens": 100, "output_tokens": 5, "total_tokens": 125}
+    reading = read("qwen", lines(QWEN_BEGINS, {"type": "result", "result": "x", "usage": usage}))
+    assert reading.models == {"m": Tokens(input=100, output=25)}
+
+
+def test_qwen_says_why_it_failed() -> None:
+    error = {"type": "result", "subtype": "error_during_execution", "is_error": True, "error": {"message": "no"}}
+    assert read("qwen", lines(QWEN_BEGINS, error)).failed == "no"
 
 
 def test_gemini_deltas_are_one_message() -> None:

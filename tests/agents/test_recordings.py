@@ -80,6 +80,20 @@ EXPECTED = {
         tools=["run_shell_command", "run_shell_command"],
         finished=True,
     ),
+    "qwen-success": Reading(
+        turns=2,
+        messages=3,
+        models={"qwen3-coder-plus": Tokens(input=5100, output=270, cached=1800)},
+        tools=["run_shell_command", "run_shell_command"],
+        finished=True,
+    ),
+    "qwen-api-failure": Reading(
+        turns=0,
+        messages=0,
+        finished=True,
+        failed="[API Error: 400 scripted failure]",
+        trouble=ApiTrouble(count=1, status=400, error="[API Error: 400 scripted failure]"),
+    ),
 }
 
 

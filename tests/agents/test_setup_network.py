@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sfad.agents import Surroundings, claude
+from sfad.agents import Setup, Surroundings, claude
 from sfad.agents.setup_reader import all_setups, tree_setups
 
 Env = dict[str, str] | None
@@ -28,11 +28,18 @@ def test_a_proxy_that_the_daemon_does_not_have_leads_around_the_gateway(variable
     assert all_setups(at({variable: PROXY}, daemon={variable: "http://other.example"}))[""].direct is not None
 
 
+def without_qwen(found: dict[str, Setup]) -> dict[str, Setup]:
+    """Leave out the program that a proxy leads around the gateway whoever has it."""
+    return {name: setup for name, setup in found.items() if name != "qwen"}
+
+
 def test_the_daemons_proxy_is_as_good() -> None:
     usual = all_setups(at())
-    assert all_setups(at({"HTTPS_PROXY": PROXY}, daemon={"https_proxy": PROXY})) == usual
+    shared = all_setups(at({"HTTPS_PROXY": PROXY}, daemon={"https_proxy": PROXY}))
+    assert without_qwen(shared) == without_qwen(usual)
+    assert "proxy" in str(shared["qwen"].direct)
     assert all_setups(at(daemon={"https_proxy": PROXY})) == usual
-    assert all_setups(at({"HTTPS_PROXY": PROXY, "NO_PROXY": "*"})) == usual
+    assert without_qwen(all_setups(at({"HTTPS_PROXY": PROXY, "NO_PROXY": "*"}))) == without_qwen(usual)
     assert all_setups(at({"HTTPS_PROXY": ""})) == usual
 
 

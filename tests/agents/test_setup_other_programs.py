@@ -1,13 +1,14 @@
-"""Where Gemini CLI, opencode and aider take their address from, and how each is led through the gateway."""
+"""Where Gemini CLI, opencode, Qwen Code and aider take their address from, and how each is led through the gateway."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from sfad.agents import Setup, Surroundings, TreeUpstream, aider, gemini, opencode, setups
+from sfad.agents import Setup, Surroundings, TreeUpstream, aider, gemini, opencode, qwen, setups
 from sfad.agents.setup_reader import all_setups
 from sfad.agents.setups import UnreadableError, dotenv, json_object
 from sfad.protocol.paths import not_only_of_root
@@ -218,6 +219,51 @@ def test_opencode_that_cannot_be_led_is_left_as_it_is(config: object, auth: obje
 
 def test_a_configuration_of_opencode_that_is_broken_is_named() -> None:
     assert "/home/me/project/opencode.json" in str(all_setups(at({"/home/me/project/opencode.json": "{"}))["opencode"].direct)
+
+
+# ---- Qwen Code
+
+
+def qwen_setup(files: dict[str, str] | None = None, **env: str) -> Setup:
+    return qwen.PROGRAM.setup(at(files, **env))
+
+
+def test_qwen_obeys_the_variables_of_any_program() -> None:
+    chosen = {"/home/me/.qwen/settings.json": '{"security": {"auth": {"selectedType": "openai"}}} // mine'}
+    assert dict(qwen_setup(chosen).env)["OPENAI_BASE_URL"] == "{gateway}/openai"
+    found = qwen_setup(chosen, OPENAI_BASE_URL=CORP)
+    assert (found.program, found.direct, urls(found)) == ("qwen", None, {"openai": CORP})
+
+
+@pytest.mark.parametrize(
+    ("files", "env", "words"),
+    [
+        ({"/home/me/.qwen/settings.json": '{"security": {"auth": {"selectedType": "qwen-oauth"}}}'}, {}, "the login 'qwen-oauth'"),
+        ({}, {"QWEN_OAUTH": "1"}, "the login 'qwen-oauth'"),
+        ({}, {"GEMINI_API_KEY": "k", "GEMINI_MODEL": "m"}, "the login 'gemini'"),
+        ({"/home/me/.qwen/settings.json": '{"security": {"auth": {"baseUrl": "https://x"}}}'}, {}, "'security.auth.baseUrl'"),
+        ({"/home/me/project/sub/.qwen/settings.json": '{"modelProviders": {"openai": [{"id": "m"}]}}'}, {}, "'modelProviders'"),
+        ({"/elsewhere/settings.json": '{"env": {"OPENAI_BASE_URL": "https://x"}}'}, {"QWEN_HOME": "/elsewhere"}, "'env'"),
+        ({"/home/me/project/.qwen/.env": "OPENAI_BASE_URL=https://x"}, {}, "OPENAI_BASE_URL of a .env file"),
+        ({}, {"https_proxy": "http://proxy.example"}, "its proxy even for this machine"),
+        ({"/home/me/.qwen/settings.json": '{"proxy": "http://proxy.example"}'}, {}, "'proxy'"),
+        ({"/home/me/.env": "QWEN_HOME=/elsewhere"}, {}, "QWEN_HOME of a .env file"),
+    ],
+)
+def test_qwen_that_may_call_another_address_is_left_as_it_is(files: dict[str, str], env: dict[str, str], words: str) -> None:
+    found = qwen_setup(files, **env)
+    assert words in str(found.direct)
+    assert (found.env, found.upstreams) == ((), ())
+
+
+@pytest.mark.parametrize("option", ["--openai-base-url=https://x", "--openai-base-url", "--auth-type", "--proxy=http://x"])
+def test_a_command_of_qwen_that_names_an_address_is_left_as_it_is(option: str) -> None:
+    assert re.fullmatch(str(qwen_setup().undone_by), option)
+    assert not re.fullmatch(str(qwen_setup().undone_by), "--model")
+
+
+def test_settings_of_qwen_that_are_broken_are_named() -> None:
+    assert "/home/me/.qwen/settings.json" in str(all_setups(at({"/home/me/.qwen/settings.json": "{"}))["qwen"].direct)
 
 
 # ---- files

@@ -16,6 +16,7 @@ FILES = {
     "codex": ".codex/config.toml",
     "gemini": ".gemini/settings.json",
     "opencode": ".config/opencode/opencode.json",
+    "qwen": ".qwen/settings.json",
     "aider": ".aider.conf.yml",
     "other": ".env",
 }

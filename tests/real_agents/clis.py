@@ -87,7 +87,18 @@ OPENCODE = Cli(
     ("--model", "anthropic/claude-sonnet-4-5"),
     tells_early=False,
 )
-CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE)}
+QWEN = Cli(
+    "qwen",
+    "@qwen-code/qwen-code",
+    os.environ.get("SFAD_QWEN_VERSION", "0.15.10"),
+    OPENAI,
+    ("qwen", "-p", "go", "--output-format", "stream-json", "--yolo", "-m", "qwen3-coder-plus"),
+    ("qwen", "-p", "go", "--yolo", "-m", "qwen3-coder-plus"),
+    ("qwen", "-i", "go", "--yolo", "-m", "qwen3-coder-plus"),
+    ("--yolo", "-m", "qwen3-coder-plus"),
+    tells_early=True,
+)
+CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN)}
 
 
 def packages() -> Path:
@@ -111,7 +122,7 @@ def install() -> Path:
 
 
 def _works(commands: Path, cli: Cli) -> bool:
-    """Ask the package: four programs that print their versions take 10 s of CPU."""
+    """Ask the package: five programs that print their versions take 12 s of CPU."""
     manifest = commands.parent / cli.package / "package.json"
     return (commands / cli.name).exists() and json.loads(manifest.read_text())["version"] == cli.version
 
@@ -128,6 +139,8 @@ def environment(home: Path, url: str) -> dict[str, str]:
     (home / ".codex" / "config.toml").write_text(_CODEX_CONFIG.format(url=url))
     (home / ".gemini").mkdir()
     (home / ".gemini" / "settings.json").write_text(_GEMINI_SETTINGS)
+    (home / ".qwen").mkdir()
+    (home / ".qwen" / "settings.json").write_text(_QWEN_SETTINGS)
     (home / ".claude.json").write_text(json.dumps(_CLAUDE_STATE | {"projects": {str(home): _TRUSTED}}))
     return {
         "HOME": str(home),
@@ -140,6 +153,8 @@ def environment(home: Path, url: str) -> dict[str, str]:
         "CODEX_HOME": str(home / ".codex"),
         "GOOGLE_GEMINI_BASE_URL": f"{url}/gemini",
         "GEMINI_API_KEY": "scripted",
+        "OPENAI_BASE_URL": f"{url}/qwen/v1",
+        "OPENAI_API_KEY": "scripted",
         "GEMINI_CLI_NO_RELAUNCH": "true",
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
         "OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_config(url)),
@@ -163,6 +178,10 @@ _TRUSTED = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": Tru
 _GEMINI_SETTINGS = """\
 {"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false},
  "telemetry": {"enabled": false}, "security": {"auth": {"selectedType": "gemini-api-key"}}}
+"""
+_QWEN_SETTINGS = """\
+{"privacy": {"usageStatisticsEnabled": false}, "general": {"enableAutoUpdate": false},
+ "telemetry": {"enabled": false}, "security": {"auth": {"selectedType": "openai"}}}
 """
 
 

@@ -1,4 +1,4 @@
-"""The scripted model: an HTTP server on loopback that speaks three APIs and remembers its requests."""
+"""The scripted model: an HTTP server on loopback that speaks four APIs and remembers its requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from sfad.gateway.coding import Coding
-from tests.real_agents import anthropic, gemini, openai
+from tests.real_agents import anthropic, chat, gemini, openai
 from tests.real_agents.script import ANTHROPIC, GEMINI, OPENAI, OUTPUT_USD, Fail, Price, Reply, Say, Shell, Stall, Told, Tool, Write
 
 Body = dict[str, Any]
@@ -25,7 +25,7 @@ Answer = tuple[str, bytes, bytes]
 
 
 class _Dialect(Protocol):
-    """What the modules `anthropic`, `gemini` and `openai` are."""
+    """What the modules `anthropic`, `chat`, `gemini` and `openai` are."""
 
     def asks(self, path: str) -> bool: ...
     def is_turn(self, body: Body) -> bool: ...
@@ -34,8 +34,8 @@ class _Dialect(Protocol):
     def maximum(self, body: Body) -> int | None: ...
 
 
-_DIALECTS: dict[str, _Dialect] = {"claude": anthropic, "codex": openai, "gemini": gemini, "opencode": anthropic}
-_PRICES: dict[str, Price] = {"claude": ANTHROPIC, "codex": OPENAI, "gemini": GEMINI, "opencode": ANTHROPIC}
+_DIALECTS: dict[str, _Dialect] = {"claude": anthropic, "codex": openai, "gemini": gemini, "opencode": anthropic, "qwen": chat}
+_PRICES: dict[str, Price] = {"claude": ANTHROPIC, "codex": OPENAI, "gemini": GEMINI, "opencode": ANTHROPIC, "qwen": OPENAI}
 _IDLE = 20.0
 """Seconds that a silent connection is kept: the end of the server waits for the threads of all."""
 

@@ -21,7 +21,7 @@ from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.script import OUTPUT_USD, Write
 
-MODELS = ("claude-opus-5-5", "claude-haiku-4-5-20251001", "gpt-6.1-sol", "gemini-2.5-pro")
+MODELS = ("claude-opus-5-5", "claude-haiku-4-5-20251001", "gpt-6.1-sol", "gemini-2.5-pro", "qwen3-coder-plus")
 CONFIG = "[gateway]\n[prices]\n" + "".join(
     f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS
 )

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.harness import wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli, packages
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN, Cli, packages
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk, in_a_terminal
 from tests.real_agents.script import Reply, Say, Shell, Stall
 
-MODELS = ("claude-sonnet-4-5", "gpt-6.1-sol", "gemini-2.5-pro")
+MODELS = ("claude-sonnet-4-5", "gpt-6.1-sol", "gemini-2.5-pro", "qwen3-coder-plus")
 GATEWAY = "[gateway]\nenabled = true\n"
 PRICES = "[prices]\n" + "".join(f'"{model}" = {{input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}}\n' for model in MODELS)
 DEAR = "min_output = 100\n[prices]\n" + "".join(f'"{model}" = {{input_mtok = 0, output_mtok = 1000}}\n' for model in MODELS)
@@ -66,6 +66,8 @@ def calls(at: Desk) -> list[dict[str, Any]]:
 def test_each_program_works_in_a_sandbox(desk: MakeDesk, any_cli: Cli, isolation: str) -> None:
     """It finds its own settings and the gateway, also where that is its proxy too, and can write to its own files and its working
     directory."""
+    if any_cli is QWEN and "egress" in isolation:
+        pytest.skip("it sends calls to 127.0.0.1 to its proxy, which the gateway does not do for it (docs/gateway.md)")
     at = desk_of(desk, any_cli, PRICES, (Shell("echo one > written"), Say("Done.")))
     del at.env["CLAUDE_CODE_TMPDIR"]  # only a TMPDIR that cannot be written is replaced there
     work = Path(at.env["HOME"], "work")
@@ -121,8 +123,9 @@ def test_each_program_is_metered_in_a_terminal(desk: MakeDesk, any_cli: Cli) -> 
 def test_each_program_starts_with_a_placeholder_instead_of_a_key(desk: MakeDesk, any_cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("scripted")
     at = desk_of(desk, any_cli, PRICES)
-    path = {"codex": "/codex/v1", "opencode": "/opencode"}.get(any_cli.name, f"/{any_cli.name}")
-    name, api = {"codex": ("openai", "openai-responses"), "gemini": ("gemini", "gemini")}.get(any_cli.name, ("anthropic",) * 2)
+    path = {"codex": "/codex/v1", "opencode": "/opencode", "qwen": "/qwen/v1"}.get(any_cli.name, f"/{any_cli.name}")
+    openai = ("openai", "openai-responses")
+    name, api = {"codex": openai, "qwen": openai, "gemini": ("gemini", "gemini")}.get(any_cli.name, ("anthropic",) * 2)
     upstream = f'url = "{at.model.url}{path}"\napi = "{api}"\nkey_file = "{tmp_path / "key"}"\n'
     at.daemon.config.write_text(f"{at.daemon.config.read_text()}[gateway.upstreams.{name}]\n{upstream}")
     assert at.sfactl("reload").returncode == 0

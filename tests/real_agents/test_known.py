@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from itertools import repeat
+from itertools import pairwise, repeat
 
 import pytest
 
 from tests.harness import wait_until
-from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, Cli
+from tests.real_agents.clis import CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN, Cli
 from tests.real_agents.conftest import MakeDesk
 from tests.real_agents.desk import Desk
 from tests.real_agents.script import Fail, Say, Shell
@@ -55,15 +55,18 @@ def offers(at: Desk, cli: Cli) -> int:
     return sum(cli is not CODEX or "### `exec_command`" in json.dumps(body) for body in at.talk(cli).requests)
 
 
-@pytest.mark.parametrize(("cli", "shell"), [(CLAUDE, "Bash"), (CODEX, "command_execution"), (OPENCODE, "bash")])
+@pytest.mark.parametrize(
+    ("cli", "shell"), [(CLAUDE, "Bash"), (CODEX, "command_execution"), (OPENCODE, "bash"), (QWEN, "run_shell_command")]
+)
 def test_a_blocked_tool_is_not_offered_to_the_model(desk: MakeDesk, cli: Cli, shell: str) -> None:
     at = desk(**{cli.name: repeat(Say("Done."))})
-    counts = []
+    counts = [0]
     for options in (), ("--block-tool", shell), ("--allow-tool", "Read"), ("--allow-tool", shell):
         done = at.sfactl("run", *options, *cli.by_name)
         assert done.returncode == 0, done.stdout + done.stderr
         counts.append(offers(at, cli))
-    assert counts == [1, 1, 1, 2]
+    # Qwen Code makes two calls for a task without tool calls
+    assert [after > before for before, after in pairwise(counts)] == [True, False, False, True]
 
 
 def test_gemini_cli_is_offered_the_tools_that_are_allowed(desk: MakeDesk) -> None:

@@ -22,6 +22,7 @@ from ...gateway.callers import Kernel, Opened
 from ...host.tasks import in_thread
 from ...processes import procfs
 from ...processes.launcher import Launcher
+from ...protocol.known import PROGRAMS
 from ...protocol.types import RunId
 from ...runs.live import Live
 
@@ -30,10 +31,6 @@ LOOK_EVERY, LOOK_EVERY_MAX = 2.0, 30.0
 SLOWER = 1.25
 RESOLVED_FOR = 300.0
 """Seconds for which the addresses of a name are used again."""
-MADE_ANYWAY = {"claude": "api.anthropic.com", "codex": "chatgpt.com", "gemini": "generativelanguage.googleapis.com"}
-"""Hosts to which a program connects for other things than calls: Claude Code sends its telemetry there whatever its base URL is,
-Codex asks for a login's account, and Google's names share addresses. Session files tell what these programs use."""
-
 _BUILT_IN = tuple(upstream.url for upstream in GatewayConfig().upstreams.values())
 _PORTS = {"http": 80, "https": 443}
 
@@ -114,9 +111,15 @@ class ConnectionWatch:
         own = self._live[live.lineage_ids[0]].setups.upstreams.values()
         for url in (*_BUILT_IN, *self._upstreams(), *(each.url for each in own)):
             api = _api_of(url)
-            program = next((each for each in programs if api is not None and MADE_ANYWAY.get(each) != api[0]), None)
+            program = next((each for each in programs if api is not None and _connects(each) != api[0]), None)
             if api is not None and program is not None:
                 yield api, program
+
+
+def _connects(program: str) -> str | None:
+    """Return the host to which a program connects for other things than calls."""
+    known = PROGRAMS.get(program)
+    return known.connects if known is not None else None
 
 
 class _Addresses:

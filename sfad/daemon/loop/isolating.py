@@ -12,15 +12,18 @@ from ...core.state.policy import Invalid
 from ...gateway.egress_rules import is_model_api
 from ...processes.isolation.programs import VARIABLES
 from ...processes.isolation.sandbox import Sandbox, impossible
-from ...processes.isolation.visible import AGENT_FILES, AGENT_VARIABLES
 from ...protocol.egress import Destination, destination
+from ...protocol.known import PROGRAMS
 from ...protocol.messages import Spawn
 from ...protocol.types import Isolation
 from ...runs.live import Live
 from .gateways import Gateways
 
 Least = Literal["off", "on", "net"]
-_PLACES = (*(f"{name}=/".encode() for name in AGENT_VARIABLES.values()), *(f"{name}=".encode() for name in VARIABLES))
+_PLACES = (
+    *(f"{each.files_variable}=/".encode() for each in PROGRAMS.values() if each.files_variable),
+    *(f"{name}=".encode() for name in VARIABLES),
+)
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "npm_config_proxy", "npm_config_https_proxy")
 """curl does not obey HTTP_PROXY, which a CGI program would take from its client. npm's are stronger than a person's .npmrc."""
 _NO_PROXIES = ("no_proxy", "NO_PROXY", "npm_config_noproxy")
@@ -113,7 +116,7 @@ class Isolating:
             directory=request.cwd,
             home=home,
             program=os.path.join(request.cwd, word) if b"/" in word else word,
-            agent=program if program in AGENT_FILES else "",
+            agent=program if program in PROGRAMS else "",
             variables=[item for item in request.env if item.startswith(_PLACES)],
         )
 

@@ -4,12 +4,13 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ...host.probe import FIX, bubblewrap, namespaces_forbidden
+from ...protocol.known import PROGRAMS
 from .kernel import compiled
 
 _PATIENCE = 10.0
@@ -58,13 +59,22 @@ class Sandbox:
             *(("read", path) for path in self.readable),
             ("home", self.home),
             ("program", self.program),
-            ("agent", self.agent.encode()),
+            *self._agent_files(),
             ("port", b"" if self.gateway is None else b"%d" % self.gateway),
         ]
         found = {"net": not self.network, "terminal": self.terminal}
         flags = [name.encode() for name, wanted in found.items() if wanted]
         python = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, _PACKAGES, f"bwrap={bubblewrap() or ''}"]
         return [*map(os.fsencode, python), *flags, *(name.encode() + b"=" + value for name, value in given)]
+
+    def _agent_files(self) -> Iterator[tuple[str, bytes]]:
+        """Yield where agent programs keep login, settings and sessions: those of this run's program, and those that it must not
+        see."""
+        for name, program in PROGRAMS.items():
+            whose = "own" if name == self.agent else "other"
+            yield from ((whose, file.encode()) for file in program.files)
+            if program.files_variable is not None:
+                yield f"{whose}-variable", program.files_variable.encode()
 
 
 @cache

@@ -85,12 +85,13 @@ class SandboxView:
         self._here = os.getcwd()
         self._top = os.path.normpath(settings.one("directory") or self._here)
         self._said = settings.named("variable")
-        home, self._agent = settings.one("home"), settings.one("agent")
+        home = settings.one("home")
         self._homes = sorted({os.path.realpath(each) for each in (home, _home_by_name()) if each and each != "/"})
         self._links: dict[str, str] = {}
         self._mounts: dict[str, str] = {}
         """What is mounted at a path: `tmpfs`, `ro-bind`, `bind`, `cover`."""
-        own = visible.own_files(self._agent, home, self._said) if self._agent and home else []
+        chosen = self._said_by("own-variable")
+        own = chosen or [f"{home}/{name}" for name in settings.all("own")] if home else []
         readable = settings.all("read")
         hides = self._hides([*settings.all("write"), *readable])
         daemons = [os.path.realpath(path) for path in settings.all("hide")]
@@ -165,10 +166,14 @@ class SandboxView:
         """Return whether a directory is a home or above one, so that its files are not shown for being the working directory."""
         return path == "/" or any(within(home, path) for home in self._homes)
 
+    def _said_by(self, setting: str) -> list[str]:
+        """Return the values of the variables that a setting names."""
+        return [path for name in self._settings.all(setting) if (path := self._said.get(name))]
+
     def _hides(self, asked: Sequence[str]) -> list[str]:
         """Return what is hidden wherever it would be seen."""
         daemons = [os.path.realpath(path) for path in self._settings.all("hide")]
-        secrets = visible.secrets(self._homes, self._agent, self._said, root=os.geteuid() == 0)
+        secrets = visible.secrets(self._homes, self._settings.all("other"), self._said_by("other-variable"), root=os.geteuid() == 0)
         return topmost(path for path in (*daemons, *(path for path in secrets if path not in asked)) if os.path.lexists(path))
 
     def _programs(self) -> Iterator[str]:

@@ -16,7 +16,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 # ---- Paths as the kernel follows them
@@ -104,16 +104,6 @@ _OF_ROOT = (
     "/sys/fs/bpf", "/sys/fs/pstore", "/var/lib/docker", "/var/lib/containerd", "/var/lib/kubelet", "/var/spool", "/var/log",
 )  # fmt: skip
 """What root can read as its owner, without any capability, beside `_not_for_all`."""
-AGENT_FILES = {
-    "claude": (".claude", ".claude.json"),
-    "codex": (".codex",),
-    "gemini": (".gemini",),
-    "opencode": (".config/opencode", ".local/share/opencode", ".local/state/opencode", ".cache/opencode"),
-    "aider": (".aider",),
-}
-"""Where agent programs keep login, settings and sessions. Each can write its own, and sees no other's."""
-AGENT_VARIABLES = {"claude": "CLAUDE_CONFIG_DIR", "codex": "CODEX_HOME"}
-"""Where a user says that they are, with an absolute path."""
 
 
 def can_be_empty(home: str) -> bool:
@@ -122,21 +112,13 @@ def can_be_empty(home: str) -> bool:
     return os.path.basename(home) not in ("bin", "sbin") and not any(within(path, home) for path in needed)
 
 
-def secrets(homes: Sequence[str], agent: str, env: Mapping[str, str], *, root: bool) -> list[str]:
-    """Return the secrets that there are. `agent`: the program whose files are none. `env`: `AGENT_VARIABLES` of the run that was
-    isolated first."""
-    found = [f"{home}/{name}" for home in homes for name in _secrets(agent)]
+def secrets(homes: Sequence[str], agents: Sequence[str], places: Sequence[str], *, root: bool) -> list[str]:
+    """Return the secrets that there are. `agents`: files of other agent programs, below the home directory; `places`: where a user
+    says that they are."""
+    found = [f"{home}/{name}" for home in homes for name in (*_SECRETS, *agents)]
     if root:
         found += [*_OF_ROOT, *_not_for_all("/etc"), *_not_for_all("/usr/local/etc")]
-    found += [path for name, variable in AGENT_VARIABLES.items() if name != agent and (path := env.get(variable))]
-    return [os.path.realpath(path) for path in found if os.path.lexists(path)]
-
-
-def _secrets(agent: str) -> Iterator[str]:
-    yield from _SECRETS
-    for name, files in AGENT_FILES.items():
-        if name != agent:
-            yield from files
+    return [os.path.realpath(path) for path in (*found, *places) if os.path.lexists(path)]
 
 
 def _not_for_all(top: str) -> Iterator[str]:
@@ -153,13 +135,6 @@ def _not_for_all(top: str) -> Iterator[str]:
             yield entry.path
         elif entry.is_dir():
             yield from _not_for_all(entry.path)
-
-
-def own_files(agent: str, home: str, env: Mapping[str, str]) -> list[str]:
-    """Return the files of the agent program itself."""
-    names = [f"{home}/{name}" for name in AGENT_FILES.get(agent, ())]
-    variable = env.get(AGENT_VARIABLES.get(agent, ""))
-    return [variable] if variable else names
 
 
 def make(names: Iterable[str]) -> None:
