@@ -103,7 +103,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         "A path that the sandbox may write to, beside the working directory. Implies --isolate", "PATH", many=True),
     Option(("--readable",), "readable",
         "A path that the sandbox shows, beside programs and what it may write to. Implies --isolate", "PATH", many=True),
-    Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (docs/mcp.md)"),
+    Option(("--mcp",), "mcp", "Give the agent the tools that start subagents (docs/sessions.md)"),
 )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ PROGRAMS: dict[str, KnownProgram] = {
     "aider": KnownProgram("aider", packages=("aider-chat",), files=(".aider",)),
     **dict.fromkeys(("goose", "cursor-agent", "copilot", "amp", "crush", "droid", "auggie"), KnownProgram()),
 }
-"""Agent programs. `sfad.agents` has a module of the same name for each that has a title; docs/meters.md says how to add one."""
+"""Agent programs. `sfad.agents` has a module of the same name for each that has a title; docs/metering.md says how to add one."""
 
 METERED = {name: program for name, program in PROGRAMS.items() if program.metered}
 """Agent programs whose events a meter reads."""

@@ -1,6 +1,6 @@
 """Write the picture of docs/watching.md, of made-up runs, with the lines that the program draws.
 
-    python -m tests.top.screenshots
+python -m tests.top.screenshots
 """
 
 from __future__ import annotations
