@@ -74,6 +74,7 @@ def desk_of(desk: MakeDesk, hosts: tuple[Model, Model], case: Case, containment:
     provider, own = hosts
     upstream = f'[gateway.upstreams.openai]\nurl = "{provider.url}/codex/v1"\napi = "openai-responses"\n{more}'
     at = desk(config=GATEWAY + PRICES + upstream, mode=containment)
+    at.env.pop("OPENAI_BASE_URL", None)  # Qwen Code has it from the desk
     home = Path(at.env["CODEX_HOME"])
     tables = CODEX_QUIET.partition("\n")[2]
     (home / "config.toml").write_text(f"check_for_update_on_startup = false\n{case.config.format(own=own.url)}{tables}")
