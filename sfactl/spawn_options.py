@@ -65,7 +65,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         f"How to read usage from the output: {', '.join(METERS)} (default: by the command)",
         "METER", complete="meter"),
     Option(("--gateway",), "gateway",
-        "Check each call of a model before it is made, so that a limit of cost is not exceeded; children inherit it"),
+        "Check each model call before it is made, so that a limit of cost is not exceeded; children inherit it"),
     Option(("--no-gateway",), "no_gateway", "Leave the gateway out: the daemon only sees what the run's events tell"),
     Option(("--model-allow",), "model_allow",
         "A model that the run and its children may call, as claude-haiku-*; others are refused. Implies --gateway",

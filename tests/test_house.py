@@ -52,16 +52,6 @@ def fork(one: str, other: str) -> tuple[str, str, str]:
     return ".".join(names[:depth]), "".join(names[depth : depth + 1]), "".join(others[depth : depth + 1])
 
 
-def test_no_two_classes_share_a_name() -> None:
-    where = defaultdict(set)
-    for path in SOURCES:
-        own = name_of(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                where[node.name].add(own)
-    assert {name: sorted(places) for name, places in where.items() if len(places) > 1} == {}
-
-
 @pytest.mark.parametrize("init", PACKAGES, ids=name_of)
 def test_every_module_is_on_its_packages_map(init: Path) -> None:
     """The docstring of a package has a line for each of its modules, which begins with the module's name."""

@@ -1,4 +1,4 @@
-"""Print the calls of models that runs have made through the gateway, or follow them.
+"""Print the model calls that runs have made through the gateway, or follow them.
 
 One line for each call, by the time at which the agent asked for it: tokens in and out, of the input those read from a cache, cost,
 seconds to the first byte and in all, and what happened. Calls that wait or are under way have no figures yet. A cost with ≥ is a

@@ -85,7 +85,7 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
         output.note(
             "note: turns, tokens and cost of this run are not known, so their limits are NOT ENFORCEABLE; time is. "
             "They are known if the agent prints JSON events (--meter NAME), reports its use (sfactl report, with --meter report), "
-            "or is started with --gateway, which checks each call of a model before it is made"
+            "or is started with --gateway, which checks each model call before it is made"
         )
 
 

@@ -1,4 +1,4 @@
-"""Export a span for each ended run and each of its calls of a model to `otel.endpoint`, until interrupted.
+"""Export a span for each ended run and each of its model calls to `otel.endpoint`, until interrupted.
 
 The daemon does this by itself where `otel.endpoint` is set. It needs the extra otel; docs/metrics.md has the attributes.
 """

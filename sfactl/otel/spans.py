@@ -1,4 +1,4 @@
-"""Runs and calls of models as spans.
+"""Runs and model calls as spans.
 
 Ids are made from the run's, so that a child's span finds its parent's without a memory, and a span that is sent twice has the same
 id. Names of attributes: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (1.37), and `sfad.…` for what it has no name for.

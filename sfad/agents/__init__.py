@@ -69,6 +69,3 @@ def session_files_of(meter: str | None, argv: Sequence[str]) -> SessionFiles | N
 def _of_command(argv: Sequence[str]) -> AgentProgram | None:
     name = program_name(argv)
     return named(name) if name in METERED else None
-
-
-#

@@ -56,7 +56,7 @@ class CountRefusal(WithId, frozen=True):
 
 
 class OfCall(Struct, frozen=True):
-    """Base of commands about a call of a model. `lineage`: of its run."""
+    """Base of commands about a model call. `lineage`: of its run."""
 
     call: CallInfo
     lineage: tuple[RunId, ...]

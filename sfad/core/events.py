@@ -132,7 +132,7 @@ class CallPrice(Struct, frozen=True):
 
 
 class CallAsked(At, frozen=True):
-    """The gateway asks whether a run may make a call of a model. Answered by `AnswerRequest(CallAdmitted)`, perhaps much later."""
+    """The gateway asks whether a run may make a model call. Answered by `AnswerRequest(CallAdmitted)`, perhaps much later."""
 
     token: Token
     call: AdmitCall

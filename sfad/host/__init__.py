@@ -18,6 +18,3 @@
 `systemd`        sd_notify(3), the file descriptor store, and whether a logout ends this daemon
 `tasks`          tasks beside the loop, calls in threads, and the turns of the trio loop
 """
-
-
-#

@@ -95,7 +95,7 @@ class Counts(Struct, kw_only=True):
     hit_by_minute: dict[int, int] = {}
     """Breaches by minute of Unix time, of the last hour."""
     calls: dict[str, dict[Outcome, int]] = {}
-    """Calls of models by upstream and outcome."""
+    """Model calls by upstream and outcome."""
     by_type: dict[str, TypeCounts] = {}
     by_user: dict[str, UserCounts] = {}
     spawn: Histogram = _empty(SHORT)
@@ -241,8 +241,8 @@ METRICS = (
     Metric("sfad_user_tokens", "counter", "Tokens of a user's ended runs; direction is input or output", ("user", "direction")),
     Metric("sfad_spawn_duration_seconds", "histogram", "From a request to the execution of its command, without queueing"),
     Metric("sfad_queue_wait_seconds", "histogram", "From a request to the execution of its command, of trees that were queued"),
-    Metric("sfad_gateway_calls", "counter", "Calls of models that have ended or were not made", ("upstream", "outcome")),
-    Metric("sfad_gateway_calls_open", "gauge", "Calls of models that wait or are under way", ("state",)),
+    Metric("sfad_gateway_calls", "counter", "Model calls that have ended or were not made", ("upstream", "outcome")),
+    Metric("sfad_gateway_calls_open", "gauge", "Model calls that wait or are under way", ("state",)),
     Metric("sfad_gateway_first_byte_seconds", "histogram", "Time until an upstream began its reply"),
     Metric("sfad_budget_usd", "gauge", "Money that a budget has in its present period", ("scope", "name")),
     Metric("sfad_budget_used_usd", "gauge", "Money that a budget was charged in its present period", ("scope", "name")),

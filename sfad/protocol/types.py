@@ -365,7 +365,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     repeating: Repetition | None = None
     """Of a live run whose model has asked for the same tool call at least `limits.repeats` times in a row."""
     calls: int | None = None
-    """Calls of models that it made through the gateway, those under way included. Only in the answer to `Info`."""
+    """Model calls that it made through the gateway, those under way included. Only in the answer to `Info`."""
     calls_refused: int | None = None
     last_refusal: str | None = None
     """Why the last of these was refused. Only in the answer to `Info`."""
@@ -428,7 +428,7 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     state: Literal["waiting", "under_way", "ended", "refused", "withdrawn"]
     upstream: str
     model: str | None
-    """`None` for a request that is no call of a model and costs money all the same; then `path` tells what it is."""
+    """`None` for a request that is no model call and costs money all the same; then `path` tells what it is."""
     input_tokens: int | None = None
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None

@@ -342,7 +342,7 @@ class RunCatalogue:
         return self.with_totals(infos)
 
 
-# ---- The one answer to which calls of models a run has made: under way, not written yet, or in the ledger
+# ---- The one answer to which model calls a run has made: under way, not written yet, or in the ledger
 
 
 OpenCalls = Callable[[RunId], list[CallInfo]]

@@ -1,4 +1,4 @@
-"""What the gateway adds to a call of a model, beside a direct connection, in one run.
+"""What the gateway adds to a model call, beside a direct connection, in one run.
 
     python -m tests.bench --only gateway
 

@@ -81,7 +81,7 @@ def test_parallel_calls_wait_for_each_other_and_are_refused_after_that() -> None
     (t >> t.fired(a, Timer.CALLS)).skip()
     answer = t.refusal(next_)
     assert answer.retry_after == 1
-    assert "has 2 calls of models under way, and gateway.per_run.concurrent_calls in the config allows 2" in str(answer.refused)
+    assert "has 2 model calls under way, and gateway.per_run.concurrent_calls in the config allows 2" in str(answer.refused)
 
 
 def test_bounds_of_a_user_are_shared_by_all_its_runs() -> None:

@@ -132,7 +132,7 @@ def history(shown: Mapping[RunId, RunInfo], diary: Diary, finals: Mapping[RunId,
 
 
 def charged(shown: Mapping[RunId, RunInfo], provider: Provider) -> list[str]:
-    """Of calls of a model: each was charged once, and by no more than was reserved for it."""
+    """Of model calls: each was charged once, and by no more than was reserved for it."""
     told = sum(run.total_cost_usd or 0 for run in shown.values() if run.name == "calling")
     most = sum(IN_USD * (1 + bill.size / 2.5) + OUT_USD * bill.max_tokens for bill in provider.bills)
     if provider.usd - 1e-9 <= told <= most + 1e-9:

@@ -1,4 +1,4 @@
-"""What calls of models cost."""
+"""What model calls cost."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Home:
         return Session(files, command, {"HOME": str(self.path)}, str(self.work), uid, BEGAN, files.session_id(command))
 
     def file(self, session: str = ONE, *, calls: int = 1, at: datetime | None = None, name: str = "") -> Path:
-        """Write a session file with so many calls of a model."""
+        """Write a session file with so many model calls."""
         path = self.project / (name or f"{session}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:

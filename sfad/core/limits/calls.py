@@ -1,4 +1,4 @@
-"""Calls of a model that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused.
+"""Model calls that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused.
 
 A call that does not fit waits as long as other calls' reservations are in its way. Then its maximum output is lowered to what fits,
 if that is worth a call, and for a limit that pauses also ample for the run's replies. Else the call is answered by the

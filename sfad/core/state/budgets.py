@@ -31,7 +31,7 @@ class Budget:
     refused: bool = False
     """It was published that a reservation was refused because of it."""
     short: bool = False
-    """What is left of it was too little for a call of a model: it counts as run out."""
+    """What is left of it was too little for a model call: it counts as run out."""
     renews_at: float | None = None
     """When that is, on the shell's clock."""
 

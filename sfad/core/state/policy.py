@@ -53,7 +53,7 @@ class SessionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CallBounds:
-    """How many calls of models a run, or a user, may make. `None`: any number."""
+    """How many model calls a run, or a user, may make. `None`: any number."""
 
     calls_per_minute: int | None = None
     concurrent_calls: int | None = None
@@ -113,7 +113,7 @@ class Policy:
     pause_max: float = 86400.0
     approval_timeout: float = 600.0
     call_wait: float = 60.0
-    """How long a call of a model waits for others."""
+    """How long a model call waits for others."""
     models: tuple[str, ...] = ()
     """Patterns of models that may be called; all, where there is none."""
     calls_per_run: CallBounds = CallBounds()

@@ -29,7 +29,7 @@ class Timer(Word):
     RECONNECT = "reconnect"
     """Its client did not come back after the daemon's restart."""
     CALLS = "calls"
-    """A call of a model has waited for others for as long as it may."""
+    """A model call has waited for others for as long as it may."""
     ALERT = "alert"
     """An alert of the run may have to be raised or cleared."""
 

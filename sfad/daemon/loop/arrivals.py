@@ -25,7 +25,7 @@ ENDS_WAIT = PRICES_WAIT + LAST_LOOK_WAIT
 """Seconds that a re-execution waits at most for pending ends. An end that is fed sooner stays without a price."""
 
 CALLS_WAIT = 2.0
-"""Seconds that an end waits for what its calls of a model have used. The gateway tells when it sees that its caller is gone."""
+"""Seconds that an end waits for what its model calls have used. The gateway tells when it sees that its caller is gone."""
 
 End = e.MainExited | e.Emptied
 
@@ -105,7 +105,7 @@ class Arrivals:
             pending.learning.deadline = min(pending.learning.deadline, trio.current_time() + LAST_LOOK_WAIT)
 
     def call_settled(self) -> None:
-        """Note that a call of a model was settled."""
+        """Note that a model call was settled."""
         self._settled.unpark_all()
 
     async def _calls_settled(self, run: Run) -> None:
@@ -156,5 +156,5 @@ class Arrivals:
 
 
 def _calls(run: Run) -> bool:
-    """Return whether calls of a model are under way in the run or below it."""
+    """Return whether model calls are under way in the run or below it."""
     return any(each.account.under_way for each in run.subtree())

@@ -201,7 +201,7 @@ class PendingRequests:
             asker(answer)
 
     def withdraw(self, asker: OnAnswer, token: int, why: str | None) -> None:
-        """Expect no answer to a call of a model, and have the core forget it. `why`: see `CallWithdrawn`."""
+        """Expect no answer to a model call, and have the core forget it. `why`: see `CallWithdrawn`."""
         self._askers[token].remove(asker)
         if not self._askers[token]:
             del self._askers[token]

@@ -201,7 +201,7 @@ class Call:
 
 
 def withdraw_calls(requests: PendingRequests, connection: Connection, number: int | None, why: str | None) -> None:
-    """Forget the calls of a model that wait for an answer on the gateway's connection: one of them, or all. `why`: see
+    """Forget the model calls that wait for an answer on the gateway's connection: one of them, or all. `why`: see
     `CallWithdrawn`."""
     for token, askers in requests.askers().items():
         for asker in list(askers):

@@ -8,7 +8,7 @@
 `advice`      what is learned from runs: the answers to `recommend` and `summary`
 `listing`     runs as they are shown
 `following`   a run's end, events and output as they come
-`records`     what is kept of runs: results, events, calls of models
+`records`     what is kept of runs: results, events, model calls
 `daemon`      the daemon itself
 `gateway`     what the gateway asks the daemon
 """

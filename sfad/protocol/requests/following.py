@@ -25,7 +25,7 @@ class Watch(Request, tag="watch"):
 
     run: str
     calls: bool = False
-    """Push their calls of models instead, each when it begins to wait and when it has ended or is not made, by `CallPush`."""
+    """Push their model calls instead, each when it begins to wait and when it has ended or is not made, by `CallPush`."""
 
 
 class EventPush(Reply, tag="event"):

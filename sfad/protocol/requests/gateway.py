@@ -27,7 +27,7 @@ class PlaceCaller(Request, tag="place_caller"):
 
 
 class AdmitCall(Request, tag="admit_call"):
-    """Ask whether a call of a model may be made. Answered by `CallAdmitted` once that is decided."""
+    """Ask whether a model call may be made. Answered by `CallAdmitted` once that is decided."""
 
     run: str
     model: str
@@ -106,7 +106,7 @@ class SilentCall(Request, tag="silent_call"):
 
 
 class UnaskedCall(Request, tag="unasked_call"):
-    """Tell of a request that costs money and is no call of a model: the gateway let it pass, or refused it. Answered by `Done`."""
+    """Tell of a request that costs money and is no model call: the gateway let it pass, or refused it. Answered by `Done`."""
 
     run: str
     time: float

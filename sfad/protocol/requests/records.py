@@ -1,4 +1,4 @@
-"""What is kept of runs: results, events and calls of models."""
+"""What is kept of runs: results, events and model calls."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EventPage(Reply, tag="events"):
 
 
 class ListCalls(Request, tag="calls"):
-    """Return a page of a run's calls of models, in the order of their time. Answered by `CallPage`."""
+    """Return a page of a run's model calls, in the order of their time. Answered by `CallPage`."""
 
     repeats = 1
 

@@ -48,7 +48,7 @@ class Spawn(Request, tag="spawn"):
     log: bool = True
     quiet: bool = False
     gateway: bool | None = None
-    """Send its calls of a model through the gateway. `None`: as its parent does; a root's where that is enabled."""
+    """Send its model calls through the gateway. `None`: as its parent does; a root's where that is enabled."""
     shim: bool = False
     """A shim asks."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"

@@ -27,7 +27,7 @@ from ....protocol.types import CallInfo, ErrorCode
 from ..call import Call, answers, withdraw_calls
 from .use import once_priced
 
-# ---- `admit_call`: ask whether a call of a model may be made, and reserve what it may cost
+# ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
 
 
 @answers(AdmitCall)
@@ -53,7 +53,7 @@ def admit_call(call: Call, request: AdmitCall) -> None:
     once_priced(call, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why)))
 
 
-# ---- `end_call`: count what a call of a model has used
+# ---- `end_call`: count what a model call has used
 
 
 @answers(EndCall)
@@ -152,7 +152,7 @@ def serve_gateway(call: Call, request: ServeGateway) -> None:
     call.reply(GatewaySettings(id=request.id, upstreams=runtime.gateways.settings(user), ungated=ungated))
 
 
-# ---- `silent_call`: note that a call of a model gets no answer, or gets one after all
+# ---- `silent_call`: note that a model call gets no answer, or gets one after all
 
 
 MAX_HOST = 255

@@ -116,7 +116,7 @@ def _queue(machine: Machine, run: Run) -> QueueState | None:
     return QueueState(**place._asdict(), free_by=free_by)
 
 
-# ---- `calls`: a page of a run's calls of models
+# ---- `calls`: a page of a run's model calls
 
 
 @answers_about_run(ListCalls)
