@@ -55,13 +55,13 @@ def test_a_call_that_would_wait_too_long_is_refused_with_the_time() -> None:
     answer = t.postponed(t.call(a, 10))
     assert answer.retry_after == 42
     assert str(answer.refused) == (
-        f"run {a} ('a') has made 1 call of models within a minute, and gateway.per_run.calls_per_minute in F allows 1; "
+        f"run {a} ('a') has made 1 model call within a minute, and gateway.per_run.calls_per_minute in F allows 1; "
         "the next is possible in 42 s"
     )
     t.later(12)
     first = t.call(a, 10)
     (t >> first).skip()
-    assert "1 call already wait" in str(t.postponed(t.call(a, 10)).refused)
+    assert "1 model call already wait" in str(t.postponed(t.call(a, 10)).refused)
     assert first.token not in t.answers
     assert t.run(a).status is Status.RUNNING, "its agent may try again"
 
@@ -88,13 +88,13 @@ def test_bounds_of_a_user_are_shared_by_all_its_runs() -> None:
     t = bounded(user=CallBounds(concurrent_calls=1, calls_per_minute=3), run=CallBounds(calls_per_minute=1), wait=0)
     a, b, other = t.start("a", limits=AMPLE), t.start("b", limits=AMPLE), t.start("c", BOB, limits=AMPLE)
     name, _ = t.admitted(t.call(a, 10))
-    assert "user ann has 1 call of models under way" in str(t.postponed(t.call(b, 10)).refused)
+    assert "user ann has 1 model call under way" in str(t.postponed(t.call(b, 10)).refused)
     t.admitted(t.call(other, 10))
     for run in (b, t.start("d", limits=AMPLE)):
         (t >> t.called(name, cost=0.01)).skip()
         name, _ = t.admitted(t.call(run, 10))
     (t >> t.called(name, cost=0.01)).skip()
-    assert "user ann has made 3 calls" in str(t.postponed(t.call(t.start("f", limits=AMPLE), 10)).refused)
+    assert "user ann has made 3 model calls" in str(t.postponed(t.call(t.start("f", limits=AMPLE), 10)).refused)
 
 
 def test_a_call_costs_the_same_beside_many_runs() -> None:

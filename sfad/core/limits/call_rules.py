@@ -75,7 +75,7 @@ class CallRates:
             count = _under_way(run) if caller.section == "per_run" else self._spending.under_way.count(run.user)
             if count >= most:
                 bound = self._ctx.policy.where_set(f"gateway.{caller.section}.concurrent_calls")
-                words = f"{caller.words} has {count} {_calls(count)} of models under way, and {bound} allows {most}"
+                words = f"{caller.words} has {count} {_calls(count)} under way, and {bound} allows {most}"
                 yield Barrier(caller.key, f"{words}; try again when one has ended", None)
         if rate is not None:
             window = self._window(caller.key, rate)
@@ -83,7 +83,7 @@ class CallRates:
             if free_at > at:
                 bound = self._ctx.policy.where_set(f"gateway.{caller.section}.calls_per_minute")
                 count = window.used(at)
-                words = f"{caller.words} has made {count} {_calls(count)} of models within a minute, and {bound} allows {rate}"
+                words = f"{caller.words} has made {count} {_calls(count)} within a minute, and {bound} allows {rate}"
                 waiting = f" ({ahead} {_calls(ahead)} already wait)" if ahead else ""
                 yield Barrier(caller.key, f"{words}{waiting}; the next is possible in {free_at - at:.0f} s", free_at)
 
@@ -103,7 +103,7 @@ def _under_way(run: Run) -> int:
 
 
 def _calls(count: int) -> str:
-    return "call" if count == 1 else "calls"
+    return "model call" if count == 1 else "model calls"
 
 
 # ---- Models that a run may call: `gateway.models` and `--model-allow`
