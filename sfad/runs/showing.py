@@ -135,6 +135,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         direct=live.spawn.direct if not ended else None,
         after=list(run.awaits) if run.status is Status.QUEUED else [],
         group=run.asked.group,
+        stdin=live.stdin is not None,
     )
 
 

@@ -117,6 +117,8 @@ class Summarise(Request, tag="summary"):
     name: str | list[str] | None = None
     user: str | None = None
     labels: dict[str, str | list[str]] = {}
+    until: float | None = None
+    """Only runs created before."""
 
 
 class Summarised(Reply, tag="summarised"):
