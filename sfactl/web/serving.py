@@ -76,10 +76,9 @@ def place_of(listen: str, cert: str | None, key: str | None, proxy: str | None, 
 
 def _address(listen: str) -> tuple[str, int]:
     host, colon, port = listen.rpartition(":")
-    host = _ip("--listen", host.strip("[]"))
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise UsageError(f"--listen: {listen!r} is not of the form ADDRESS:PORT, as 127.0.0.1:8477")
-    return host, int(port)
+    return _ip("--listen", host.strip("[]")), int(port)
 
 
 def _ip(option: str, text: str) -> str:

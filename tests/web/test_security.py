@@ -1,172 +1,148 @@
-"""`sfactl top --web`: for the browser that opens the address first, of the same user, and for no page of another site."""
+"""Who may ask: a process of the same user, a browser that has opened the link, and no page of another site."""
 
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import select
 import signal
 import socket
+import ssl
 import struct
-import subprocess
-import sys
 import threading
-from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from urllib.parse import urlsplit
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 import pytest
+import trustme
 
-from tests.harness import PATIENCE, Daemon, as_nobody, as_root, started, wait_until
+from tests.harness import PATIENCE, Daemon, as_nobody, as_root, started
+from tests.web.console import Console
 
 BURST = 100
 """Connections, fewer than wait in the kernel."""
 
 
-class Served:
-    """The server, and a browser that asks it."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        command = [sys.executable, "-m", "sfactl", "top", "--web"]
-        self.process = subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        assert self.process.stdout is not None
-        self.address = urlsplit(self.process.stdout.readline().removeprefix("open ").strip())
-        assert self.address.port is not None
-        self.port = self.address.port
-        self.cookie = ""
-
-    @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def get(self, path: str | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
-        """Return status, headers and body; with the cookie, if it has one."""
-        known = {"Cookie": self.cookie} if self.cookie else {}
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
-            connection.request("GET", self.address.path if path is None else path, headers=known | headers)
-            answer = connection.getresponse()
-            return answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read().decode()
-
-    def open(self) -> tuple[int, dict[str, str]]:
-        status, headers, _ = self.get(f"{self.address.path}?{self.address.query}")
-        self.cookie = headers.get("set-cookie", "").partition(";")[0]
-        return status, headers
-
-    def websocket(self, **headers: str) -> tuple[str, socket.socket]:
-        """Ask for a session. Return the status line and the connection."""
-        known = {"Host": f"127.0.0.1:{self.port}", "Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
-        known |= {"Sec-WebSocket-Key": b64encode(bytes(16)).decode(), "Cookie": self.cookie} | headers
-        request = f"GET {self.address.path}ws?width=100&height=30 HTTP/1.1\r\n"
-        request += "".join(f"{key}: {value}\r\n" for key, value in known.items())
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
-        connection.sendall(f"{request}\r\n".encode())
-        line = b""
-        while not line.endswith(b"\r\n\r\n") and (more := connection.recv(1)):
-            line += more
-        return line.decode().partition("\r\n")[0], connection
-
-    def sessions(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def end(self) -> None:
-        sessions = self.sessions() if self.process.poll() is None else []
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        assert psutil.wait_procs(sessions, PATIENCE)[1] == []
-
-
 @pytest.fixture
-def served(common: Daemon) -> Iterator[Served]:
-    one = Served(common)
+def console(common: Daemon) -> Iterator[Console]:
+    one = Console(common)
     yield one
-    one.end()
+    assert one.end() == 0
 
 
-def frame(text: str) -> bytes:
-    """Return a text frame of a client, masked with zeros (RFC 6455, 5.2)."""
-    data = text.encode()
-    assert len(data) < 126
-    return bytes([0x81, 0x80 | len(data)]) + bytes(4) + data
-
-
-def shown(connection: socket.socket, words: str) -> None:
-    """Read until the session has drawn this."""
-    text = ""
-    while words not in text:
-        data = connection.recv(65536)
-        assert data, text[-2000:]
-        text += data.decode(errors="replace")
-
-
-def test_the_first_browser_sees_the_runs_and_no_other(common: Daemon, served: Served) -> None:
-    with common.client() as client:
-        started(client, ["sleep", "300"], name="visible")
-    assert served.get()[0] == 403
-    assert served.get(f"{served.address.path}?token=wrong")[0] == 403
-    status, headers = served.open()
-    assert status == 303
-    attributes = {part.strip() for part in headers["set-cookie"].split(";")[1:]}
-    assert attributes == {"HttpOnly", "SameSite=Strict", f"Path={served.address.path}"}
-    assert len(served.address.path) > 32
-    status, headers, body = served.get()
+def test_the_first_browser_is_let_in_and_no_other(console: Console) -> None:
+    for path in ("/", "/runs/a1", "/history", "/plans", "/events", "/api/stream", "/api/history", "/api/agents"):
+        assert console.ask(path)[0] == 403
+    assert console.ask("/login?token=wrong")[0] == 403
+    assert console.ask("/login")[0] == 403
+    status, headers = console.open()
+    assert (status, headers["location"]) == (303, "/")
+    attributes = {part.strip().lower() for part in headers["set-cookie"].split(";")[1:]}
+    assert attributes == {"httponly", "samesite=strict", "path=/"}
+    status, headers, body = console.ask("/")
     assert status == 200
-    assert "frame-ancestors 'none'" in headers["content-security-policy"]
-    assert f"ws://127.0.0.1:{served.port}{served.address.path}ws" in body
-
-    line, connection = served.websocket(Origin=served.origin)
-    with connection:
-        assert " 101 " in line
-        shown(connection, "visible")
-        connection.sendall(frame(json.dumps(["stdin", "?"])))
-        shown(connection, "the next run in trouble")
-    wait_until(lambda: not served.sessions(), "the session ends with its window")
-
-    first, served.cookie = served.cookie, ""
-    assert served.open()[0] == 403  # the token works once
-    served.cookie = first
-    assert served.get()[0] == 200
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "<script>" not in body
+    assert " style=" not in body
+    assert headers["referrer-policy"] == "no-referrer"
+    first, console.cookie = console.cookie, ""
+    assert console.open()[0] == 403  # the link works once
+    console.cookie = first
+    assert console.ask("/")[0] == 200
 
 
-def test_a_page_of_another_site_gets_nothing(served: Served) -> None:
-    served.open()
-    here, there = f"127.0.0.1:{served.port}", "http://evil.example"
-    assert served.get(Host="evil.example")[0] == 403  # a name that resolves to 127.0.0.1
-    assert served.get(Host=f"localhost:{served.port}")[0] == 403
-    assert served.get(Origin=there)[0] == 403
-    assert served.get("/")[0] == 404
-    for headers in ({"Origin": there}, {"Origin": "null"}, {"Host": "evil.example", "Origin": served.origin}, {"Host": here}):
-        line, connection = served.websocket(**headers)
-        connection.close()
-        assert " 403 " in line
-    line, connection = served.websocket(Origin=served.origin, Cookie="sfactl_top=guess")
-    connection.close()
-    assert " 403 " in line
-    assert served.sessions() == []
+def test_a_link_for_another_device_works_once(console: Console) -> None:
+    console.open()
+    status, _, body = console.ask("/api/link", "POST", X_CSRF_Token=console.token())
+    assert status == 200
+    link = body.split('"')[3].removeprefix(console.origin)
+    mine, console.cookie = console.cookie, ""
+    other = console.ask(link)[1]["set-cookie"].partition(";")[0]
+    assert other != mine
+    assert console.ask(link)[0] == 403
+    console.cookie = other
+    assert console.ask("/")[0] == 200
+    assert console.ask("/api/logout", "POST", X_CSRF_Token=console.token())[0] == 200
+    assert console.ask("/")[0] == 403
+    console.cookie = mine
+    assert console.ask("/")[0] == 200
+
+
+def test_a_page_of_another_site_gets_nothing(console: Console) -> None:
+    console.open()
+    token, there = console.token(), "http://evil.example"
+    assert console.ask("/", Host="evil.example")[0] == 403  # a name that resolves to 127.0.0.1
+    assert console.ask("/", Host=f"localhost:{console.port}")[0] == 403
+    assert console.ask("/static/app.js", Host="evil.example")[0] == 403
+    for path in ("/api/history", "/api/stream?runs=all", "/"):
+        assert console.ask(path, Origin=there)[0] == 403
+        assert console.ask(path, Origin="null")[0] == 403
+    assert console.ask("/api/history", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")[0] == 403
+    assert console.ask("/api/history", Sec_Fetch_Site="same-site", Sec_Fetch_Mode="cors")[0] == 403  # another port
+    for headers in (
+        {},
+        {"X_CSRF_Token": "guess"},
+        {"X_CSRF_Token": token, "Origin": there},
+        {"X_CSRF_Token": token, "Host": "a.b"},
+    ):
+        assert console.ask("/api/start", "POST", "{}", **headers)[0] == 403
+    assert console.ask("/api/start", "POST", "{}", X_CSRF_Token=token, Origin=console.origin)[0] == 400  # it names no agent
+    # a link in a message of another site may be followed: without the cookie, which is strict, our own page asks again
+    mine, console.cookie = console.cookie, ""
+    visit = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    status, _, body = console.ask("/runs/a1?x=%22%3E%3Cscript%3E", **visit)
+    assert status == 200
+    assert "http-equiv" in body
+    assert "<script>" not in body
+    console.cookie = mine
+    assert console.ask("/runs/a1", **visit)[0] == 200
+
+
+def test_wrong_requests_are_refused_in_words(console: Console) -> None:
+    console.open()
+    token = console.token()
+    assert console.ask("/nowhere")[0] == 404
+    assert console.ask("/static/../access.py")[0] in (403, 404)
+    assert console.ask("/static/%2e%2e/access.py")[0] == 404
+    assert "no run" in console.ask("/api/runs/zz")[2]
+    for path in (
+        "/api/costs?by=colour&days=1,2",
+        "/api/costs?days=2,1",
+        "/api/history?status=dead",
+        "/api/events?severity=x&before=9",
+    ):
+        status, _, body = console.ask(path)
+        assert status == 400, path
+        assert "error" in body
+    for body in ("[]", "{", '{"limits": 3}', '{"limits": {"turns": "-1"}}'):
+        assert console.ask("/api/runs/zz/limit", "POST", body, X_CSRF_Token=token)[0] in (400, 404)
+    assert console.ask("/api/runs/zz/explode", "POST", "{}", X_CSRF_Token=token)[0] == 404
+    assert console.ask("/api/start", "POST", "{" + " " * 300_000 + "}", X_CSRF_Token=token)[0] in (400, 413)
 
 
 @as_root
-def test_another_user_is_cut_off_before_it_asks(served: Served) -> None:
+def test_another_user_is_cut_off_before_it_asks(console: Console) -> None:
     "localhost".encode("idna")  # loads the codec, which the other user may not be able to read
 
     def ask() -> str:
         taken = []
         for _ in range(300):
-            connection = socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE)
+            connection = socket.create_connection(("127.0.0.1", console.port), timeout=PATIENCE)
             taken.append(connection)
         try:
-            asked = f"GET {served.address.path}?{served.address.query} HTTP/1.1\r\nHost: {served.origin[7:]}\r\n\r\n"
-            taken[-1].sendall(asked.encode())
+            taken[-1].sendall(f"GET {console.login} HTTP/1.1\r\nHost: {console.host}\r\n\r\n".encode())
             return str(taken[-1].recv(100))
         except ConnectionError:
             return "cut off"
 
     assert as_nobody(ask) in ("cut off", "b''")
-    assert served.open()[0] == 303
+    assert console.open()[0] == 303
 
 
 @contextmanager
@@ -198,19 +174,95 @@ def nobody_connecting(port: int) -> Iterator[None]:
 
 
 @as_root
-def test_another_user_who_connects_without_pause_does_not_keep_the_browser_out(served: Served) -> None:
+def test_another_user_who_connects_without_pause_does_not_keep_the_browser_out(console: Console) -> None:
     "localhost".encode("idna")  # as above
-    with nobody_connecting(served.port):
-        assert served.open()[0] == 303
-        assert served.get()[0] == 200
+    with nobody_connecting(console.port):
+        assert console.open()[0] == 303
+        assert console.ask("/")[0] == 200
 
 
-def test_a_session_ends_with_a_server_that_is_killed(served: Served) -> None:
-    served.open()
-    _, connection = served.websocket(Origin=served.origin)
-    with connection:
-        shown(connection, "sfad")
-        [session] = served.sessions()
-        os.kill(served.process.pid, signal.SIGKILL)
-        served.process.wait()
-        assert psutil.wait_procs([session], PATIENCE)[1] == []
+def test_tls_has_a_cookie_for_tls_only(common: Daemon, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    cert, key, root = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "root.pem"
+    issued.cert_chain_pems[0].write_to_path(str(cert))
+    issued.private_key_pem.write_to_path(str(key))
+    authority.cert_pem.write_to_path(str(root))
+    console = Console(common, "--cert", str(cert), "--key", str(key))
+    try:
+        assert console.link.startswith("https://127.0.0.1:")
+        connection = http.client.HTTPSConnection("127.0.0.1", console.port, context=ssl.create_default_context(cafile=str(root)))
+        connection.request("GET", console.login, headers={"Host": console.host})
+        answer = connection.getresponse()
+        assert answer.status == 303
+        cookie = answer.getheader("set-cookie") or ""
+        assert cookie.startswith("__Host-")
+        assert "Secure" in cookie
+        connection.close()
+    finally:
+        assert console.end() == 0
+
+
+@as_root
+def test_behind_a_proxy_only_its_user_and_ones_own_may_connect(common: Daemon) -> None:
+    console = Console(common, "--proxy", "https://agents.example.org", "--from", "65534")
+    try:
+        assert console.link.startswith("https://agents.example.org/login?token=")
+        # the address in the link is the proxy's: ask where the console listens itself
+        port = next(
+            each.laddr.port for each in psutil.Process(console.process.pid).net_connections("tcp") if each.status == "LISTEN"
+        )
+        assert console.ask("/", port=port, Host="127.0.0.1")[0] == 403
+        "localhost".encode("idna")  # as above
+        assert as_nobody(lambda: console.ask(console.login, port=port, Host="agents.example.org")[0]) == "303"
+    finally:
+        assert console.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--listen", "0.0.0.0:0"], "other machines can connect"),
+        (["--listen", "localhost:1"], "not an IP address"),
+        (["--listen", "127.0.0.1"], "not of the form"),
+        (["--listen", "127.0.0.1:99999"], "not of the form"),
+        (["--cert", "x"], "need each other"),
+        (["--cert", "/nowhere", "--key", "/nowhere"], "No such file"),
+        (["--proxy", "http://a"], "not an address such as https://"),
+        (["--listen", "0.0.0.0:0", "--proxy", "https://a"], "--from"),
+        (["--listen", "0.0.0.0:0", "--proxy", "https://a", "--from", "www-data"], "not an IP address"),
+        (["--proxy", "https://a", "--from", "no-such-user"], "no user"),
+        (["--from", "root"], "needs --proxy"),
+    ],
+)
+def test_a_place_that_is_not_safe_is_refused(common: Daemon, options: list[str], said: str) -> None:
+    done = common.sfactl("web", *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "login" not in done.stdout
+
+
+def test_a_port_that_is_taken_is_told(common: Daemon, console: Console) -> None:
+    done = common.sfactl("web", "--listen", f"127.0.0.1:{console.port}")
+    assert done.returncode == 2
+    assert "127.0.0.1:0" in done.stderr
+
+
+def test_without_a_daemon_it_says_so(common: Daemon) -> None:
+    done = common.sfactl("web", "--socket", "/nowhere/s")
+    assert done.returncode == 69
+    assert "cannot be reached" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_although_a_page_does_not_read(common: Daemon, number: int) -> None:
+    console = Console(common)
+    console.open()
+    with common.client() as client:
+        run = started(client, ["sh", "-c", "yes | head -c 3000000; sleep 300"], name="talker").id
+    with socket.create_connection(("127.0.0.1", console.port)) as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        request = f"GET /api/stream?runs=all&output={run} HTTP/1.1\r\nHost: {console.host}\r\nCookie: {console.cookie}\r\n\r\n"
+        stuck.sendall(request.encode())
+        assert stuck.recv(10)
+        assert console.end(number) == 0
