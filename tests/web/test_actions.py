@@ -115,7 +115,7 @@ def test_a_message_reaches_stdin(watched: Daemon, page: Page) -> None:
     expect(page.get_by_role("log")).to_contain_text("and: that")
 
 
-def test_a_registered_agent_is_started(watched: Daemon, page: Page) -> None:
+def test_a_registered_agent_is_started(page: Page) -> None:
     page.goto("/")
     page.get_by_role("button", name="Start", exact=True).click()
     dialog = page.get_by_role("dialog")

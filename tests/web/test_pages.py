@@ -79,7 +79,8 @@ def test_children_stand_below_their_parents(watched: Daemon, page: Page, tmp_pat
 
 def test_a_run_says_why_it_failed_and_what_it_used(watched: Daemon, page: Page) -> None:
     with watched.client() as client:
-        run = started(client, ["sh", "-c", "echo a last word >&2; read x; exit 3"], name="fails", meter="report", stdin="pipe", limits=[limit(LimitKind.COST, 2)])  # fmt: skip
+        command = ["sh", "-c", "echo a last word >&2; read x; exit 3"]
+        run = started(client, command, name="fails", meter="report", stdin="pipe", limits=[limit(LimitKind.COST, 2)])
         page.goto(f"/runs/{run.id}")
         expect(page.get_by_role("button", name="Stop")).to_be_visible()
         used(watched, run.id, turns=3, input_tokens=1000, output_tokens=500, cost_usd=0.5)
