@@ -6,6 +6,7 @@ import { moment } from "./format.js";
 import { Live } from "./live.js";
 
 const MOST = 2000;
+const BEGIN = 100; // events that the console begins with, so that fewer are all
 const MARKS = { low: "·", medium: "◆", high: "▲" };
 
 /** Return a line about an event. `run`: name its run. */
@@ -36,6 +37,7 @@ export function show() {
   const list = h("ol", { class: "events" });
   const older = h("button", { type: "button", hidden: true }, "Older");
   const nothing = h("div");
+  let read = false; // whether older ones were asked for
   fill("Events and alerts",
     h("section", {}, h("h2", {}, "Alerts"), alerts),
     h("section", {}, h("div", { class: "line" }, h("h2", {}, "Events"), h("label", { for: "type", class: "hidden" }, "Type"), type, h("label", { for: "severity", class: "hidden" }, "Severity"), severity), list, nothing, older));
@@ -44,7 +46,7 @@ export function show() {
     events: (events) => {
       for (const event of events) if (event.seq > Number(list.firstChild?.dataset.seq || 0)) list.prepend(eventLine(event));
       while (list.children.length > MOST) list.lastChild.remove();
-      older.hidden = !list.lastChild || Number(list.lastChild.dataset.seq) <= 1;
+      if (list.children.length >= BEGIN && !read) older.hidden = false;
       nothing.replaceChildren();
     },
     here: () => setTimeout(() => { if (!list.firstChild) nothing.replaceChildren(empty("No such event so far. They appear here as they happen.")); }, 500),
@@ -56,6 +58,8 @@ export function show() {
   const changed = () => {
     history.replaceState(null, "", `/events?${new URLSearchParams(chosen())}`.replace(/\?$/, ""));
     list.replaceChildren();
+    read = false;
+    older.hidden = true;
     live.change({ events: "1", ...chosen() });
   };
   type.addEventListener("change", changed);
@@ -64,6 +68,7 @@ export function show() {
     try {
       const found = await get(`/api/events?${new URLSearchParams({ before: list.lastChild.dataset.seq, ...chosen() })}`);
       list.append(...found.events.map((event) => eventLine(event)));
+      read = true;
       older.hidden = !found.more;
     } catch (error) {
       toast(error.message, { bad: true });

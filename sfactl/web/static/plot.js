@@ -79,7 +79,7 @@ export function stacked(days, series) {
     axes: ((found) => [{ ...found[0], splits: (plot) => days.filter((_, at) => (days.length - 1 - at) % Math.ceil(days.length / Math.max(2, Math.floor(plot.width / 72))) === 0), values: (_, splits) => splits.map(date) }, found[1]])(axes(paint, (value) => usd(value))),
     series: [
       {},
-      ...shades.map((shade, at) => ({ label: `${series.length - at} ${shade}`, fill: paint(shade), stroke: paint("--paper"), width: 1, points: { show: false }, paths: uPlot.paths.bars({ size: [0.72, 56], align: 0 }) })),
+      ...shades.map((shade, at) => ({ label: `${series.length - at} ${shade}`, fill: paint(shade), width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [0.72, 56], align: 0 }) })),
     ],
   });
   return [options, data];
