@@ -1,5 +1,5 @@
-"""`sfactl web` with 1000 live runs, 50 of which write and report, and 100 000 in the history: first paint, changes, memory, and what
-it costs the daemon."""
+"""`sfactl web` with 1000 live runs, 50 of which write and report, and 100 000 in the history: first paint, changes, memory, and
+what it costs the daemon."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _limit(kind: LimitKind, threshold: float, action: Action = Action.TERMINATE)
 
 def _start(daemon: Daemon) -> RunId:
     """Start runs as of an evening; return the one whose page is shown."""
-    lines = r"printf '\033[1mreview\033[0m of HEAD~1\n\033[32m✓\033[0m tests pass\n\033[33m!\033[0m one query has no index\n'; sleep 600"
+    lines = r"printf '\033[1mHEAD~1\033[0m\n\033[32m✓\033[0m tests pass\n\033[33m!\033[0m one query has no index\n'; sleep 600"
     with daemon.client() as client:
 
         def run(name: str, limits: list[Limit], command: str = "sleep 600", **use: float) -> RunId:
@@ -67,7 +67,7 @@ def _start(daemon: Daemon) -> RunId:
             run(
                 name,
                 [_limit(LimitKind.COST, 5)],
-                "sleep 0.5; exit 0",
+                "sleep 0.5",
                 turns=12,
                 input_tokens=90_000,
                 output_tokens=8_000,
