@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from urllib.parse import urlsplit
 
+import psutil
+
 from tests.harness import PATIENCE, Daemon
+
+_LIBC = ctypes.CDLL(None)
+_PIDFD_GETFD = 438
+"""pidfd_getfd(2), on all architectures."""
 
 
 class Console:
@@ -32,11 +41,11 @@ class Console:
         self.cookie = ""
 
     def ask(
-        self, path: str, method: str = "GET", body: str | None = None, port: int | None = None, **headers: str
+        self, path: str, method: str = "GET", body: str | None = None, headers: Mapping[str, str] | None = None, port: int = 0
     ) -> tuple[int, dict[str, str], str]:
-        """Return status, headers and body; with the cookie, if it has one. `_` in the name of a header stands for `-`."""
+        """Return status, headers and body; with the cookie, if it has one."""
         known = {"Host": self.host} | ({"Cookie": self.cookie} if self.cookie else {})
-        known |= {key.replace("_", "-"): value for key, value in headers.items()}
+        known |= headers or {}
         with closing(http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=PATIENCE)) as connection:
             connection.request(method, path, body=body, headers=known)
             answer = connection.getresponse()
@@ -52,6 +61,17 @@ class Console:
         """Return the token of the pages."""
         page = self.ask("/")[2]
         return page.partition('data-token="')[2].partition('"')[0]
+
+    def hang_up(self) -> None:
+        """Cut all connections of browsers, as a network does that a telephone leaves."""
+        process = os.pidfd_open(self.process.pid)
+        for each in psutil.Process(self.process.pid).net_connections("tcp"):
+            if each.status == psutil.CONN_ESTABLISHED:
+                found = _LIBC.syscall(_PIDFD_GETFD, process, each.fd, 0)
+                if found >= 0:
+                    with socket.socket(fileno=found) as connection, suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
+        os.close(process)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """End it as a person would; return its exit code."""

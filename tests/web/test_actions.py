@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, LimitKind, RunInfo, Status
+from sfad.protocol.types import Action, Limit, LimitKind, RunInfo, Status
 from tests.harness import Daemon, ended, started, wait_until
 from tests.web.conftest import DESK, TELEPHONE
 from tests.web.console import Console
@@ -21,7 +21,7 @@ def info(daemon: Daemon, run: str) -> RunInfo:
         return client.call(m.Info(id=0, run=run), m.RunReply).run
 
 
-def sleeping(daemon: Daemon, name: str, *limits: m.Limit, command: str = "sleep 300", **options: object) -> str:
+def sleeping(daemon: Daemon, name: str, *limits: Limit, command: str = "sleep 300", **options: object) -> str:
     with daemon.client() as client:
         return started(client, ["sh", "-c", command], name=name, meter="report", limits=list(limits), **options).id
 

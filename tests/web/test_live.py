@@ -17,7 +17,9 @@ from tests.web.test_pages import limit, used
 COUNTING = "i=0; while read x; do i=$((i+1)); echo line $i; done"
 
 
-def test_a_page_that_sleeps_catches_up_without_a_gap(watched: Daemon, logged_in: BrowserContext, page: Page) -> None:
+def test_a_page_that_sleeps_catches_up_without_a_gap(
+    watched: Daemon, module_console: Console, logged_in: BrowserContext, page: Page
+) -> None:
     run = sleeping(watched, "counting", command=COUNTING, stdin="pipe")
     other = logged_in.new_page()
     other.goto("/")
@@ -26,9 +28,8 @@ def test_a_page_that_sleeps_catches_up_without_a_gap(watched: Daemon, logged_in:
         client.call(m.Send(id=0, run=run, data=b"\n" * 20), m.Done)
         expect(page.get_by_role("log")).to_contain_text("line 20")
         expect(other.locator(f'[data-run="{run}"]')).to_be_visible()
-        logged_in.set_offline(True)  # does not end what is open already
-        for each in (page, other):
-            each.evaluate("document.dispatchEvent(new Event('freeze'))")
+        logged_in.set_offline(True)  # for new connections
+        module_console.hang_up()
         expect(page.locator("#banner")).to_contain_text("disconnected")
         client.call(m.Send(id=0, run=run, data=b"\n" * 20), m.Done)
         used(watched, run, turns=7)

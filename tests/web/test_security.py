@@ -59,7 +59,7 @@ def test_the_first_browser_is_let_in_and_no_other(console: Console) -> None:
 
 def test_a_link_for_another_device_works_once(console: Console) -> None:
     console.open()
-    status, _, body = console.ask("/api/link", "POST", X_CSRF_Token=console.token())
+    status, _, body = console.ask("/api/link", "POST", headers={"X-CSRF-Token": console.token()})
     assert status == 200
     link = body.split('"')[3].removeprefix(console.origin)
     mine, console.cookie = console.cookie, ""
@@ -68,7 +68,7 @@ def test_a_link_for_another_device_works_once(console: Console) -> None:
     assert console.ask(link)[0] == 403
     console.cookie = other
     assert console.ask("/")[0] == 200
-    assert console.ask("/api/logout", "POST", X_CSRF_Token=console.token())[0] == 200
+    assert console.ask("/api/logout", "POST", headers={"X-CSRF-Token": console.token()})[0] == 200
     assert console.ask("/")[0] == 403
     console.cookie = mine
     assert console.ask("/")[0] == 200
@@ -77,31 +77,31 @@ def test_a_link_for_another_device_works_once(console: Console) -> None:
 def test_a_page_of_another_site_gets_nothing(console: Console) -> None:
     console.open()
     token, there = console.token(), "http://evil.example"
-    assert console.ask("/", Host="evil.example")[0] == 403  # a name that resolves to 127.0.0.1
-    assert console.ask("/", Host=f"localhost:{console.port}")[0] == 403
-    assert console.ask("/static/app.js", Host="evil.example")[0] == 403
+    assert console.ask("/", headers={"Host": "evil.example"})[0] == 403  # a name that resolves to 127.0.0.1
+    assert console.ask("/", headers={"Host": f"localhost:{console.port}"})[0] == 403
+    assert console.ask("/static/app.js", headers={"Host": "evil.example"})[0] == 403
     for path in ("/api/history", "/api/stream?runs=all", "/"):
-        assert console.ask(path, Origin=there)[0] == 403
-        assert console.ask(path, Origin="null")[0] == 403
-    assert console.ask("/api/history", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")[0] == 403
-    assert console.ask("/api/history", Sec_Fetch_Site="same-site", Sec_Fetch_Mode="cors")[0] == 403  # another port
+        assert console.ask(path, headers={"Origin": there})[0] == 403
+        assert console.ask(path, headers={"Origin": "null"})[0] == 403
+    assert console.ask("/api/history", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})[0] == 403
+    assert console.ask("/api/history", headers={"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"})[0] == 403  # another port
     for headers in (
         {},
-        {"X_CSRF_Token": "guess"},
-        {"X_CSRF_Token": token, "Origin": there},
-        {"X_CSRF_Token": token, "Host": "a.b"},
+        {"X-CSRF-Token": "guess"},
+        {"X-CSRF-Token": token, "Origin": there},
+        {"X-CSRF-Token": token, "Host": "a.b"},
     ):
-        assert console.ask("/api/start", "POST", "{}", **headers)[0] == 403
-    assert console.ask("/api/start", "POST", "{}", X_CSRF_Token=token, Origin=console.origin)[0] == 400  # it names no agent
+        assert console.ask("/api/start", "POST", "{}", headers)[0] == 403
+    assert console.ask("/api/start", "POST", "{}", {"X-CSRF-Token": token, "Origin": console.origin})[0] == 400  # it names no agent
     # a link in a message of another site may be followed: without the cookie, which is strict, our own page asks again
     mine, console.cookie = console.cookie, ""
-    visit = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
-    status, _, body = console.ask("/runs/a1?x=%22%3E%3Cscript%3E", **visit)
+    visit = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    status, _, body = console.ask("/runs/a1?x=%22%3E%3Cscript%3E", headers=visit)
     assert status == 200
     assert "http-equiv" in body
     assert "<script>" not in body
     console.cookie = mine
-    assert console.ask("/runs/a1", **visit)[0] == 200
+    assert console.ask("/runs/a1", headers=visit)[0] == 200
 
 
 def test_wrong_requests_are_refused_in_words(console: Console) -> None:
@@ -121,9 +121,9 @@ def test_wrong_requests_are_refused_in_words(console: Console) -> None:
         assert status == 400, path
         assert "error" in body
     for body in ("[]", "{", '{"limits": 3}', '{"limits": {"turns": "-1"}}'):
-        assert console.ask("/api/runs/zz/limit", "POST", body, X_CSRF_Token=token)[0] in (400, 404)
-    assert console.ask("/api/runs/zz/explode", "POST", "{}", X_CSRF_Token=token)[0] == 404
-    assert console.ask("/api/start", "POST", "{" + " " * 300_000 + "}", X_CSRF_Token=token)[0] in (400, 413)
+        assert console.ask("/api/runs/zz/limit", "POST", body, {"X-CSRF-Token": token})[0] in (400, 404)
+    assert console.ask("/api/runs/zz/explode", "POST", "{}", {"X-CSRF-Token": token})[0] == 404
+    assert console.ask("/api/start", "POST", "{" + " " * 300_000 + "}", {"X-CSRF-Token": token})[0] in (400, 413)
 
 
 @as_root
@@ -212,9 +212,9 @@ def test_behind_a_proxy_only_its_user_and_ones_own_may_connect(common: Daemon) -
         port = next(
             each.laddr.port for each in psutil.Process(console.process.pid).net_connections("tcp") if each.status == "LISTEN"
         )
-        assert console.ask("/", port=port, Host="127.0.0.1")[0] == 403
+        assert console.ask("/", headers={"Host": "127.0.0.1"}, port=port)[0] == 403
         "localhost".encode("idna")  # as above
-        assert as_nobody(lambda: console.ask(console.login, port=port, Host="agents.example.org")[0]) == "303"
+        assert as_nobody(lambda: console.ask(console.login, headers={"Host": "agents.example.org"}, port=port)[0]) == "303"
     finally:
         assert console.end() == 0
 
