@@ -10,5 +10,5 @@
 `tail`      the output of a run as it grows
 `daemon`    single requests to the daemon
 `views`     what a page is told of runs and events
-`static`    stylesheet, scripts and icons; uPlot with its licence
+`static_files`, `static`    stylesheet, scripts and icons; uPlot with its licence
 """

@@ -4,7 +4,6 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from html import escape
-from importlib.resources import files
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +11,8 @@ import msgspec
 import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from sfad.protocol import messages as m
 from sfad.protocol.requests.advice import GROUPED_BY, Group
@@ -28,9 +26,9 @@ from . import actions, views
 from .access import MOST_BODY, Gate
 from .daemon import ask
 from .feed import Feed
+from .static_files import Static
 from .stream import EventStream
 
-STATIC = os.fspath(files(__package__) / "static")  # type: ignore[call-overload]
 PAGES = {"/": "now", "/runs/{run}": "run", "/history": "history", "/plans": "plans", "/events": "events"}
 """Each path, and the module in static/ that fills the page."""
 TITLES = {"now": "Now", "run": "Run", "history": "History", "plans": "Plans and budgets", "events": "Events and alerts"}
@@ -42,7 +40,6 @@ MOST_CALLS = 2000
 """Model calls that are read for a run's page, the first ones."""
 SERIES = 7
 """Groups that have a colour of their own in the chart."""
-CACHED = {"cache-control": "no-cache"}
 
 
 class Console:
@@ -51,7 +48,7 @@ class Console:
     def __init__(self, socket: str | None, gate: Gate, nursery: trio.Nursery) -> None:
         self.socket, self.gate = socket, gate
         self.feed = Feed(socket, nursery)
-        self._shell = (files(__package__) / "static" / "page.html").read_text()
+        self.static = Static()
 
     def page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
         title = TITLES[name]
@@ -63,7 +60,7 @@ class Console:
                 "token": request.state.session.token,
                 "run": request.path_params.get("run", ""),
             }
-            text = self._shell
+            text = self.static.shell(name)
             for key, value in fields.items():
                 text = text.replace("{{" + key + "}}", escape(value, quote=True))
             return HTMLResponse(text.replace(f'data-to="{name}"', f'data-to="{name}" aria-current="page"'))
@@ -309,15 +306,6 @@ async def _body(request: Request) -> actions.Body:
 # ---- the application
 
 
-async def _manifest(_request: Request) -> Response:
-    return FileResponse(os.path.join(STATIC, "manifest.json"), media_type="application/manifest+json", headers=CACHED)
-
-
-async def _service_worker(_request: Request) -> Response:
-    """It must be above all pages that it serves, and so has no place in /static."""
-    return FileResponse(os.path.join(STATIC, "sw.js"), media_type="text/javascript", headers=CACHED)
-
-
 async def _missing(_request: Request, _error: Exception) -> Response:
     return PlainTextResponse("there is no such page\n", 404)
 
@@ -338,9 +326,9 @@ def application(socket: str | None, gate: Gate, nursery: trio.Nursery) -> Starle
             Route("/api/start", console.read(_start), methods=["POST"]),
             Route("/api/link", console.read(_link), methods=["POST"]),
             Route("/api/logout", console.read(_log_out), methods=["POST"]),
-            Route("/sw.js", _service_worker),
-            Route("/static/manifest.json", _manifest),
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/sw.js", console.static.worker),
+            Route("/static/{name}", console.static.file),
+            Route("/static/{version}/{name}", console.static.file),
         ],
         exception_handlers={404: _missing},
     )

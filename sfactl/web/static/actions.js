@@ -12,16 +12,10 @@ const HINTS = {
   resume: "Let it go on. A limit that has paused it is doubled; Limit sets another number first.",
 };
 
-/** Return a button for a verb. `row` returns the run as it is now. */
-export function button(verb, row, describedBy) {
-  return h(
-    "button",
-    {
-      type: "button", data: { verb }, class: `act do-${verb}`, title: HINTS[verb], "aria-describedby": describedBy,
-      onclick: (event) => act(verb, row(), event.currentTarget),
-    },
-    VERBS[verb],
-  );
+/** Return a button for a verb. `row` returns the run as it is now; without it, whoever has the button listens. */
+export function button(verb, row = null) {
+  const onclick = row && ((event) => act(verb, row(), event.currentTarget));
+  return h("button", { type: "button", data: { verb }, class: `act do-${verb}`, title: HINTS[verb], onclick }, VERBS[verb]);
 }
 
 export async function act(verb, run, from) {

@@ -15,7 +15,7 @@ export function notice(before, run) {
 }
 
 async function tell(title, run) {
-  const options = { body: run.why, tag: run.id, data: `/runs/${run.id}`, icon: "/static/icon.png" };
+  const options = { body: run.why, tag: run.id, data: `/runs/${run.id}`, icon: new URL("./icon.png", import.meta.url).href };
   const worker = await navigator.serviceWorker?.getRegistration();
   if (worker) worker.showNotification(title, options);
   else new Notification(title, options).onclick = () => { location.href = options.data; };

@@ -6,7 +6,7 @@ import { count, date, hour, usd } from "./format.js";
 let loading = null;
 function library() {
   loading ||= new Promise((resolve, reject) => {
-    const script = h("script", { src: "/static/uplot.js" });
+    const script = h("script", { src: new URL("./uplot.js", import.meta.url).href });
     script.onload = () => resolve(window.uPlot);
     script.onerror = () => reject(new Error("uplot.js cannot be loaded"));
     document.head.append(script);

@@ -1,6 +1,6 @@
 // Lines about runs, in trees: made once, changed in place, and moved only where their order changes.
 
-import { button } from "./actions.js";
+import { act, button } from "./actions.js";
 import { arrange, h, put, said } from "./dom.js";
 import { clock, count, percent, seconds, usd } from "./format.js";
 
@@ -9,52 +9,69 @@ export const markOf = (run) => (run.rank >= 3 ? "▲" : MARKS[run.status] || "�
 const ROVING = 30; // lines from which on the arrow keys move between them, and Tab only within one
 const SETTLE = 700; // ms that lines stand still after the pointer was on a button
 
+const bar = h("div", { class: "gauge" }, h("span", { class: "kind" }), h("div", { class: "meter", role: "meter", "aria-valuemin": "0" }, h("i")), h("span", { class: "part" }));
+
 /** A bar of a limit. */
 export class Bar {
   constructor() {
-    this.fill = h("i");
-    this.meter = h("div", { class: "meter", role: "meter", "aria-valuemin": "0" }, this.fill);
-    this.label = h("span", { class: "kind" });
-    this.value = h("span", { class: "part" });
-    this.element = h("div", { class: "gauge" }, this.label, this.meter, this.value);
+    this.element = bar.cloneNode(true);
+    [this.label, this.meter, this.value] = this.element.children;
+    this.fill = this.meter.firstChild;
   }
 
-  /** `words`: show the amounts, not the share. */
+  /** `more`: what was used since the daemon told of it. `words`: show the amounts, not the share. */
   set(limit, more = 0, words = false) {
     const used = limit.used === null ? null : limit.used + more;
     const part = used === null || !limit.threshold ? limit.part ?? 0 : used / limit.threshold;
+    const shown = words ? limit.text : used === null ? "–" : percent(part);
+    const key = `${limit.kind} ${limit.text} ${shown} ${Math.round(part * 500)}`;
+    if (key === this.key) return;
+    this.key = key;
     put(this.label, limit.kind.replaceAll("_", " "));
-    const title = `${limit.kind.replaceAll("_", " ")} ${limit.text}`;
-    if (this.meter.title !== title) this.meter.title = title;
+    // a title is its name as well, and what a pointer is shown
+    this.meter.title = `${limit.kind.replaceAll("_", " ")} ${limit.text}`;
     this.meter.setAttribute("aria-valuemax", limit.threshold);
     this.meter.setAttribute("aria-valuenow", Math.min(used ?? 0, limit.threshold));
     this.meter.setAttribute("aria-valuetext", limit.text);
     this.fill.style.width = `${Math.min(part, 1) * 100}%`;
     this.element.dataset.level = !limit.acts || part < 0.8 ? "ok" : part < 1 ? "near" : "over";
-    put(this.value, words ? limit.text : used === null ? "–" : percent(part));
+    put(this.value, shown);
   }
+}
+
+// Lines are copies of this one: to make each from its parts takes three times as long, and there may be a thousand.
+const number = (name) => h("span", { class: `num ${name}` }, h("span", { class: "unit" }, name === "cost" ? "USD" : name), h("b"));
+const line = h(
+  "li",
+  { class: "run" },
+  h("div", { class: "head" }, h("span", { class: "mark", "aria-hidden": "true" }), h("a", { class: "name" }, said("")), h("span", { class: "id" }), h("span", { class: "state" }), said("", { class: "user" })),
+  h("p", { class: "why" }), h("div", { class: "limits" }), ...["cost", "tokens", "turns", "time"].map(number), h("div", { class: "acts" }),
+);
+const buttons = new Map();
+
+/** Return copies of the buttons for these verbs. */
+function buttonsOf(verbs) {
+  const key = verbs.join();
+  if (!buttons.has(key)) {
+    const all = document.createDocumentFragment();
+    all.append(...verbs.map((verb) => button(verb)));
+    buttons.set(key, all);
+  }
+  return buttons.get(key).cloneNode(true);
 }
 
 class Row {
   constructor(id) {
     this.id = id;
-    const num = (name) => h("span", { class: `num ${name}` });
-    this.mark = h("span", { class: "mark", "aria-hidden": "true" });
-    this.name = said("");
-    this.link = h("a", { class: "name", href: `/runs/${id}`, id: `run-${id}` }, this.name);
-    this.state = h("span", { class: "state" });
-    this.user = said("", { class: "user" });
-    this.why = h("p", { class: "why" });
-    this.bars = h("div", { class: "limits" });
-    [this.cost, this.tokens, this.turns, this.time] = ["cost", "tokens", "turns", "time"].map(num);
-    this.acts = h("div", { class: "acts" });
-    this.meters = [];
-    this.element = h(
-      "li",
-      { class: "run", data: { run: id } },
-      h("div", { class: "head" }, this.mark, this.link, h("span", { class: "id" }, id), this.state, this.user),
-      this.why, this.bars, this.cost, this.tokens, this.turns, this.time, this.acts,
-    );
+    this.element = line.cloneNode(true);
+    const [head, why, bars, cost, tokens, turns, time, acts] = this.element.children;
+    [this.mark, this.link, this.number, this.state, this.user] = head.children;
+    Object.assign(this, { why, bars, cost, tokens, turns, time, acts, meters: [], shown: [], visible: true });
+    this.name = this.link.firstChild;
+    this.element.dataset.run = id;
+    this.link.href = `/runs/${id}`;
+    this.link.id = `run-${id}`;
+    this.number.textContent = id;
   }
 
   set(run, told, others) {
@@ -66,13 +83,14 @@ class Row {
     put(this.user, others ? run.user : "");
     put(this.why, run.why);
     const { element } = this;
-    element.dataset.rank = run.rank;
-    element.dataset.status = run.status;
-    element.classList.toggle("ended", run.ended);
-    element.style.setProperty("--depth", Math.min(run.depth, 8));
-    figure(this.cost, "USD", usd(run.cost, run.mark));
-    figure(this.tokens, "tokens", count(run.tokens, run.mark));
-    figure(this.turns, "turns", count(run.turns));
+    if (element.dataset.rank !== String(run.rank)) element.dataset.rank = run.rank;
+    if (element.dataset.status !== run.status) element.dataset.status = run.status;
+    if (element.classList.contains("ended") !== run.ended) element.classList.toggle("ended", run.ended);
+    if (run.depth !== this.depth) element.style.setProperty("--depth", Math.min(run.depth, 8));
+    this.depth = run.depth;
+    figure(this.cost, usd(run.cost, run.mark));
+    figure(this.tokens, count(run.tokens, run.mark));
+    figure(this.turns, count(run.turns));
     this.#limits();
     this.#verbs();
     this.tick();
@@ -82,9 +100,9 @@ class Row {
     const shown = this.run.limits.filter((limit) => limit.kind !== "output" && limit.kind !== "pids");
     while (this.meters.length > shown.length) this.meters.pop().element.remove();
     while (this.meters.length < shown.length) {
-      const bar = new Bar();
-      this.meters.push(bar);
-      this.bars.append(bar.element);
+      const one = new Bar();
+      this.meters.push(one);
+      this.bars.append(one.element);
     }
     this.shown = shown;
   }
@@ -94,7 +112,8 @@ class Row {
     if (wanted === this.verbs) return;
     const focused = this.acts.contains(document.activeElement) ? document.activeElement.dataset.verb : null;
     this.verbs = wanted;
-    this.acts.replaceChildren(...this.run.verbs.map((verb) => button(verb, () => this.run, `run-${this.id}`)));
+    this.acts.replaceChildren(buttonsOf(this.run.verbs));
+    for (const each of this.acts.children) each.setAttribute("aria-describedby", this.link.id);
     if (focused) (this.acts.querySelector(`[data-verb="${focused}"]`) || this.acts.firstChild || this.link).focus();
     this.tabs?.();
   }
@@ -103,21 +122,20 @@ class Row {
   tick(now = Date.now() / 1000) {
     const { run } = this;
     const more = run.ticks ? Math.max(0, now - this.told) : 0;
-    const since = run.elapsed !== null ? run.elapsed + more : now - run.created;
     if (run.ended && run.over) {
-      if (this.ended !== run.over) this.time.replaceChildren(h("span", { class: "unit" }, "time"), h("b", {}, seconds(run.elapsed)));
-      this.time.title = `ended ${clock(run.over)}`;
+      figure(this.time, seconds(run.elapsed));
+      if (this.ended !== run.over) this.time.title = `ended ${clock(run.over)}`;
       this.ended = run.over;
     } else {
-      figure(this.time, "time", seconds(since));
+      figure(this.time, seconds(run.elapsed !== null ? run.elapsed + more : now - run.created));
     }
     this.shown.forEach((limit, at) => this.meters[at].set(limit, limit.kind === "time" ? more : 0));
   }
 }
 
-function figure(element, unit, value) {
-  if (!element.firstChild) element.append(h("span", { class: "unit" }, unit), h("b"));
-  put(element.lastChild, value);
+function figure(element, value) {
+  if (element.lastChild.textContent === value) return;
+  element.lastChild.textContent = value;
   element.classList.toggle("none", value === "–");
 }
 
@@ -133,6 +151,15 @@ export class RunList {
     this.element.addEventListener("focusin", (event) => this.#focus(event));
     this.element.addEventListener("keydown", (event) => this.#key(event));
     this.element.addEventListener("pointerover", (event) => { if (event.target.closest(".acts")) this.still = Date.now() + SETTLE; });
+    this.element.addEventListener("click", (event) => this.#click(event));
+    // only lines that are seen have a clock that goes
+    this.seen = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        const row = this.rows.get(target.dataset.run);
+        if (row) row.visible = isIntersecting;
+        if (row && isIntersecting) row.tick();
+      }
+    }, { rootMargin: "200px" });
     setInterval(() => document.hidden || this.tick(), 1000);
   }
 
@@ -144,18 +171,25 @@ export class RunList {
   take({ rows, gone = [], fresh = false, now = Date.now() / 1000 }) {
     const skew = Date.now() / 1000 - now;
     const before = new Map();
+    let moves = fresh || gone.length > 0 || this.order === "cost";
     if (fresh) {
       const kept = new Set(rows.map((run) => run.id));
-      for (const id of this.rows.keys()) if (!kept.has(id)) this.rows.delete(id);
+      for (const id of this.rows.keys()) if (!kept.has(id)) this.#forget(id);
     }
-    for (const id of gone) this.rows.delete(id);
+    for (const id of gone) this.#forget(id);
     for (const run of rows) {
       let row = this.rows.get(run.id);
-      if (row) before.set(run.id, row.run);
-      else this.rows.set(run.id, (row = new Row(run.id)));
+      if (row) {
+        before.set(run.id, row.run);
+        moves ||= row.run.rank !== run.rank || row.run.ended !== run.ended || this.filter !== "";
+      } else {
+        this.rows.set(run.id, (row = new Row(run.id)));
+        this.seen.observe(row.element);
+        moves = true;
+      }
       row.set(run, now + skew, this.others);
     }
-    this.#plan();
+    if (moves) this.#plan();
     return before;
   }
 
@@ -168,7 +202,19 @@ export class RunList {
 
   tick() {
     const now = Date.now() / 1000;
-    for (const row of this.rows.values()) if (row.run.ticks || !row.run.ended) row.tick(now);
+    for (const row of this.rows.values()) if (row.visible && !row.run.ended) row.tick(now);
+  }
+
+  #forget(id) {
+    const row = this.rows.get(id);
+    if (row) this.seen.unobserve(row.element);
+    this.rows.delete(id);
+  }
+
+  #click(event) {
+    const pressed = event.target.closest("[data-verb]");
+    const row = pressed && this.rows.get(pressed.closest("[data-run]").dataset.run);
+    if (row) act(pressed.dataset.verb, row.run, pressed);
   }
 
   #plan() {

@@ -5,7 +5,7 @@ import { get } from "./api.js";
 import { Screen } from "./ansi.js";
 import { byId, empty, h, put, said } from "./dom.js";
 import { count, moment, seconds, usd } from "./format.js";
-import { Live } from "./live.js";
+import { Live, banner } from "./live.js";
 import { notice } from "./notify.js";
 import { Plot, overTime } from "./plot.js";
 import { Bar, RunList, markOf } from "./rows.js";
@@ -160,7 +160,10 @@ export function show() {
       detail(found);
       use(await get(`/api/runs/${id}/calls`));
     } catch (error) {
-      if (!row) byId("main").replaceChildren(empty(error.message, h("p", {}, h("a", { href: "/" }, "What runs now"), " · ", h("a", { href: "/history" }, "History"))));
+      if (row) return;
+      live.close();
+      banner("");
+      byId("main").replaceChildren(empty(error.message, h("p", {}, h("a", { href: "/" }, "What runs now"), " · ", h("a", { href: "/history" }, "History"))));
     }
     await reading;
     reading = null;
