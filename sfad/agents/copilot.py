@@ -5,7 +5,7 @@ From recordings (tests/agents/streams/, tests/agents/sessions/) and the schema t
 COPILOT_HOME/session-state/SESSION/events.jsonl: a record for each call of the model, those of subagents too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -56,7 +56,9 @@ class _CopilotState(msgspec.Struct, array_like=True):
 
 
 class CopilotMeter(LineMeter[_CopilotEvent, _CopilotState]):
-    wanted = lines_of_type("user.message", "assistant.message", "tool.execution_start", "model.call_failure", "session.error", "result")
+    wanted = lines_of_type(
+        "user.message", "assistant.message", "tool.execution_start", "model.call_failure", "session.error", "result"
+    )
     decoder = msgspec.json.Decoder(_CopilotEvent)
     state_type = _CopilotState
 
@@ -147,7 +149,8 @@ class Copilot(AgentProgram):
 
     name = "copilot"
     command = (
-        "copilot", "--output-format=json", "--no-auto-update", "--session-id={session}", "--model={model}", "{options}", "--prompt={task}",
+        "copilot", "--output-format=json", "--no-auto-update", "--session-id={session}", "--model={model}", "{options}",
+        "--prompt={task}",
     )  # fmt: skip
     introduces_task = frozenset({"-p", "--prompt"})
     variables = ("COPILOT_",)
@@ -183,11 +186,14 @@ class Copilot(AgentProgram):
         """Return how it is led through the gateway: by the variable with the address of the person's own provider."""
         env = surroundings.env
         url = env.get(_ADDRESS, "").rstrip("/")
-        api = _api(env)
+        kind, wire = env.get(_TYPE) or "openai", env.get(_WIRE) or "completions"
         if not url:
             return Setup(self.name, direct=f"Copilot CLI uses GitHub's models, whose address is fixed, unless {_ADDRESS} is set")
+        if kind not in {"openai", "anthropic"}:
+            return Setup(self.name, direct=f"{_TYPE} is '{kind}', whose paths the gateway does not know")
+        api = "anthropic" if kind == "anthropic" else _APIS.get(wire)
         if api is None:
-            return Setup(self.name, direct=f"COPILOT_PROVIDER_TYPE is '{env[_TYPE]}', whose paths the gateway does not know")
+            return Setup(self.name, direct=f"{_WIRE} is '{wire}', which the gateway does not know")
         # the gateway has no WebSockets
         unset = ("COPILOT_PROVIDER_TRANSPORT",) if env.get("COPILOT_PROVIDER_TRANSPORT") else ()
         upstream = TreeUpstream(self.name, url, api)
@@ -206,13 +212,6 @@ PROGRAM = Copilot()
 
 _ADDRESS = "COPILOT_PROVIDER_BASE_URL"
 _TYPE = "COPILOT_PROVIDER_TYPE"
+_WIRE = "COPILOT_PROVIDER_WIRE_API"
+_APIS = {"completions": "openai-chat", "responses": "openai-responses"}
 _KEYS = ("COPILOT_PROVIDER_API_KEY", "COPILOT_PROVIDER_BEARER_TOKEN")
-
-
-def _api(env: Mapping[str, str]) -> str | None:
-    """Return the format of the provider's API; `None` for one that the gateway does not know."""
-    kind = env.get(_TYPE) or "openai"
-    if kind == "anthropic":
-        return "anthropic"
-    wire = env.get("COPILOT_PROVIDER_WIRE_API") or "completions"
-    return {"completions": "openai-chat", "responses": "openai-responses"}.get(wire) if kind == "openai" else None

@@ -92,7 +92,6 @@ PROGRAMS: dict[str, KnownProgram] = {
         metered=True,
         files=(".copilot", ".cache/copilot"),
         files_variable="COPILOT_HOME",
-        retries_silently=True,
         mcp_options=("--additional-mcp-config={servers}", "--allow-tool={name}"),
         mcp_settings="~/.copilot/mcp-config.json",
     ),

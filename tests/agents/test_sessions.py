@@ -43,7 +43,8 @@ def read(name: str, data: bytes, since: str = EVER) -> Reading:
 
 
 @pytest.mark.parametrize(
-    ("name", "turns", "messages"), [("claude", 1, 2), ("claude-subagent", 1, 2), ("codex", 2, 3), ("gemini", 2, 3), ("qwen", 2, 3), ("copilot", 2, 3)]
+    ("name", "turns", "messages"),
+    [("claude", 1, 2), ("claude-subagent", 1, 2), ("codex", 2, 3), ("gemini", 2, 3), ("qwen", 2, 3), ("copilot", 2, 3)],
 )
 def test_what_a_recording_says(name: str, turns: int, messages: int) -> None:
     reading = read(name, recording(name))

@@ -75,8 +75,9 @@ def _event(about: Body, chunk: Body) -> bytes:
 
 def _call(body: Body, reply: Shell | Tool, number: int) -> Body:
     if isinstance(reply, Tool):
-        # not offered, because the model is to search for it first; the program runs it nevertheless
-        name, arguments = f"mcp__sfad__{reply.name}", reply.arguments
+        # Qwen Code does not offer it, because the model is to search for it first, and runs it nevertheless
+        own = f"sfad-{reply.name}"
+        name, arguments = own if own in _offered(body) else f"mcp__sfad__{reply.name}", reply.arguments
     else:
         name = next(name for name in _SHELLS if name in _offered(body))
         arguments = {"command": reply.command, "description": "scripted", "is_background": reply.background}
