@@ -123,8 +123,8 @@ class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
 
 
 _VALUED = frozenset({
-    "--log-level", "--command", "-s", "--session", "-m", "--model", "--agent", "--format", "--title", "--attach", "-p", "--password",
-    "-u", "--username", "--dir", "--port", "--variant", "--hostname", "--mdns-domain", "--prompt", "--replay-limit",
+    "--log-level", "--command", "-s", "--session", "-m", "--model", "--agent", "--format", "--title", "--attach", "-p",
+    "--password", "-u", "--username", "--dir", "--port", "--variant", "--hostname", "--mdns-domain", "--prompt", "--replay-limit",
 })  # fmt: skip
 _LISTED = frozenset({"-f", "--file", "--cors"})
 """Options with values (1.18)."""

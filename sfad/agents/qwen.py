@@ -243,8 +243,9 @@ class QwenSession(SessionMeter[_QwenLine]):
 
 
 _VALUED = frozenset({
-    "--telemetry-target", "--telemetry-otlp-endpoint", "--telemetry-otlp-protocol", "--telemetry-outfile", "--proxy", "-m", "--model",
-    "-p", "--prompt", "-i", "--prompt-interactive", "--system-prompt", "--append-system-prompt", "--sandbox-image", "--approval-mode",
+    "--telemetry-target", "--telemetry-otlp-endpoint", "--telemetry-otlp-protocol", "--telemetry-outfile", "--proxy", "-m",
+    "--model", "-p", "--prompt", "-i", "--prompt-interactive", "--system-prompt", "--append-system-prompt", "--sandbox-image",
+    "--approval-mode",
     "--channel", "--mcp-config", "--openai-logging-dir", "--openai-api-key", "--openai-base-url", "--input-format", "-o",
     "--output-format", "--json-fd", "--json-file", "--json-schema", "--input-file", "-r", "--resume", "--session-id",
     "--max-session-turns", "--disabled-slash-commands", "--auth-type",

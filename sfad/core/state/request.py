@@ -115,7 +115,7 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     group: str | None = None
     """Of a root: the group whose slots it shares."""
     resume: bool = False
-    """Each further attempt continues the session of the one before, if that has one. Then a lost one is followed by another, too."""
+    """Each further attempt continues the session of the one before, if that has one. So a lost one is followed by another."""
     continues: RunId | None = None
     """The ended run whose agent's session it continues."""
 

@@ -118,8 +118,8 @@ def wanted_session(request: Spawn, info: RunInfo, uid: int) -> WantedSession | N
     if program is None:
         if info.session_id is None:
             raise wrong_state(
-                f"run {info.id} cannot be continued: sfad does not know its session: its command ('{program_name(info.argv)}') is no "
-                "agent program whose sessions sfad knows. To start it again from the beginning: sfactl rerun " + info.id
+                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') is no agent program whose sessions "
+                "sfad knows. To start it again from the beginning: sfactl rerun " + info.id
             )
         return None
     env = dict(os.fsdecode(item).partition("=")[::2] for item in request.env)

@@ -127,8 +127,8 @@ def continue_session(request: Spawn, _: SpawnContext) -> Spawn:
     if argv is None:
         shown = " ".join(word.decode(errors="backslashreplace") for word in request.argv[:8])[:200]
         raise wrong_state(
-            f"run {continues.run} cannot be continued: sfad cannot tell which words of its command are its task ({shown}), or knows "
-            f"no command that continues a session of it; its session is {continues.session}"
+            f"run {continues.run} cannot be continued: sfad knows no command that continues its session {continues.session}, or "
+            f"cannot tell which words of its command are its task: {shown}"
         )
     return replace(request, argv=argv)
 

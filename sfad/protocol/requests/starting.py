@@ -98,7 +98,7 @@ class Spawn(Request, tag="spawn"):
     """Continue the session of an ended run, with its command, its directory, and what it was started with. `argv` is empty then,
     and each field that has another value than its default counts instead of that of the ended run."""
     resume_argv: list[bytes] = []
-    """The command that continues a session, with `{session}` and `{task}`, if its agent has one of its own. Set by the daemon only."""
+    """The command that continues a session, with `{session}` and `{task}`, if its agent has one. Set by the daemon only."""
 
 
 class Recall(Request, tag="recall"):

@@ -79,9 +79,7 @@ def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tupl
             f"run {info.id} belongs to {info.user}, and its command would run as you: ask {info.user} to continue it",
         )
     if info.session and session is None:
-        raise wrong_state(
-            f"run {info.id} is a session, which has rules of its own; continue it: sfactl session send {info.id} MESSAGE"
-        )
+        raise wrong_state(f"run {info.id} is a session; to continue it: sfactl session send {info.id} MESSAGE")
     if session is not None and not info.session:
         raise wrong_state(f"run {info.id} is no session; continue it with: sfactl continue {info.id}")
     check_ended(info)
