@@ -19,7 +19,17 @@ from ....core.state.request import SessionAsked
 from ....host.descriptors import close_soon
 from ....processes.credentials import Credentials
 from ....protocol.known import PROGRAMS as KNOWN
-from ....protocol.messages import MAX_DESCRIPTORS, OwnProgram, Recall, Recalled, SessionRights, SessionRules, Spawn, StartSession
+from ....protocol.messages import (
+    MAX_DESCRIPTORS,
+    Continuation,
+    OwnProgram,
+    Recall,
+    Recalled,
+    SessionRights,
+    SessionRules,
+    Spawn,
+    StartSession,
+)
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
@@ -294,6 +304,9 @@ def start_session(call: Call, request: StartSession) -> None:
     if not request.task.strip():
         raise bad_request("the task is blank; say what to do")
     limits = check_limits(request.limits)
+    if request.continues is not None:
+        spawn(call, _spawn(request, None, {}), SessionAsked(limits, time.time()))
+        return
     agent = request.agent or runtime.config.sessions.default_agent
     if agent is None:
         key = runtime.machine.policy.where_set("sessions.default_agent")
@@ -303,7 +316,7 @@ def start_session(call: Call, request: StartSession) -> None:
     spawn(call, _spawn(request, agent, given), SessionAsked(limits, time.time()))
 
 
-def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> Spawn:
+def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str]) -> Spawn:
     return Spawn(
         id=request.id,
         argv=[],
@@ -321,6 +334,7 @@ def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> S
         blocked_tools=request.blocked_tools,
         claim=request.claim,
         key=request.key,
+        continues=Continuation(run=request.continues, task=request.task) if request.continues is not None else None,
     )
 
 
