@@ -27,6 +27,9 @@ STATUS = {"limit": "failed", "stop": "cancelled", "killed": "failed", "all kille
 FORMS = ("by_name", "as_text", "in_terminal")
 MODES = ("cgroup", "tags")
 SAMPLE = {
+    ("copilot", "killed", "by_name", "cgroup"),
+    ("copilot", "limit", "as_text", "tags"),
+    ("copilot", "stop", "in_terminal", "cgroup"),
     ("claude", "limit", "by_name", "cgroup"),
     ("claude", "killed", "in_terminal", "tags"),
     ("claude", "all killed", "as_text", "cgroup"),
