@@ -145,7 +145,8 @@ class _CopilotFiles(SessionFiles):
 
 
 _VALUED = frozenset({
-    "-i", "--interactive", "-p", "--prompt", "--model", "--reasoning-effort", "--context", "--auto-tier", "--agent", "-r", "--resume",
+    "-i", "--interactive", "-p", "--prompt", "--model", "--reasoning-effort", "--context", "--auto-tier", "--agent", "-r",
+    "--resume",
     "-n", "--name", "--session-id", "--connect", "-C", "--log-dir", "--extension-sdk-path", "--log-level", "--stream",
     "--output-format", "--share", "--add-dir", "--attachment", "--disable-mcp-server", "--add-github-mcp-toolset",
     "--add-github-mcp-tool", "--plugin-dir", "--additional-mcp-config", "--mcp-github-auth", "--max-autopilot-continues", "--mode",
