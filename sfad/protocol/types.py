@@ -389,6 +389,12 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """The group whose slots its tree shares."""
     stdin: bool = False
     """Of a live run: `send` can write to its stdin."""
+    session_id: str | None = None
+    """What its agent program calls the session that it has begun or continues, as far as that is known."""
+    continues: RunId | None = None
+    """The ended run whose session it continues."""
+    continued_by: RunId | None = None
+    """Of an ended run: the run that continues its session."""
 
     @property
     def by_gateway(self) -> bool:
