@@ -7,7 +7,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import ErrorCode, Limit, RunInfo
 
-from .. import limits, output, spawn_options
+from .. import continuing, limits, output, spawn_options
 from ..connection import DaemonError
 from ..exits import StartRefused, UsageError
 from ..limits import describe
@@ -98,6 +98,12 @@ async def _send(socket: str | None, run: str, body: Body) -> Body:
     return {"said": f"sent to {run}"}
 
 
+async def _continue(socket: str | None, run: str, body: Body) -> Body:
+    """Continue the session of an ended run in a new one, as `sfactl continue RUN [TASK]` does."""
+    options = spawn_options.SpawnOptions(command=[], limit=_text(body, "limits").replace(",", " ").split())
+    return await _spawned(socket, continuing.message(run, _text(body, "task").strip() or None, options), f"{run} continues as ")
+
+
 def _changed(run: RunInfo, more: str = "", room: list[Limit] | None = None) -> Body:
     kinds = {limit.kind for limit in room or ()}
     now = ", ".join(describe(state).partition(";")[0] for state in run.limits if state.kind in kinds)
@@ -117,12 +123,16 @@ async def start(socket: str | None, body: Body) -> Body:
         limit=_text(body, "limits").replace(",", " ").split(),
     )
     spawn_options.check(wanted)
-    reply = await ask(socket, spawn_options.message(wanted), m.Reply)
+    return await _spawned(socket, spawn_options.message(wanted))
+
+
+async def _spawned(socket: str | None, request: m.Spawn, said: str = "") -> Body:
+    reply = await ask(socket, request, m.Reply)
     if isinstance(reply, m.Refused):
         raise StartRefused(reply.refused.kind, 1, output.plain(reply.refused.message))
     assert isinstance(reply, m.RunReply)  # `ask` raises for an error, and a Spawn has no other reply
     why = output.failure(reply.run)
-    return {"said": why or f"{reply.run.id} is {views.word(reply.run)}", "run": reply.run.id, "bad": why is not None}
+    return {"said": why or f"{said}{reply.run.id}, which is {views.word(reply.run)}", "run": reply.run.id, "bad": why is not None}
 
 
 def _text(body: Body, field: str) -> str:
@@ -134,5 +144,6 @@ def _text(body: Body, field: str) -> str:
 
 ON_RUNS: dict[str, Act] = {
     "stop": _stop, "pause": _pause, "resume": _resume, "approve": _approve, "deny": _deny, "limit": _limit, "send": _send,
+    "continue": _continue,
 }  # fmt: skip
 """What a page may do with a run, by the last word of the path."""

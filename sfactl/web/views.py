@@ -39,7 +39,8 @@ def word(run: RunInfo) -> str:
 def verbs(run: RunInfo) -> list[str]:
     """Return what a person may do with a run now, the answer to what it waits for first."""
     if run.status.terminal:
-        return []
+        ends_here = run.session_id is None or run.continued_by is not None or run.session or run.status.rejected
+        return [] if ends_here else ["continue"]
     send = ["send"] if run.stdin else []
     if output.waits_for_approval(run):
         return ["approve", "deny", "limit", "stop", *send]
@@ -126,6 +127,8 @@ def set_to(run: RunInfo, kind: LimitKind) -> str:
 
 def _facts(run: RunInfo) -> list[tuple[str, str]]:
     return [
+        ("continues", run.continues or ""),
+        ("continued by", run.continued_by or ""),
         ("used", "; ".join(limits.by_source(run))),
         ("in all", limits.totals(run)),
         ("milestone", plain(run.milestone or "")),

@@ -23,6 +23,7 @@ export async function act(verb, run, from) {
   if (verb === "deny") return ask(verb, run, ["Deny more to ", ...who(run), "? It is stopped."]);
   if (verb === "limit") return changeLimits(run);
   if (verb === "send") return send(run);
+  if (verb === "continue") return goOn(run);
   return carryOut(verb, run, {}, from);
 }
 
@@ -118,6 +119,15 @@ function send(run) {
   dialog(["Send to ", ...who(run)], [field("message", { area: true, rows: "3", hint: "A line for its stdin, if it was started with one" })], "Send", (form) =>
     carryOut("send", run, { message: form.get("message") }),
   );
+}
+
+function goOn(run) {
+  const content = [
+    h("p", { class: "quiet" }, "A new run continues the session of its agent. Limits count anew."),
+    field("task", { area: true, rows: "3", hint: "Empty: why it ended, and to go on" }),
+    field("limits", { hint: "As in: cost=5 turns=50. Empty: as it was started" }),
+  ];
+  dialog(["Continue ", ...who(run)], content, "Continue", (form) => carryOut("continue", run, Object.fromEntries(form)));
 }
 
 /** The form of a run's page. */

@@ -102,7 +102,7 @@ export function show() {
       return bar.element;
     }));
     if (!found.limits.length) bars.append(h("p", { class: "quiet" }, "No limit of its own."));
-    facts.replaceChildren(...found.facts.flatMap(([word, value]) => [h("dt", {}, word), h("dd", {}, said(value))]));
+    facts.replaceChildren(...found.facts.flatMap(([word, value]) => [h("dt", {}, word), h("dd", {}, word.startsWith("continue") ? h("a", { href: `/runs/${value}` }, value) : said(value))]));
   }
 
   function use(found) {
