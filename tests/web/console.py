@@ -25,11 +25,15 @@ _PIDFD_GETFD = 438
 class Console:
     """`sfactl web`, and a client that speaks HTTP to it."""
 
-    def __init__(self, daemon: Daemon, *options: str, port: int = 0) -> None:
+    def __init__(self, daemon: Daemon, *options: str, port: int = 0, env: Mapping[str, str] | None = None) -> None:
         """Start it, and wait for its link. `options` come last, so that they can replace `--listen`."""
         words = ["web", "--listen", f"127.0.0.1:{port}", *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sfactl", *words], env=daemon.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-m", "sfactl", *words],
+            env=daemon.env | dict(env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         assert self.process.stdout is not None
         self.link = self.process.stdout.readline().removeprefix("open ").strip()

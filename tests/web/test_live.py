@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, LimitKind
-from tests.harness import Daemon, started, wait_until
+from tests.cli import __file__ as cli
+from tests.harness import PATIENCE, Daemon, started, wait_until
 from tests.web.conftest import DESK
 from tests.web.console import Console
 from tests.web.test_actions import sleeping
@@ -80,6 +85,35 @@ def test_a_console_that_is_started_again_asks_for_its_new_link(watched: Daemon, 
     expect(page.locator("#banner")).to_have_text("")
     context.close()
     again.end()
+
+
+def test_an_ended_agent_goes_on_in_a_new_run(watched: Daemon, browser: Browser, tmp_path: Path) -> None:
+    for each in ("bin", "home"):
+        (tmp_path / each).mkdir()
+    program = tmp_path / "bin" / "claude"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(cli).with_name("fake_claude.py")} "$@"\n')
+    program.chmod(0o755)
+    env = {"HOME": str(tmp_path / "home"), "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    words = [sys.executable, "-m", "sfactl", "run", "-q", "--name", "writer", "claude", "please fail"]
+    subprocess.run(words, env=watched.env | env, cwd=tmp_path, capture_output=True, timeout=PATIENCE)
+    console = Console(watched, env=env)
+    context = browser.new_context(viewport=DESK, base_url=console.origin)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(console.link)
+    rows = page.locator("[data-run]").filter(has_text="writer")
+    expect(rows).to_have_count(1)
+    rows.get_by_role("button", name="Continue").click()
+    page.get_by_role("dialog").get_by_label("task").fill("go on, and <i>finish</i>")
+    page.get_by_role("dialog").get_by_role("button", name="Continue").click()
+    expect(rows.filter(has_text="completed")).to_have_count(1)
+    rows.filter(has_text="completed").get_by_role("link", name="writer").click()
+    expect(page.get_by_role("log")).to_contain_text("heard: go on, and <i>finish</i>")
+    page.locator(".facts a").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("writer")
+    expect(page.get_by_text("continued by")).to_be_visible()
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    context.close()
+    console.end()
 
 
 def test_a_path_is_a_link_that_can_be_sent(watched: Daemon, module_console: Console, logged_in: BrowserContext) -> None:
