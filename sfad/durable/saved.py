@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from ..core.state.alerts import RaisedAlert, SavedAlerts
-from ..core.state.ids import number_or_zero, run_number
-from ..core.state.run import Run
+from ..core.state.run import Run, number_or_zero, run_number
 from ..host.faults import crash_point
 from ..host.files import UNDECODABLE
 from ..host.probe import current_boot

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from ..agents import NO_SETUPS, Reading, TreeSetups
 from ..core.state.account import Account, OpenReservation, Use
-from ..core.state.money import to_nanos, to_usd
+from ..core.state.budgets import to_nanos, to_usd
 from ..core.state.run import Birth, State
 from ..processes.credentials import Credentials
 from ..protocol.kinds import COSTS

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-from ..core.state.ids import number_or_zero
+from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
 from . import procfs
 from .contain import mark_scan

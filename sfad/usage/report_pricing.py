@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 
 from ..core.events import CallPrice
 from ..core.state.account import OpenReservation, Use
-from ..core.state.money import to_nanos
+from ..core.state.budgets import to_nanos
 from ..protocol import messages as m
 from ..protocol.types import RunId, Tokens
 from .metered_run import MeteredRun, PriceGaps, report_of_settlement, reservation_of, use_of_report

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sfad.core.state.access import EVERYTHING
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.host.probe import current_boot
 from sfad.host.tasks import LoopTurns
 from sfad.protocol.messages import List

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sfad.core.events import Frozen, LaunchSucceeded, MainExited
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs, controllers, location
 from sfad.processes.contain.cgroup.containment import CgroupContainment

@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.processes import procfs
 from sfad.processes.choice import choose_launcher
 from sfad.processes.contain.cgroup import cgroupfs

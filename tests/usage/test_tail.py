@@ -20,7 +20,7 @@ from trio.testing import MockClock
 
 from sfad import agents
 from sfad.agents.counters import Meter, Reading
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.host.tasks import in_thread
 from sfad.protocol.types import RunId, Tokens
 from sfad.storage.output import OutputFiles, holes, inotify

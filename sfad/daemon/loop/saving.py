@@ -10,8 +10,7 @@ import trio
 from ...core import commands as c
 from ...core import events as e
 from ...core.state.alerts import SavedAlerts
-from ...core.state.ids import run_number
-from ...core.state.run import Run
+from ...core.state.run import Run, run_number
 from ...durable.budgets import BudgetKeeper
 from ...durable.spool import nowhere
 from ...host.clock import wall_clock

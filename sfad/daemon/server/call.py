@@ -14,7 +14,7 @@ from ...core import commands as c
 from ...core import events as e
 from ...core.admission.candidate import lowered
 from ...core.state.access import TABLE, Peer, Scope, unknown_run
-from ...core.state.money import to_usd
+from ...core.state.budgets import to_usd
 from ...core.state.run import Run
 from ...protocol import messages as m
 from ...protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, assert_never
 import msgspec
 import trio
 
-from ...core.state.ids import run_number
+from ...core.state.run import run_number
 from ...host.tasks import LoopTurns
 from ...protocol.types import CallInfo, Event, RunId, RunInfo
 from .backup import PutBack

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ...core.state.access import Scope
-from ...core.state.ids import run_id, run_number
+from ...core.state.run import run_id, run_number
 from ...host.files import UNDECODABLE
 from ...protocol.messages import List, Summarise
 from ...protocol.paths import LEDGER

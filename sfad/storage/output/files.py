@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ...core.state.ids import number_or_zero, run_number
+from ...core.state.run import number_or_zero, run_number
 from ...host.files import make_directory, set_aside
 from ...protocol.types import RunId
 from . import holes

@@ -8,7 +8,7 @@ import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ...core.state.ids import number_or_zero, run_number
+from ...core.state.run import number_or_zero, run_number
 from ...host.files import create, is_regular, keep_damaged, make_directory, read, set_aside
 from ...protocol.types import RunId
 
