@@ -19,8 +19,7 @@ from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live, OnEnd, SavedMain, SpawnKey
 from ..storage.spool import Spawns, Store
-from .retrying import Changes, RetryingStore
-from .snapshots import KEY, METER, NOW, RUN, RunSnapshot, encode
+from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, RunSnapshot, encode
 
 # ---- The requests of runs that may start again, environment included
 

@@ -23,11 +23,10 @@ from ...runs.live import Live, Subscribers
 from ...runs.showing import info_of
 from ...storage.ledger.ledger import CallKey
 from ...usage.metering import Metering
-from .announcing import Announcer
+from .announcing import Announcer, RunFeed
 from .hooking import Hooking
 from .launching import Feed
 from .resources import Resources
-from .run_feed import RunFeed
 
 # ---- Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full
 

@@ -21,8 +21,7 @@ from ...protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo
 from ...storage.ledger.database import LedgerError
 from ..loop.pending_requests import PendingRequests
 from ..loop.runtime import Runtime
-from .connection import Connection
-from .encoded import Looks, RunRow, RunRows
+from .connection import Connection, Looks, RunRow, RunRows
 from .lookup import RequestError, find_run, unavailable
 from .shares import ClientBounds, Shares
 
