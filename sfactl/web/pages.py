@@ -18,9 +18,8 @@ from sfad.protocol import messages as m
 from sfad.protocol.requests.advice import GROUPED_BY, Group
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event, RunId, Severity, Status
 
-from ..commands.list import moment
 from ..connection import ABSENT, DaemonError, Unreachable
-from ..exits import Quit, UsageError
+from ..exits import Quit, UsageError, understood
 from ..selection import labels
 from . import actions, views
 from .access import MOST_BODY, Gate
@@ -225,7 +224,10 @@ def _status(text: str) -> Status:
 
 
 def _since(text: str) -> float | None:
-    return moment(text) if text and text != "all" else None
+    if not text:
+        return None
+    seconds = understood("since", parse_duration, text)
+    return views.now() - seconds
 
 
 # ---- events, money, agents

@@ -10,10 +10,9 @@ from sfad.protocol.kinds import KINDS, METERED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
 from sfad.protocol.types import AlertState, CallInfo, Event, LimitKind, LimitState, RunInfo, Status
-from sfad.protocol.units import format_duration
+from sfad.protocol.units import counted, format_duration
 
 from .. import limits, output
-from ..commands.why import sentence
 from ..output import plain
 from ..top.table import RunTable, reason
 from ..waiting import of, share
@@ -113,7 +112,7 @@ def alone(run: RunInfo, limit_share: float) -> dict[str, Any]:
 def details(run: RunInfo) -> dict[str, Any]:
     """Return what only the page of a run shows."""
     return {
-        "sentence": sentence(run) if run.status.terminal else "",
+        "sentence": story(run) if run.status.terminal else "",
         "limits": [limit(state) | {"words": limits.describe(state)} for state in run.limits],
         "kinds": [[kind.value, set_to(run, kind)] for kind in LimitKind],
         "facts": [[name, value] for name, value in _facts(run) if value],
@@ -123,6 +122,22 @@ def details(run: RunInfo) -> dict[str, Any]:
 def set_to(run: RunInfo, kind: LimitKind) -> str:
     """Return what a limit is now; empty if the run has none of this kind."""
     return next((format_amount(kind, state.threshold) for state in run.limits if state.kind is kind), "")
+
+
+def story(run: RunInfo) -> str:
+    """Return how a run has ended, and why."""
+    reason = plain(run.reason.message) if run.reason is not None else ""
+    if run.status.rejected:
+        return f"refused by the {run.status.value.removeprefix('rejected_')} rule: {reason}"
+    after = f" after {output.seconds(run.usage.elapsed_s)}" if run.usage.elapsed_s is not None else ""
+    ended = f"{'completed' if run.status is Status.COMPLETED else f'ended as {run.status.value}'}{after}"
+    used = output.bounded_use(run.usage)
+    more = [
+        f"it could not reach its model: {plain(run.api_trouble.sentence)}" if run.api_trouble is not None else "",
+        f"{counted(run.calls_refused, 'model call was', 'model calls were')} refused" if run.calls_refused else "",
+        f"it used {used}" if used else "",
+    ]
+    return "; ".join(filter(None, (": ".join(filter(None, (ended, reason))), *more)))
 
 
 def _facts(run: RunInfo) -> list[tuple[str, str]]:
