@@ -17,6 +17,7 @@ from starlette.routing import Route
 from sfad.protocol import messages as m
 from sfad.protocol.requests.advice import GROUPED_BY, Group
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event, RunId, Severity, Status
+from sfad.protocol.units import parse_duration
 
 from ..connection import ABSENT, DaemonError, Unreachable
 from ..exits import Quit, UsageError, understood
