@@ -116,6 +116,7 @@ class LimitKind(Word):
     MEMORY = "memory"
     PIDS = "pids"
     CPU = "cpu"
+    PLAN = "plan"
 
 
 class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -316,6 +317,16 @@ class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     """The first deadline of the trees that have a slot: by then one is free. `None` if none of them has a deadline now."""
 
 
+class PlanShare(Struct, frozen=True, kw_only=True, gc=False):
+    """About how much of a subscription's window a run has used itself, without its descendants."""
+
+    provider: str
+    account: str
+    window: str
+    share: float
+    """0.12 is 12 %. Of all windows of this name together, where the run lasted longer than one."""
+
+
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     id: RunId
     name: str
@@ -387,6 +398,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a queued run: the runs whose ends it still waits for."""
     group: str | None = None
     """The group whose slots its tree shares."""
+    plans: list[PlanShare] = []
 
     @property
     def by_gateway(self) -> bool:
@@ -568,6 +580,12 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     host: str | None = None
     """For `egress_refused`, with the next: what the run may not reach."""
     port: int | None = None
+    provider: str | None = None
+    """For `plan_nearing`, `plan_exhausted` and `plan_reset`, with the next four."""
+    account: str | None = None
+    window: str | None = None
+    used_ratio: float | None = None
+    resets_at: datetime | None = None
 
     @property
     def is_milestone(self) -> bool:

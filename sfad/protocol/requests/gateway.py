@@ -54,6 +54,8 @@ class AdmitCall(Request, tag="admit_call"):
     """Models that the provider may ask for it. The call is refused if the run may not call one of them."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
+    login: str = ""
+    """A short hash of the call's credential, which tells its account; empty where it has none."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
