@@ -30,6 +30,7 @@ OFF = "off"
 DURATION = {"unit": "duration"}
 SIZE = {"unit": "size"}
 COUNT = {"unit": "count"}
+PERCENT = {"unit": "percent"}
 PATH = {"unit": "path"}
 TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
@@ -55,11 +56,19 @@ def _gid(group: Any) -> int:
     return int(group)
 
 
+def _share(text: Any) -> float:
+    """Return 0.2 for `20%`. A number without the sign is refused: 0.2 and 20 would both be mistaken by somebody."""
+    if not isinstance(text, str) or not text.strip().endswith("%"):
+        raise ValueError
+    return round(units.parse_percent(text) / 100, 6)
+
+
 _PARSERS: dict[str, Callable[[Any], float]] = {
     "duration": units.parse_duration,
     "size": units.parse_size,
     "count": units.parse_count,
     "group": _gid,
+    "percent": _share,
 }
 
 _WORDS = {
@@ -164,6 +173,8 @@ def _allowed_range(kind: Any, meta: Meta) -> str:
         return f"a duration of {_range(meta, units.format_duration)} ({units.DURATION_FORMS})"
     if unit == "size":
         return f"a size of {_range(meta, units.format_size)} ({units.SIZE_FORMS})"
+    if unit == "percent":
+        return 'a percentage from "0%" to below "100%"'
     if unit == "count":
         return f"a whole number {_between(meta)} ({units.COUNT_FORMS})"
     return f"{'a number' if float in _parts(kind) else 'a whole number'} {_between(meta)}"

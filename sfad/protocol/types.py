@@ -171,8 +171,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, or the rule that
-    refused; `after` where the run that it waited for did not complete;
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, `plan`, or the
+    rule that refused; `after` where the run that it waited for did not complete;
     `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon;
     `damaged` where its row cannot be read."""
     message: str

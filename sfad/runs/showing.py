@@ -27,6 +27,7 @@ from ..protocol.types import (
     Isolation,
     LimitKind,
     LimitState,
+    PlanShare,
     RunId,
     RunInfo,
     Source,
@@ -135,7 +136,16 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         direct=live.spawn.direct if not ended else None,
         after=list(run.awaits) if run.status is Status.QUEUED else [],
         group=run.asked.group,
+        plans=_plan_shares(run.plan_shares) if run.plan_shares else [],
     )
+
+
+def _plan_shares(shares: Mapping[str, float]) -> list[PlanShare]:
+    found = []
+    for key, share in shares.items():
+        provider, account, window = key.split("/", 2)
+        found.append(PlanShare(provider=provider, account=account, window=window, share=round(share, 4)))
+    return found
 
 
 def _silence(run: Run, now: float) -> ApiSilence | None:
@@ -239,6 +249,9 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
             if used is not None or _may_be_known(live, kind):
                 return "meter"
             return "ready" if live.gated and not live.run.bypassed else "nothing"
+        case "plan":
+            tells = live.gated and not live.run.bypassed
+            return ("gateway" if tells else "meter") if live.run.subscriptions else "ready" if tells else "nothing"
         case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
             return live.launcher.enforcement(kind.value)
         case _:

@@ -440,7 +440,9 @@ class Transcript:
                 return f"call {call.run_id} {call.state}"
             case c.MeterAgent(name, process):
                 return f"meter {name} {process.program}"
-            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts():
+            case c.SavePlan(subscription):
+                return f"saveplan {subscription.key}"
+            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts() | c.ArmPlans():
                 return type(command).__name__.lower()
             case _:
                 return f"{type(command).__name__.lower()} {command.run}"

@@ -114,6 +114,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """Runs that have to end before it starts, by their ids."""
     group: str | None = None
     """Of a root: the group whose slots it shares."""
+    logins: dict[str, str] = {}
+    """Hashes of the credentials in its environment, by provider."""
 
     @property
     def tools(self) -> ToolLists:

@@ -13,7 +13,7 @@ from ...core.state.tree import Tree
 from ...core.state.vocabulary import Timer
 from ...durable.adoption import StoredPidfds
 from ...hooks.processes import HookProcesses
-from ...host.clock import Timers
+from ...host.clock import Timers, wall_clock
 from ...host.tasks import Background
 from ...protocol.types import RunId
 from ...usage.metering import Metering
@@ -82,6 +82,13 @@ class Arrivals:
             self.timers.disarm("alerts")
         else:
             self.timers.arm("alerts", at, lambda: self.feed(e.AlertsDue(trio.current_time())))
+
+    def arm_plans(self, at: float | None) -> None:
+        """Feed `PlansDue` then, or not any more."""
+        if at is None:
+            self.timers.disarm("plans")
+        else:
+            self.timers.arm("plans", at, lambda: self.feed(e.PlansDue(trio.current_time(), wall_clock().astimezone())))
 
     def _ended(self, run: Run, event: End) -> None:
         """Feed that a run or its main process has ended, now or later."""

@@ -12,6 +12,7 @@ from ...core.machine import Machine
 from ...core.state.run import Run
 from ...durable.budgets import BudgetKeeper
 from ...durable.maintenance import SessionArchive
+from ...durable.plans import PlanKeeper
 from ...host.faults import crash_point
 from ...host.tasks import Background
 from ...protocol.types import ErrorCode
@@ -26,7 +27,7 @@ from .pending_requests import PendingRequests
 from .resources import Resources
 from .saving import Saver
 
-_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.SaveAlerts, c.TellCall, c.MeterAgent})
+_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.ArmPlans, c.SaveAlerts, c.TellCall, c.MeterAgent})
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
@@ -68,6 +69,7 @@ class CoreLoop:
     adviser: Adviser
     metering: Metering
     budgets: BudgetKeeper
+    plans: PlanKeeper
     saver: Saver
     launching: Launching
     arrivals: Arrivals
@@ -118,6 +120,10 @@ class CoreLoop:
                 self._end(run)
             case c.ArmAlerts(at):
                 self.arrivals.arm_alerts(at)
+            case c.ArmPlans(at):
+                self.arrivals.arm_plans(at)
+            case c.SavePlan(subscription):
+                self.plans.record(subscription)
             case c.SaveAlerts(soon):
                 if soon:  # else it was saved with the snapshots
                     self.saver.save_alerts_soon()

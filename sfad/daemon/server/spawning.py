@@ -5,7 +5,7 @@ into the core's terms.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -16,10 +16,12 @@ from ...core.state.access import VERBS, Peer
 from ...core.state.naming import AGENT_PROGRAMS, derive_name, executes, program_name
 from ...core.state.policy import MAX_LABELS, Invalid
 from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
+from ...gateway.plan_reading import digest
 from ...hooks.event_hooks import CHANNEL
 from ...processes import procfs
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
 from ...protocol.messages import Spawn
+from ...protocol.requests.plans import Provider
 from ...protocol.types import Isolation, RunId
 from ...runs.live import MOST as MOST_ON_END
 from ...runs.live import Live
@@ -329,8 +331,25 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> 
         inherits=spawn.stdio == "inherit",
         after=tuple(spawn.after),
         group=spawn.group,
+        logins=_logins(spawn.env),
     )
     return asked, program
+
+
+_LOGINS: Mapping[bytes, Provider] = {
+    b"ANTHROPIC_API_KEY": "anthropic",
+    b"ANTHROPIC_AUTH_TOKEN": "anthropic",
+    b"CLAUDE_CODE_OAUTH_TOKEN": "anthropic",
+    b"CODEX_API_KEY": "openai",
+}
+"""Variables with a credential that programs prefer to their login."""
+
+
+def _logins(env: Iterable[bytes]) -> dict[str, str]:
+    """Return hashes of the credentials in an environment, by provider: they tell which subscription a run will use, or that it will
+    use none."""
+    found = ((_LOGINS.get(name), value) for name, _, value in (item.partition(b"=") for item in env))
+    return {provider: digest(value.decode("latin-1")) for provider, value in found if provider is not None and value}
 
 
 def _uncounted(spawn: Spawn) -> str | None:

@@ -170,3 +170,5 @@ class CallAdmitted(Reply, tag="call_admitted"):
     refused: str | None = None
     retry_after: float | None = None
     """With `refused`: seconds after which the call may be asked for again."""
+    holds_rejected: bool = False
+    """If the provider refuses it because a window is used up, it is to be asked for again, and waits then for the reset."""

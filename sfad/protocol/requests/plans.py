@@ -77,3 +77,5 @@ class SeePlan(Request, tag="see_plan"):
     plan_type: str | None = None
     status: str | None = None
     windows: list[SeenWindow] = []
+    retry_after: float | None = None
+    """Seconds, with a refusal."""

@@ -18,7 +18,7 @@ from ...protocol.types import CallInfo, Event, RunId, RunInfo
 from .backup import PutBack
 from .opened import OpenedLedger
 from .reader import Reader
-from .rows import Op, RunExtra, call_op, charge_op, event_op, insert_op, state_op
+from .rows import Op, RunExtra, call_op, charge_op, event_op, insert_op, plan_op, state_op
 from .transactions import Transactions
 from .writer import LINGER, Checkpointed, Report, Writer, WriteResult
 
@@ -129,6 +129,10 @@ class Ledger:
     def charge(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
         """Queue an addition to what a user's or a team's budget was charged in the period that began then."""
         self._put(charge_op(scope, name, period_start, usd))
+
+    def record_plan(self, provider: str, account: str, heard_at: float, known: str) -> None:
+        """Queue what is known of a subscription. It waits in memory until the disk takes it."""
+        self._put(plan_op(provider, account, heard_at, known))
 
     def skip_events(self, number: int) -> None:
         """Give the next event a higher number than this one."""

@@ -17,6 +17,7 @@ from ....protocol.messages import (
     GatewaySettings,
     PlaceCaller,
     RefusedEgress,
+    SeePlan,
     ServeGateway,
     SilentCall,
     UnaskedCall,
@@ -25,6 +26,7 @@ from ....protocol.messages import (
 )
 from ....protocol.types import CallInfo, ErrorCode
 from ..call import Call, answers, withdraw_calls
+from ..lookup import check_most
 from .use import once_priced
 
 # ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
@@ -133,6 +135,35 @@ def place_caller(call: Call, request: PlaceCaller) -> None:
 def refused_egress(call: Call, request: RefusedEgress) -> None:
     if request.run in call.runtime.catalogue.live:
         call.runtime.feed(e.EgressRefused(trio.current_time(), request.run, request.host, request.port, request.why))
+    call.reply(Done(id=request.id))
+
+
+# ---- `see_plan`: take what a reply tells of a subscription
+
+
+MOST_WINDOWS = 16
+"""Windows that one reply may tell of."""
+
+
+@answers(SeePlan)
+def see_plan(call: Call, request: SeePlan) -> None:
+    check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
+    live, gateway = call.runtime.catalogue.live.get(request.run), call.peer.gateway_of
+    if gateway is None or (live is not None and live.uid == gateway):
+        call.runtime.feed(
+            e.PlanSeen(
+                trio.current_time(),
+                request.run,
+                request.provider,
+                datetime.fromtimestamp(request.time, UTC).astimezone(),
+                request.login,
+                request.organization,
+                request.plan_type,
+                request.status,
+                tuple(request.windows),
+                request.retry_after,
+            )
+        )
     call.reply(Done(id=request.id))
 
 
