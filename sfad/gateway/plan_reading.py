@@ -3,7 +3,6 @@
 Credentials and organizations become short hashes here, and go no further. No request is made to learn more.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -11,11 +10,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from ..agents.account_hash import digest
 from ..protocol.requests.plans import Provider, SeenWindow, SeePlan
 from .upstreams import RawHeaders
 
-_HASH = 12
-"""Hex digits of a hash that are kept: 48 bits tell the accounts of one machine apart, and lead back to no key."""
 MOST_READ = 64 << 10
 """Bytes of the body of a refusal that are looked at."""
 
@@ -25,11 +23,6 @@ _CLAIMS = {"five_hour": "5h", "seven_day": "7d"}
 """Windows by the names that `representative-claim` has for them; `seven_day_opus` is `7d_opus`."""
 _NO_WINDOW = "overage"
 _CODEX = "x-codex-"
-
-
-def digest(secret: str) -> str:
-    """Return a short hash of a credential or an organization."""
-    return hashlib.sha256(f"sfad plan {secret}".encode()).hexdigest()[:_HASH]
 
 
 def login_of(headers: RawHeaders, key: str | None) -> str:

@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._say(status, headers, body)
 
     def _openai(self, status: int, quotas: list[Quota]) -> None:
-        headers = {}
+        headers: dict[str, str] = {}
         for name, quota in zip(("primary", "secondary"), quotas, strict=False):
             headers |= {
                 f"x-codex-{name}-used-percent": f"{100 * quota.used:.2f}",

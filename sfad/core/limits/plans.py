@@ -425,7 +425,7 @@ class Plans:
 def _may_use(run: Run, found: Subscription) -> bool:
     """Return whether a root may use a subscription: not if its environment holds a credential of another account."""
     login = run.asked.logins.get(found.provider)
-    return login is None or login in found.logins
+    return login is None or login in found.logins or login == found.account
 
 
 def _program_of(run: Run) -> str:

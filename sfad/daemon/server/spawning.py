@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ...agents import PROGRAMS, UNREAD, AgentProgram, TreeSetups, session_files_of
+from ...agents import NO_SETUPS, PROGRAMS, UNREAD, AgentProgram, TreeSetups, session_files_of
+from ...agents.account_hash import digest
 from ...agents.registered import Registered, filled_in
 from ...core.state.access import VERBS, Peer
 from ...core.state.naming import AGENT_PROGRAMS, derive_name, executes, program_name
 from ...core.state.policy import MAX_LABELS, Invalid
 from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
-from ...gateway.plan_reading import digest
 from ...hooks.event_hooks import CHANNEL
 from ...processes import procfs
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
@@ -283,7 +283,9 @@ def own_command(request: Spawn, run: Live, context: SpawnContext) -> list[bytes]
 # ---- What the core is told of it
 
 
-def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> tuple[Asked, AgentProgram | None]:
+def asked_of(
+    spawn: Spawn, client: int, session: SessionAsked | None = None, setups: TreeSetups = NO_SETUPS
+) -> tuple[Asked, AgentProgram | None]:
     """Return the part of a request that the core decides about, and the program whose output a meter reads."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
@@ -331,7 +333,7 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> 
         inherits=spawn.stdio == "inherit",
         after=tuple(spawn.after),
         group=spawn.group,
-        logins=_logins(spawn.env),
+        logins=_logins(spawn.env, setups),
     )
     return asked, program
 
@@ -345,11 +347,13 @@ _LOGINS: Mapping[bytes, Provider] = {
 """Variables with a credential that programs prefer to their login."""
 
 
-def _logins(env: Iterable[bytes]) -> dict[str, str]:
-    """Return hashes of the credentials in an environment, by provider: they tell which subscription a run will use, or that it will
-    use none."""
+def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
+    """Return hashes of the credentials in an environment, and of Codex's login, by provider: they tell which subscription a run
+    will use, or that it will use none."""
     found = ((_LOGINS.get(name), value) for name, _, value in (item.partition(b"=") for item in env))
-    return {provider: digest(value.decode("latin-1")) for provider, value in found if provider is not None and value}
+    codex = setups.of("codex").account
+    own = {"openai": codex} if codex else {}
+    return own | {provider: digest(value.decode("latin-1")) for provider, value in found if provider is not None and value}
 
 
 def _uncounted(spawn: Spawn) -> str | None:
