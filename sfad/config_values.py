@@ -56,11 +56,13 @@ def _gid(group: Any) -> int:
     return int(group)
 
 
-def _share(text: Any) -> float:
-    """Return 0.2 for `20%`. A number without the sign is refused: 0.2 and 20 would both be mistaken by somebody."""
-    if not isinstance(text, str) or not text.strip().endswith("%"):
-        raise ValueError
-    return round(units.parse_percent(text) / 100, 6)
+def _share(value: Any) -> float:
+    """Return 0.2 for `20%`. A number is the part itself: 20 is outside the range."""
+    if isinstance(value, str):
+        if not value.strip().endswith("%"):
+            raise ValueError
+        return round(units.parse_percent(value) / 100, 6)
+    return float(value)
 
 
 _PARSERS: dict[str, Callable[[Any], float]] = {

@@ -15,6 +15,7 @@ from .. import output, table
 from ..connection import call
 from ..exits import ExitCode
 from ..options import COMMON, Option, Parameter
+from ..plans import moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,15 +75,3 @@ def _forecast(window: PlanWindow, now: datetime) -> str:
 def _held(runs: Sequence[str]) -> str:
     more = f" and {len(runs) - HELD} more" if len(runs) > HELD else ""
     return f"{', '.join(runs[:HELD])}{more} {'waits' if len(runs) == 1 else 'wait'}"
-
-
-def moment(when: datetime, now: datetime) -> str:
-    """Return a time in the user's zone: `14:00`, with the date if it is over a day away."""
-    local = when.astimezone()
-    return f"{local:%H:%M}" if abs((when - now).total_seconds()) <= 86400 else f"{local:%Y-%m-%d %H:%M}"
-
-
-def fullest(accounts: Sequence[PlanAccount]) -> tuple[PlanAccount, PlanWindow] | None:
-    """Return the window of which most is used."""
-    known = [(account, window) for account in accounts for window in account.windows if window.used_ratio is not None]
-    return max(known, key=lambda each: each[1].used_ratio or 0.0, default=None)

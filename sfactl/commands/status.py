@@ -43,7 +43,7 @@ def _fullest(status: DaemonStatus) -> str | None:
     """Return the window of a subscription of which most is used."""
     if not status.plans:
         return None
-    from .plans import fullest, moment  # most people have none
+    from ..plans import fullest, moment  # most people have none
 
     found = fullest(status.plans)
     if found is None:

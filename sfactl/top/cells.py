@@ -21,7 +21,7 @@ from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
 from sfad.protocol.units import counted, format_duration
 
 from .. import output
-from ..commands.plans import fullest
+from ..plans import fullest
 from ..waiting import NEAR, awaited, share
 from .table import DEFAULT_ORDER, ENDED, NEARING, QUIET, STUCK, Row, RunTable
 

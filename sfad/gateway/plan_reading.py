@@ -129,9 +129,9 @@ def _codex_window(reply: Mapping[str, str], name: str, time: float) -> SeenWindo
 def _usage_limit(body: bytes) -> dict[str, Any] | None:
     """Return the error of a refusal that Codex takes for a used-up window."""
     with suppress(ValueError):
-        error = json.loads(body)["error"] if body.startswith(b"{") else None
-        if isinstance(error, dict) and error.get("type") == "usage_limit_reached":
-            return error
+        said = json.loads(body)
+        error = said.get("error") if isinstance(said, dict) else None
+        return error if isinstance(error, dict) and error.get("type") == "usage_limit_reached" else None
     return None
 
 

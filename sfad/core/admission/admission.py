@@ -171,8 +171,13 @@ class Admission:
             session_rate=self._session_rate(peer.user) if is_session else None,
             sessions=[live for live in self._ctx.tree if live.asked.session is not None] if is_session else (),
             waits=waits,
-            plan=bar.message if run.parent is None and (bar := self._plans.bar_root(run, ev.at)) is not None else None,
+            plan=self._plan(run, ev.at) if self._plans.known else None,
         )
+
+    def _plan(self, run: Run, at: float) -> str | None:
+        """Return why a root has to wait for its subscription."""
+        bar = self._plans.bar_root(run, at) if run.parent is None else None
+        return bar.message if bar is not None else None
 
     def quotas(self, user: str, at: float) -> list[QuotaUse]:
         """Return what the user has of each quota."""
@@ -250,7 +255,7 @@ class Admission:
             self._ctx.slots.hold(run.id, run.user)
 
     def _take_slot(self, root: Run, at: float) -> None:
-        if (bar := self._plans.bar_root(root, at)) is not None:
+        if self._plans.known and (bar := self._plans.bar_root(root, at)) is not None:
             root.move(Status.QUEUED)
             self._wait_for_reset(root, bar, at)
         elif self._ctx.slots.free_for(root.user, root.asked.group):
@@ -337,11 +342,12 @@ class Admission:
         """Launch the trees that wait for a slot, as far as there are any, and what waits below a root and may start."""
         if self._ctx.draining:
             return
-        self._release(self._plans.released)
-        self._plans.released.clear()
+        if self._plans.released:
+            self._release(self._plans.released)
+            self._plans.released.clear()
         while (run_id := self._ctx.slots.next_waiting()) is not None:
             run = self._ctx.tree.get(run_id)
-            if run is not None and (bar := self._plans.bar_root(run, at)) is not None:
+            if run is not None and self._plans.known and (bar := self._plans.bar_root(run, at)) is not None:
                 self._ctx.slots.leave(run_id)
                 self._wait_for_reset(run, bar, at)
             elif run is not None and run.committed:

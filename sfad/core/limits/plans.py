@@ -197,6 +197,8 @@ class Plans:
 
     def bar_root(self, run: Run, at: float) -> PlanBar | None:
         """Return why a root has to wait: the subscription that its program used last for its user has too little left."""
+        if not self.known:
+            return None
         who = caller(run.birth.uid, _program_of(run))
         used = [each for each in self.known.values() if who in each.programs and _may_use(run, each)]
         found = max(used, key=lambda each: each.heard_at, default=None)
@@ -245,6 +247,8 @@ class Plans:
 
     def freeze_if_idle(self, run: Run, at: float) -> None:
         """Freeze what waits of a run's lineage and has no calls under way: a reply must not be frozen in its middle."""
+        if not self._held:
+            return
         for each in run.lineage:
             if each.plan_hold is not None and not any(below.account.reservations for below in each.subtree()):
                 self._pausing.freeze(each, at)
@@ -338,10 +342,10 @@ class Plans:
                 self._ctx.changed(above)
 
     def forget(self, ended: Iterable[Run], at: float) -> None:
-        for run in ended:
+        for run in ended if self._held else ():
             if run.id in self._held:
                 self._forget(run, at)
-            elif run.parent is not None and self._held:
+            elif run.parent is not None:
                 self.freeze_if_idle(run.parent, at)  # one of its calls was under way
 
     def restore(self, run: Run, at: float) -> None:
