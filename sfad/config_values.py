@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -162,7 +162,8 @@ def _allowed_unbounded(kind: Any) -> str:
         return f"true, false or {' or '.join(words)}"
     if get_origin(kind) is tuple:
         return "a list of names"
-    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+    choices = [choice for part in _parts(kind) if get_origin(part) is Literal for choice in get_args(part)]
+    return "one of " + ", ".join(f'"{choice}"' for choice in [*choices, *([OFF] if _may_be_off(kind) else [])])
 
 
 def _allowed_range(kind: Any, meta: Meta) -> str:

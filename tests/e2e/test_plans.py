@@ -22,7 +22,7 @@ from .agents import info, limit
 from .subscription import Account, Quota, selling
 
 SUBSCRIBER = str(Path(__file__).with_name("subscriber.py"))
-TOKEN = "sk-ant-oat01-kept-nowhere"
+TOKEN = "sk-ant-oat01-kept-nowhere"  # noqa: S105 - it opens nothing
 CONFIG = """
 [gateway]
 enabled = true
