@@ -9,7 +9,7 @@ import msgspec
 from ..core.state.plans import Subscription
 from ..host.files import UNDECODABLE
 from ..storage.ledger import Ledger
-from .retrying import RetryingStore
+from .snapshots import RetryingStore
 
 _KEY = "plan/"
 

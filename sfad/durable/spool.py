@@ -10,7 +10,6 @@ from ..runs.live import Live
 from ..storage.spool import Store
 from .budgets import SavedCharges
 from .plans import PlanSpool
-from .retrying import Changes, RetryingStore
 from .saved import (
     BOOT,
     PLACE,
@@ -23,7 +22,7 @@ from .saved import (
     on_end_changes,
     this_boot,
 )
-from .snapshots import KEY, METER, NOW, RUN, encode, origin_of, progress_of
+from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, encode, origin_of, progress_of
 
 # ---- The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses none of them
 #

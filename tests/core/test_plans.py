@@ -273,11 +273,11 @@ def test_growth_is_divided_by_cost_and_a_tree_has_a_limit_of_it() -> None:
     t.go(call)
     t.go(t.ended(call, 0.05))
     t.go(t.seen(b, 0.30))
-    run = t.run(a)
-    assert run.status is Status.STOPPING
-    assert run.ending is not None
-    assert run.ending.reason is not None
-    assert (run.ending.reason.limit_kind, run.ending.reason.threshold) == ("plan", 10.0)
+    over = t.run(a)
+    assert over.status is Status.STOPPING
+    assert over.ending is not None
+    assert over.ending.reason is not None
+    assert (over.ending.reason.limit_kind, over.ending.reason.threshold) == ("plan", 10.0)
 
 
 def test_a_limit_of_a_tree_counts_its_descendants_and_begins_again_after_the_reset() -> None:
@@ -369,7 +369,8 @@ def test_no_call_above_the_bound_and_no_share_above_the_growth(steps: list[tuple
     runs = [t.start(name) for name in "abc"]
     open_: list[e.CallAsked] = []
     replied: set[int] = set()
-    used, ends, grown, told, rejected = 0.0, t.at + 100, 0.0, None, False
+    used, ends, grown, rejected = 0.0, t.at + 100, 0.0, False
+    told: float | None = None
     waiting: list[e.CallAsked] = []
 
     def renew() -> None:

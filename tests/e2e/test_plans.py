@@ -76,6 +76,13 @@ def no_call_was_made_above(account: Account) -> None:
     assert not late
 
 
+def beside_sfad(account: Account) -> None:
+    """Use the subscription as the person does."""
+    for _ in range(3):
+        account.use(0.1)
+        time.sleep(2)
+
+
 def test_a_night_of_ten_agents(start: Start, account: Account) -> None:
     with selling(Quota("5h", 5.0, 0.07), Quota("7d", 600.0, 0.001), w5h=0.7, w7d=0.8) as openai:
         daemon = start(config=config(account, openai))
@@ -89,7 +96,7 @@ def test_a_night_of_ten_agents(start: Start, account: Account) -> None:
         assert held.reason is not None
         assert held.reason.limit_kind == "plan"
         assert "agents may use 70 %" in held.reason.message
-        person = threading.Thread(target=lambda: [(account.use(0.1), time.sleep(2)) for _ in range(3)])
+        person = threading.Thread(target=beside_sfad, args=[account])
         person.start()
         daemon.kill()
         daemon.restart()

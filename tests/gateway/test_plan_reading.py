@@ -37,13 +37,13 @@ CODEX = {
 NOW = 1_700_000_000.0
 
 
-def anthropic(status: int = 200, **changes: str) -> SeePlan | None:
+def anthropic(changes: dict[str, str], status: int = 200) -> SeePlan | None:
     headers = {name: value for name, value in (ANTHROPIC | changes).items() if value}
     return seen_plan("anthropic", "a1", "login", [], headers, status, b"", NOW)
 
 
 def test_windows_of_anthropic() -> None:
-    seen = anthropic()
+    seen = anthropic({})
     assert seen is not None
     assert (seen.status, seen.login, seen.time) == ("allowed_warning", "login", NOW)
     assert seen.organization == digest("11111111-2222-3333-4444-555555555555")
@@ -66,7 +66,7 @@ def test_windows_of_anthropic() -> None:
     ],
 )
 def test_which_window_refuses(changes: dict[str, str], window: str) -> None:
-    seen = anthropic(429, **({f"{UNIFIED}status": "rejected"} | changes))
+    seen = anthropic({f"{UNIFIED}status": "rejected"} | changes, 429)
     assert seen is not None
     assert [each.window for each in seen.windows if each.rejected] == [window]
     assert all(each.resets_at is not None for each in seen.windows if each.rejected)
@@ -79,7 +79,7 @@ def test_replies_of_an_api_key_tell_of_no_subscription() -> None:
 
 @pytest.mark.parametrize("junk", ["", "-1", "nan", "inf", "1e400", "a lot", "0x10"])
 def test_junk_is_not_a_ratio(junk: str) -> None:
-    seen = anthropic(**{f"{UNIFIED}5h-utilization": junk or "?", f"{UNIFIED}5h-reset": junk})
+    seen = anthropic({f"{UNIFIED}5h-utilization": junk or "?", f"{UNIFIED}5h-reset": junk})
     assert seen is not None
     window = next(each for each in seen.windows if each.window == "5h")
     assert (window.used_ratio, window.resets_at) == (None, None)
