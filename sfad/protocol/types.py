@@ -116,6 +116,7 @@ class LimitKind(Word):
     MEMORY = "memory"
     PIDS = "pids"
     CPU = "cpu"
+    PLAN = "plan"
 
 
 class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -170,8 +171,8 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, or the rule that
-    refused; `after` where the run that it waited for did not complete;
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, `plan`, or the
+    rule that refused; `after` where the run that it waited for did not complete;
     `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon;
     `damaged` where its row cannot be read."""
     message: str
@@ -316,6 +317,16 @@ class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     """The first deadline of the trees that have a slot: by then one is free. `None` if none of them has a deadline now."""
 
 
+class PlanShare(Struct, frozen=True, kw_only=True, gc=False):
+    """About how much of a subscription's window a run has used itself, without its descendants."""
+
+    provider: str
+    account: str
+    window: str
+    share: float
+    """0.12 is 12 %. Of all windows of this name together, where the run lasted longer than one."""
+
+
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     id: RunId
     name: str
@@ -395,6 +406,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """The ended run whose session it continues."""
     continued_by: RunId | None = None
     """Of an ended run: the run that continues its session."""
+    plans: list[PlanShare] = []
 
     @property
     def by_gateway(self) -> bool:
@@ -576,6 +588,12 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     host: str | None = None
     """For `egress_refused`, with the next: what the run may not reach."""
     port: int | None = None
+    provider: str | None = None
+    """For `plan_nearing`, `plan_exhausted` and `plan_reset`, with the next four."""
+    account: str | None = None
+    window: str | None = None
+    used_ratio: float | None = None
+    resets_at: datetime | None = None
 
     @property
     def is_milestone(self) -> bool:

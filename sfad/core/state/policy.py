@@ -64,6 +64,21 @@ class CallBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanPolicy:
+    """`[plans]` of the config, for one provider. What is kept of each window for the person, from 0 to 1."""
+
+    keep: float = 0.0
+    keep_week: float = 0.0
+    action: Literal["hold", "refuse", "warn"] = "hold"
+
+    def kept(self, of_week: bool) -> float:
+        return self.keep_week if of_week else self.keep
+
+
+NOTHING_KEPT = PlanPolicy()
+
+
+@dataclass(frozen=True, slots=True)
 class AlertPolicy:
     """`[alerts]` of the config. `None`: no such alert."""
 
@@ -118,6 +133,8 @@ class Policy:
     """Patterns of models that may be called; all, where there is none."""
     calls_per_run: CallBounds = CallBounds()
     calls_per_user: CallBounds = CallBounds()
+    plans: Mapping[str, PlanPolicy] = field(default_factory=dict)
+    """By provider; `NOTHING_KEPT` where it has none."""
     budget_action: Action = Action.PAUSE
     """What becomes of a user's live trees when a budget of the user or of a team has run out: pause, terminate or warn."""
     result_wait: float = 30.0

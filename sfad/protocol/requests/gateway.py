@@ -54,6 +54,8 @@ class AdmitCall(Request, tag="admit_call"):
     """Models that the provider may ask for it. The call is refused if the run may not call one of them."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
+    login: str = ""
+    """A short hash of the call's credential, which tells its account; empty where it has none."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -168,3 +170,5 @@ class CallAdmitted(Reply, tag="call_admitted"):
     refused: str | None = None
     retry_after: float | None = None
     """With `refused`: seconds after which the call may be asked for again."""
+    holds_rejected: bool = False
+    """If the provider refuses it because a window is used up, it is to be asked for again, and waits then for the reset."""
