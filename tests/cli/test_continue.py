@@ -243,13 +243,14 @@ def test_everything_is_killed(place: MakeDesk, lost: bool) -> None:
     world.kill()
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: not alive(pid), "it is gone")
+    wait_until(lambda: not any(map(alive, pids)), "they are gone")
     world.begin()
     if not lost:
         started = world.sfactl("continue", "--lost").stdout.split()
         assert len(started) == 2
         assert "no run was lost" in world.sfactl("continue", "--lost").stderr
-    news = [wait_until(lambda run=run: world.json("info", run)["continued_by"], "it is continued") for run in runs]
+    wait_until(lambda: all(world.json("info", run)["continued_by"] for run in runs), "they are continued")
+    news = [world.json("info", run)["continued_by"] for run in runs]
     assert [waited(world, new)["status"] for new in news] == ["completed", "completed"]
     assert [world.status(run) for run in runs] == ["lost", "lost"]
     wait_until(lambda: not list(kept.iterdir()), "no environment is kept of what has ended")
