@@ -9,11 +9,13 @@ from typing import Any
 from sfad.protocol.kinds import KINDS, METERED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
+from sfad.protocol.requests.plans import PlanAccount
 from sfad.protocol.types import AlertState, CallInfo, Event, LimitKind, LimitState, RunInfo, Status
 from sfad.protocol.units import counted, format_duration
 
 from .. import limits, output
-from ..output import plain
+from ..output import percent, plain
+from ..plans import fullest
 from ..top.table import RunTable, reason
 from ..waiting import of, share
 
@@ -204,12 +206,43 @@ def daemon(status: DaemonStatus, table: RunTable) -> dict[str, Any]:
         "window": format_duration(status.window_s),
         "alerts": [alert(one) for one in status.alerts],
         "others": table.of_others,
+        "fullest": _fullest(status),
+    }
+
+
+def _fullest(status: DaemonStatus) -> str | None:
+    """Return the window of a subscription of which most is used."""
+    found = fullest(status.plans)
+    return None if found is None else f"{percent(found[1].used_ratio or 0.0)} of the {plain(found[1].window)} window"
+
+
+def plan_account(account: PlanAccount) -> dict[str, Any]:
+    """Return the windows of a subscription."""
+    return {
+        "name": f"{account.provider} {plain(account.plan_type or '')}".strip(),
+        "account": plain(account.account),
+        "status": plain(account.status or ""),
+        "heard": moment(account.heard_at),
+        "action": account.action,
+        "held": account.held,
+        "windows": [
+            {
+                "name": plain(each.window),
+                "used": each.used_ratio,
+                "may": 1 - each.keep_ratio,
+                "resets": moment(each.resets_at),
+                "refused": each.rejected,
+                "empty": moment(each.empty_at),
+            }
+            for each in account.windows
+        ],
     }
 
 
 def money(status: DaemonStatus) -> dict[str, Any]:
-    """Return budgets and quotas."""
+    """Return the windows of subscriptions, budgets and quotas."""
     return {
+        "plans": [plan_account(each) for each in status.plans],
         "budgets": [
             {
                 "who": f"{each.scope} {plain(each.name)}",

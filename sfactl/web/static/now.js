@@ -38,6 +38,7 @@ export function show() {
     if (waits) parts.push(`${waits} ${waits === 1 ? "waits" : "wait"} for you`);
     if (stuck) parts.push(`${stuck} in trouble`);
     if (daemon?.cost !== null && daemon?.cost !== undefined) parts.push(`${usd(daemon.cost)} USD in the last ${daemon.window}`);
+    if (daemon?.fullest) parts.push(daemon.fullest);
     put(head, parts.join(" · "));
     head.classList.toggle("bad", waits + stuck > 0);
     document.title = waits + stuck ? `(${waits + stuck}) Now · sfad` : "Now · sfad";
