@@ -19,7 +19,7 @@ from sfad.protocol.types import RunId, RunInfo
 
 from ..connection import Client, DaemonError, Unreachable, connect
 from ..exits import Quit
-from ..top.table import RunTable
+from ..top.table import WAITS, RunTable
 from . import views
 
 STATUS_AGAIN = 5.0
@@ -140,16 +140,12 @@ class Feed:
         runs = list(runs)
         before = set(self._rows)
         (self.table.replace if whole else self.table.update)(runs, time.monotonic())
-        self.version += 1
-        now = datetime.now(UTC)
-        for run in runs:
-            known = self.table.runs.get(run.id)
-            if known is None:  # many have ended, and this one was forgotten at once
-                continue
-            row = _encode(views.row(known, self.table, now))
-            if self._rows.get(run.id, (0, b""))[1] != row:
-                self._rows[run.id] = (self.version, row)
-            self.points.setdefault(run.id, Points()).add(known, now.timestamp())
+        # those that are missing have ended, and were forgotten at once because many have
+        known = [self.table.runs[run.id] for run in runs if run.id in self.table.runs]
+        self._encode(known)
+        now = time.time()
+        for run in known:
+            self.points.setdefault(run.id, Points()).add(run, now)
         for run_id in before - self.table.runs.keys():
             del self._rows[run_id]
             self.points.pop(run_id, None)
@@ -159,11 +155,20 @@ class Feed:
         self.away, self.ready = None, True
         self._tell()
 
+    def _encode(self, runs: Iterable[RunInfo]) -> None:
+        """Encode the lines of these runs, as changed."""
+        self.version += 1
+        now = datetime.now(UTC)
+        for run in runs:
+            self._rows[run.id] = (self.version, _encode(views.row(run, self.table, now)))
+
     def _take_status(self, status: m.DaemonStatus) -> None:
         self.status = status
         if status.limit_share != self.table.limit_share:
             self.table.warn_from(status.limit_share)
-            self._take(list(self.table.runs.values()), whole=False)
+            self._encode(self.table.runs.values())
+        # what a run waits for has times that go on
+        self._encode([run for run in self.table.runs.values() if self.table.rank(run) == WAITS])
         self.version += 1
         self.status_version = self.version
         self._tell()

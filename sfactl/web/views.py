@@ -4,6 +4,7 @@ Times are Unix seconds, which a page shows in its reader's zone. Texts of runs h
 """
 
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 
 from sfad.protocol.kinds import KINDS, METERED
@@ -87,6 +88,7 @@ def row(run: RunInfo, table: RunTable, now: datetime) -> dict[str, Any]:
         "started": moment(run.started_at),
         "over": moment(run.ended_at),
         "elapsed": usage.elapsed_s,
+        "told": round(now.timestamp() - table.elapsed_since(run, monotonic()), 3),
         "ticks": run.started_at is not None and run.status in (Status.RUNNING, Status.STOPPING),
         "cost": run.total_cost_usd if total else usage.cost_usd,
         "mark": MARKS[partial, at_most],
@@ -107,7 +109,7 @@ def alone(run: RunInfo, limit_share: float) -> dict[str, Any]:
     """Return the line of a run that the feed does not know."""
     table = RunTable()
     table.warn_from(limit_share)
-    table.update([run], 0.0)
+    table.update([run], monotonic())
     return row(run, table, datetime.now(UTC))
 
 

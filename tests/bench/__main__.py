@@ -36,7 +36,8 @@ def main() -> None:
     """Measure what the command line asks for."""
     options = _options()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each start of the client would compile it
-    wanted = options.only.split(",") if options.only else ["W", "recovery", "core", "counts"]
+    brief = ["W", "recovery", "core", "counts"]
+    wanted = options.only.split(",") if options.only else brief if options.quick or options.growth else [*brief, "web"]
     rows = [row for row in ROWS if any(row.name.startswith(each) for each in wanted)]
     found: dict[str, object] = {"machine": machine()}
     if options.growth:

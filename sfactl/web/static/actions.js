@@ -51,9 +51,12 @@ async function carryOut(verb, run, body, from) {
 export function dialog(title, content, verb, accept, { danger = false } = {}) {
   const back = document.activeElement;
   const go = h("button", { type: "submit", class: danger ? "primary danger" : "primary" }, verb);
+  // a modal dialog makes the rest inert; not all readers of the accessibility tree know
+  const rest = [...document.querySelectorAll("header.bar, main")];
+  const cover = (on) => rest.forEach((each) => { each.inert = on; each.ariaHidden = on ? "true" : null; });
   const box = h(
     "dialog",
-    { "aria-labelledby": "dialog-title", onclose: () => { box.remove(); back?.focus?.(); } },
+    { "aria-labelledby": "dialog-title", onclose: () => { box.remove(); cover(false); back?.focus?.(); } },
     h(
       "form",
       {
@@ -71,6 +74,7 @@ export function dialog(title, content, verb, accept, { danger = false } = {}) {
     ),
   );
   document.body.append(box);
+  cover(true);
   box.showModal();
   return box;
 }

@@ -5,7 +5,6 @@ import { moment, usd } from "./format.js";
 import { Live } from "./live.js";
 import { notice } from "./notify.js";
 import { RunList, heads } from "./rows.js";
-import { start } from "./actions.js";
 
 export function show() {
   const list = new RunList({ ended: true });
@@ -50,7 +49,7 @@ export function show() {
     else if (list.filter) nothing.replaceChildren(empty(`No run has: ${list.filter}`));
     else if (!nothing.firstChild) {
       nothing.replaceChildren(
-        empty("No run yet.", h("p", { class: "quiet" }, "Start one here, or in a terminal:"), h("pre", {}, "sfactl run claude 'look at HEAD~1'"), h("button", { type: "button", class: "primary", onclick: start }, "Start a first run")),
+        empty("No run yet.", h("p", { class: "quiet" }, "Press Start above, or in a terminal:"), h("pre", {}, "sfactl run claude 'look at HEAD~1'")),
       );
     }
   };

@@ -187,7 +187,7 @@ export class RunList {
         this.seen.observe(row.element);
         moves = true;
       }
-      row.set(run, now + skew, this.others);
+      row.set(run, run.told + skew, this.others);
     }
     if (moves) this.#plan();
     return before;

@@ -17,6 +17,7 @@ export function show() {
   const id = document.body.dataset.of;
   let row = null;
   let seen = {};
+  let skew = 0; // seconds that the clock of this machine is ahead of the console's
   const mark = h("span", { class: "mark", "aria-hidden": "true" });
   const name = said(id);
   const state = h("span", { class: "state" });
@@ -55,7 +56,7 @@ export function show() {
     ),
   );
 
-  function draw(run, told) {
+  function draw(run) {
     row = run;
     put(mark, markOf(run));
     put(name, run.name);
@@ -73,12 +74,12 @@ export function show() {
     if (!run.ended) put(sentence, run.why);
     const path = document.querySelector(".path");
     path.replaceChildren(h("a", { href: "/" }, "Now"), ...(run.parent ? [" / ", run.root !== run.parent ? h("a", { href: `/runs/${run.root}` }, run.root) : null, run.root !== run.parent ? " / … / " : null, h("a", { href: `/runs/${run.parent}` }, run.parent)].filter(Boolean) : []), " / ", run.id);
-    figures(run, told);
+    figures(run);
   }
 
   const values = {};
-  function figures(run, told = Date.now() / 1000) {
-    const more = run.ticks ? Math.max(0, Date.now() / 1000 - told) : 0;
+  function figures(run) {
+    const more = run.ticks ? Math.max(0, Date.now() / 1000 - skew - run.told) : 0;
     const shown = {
       cost: [`${usd(run.cost, run.mark)} USD`], tokens: [count(run.tokens, run.mark)], turns: [count(run.turns)],
       time: [seconds(run.elapsed === null ? null : run.elapsed + more)], started: [moment(run.started)],
@@ -180,18 +181,17 @@ export function show() {
     }
   }).catch(() => {}); // the run is unknown, which `read` tells
   read();
-  setInterval(() => row && figures(row, told), 1000);
-  let told = Date.now() / 1000;
+  setInterval(() => row && figures(row), 1000);
 
   const query = () => ({ runs: id, events: "1", run: id, output: id, ...(which.value === "stderr" ? { stderr: "1" } : {}) });
   const live = new Live(query(), {
     runs: ({ rows, now }) => {
-      told = Date.now() / 1000;
+      skew = Date.now() / 1000 - now;
       const own = rows.find((run) => run.id === id);
       const others = rows.filter((run) => run.id !== id);
       if (own) {
         notice(row, own);
-        draw(own, told);
+        draw(own);
         read();
       }
       if (others.length) {
