@@ -189,7 +189,7 @@ async def _costs(console: Console, request: Request) -> Any:
     found = (await ask(console.socket, whole, m.Summarised)).summary
     cost: list[dict[str, float]] = []
     for start, end in pairwise(days):
-        part = msgspec.structs.replace(whole, since=start, until=end)
+        part = msgspec.structs.replace(whole, since=start, until=end, groups_only=True)
         groups: list[Group] = []
         if found.runs:
             groups = (await ask(console.socket, part, m.Summarised)).summary.groups

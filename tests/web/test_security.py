@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import select
 import signal
 import socket
@@ -18,6 +19,8 @@ import psutil
 import pytest
 import trustme
 
+from sfactl.exits import UsageError
+from sfactl.web.serving import place_of
 from tests.harness import PATIENCE, Daemon, as_nobody, as_root, started
 from tests.web.console import Console
 
@@ -222,20 +225,28 @@ def test_behind_a_proxy_only_its_user_and_ones_own_may_connect(common: Daemon) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--listen", "0.0.0.0:0"], "other machines can connect"),
-        (["--listen", "localhost:1"], "not an IP address"),
-        (["--listen", "127.0.0.1"], "not of the form"),
-        (["--listen", "127.0.0.1:99999"], "not of the form"),
-        (["--cert", "x"], "need each other"),
-        (["--cert", "/nowhere", "--key", "/nowhere"], "No such file"),
-        (["--proxy", "http://a"], "not an address such as https://"),
-        (["--listen", "0.0.0.0:0", "--proxy", "https://a"], "--from"),
-        (["--listen", "0.0.0.0:0", "--proxy", "https://a", "--from", "www-data"], "not an IP address"),
-        (["--proxy", "https://a", "--from", "no-such-user"], "no user"),
-        (["--from", "root"], "needs --proxy"),
+        ({"listen": "0.0.0.0:0"}, "other machines can connect"),
+        ({"listen": "localhost:1"}, "not an IP address"),
+        ({"listen": "127.0.0.1"}, "not of the form"),
+        ({"listen": "127.0.0.1:99999"}, "not of the form"),
+        ({"cert": "x"}, "need each other"),
+        ({"proxy": "http://a"}, "not an address such as https://"),
+        ({"listen": "0.0.0.0:0", "proxy": "https://a"}, "--from"),
+        ({"listen": "0.0.0.0:0", "proxy": "https://a", "sender": "www-data"}, "not an IP address"),
+        ({"proxy": "https://a", "sender": "no-such-user"}, "no user"),
+        ({"sender": "root"}, "needs --proxy"),
     ],
 )
-def test_a_place_that_is_not_safe_is_refused(common: Daemon, options: list[str], said: str) -> None:
+def test_a_place_that_is_not_safe_is_refused(options: dict[str, str], said: str) -> None:
+    given = dict.fromkeys(("cert", "key", "proxy", "sender")) | {"listen": "127.0.0.1:0"} | options
+    with pytest.raises(UsageError, match=re.escape(said)):
+        place_of(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [(["--listen", "0.0.0.0:0"], "--cert"), (["--cert", "/nowhere", "--key", "/nowhere"], "No such file")]
+)
+def test_it_ends_with_2_before_it_prints_a_link(common: Daemon, options: list[str], said: str) -> None:
     done = common.sfactl("web", *options)
     assert done.returncode == 2
     assert said in done.stderr

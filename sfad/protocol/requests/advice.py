@@ -138,6 +138,8 @@ class Summarise(Request, tag="summary"):
     labels: dict[str, str | list[str]] = {}
     until: float | None = None
     """Only runs created before."""
+    groups_only: bool = False
+    """Leave all but the groups empty: each other figure reads all rows again."""
 
 
 class Summarised(Reply, tag="summarised"):

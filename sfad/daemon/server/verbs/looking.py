@@ -230,7 +230,7 @@ def summary(call: Call, request: Summarise) -> None:
         raise bad_request(f"since and until must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
     page = page_of(request, call.scope)
     unwritten = call.runtime.catalogue.unwritten(page)
-    work = partial(summarise, call.runtime.ledger.file.directory, page, request.by, unwritten, request.until)
+    work = partial(summarise, call.runtime.ledger.file.directory, page, request, unwritten)
     call.later(
         lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: Summarised(id=call.id, summary=found)
     )
