@@ -171,7 +171,7 @@ def test_everything_works_by_keyboard(watched: Daemon, page: Page) -> None:
     with watched.client() as client:
         assert ended(client, focused).status is Status.CANCELLED
     page.keyboard.press("/")
-    assert page.evaluate("document.activeElement.id") == "filter"
+    wait_until(lambda: page.evaluate("document.activeElement.id") == "filter", "the filter has the focus")
 
 
 def test_a_stranger_with_a_telephone(watched: Daemon, page: Page) -> None:

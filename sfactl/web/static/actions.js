@@ -56,7 +56,7 @@ export function dialog(title, content, verb, accept, { danger = false } = {}) {
   const cover = (on) => rest.forEach((each) => { each.inert = on; each.ariaHidden = on ? "true" : null; });
   const box = h(
     "dialog",
-    { "aria-labelledby": "dialog-title", onclose: () => { box.remove(); cover(false); back?.focus?.(); } },
+    { "aria-labelledby": "dialog-title", oncancel: (event) => { event.preventDefault(); box.finish(); } },
     h(
       "form",
       {
@@ -64,15 +64,23 @@ export function dialog(title, content, verb, accept, { danger = false } = {}) {
         onsubmit: async (event) => {
           event.preventDefault();
           go.disabled = true;
-          if (await accept(new FormData(event.target))) box.close();
+          if (await accept(new FormData(event.target))) box.finish();
           go.disabled = false;
         },
       },
       h("h2", { id: "dialog-title" }, ...[title].flat()),
       ...content,
-      h("div", { class: "choices" }, h("button", { type: "button", onclick: () => box.close() }, "Cancel"), go),
+      h("div", { class: "choices" }, h("button", { type: "button", onclick: () => box.finish() }, "Cancel"), go),
     ),
   );
+  // at once, and not with the event of a close, which comes later: a key that follows is for what is below
+  box.finish = () => {
+    if (!box.isConnected) return;
+    box.close();
+    box.remove();
+    cover(false);
+    if (back?.isConnected) back.focus();
+  };
   document.body.append(box);
   cover(true);
   box.showModal();
@@ -82,7 +90,7 @@ export function dialog(title, content, verb, accept, { danger = false } = {}) {
 function ask(verb, run, question) {
   // closed at once: a stop takes as long as the processes take, and is told when it is done
   const box = dialog(question, [], VERBS[verb], async () => {
-    box.close();
+    box.finish();
     carryOut(verb, run, {});
     return true;
   }, { danger: true });
