@@ -20,8 +20,7 @@ from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.reading import BodyReader
 from sfad.gateway.upstreams import Trust, Upstream
 from sfad.protocol.egress import destination
-from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
-from sfad.protocol.requests.plans import SeePlan
+from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 """Answers a request: gets the connection and the request, head and body."""
