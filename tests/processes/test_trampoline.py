@@ -15,7 +15,8 @@ import pytest
 from sfad.processes.credentials import LIMIT_KINDS, Credentials
 from sfad.processes.trampoline import executable, image
 from sfad.processes.trampoline.executable import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
-from tests.processes.trampoline_image import COMPILER, compiled, source
+from tests.bench.native import COMPILER
+from tests.processes.trampoline_image import compiled, source
 
 KINDS = ["image", "compiled", "python"]
 
