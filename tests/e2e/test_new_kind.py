@@ -15,14 +15,14 @@ import pytest
 import sfad
 from tests.harness import PATIENCE, Daemon, running
 
-ADDED = {
+ADDED: dict[str, dict[str, str | None]] = {
     "sfad/protocol/types.py": {'    TURNS = "turns"\n': '    EDITS = "edits"\n', "    turns: int | None = None\n": None},
     "sfad/protocol/requests/use.py": {"    turns: int | None = None\n": None},
     "sfad/core/state/account.py": {"    turns: int | None = None\n": None},
     "sfad/agents/counters.py": {"    turns: int | None = None\n": None},
     "sfad/protocol/kinds.py": {
         "KINDS: dict[LimitKind, LimitSpec] = {\n": (
-            '    LimitKind.EDITS: LimitSpec("e", "", "edits of files", "run", "meter", 1, learned_from="edits", fields=("max_edits",)),\n'
+            '    LimitKind.EDITS: LimitSpec("e", "", "edits", "run", "meter", 1, learned_from="edits", fields=("max_edits",)),\n'
         )
     },
 }

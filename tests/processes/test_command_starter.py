@@ -26,9 +26,9 @@ from sfad.processes.launcher import LaunchError
 from sfad.processes.trampoline import executable
 from sfad.processes.trampoline.clone import Cloner
 from sfad.processes.trampoline.spawner import candidates
-from tests.harness import unanswered, with_fuse
+from tests.harness import unanswered, until, with_fuse
 from tests.loader import traced, tracing
-from tests.processes.rig import PATIENCE, Rig, rigged, until
+from tests.processes.rig import PATIENCE, Rig, rigged
 from tests.users import FIRST, open_directory
 
 SHOW = "import os,sys; sys.stdout.buffer.write(open('/proc/self/environ','rb').read())"

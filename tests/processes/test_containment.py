@@ -25,8 +25,9 @@ from sfad.processes.choice import choose_launcher
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.contain.cgroup.cgroups import RunCgroups
 from sfad.processes.launcher import CgroupImpossible
+from tests.harness import until
 from tests.processes import programs
-from tests.processes.rig import Rig, rigged, until
+from tests.processes.rig import Rig, rigged
 from tests.template import close_template
 
 

@@ -26,8 +26,9 @@ from sfad.usage.bounding import FREE_AFTER
 from sfad.usage.stdout import READ_AT_ONCE, MeterPosition
 from sfad.usage.tail import Tail
 from sfad.usage.tailed_run import FORMAT_VERSION
+from tests.harness import until
 from tests.output.test_holes import KIB, MIB, numbered
-from tests.usage.test_tail import Lines, NewMeter, Rig, serving, until
+from tests.usage.test_tail import Lines, NewMeter, Rig, serving
 
 Again = Callable[..., Rig]
 

@@ -21,8 +21,7 @@ from sfad.usage import session, sessions
 from sfad.usage import session as module
 from sfad.usage.session import FileSearch, Session, TooMany
 from sfad.usage.sessions import Sessions
-from tests.gateway.scripted import until
-from tests.harness import GONE, as_root
+from tests.harness import GONE, as_root, until
 
 ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 BEGAN = datetime.now(UTC) - timedelta(minutes=1)
