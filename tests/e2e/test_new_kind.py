@@ -6,14 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import sfad
-from tests.harness import PATIENCE, Daemon, running
+from tests.conftest import Start
+from tests.harness import PATIENCE, Daemon
 
 ADDED: dict[str, dict[str, str | None]] = {
     "sfad/protocol/types.py": {'    TURNS = "turns"\n': '    EDITS = "edits"\n', "    turns: int | None = None\n": None},
@@ -60,7 +60,7 @@ class Copy:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Iterator[Copy]:
+def copy(tmp_path: Path, start: Start) -> Copy:
     source, path = Path(sfad.__file__).parents[1], tmp_path / "copy"
     for package in ("sfad", "sfactl"):
         shutil.copytree(source / package, path / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -71,8 +71,7 @@ def copy(tmp_path: Path) -> Iterator[Copy]:
             text = text.replace(line, line + (more or line.replace("turns", "edits")))
         (path / name).write_text(text)
     program = f"import runpy, sys; sys.path.insert(0, {str(path)!r}); runpy.run_module('sfad', run_name='__main__', alter_sys=True)"
-    with running(tmp_path, program=("-c", program)) as daemon:
-        yield Copy(daemon, str(path))
+    return Copy(start(program=("-c", program)), str(path))
 
 
 def test_a_new_kind_of_limit_is_enforced_and_shown_everywhere(copy: Copy) -> None:
