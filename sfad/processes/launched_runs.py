@@ -12,7 +12,7 @@ from zlib import crc32
 
 import trio
 
-from ..core.state.ids import number_or_zero
+from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
 from . import procfs
 from .credentials import COOKIE

@@ -1,7 +1,7 @@
 """trampoline.c, compiled. Written by `make trampoline`; do not edit."""
 
 COMPILER = "gcc 12.2.0"
-SOURCE = "7d8d667d2542d05943e65e4c69d1c01f5ab9c21cfcaf9b0aa15bbd536eb57eae"
+SOURCE = "d1f9a32ac8ee1b415a92b2a7af0ae69e9a9cfff1f022fa21d1551c2985217103"
 """SHA-256 of trampoline.c."""
 CLONE_AT = 188
 """Where in the image `clone_child` is."""
