@@ -11,8 +11,7 @@ import trio
 from ..protocol import messages as m
 from ..protocol.egress import Destination, destination
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
-from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
-from ..protocol.requests.plans import SeePlan
+from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall
 from ..protocol.types import Tokens
 from .callers import Caller
 from .journal import Journal

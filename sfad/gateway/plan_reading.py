@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from ..agents.account_hash import digest
-from ..protocol.requests.plans import Provider, SeenWindow, SeePlan
+from ..protocol.requests.gateway import SeePlan
+from ..protocol.requests.plans import Provider, SeenWindow
 from .upstreams import RawHeaders
 
 MOST_READ = 64 << 10

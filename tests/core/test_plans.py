@@ -327,6 +327,27 @@ def test_turns_are_within_a_minute_by_priority_and_the_first_is_now(
         assert ranks == sorted(ranks)
 
 
+def test_a_reply_that_was_overtaken_is_no_news() -> None:
+    t = Plan(keep=0.2)
+    a, b = t.start("a"), t.start("b")
+    t.go(t.seen(a, 0.10))
+    t.go(t.seen(a, 0.20))
+    t.later(1)
+    t.go(t.seen(b, 0.14))
+    t.go(t.seen(b, 0.20))
+    window = t.machine.plans.known[KEY].windows["5h"]
+    assert window.used == 0.2
+    assert sum(t.run(a).plan_shares.values()) == pytest.approx(0.1)
+    assert not t.run(b).plan_shares
+    t.go(t.seen(a, 0.2, rejected=True))
+    t.later(1)
+    t.go(t.seen(b, 0.2))
+    assert window.rejected, "what came a moment later was sent before"
+    t.later(100)
+    t.go(t.seen(b, 0.02))
+    assert (window.used, window.rejected) == (0.02, False), "the provider has given more"
+
+
 def test_a_forecast_is_of_the_present_rate() -> None:
     window = Window("5h")
     for minute in range(31):

@@ -111,7 +111,9 @@ def test_a_night_of_ten_agents(start: Start, account: Account) -> None:
             no_call_was_made_above(each)
         by_window = {share.window for run in done for share in run.plans}
         assert {"5h", "primary"} <= by_window
-        assert sum(share.share for run in done for share in run.plans if share.window == "5h") <= 35 * 0.07 + 3 * 0.1
+        sums = {name: sum(each.share for run in done for each in run.plans if each.window == name) for name in by_window}
+        assert sums["5h"] <= 35 * 0.07 + 3 * 0.1 + 0.001
+        assert sums["primary"] <= 15 * 0.07 + 0.001, "replies overtake each other, and nothing is divided twice"
         kept = [path for path in daemon.directory.rglob("*") if path.is_file()]
         assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
 

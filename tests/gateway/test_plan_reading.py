@@ -9,8 +9,10 @@ import trio
 
 from sfad.agents.account_hash import digest
 from sfad.gateway.plan_reading import login_of, seen_plan
-from sfad.protocol.requests.plans import SeenWindow, SeePlan
-from tests.gateway.scripted import Provider, ScriptedGate, house, reply, until
+from sfad.protocol.requests.gateway import SeePlan
+from sfad.protocol.requests.plans import SeenWindow
+from tests.gateway.scripted import Provider, ScriptedGate, house, reply
+from tests.harness import until
 
 UNIFIED = "anthropic-ratelimit-unified-"
 ANTHROPIC = {

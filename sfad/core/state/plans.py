@@ -26,6 +26,9 @@ FORECAST = 1800.0
 LEAST_SEEN = 300.0
 """Seconds for which a window must have been followed before a forecast: with a known reset, a sixtieth of the time until then,
 which is as long for five hours."""
+OVERTAKEN, OVERTAKEN_BY = 60.0, 0.1
+"""Replies of parallel calls overtake each other: within so many seconds after another reply, a figure that is lower by so much at
+most is an older one, and so is one that says nothing of a refusal."""
 MOST_WINDOWS = 16
 MOST_RUNS = 1000
 """Runs that have a part in the next growth of a window. A thousand are a leak."""
@@ -56,6 +59,7 @@ class Window(Struct):
     seconds: float | None = None
     """Its length, if that was told."""
     rejected: bool = False
+    rejected_at: float = 0.0
     near: bool = False
     """`plan_nearing` was published."""
     full: bool = False
@@ -95,12 +99,18 @@ class Window(Struct):
         """Take what a reply says of it. Return how much it has grown since it was heard of last."""
         if self.used is None and not self.rejected:
             self.since = now
-        self.heard_at, self.seconds = now, seen.seconds or self.seconds
+        last, self.heard_at = self.heard_at, now
+        self.seconds = seen.seconds or self.seconds
         self.resets_at = seen.resets_at if seen.resets_at is not None else self.resets_at
         if seen.rejected and (self.resets_at is None or self.resets_at <= now):
             self.resets_at = now + (retry_after or UNTOLD)
-        self.rejected = seen.rejected
+        if seen.rejected:
+            self.rejected, self.rejected_at = True, now
+        elif now - self.rejected_at >= OVERTAKEN:
+            self.rejected = False
         if seen.used_ratio is None:
+            return 0.0
+        if self.used is not None and 0 < self.used - seen.used_ratio <= OVERTAKEN_BY and now - last < OVERTAKEN:
             return 0.0
         before, self.used = self.used, seen.used_ratio
         if before is not None and seen.used_ratio < before:  # the provider has reset it early, or has corrected itself

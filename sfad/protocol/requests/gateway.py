@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..structs import Struct
 from ..types import RunId, Tokens
 from .base import Reply, Request
+from .plans import Provider, SeenWindow
 
 
 class ServeGateway(Request, tag="serve_gateway"):
@@ -131,6 +132,24 @@ class RefusedEgress(Request, tag="refused_egress"):
     host: str
     port: int
     why: str
+
+
+class SeePlan(Request, tag="see_plan"):
+    """Tell what a reply says of the windows of an account. Answered by `Done`."""
+
+    run: str
+    provider: Provider
+    time: float
+    """Unix time at which the reply came."""
+    login: str
+    """A hash of the call's credential, as in `AdmitCall`."""
+    organization: str | None = None
+    """A hash of the organization, where the reply or the call names it."""
+    plan_type: str | None = None
+    status: str | None = None
+    windows: list[SeenWindow] = []
+    retry_after: float | None = None
+    """Seconds, with a refusal."""
 
 
 class UpstreamInfo(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The windows of subscriptions: what clients ask of them, and what the gateway tells of them."""
+"""The windows of subscriptions."""
 
 from __future__ import annotations
 
@@ -61,21 +61,3 @@ class SeenWindow(Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     """Its length."""
     rejected: bool = False
-
-
-class SeePlan(Request, tag="see_plan"):
-    """Tell what a reply says of the windows of an account. Answered by `Done`."""
-
-    run: str
-    provider: Provider
-    time: float
-    """Unix time at which the reply came."""
-    login: str
-    """A hash of the call's credential, as in `AdmitCall`."""
-    organization: str | None = None
-    """A hash of the organization, where the reply or the call names it."""
-    plan_type: str | None = None
-    status: str | None = None
-    windows: list[SeenWindow] = []
-    retry_after: float | None = None
-    """Seconds, with a refusal."""
