@@ -129,7 +129,7 @@ class Recommended(Reply, tag="recommended"):
     runs: int
     """The successful runs that the advice is based on."""
     advice: list[Advice]
-    """For time, turns, messages, tokens and cost."""
+    """For time, tool calls, messages, tokens and cost."""
     in_force: list[Limit]
     """The limits of a run of this type that asks for none."""
 
