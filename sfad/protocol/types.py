@@ -1,6 +1,6 @@
 """The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
 
-Fields are a contract with clients: docs/protocol.md describes each. Unknown is `None`, never 0. Times are aware UTC datetimes:
+Fields are a contract with clients: docs/protocol.md is made from their docstrings. Unknown is `None`, never 0. Times are aware UTC datetimes:
 RFC 3339 in JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are
 bytes in requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
 """

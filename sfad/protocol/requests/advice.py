@@ -6,7 +6,7 @@ from ..structs import Literal, Struct, datetime
 from ..types import Limit, LimitKind, RunId, Status
 from .base import Reply, Request
 
-# ---- The answers to `recommend` and `summary`. docs/protocol.md describes each field.
+# ---- The answers to `recommend` and `summary`.
 
 
 class Advice(Struct, frozen=True, kw_only=True):
