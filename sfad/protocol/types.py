@@ -1,8 +1,8 @@
 """The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
 
-Fields are a contract with clients: docs/protocol.md is made from their docstrings. Unknown is `None`, never 0. Times are aware UTC datetimes:
-RFC 3339 in JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are
-bytes in requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
+Fields are a contract with clients: docs/protocol.md is made from their docstrings. Unknown is `None`, never 0. Times are aware
+UTC datetimes: RFC 3339 in JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv,
+environment, cwd) are bytes in requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The chain that a peer outside any run, as in a container, claims to come from (`SFA_CALL_CHAIN` and `SFA_NAME`, `SFA_DEPTH`).
+    """The chain that a client outside any run, as in a container, claims to come from (`SFA_CALL_CHAIN` and `SFA_NAME`, `SFA_DEPTH`).
     The daemon adds it to what it knows; it cannot loosen a rule."""
 
     names: list[str] = []

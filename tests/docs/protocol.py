@@ -17,26 +17,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from sfad.protocol import messages as m
+from sfad.protocol import requests
 from sfad.protocol import types as t
-from sfad.protocol.requests import (
-    advice,
-    base,
-    daemon,
-    following,
-    gateway,
-    listing,
-    records,
-    sessions,
-    starting,
-    steering,
-    use,
-)  # fmt: skip
 
 Struct = type[msgspec.Struct]
 
 WIDTH = 120
-SUBJECTS = (base, starting, steering, following, listing, records, use, sessions, advice, daemon)
-"""The modules of messages, in the order of the page; without those between the daemon and its own gateway."""
+GATEWAY = "gateway"
+SUBJECTS = [name for name in re.findall(r"^`(\w+)`", requests.__doc__ or "", re.MULTILINE) if name != GATEWAY]
+"""The modules of messages, in the order of their package's docstring; without those between the daemon and its own gateway."""
 ENUMERATIONS = (t.Status, t.Rule, t.LimitKind, t.Action)
 WORDS: dict[Any, str] = {
     int: "int", float: "float", str: "str", bytes: "bin", bool: "bool", type(None): "nil", Any: "any", datetime: "timestamp"
@@ -52,9 +41,9 @@ def tag(struct: Struct) -> str:
     return str(struct.__struct_config__.tag or struct.__name__)
 
 
-def of_subjects(structs: typing.Iterable[Struct], *subjects: types.ModuleType) -> list[Struct]:
+def of_subjects(structs: typing.Iterable[Struct], *subjects: str) -> list[Struct]:
     """Return the messages of these modules, in this order."""
-    return [each for subject in subjects for each in structs if each.__module__ == subject.__name__]
+    return [each for subject in subjects for each in structs if each.__module__.endswith(f".{subject}")]
 
 
 def parts() -> dict[str, str]:
@@ -64,7 +53,7 @@ def parts() -> dict[str, str]:
         "requests": "\n".join(_request(each) for each in of_subjects(m.REQUESTS, *SUBJECTS)),
         "shared replies": "\n".join(_section(each) for each in shared),
         "types": _enumerations() + "\n" + "\n".join(_section(each) for each in nested()),
-        "messages of the gateway": "\n".join(_request(each) for each in of_subjects(m.REQUESTS, gateway)),
+        "messages of the gateway": "\n".join(_request(each) for each in of_subjects(m.REQUESTS, GATEWAY)),
     }
 
 

@@ -33,7 +33,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
     draining: bool
     """The daemon is stopping and starts nothing."""
     live: int
-    """Runs in the caller's scope, as `queued`."""
+    """Runs in the client's scope, as `queued`."""
     queued: int
     admitted: int | None
     """Starts since the daemon's start; `None`, as `refused` and `connections`, for a client that may not know of all runs."""
@@ -55,7 +55,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
     linger_command: str | None = None
     """Run this, or logging out ends the daemon."""
     gateway: str | None = None
-    """The address of that of the caller's user; `None` while there is none."""
+    """The address of that of the client's user; `None` while there is none."""
     gateway_pid: int | None = None
     """`None` also while it is being started again."""
     shim_dir: str = ""
@@ -63,7 +63,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
     shims: list[str] = []
     """The programs in it."""
     quotas: list[QuotaState] = []
-    """Of the caller's user; empty inside a run."""
+    """Of the client's user; empty inside a run."""
     metrics: str | None = None
     """Where Prometheus reads metrics; `None` if nowhere. What is configured, as this, `otel`, `config_files` and `log`, and
     what is wrong with it, is told to the daemon's own user and root only."""
@@ -76,7 +76,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now."""
     alerts: list[AlertState] = []
-    """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
+    """Those that are raised, the oldest first; for a client in a run, those about its subtree."""
     config_files: list[str] | None = None
     """The config files in force, the weakest first. Told, as `log`, to the daemon's own user and root only."""
     log: str | None = None
@@ -86,7 +86,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
     on_ends: list[OnEndState] = []
     """Commands of `--on-end` that wait or run."""
     cost_usd: float | None = None
-    """What runs have cost within the last `window_s`: those of all users, or of the caller's user if it may not know of others;
+    """What runs have cost within the last `window_s`: those of all users, or of the client's user if it may not know of others;
     `None` inside a run."""
     window_s: float = 3600.0
     """`alerts.window` of the config."""

@@ -23,7 +23,7 @@ class Stop(Request, tag="stop"):
     grace: float | None = None
     """Seconds until SIGKILL, 0 to 60; else each run's own. It can only shorten a stop that is under way."""
     sessions: bool = False
-    """Only sessions, and only for a peer that may start them."""
+    """Only sessions, and only for a client that may start them."""
 
 
 class Stopped(Reply, tag="stopped"):
@@ -42,7 +42,7 @@ class Select(Request, tag="select"):
     repeats = 1
 
     verb: str
-    """The verb that will be used on them. The peer needs permission for it."""
+    """The verb that will be used on them. The client needs permission for it."""
     runs: list[str] = []
     everything: bool = False
     name: str | list[str] | None = None
