@@ -85,8 +85,8 @@ class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The chain that a client outside any run, as in a container, claims to come from (`SFA_CALL_CHAIN` and `SFA_NAME`, `SFA_DEPTH`).
-    The daemon adds it to what it knows; it cannot loosen a rule."""
+    """The chain that a client outside any run, as in a container, claims to come from (`SFA_CALL_CHAIN` and `SFA_NAME`,
+    `SFA_DEPTH`). The daemon adds it to what it knows; it cannot loosen a rule."""
 
     names: list[str] = []
     """Root first, including the run that the client is in."""
