@@ -142,6 +142,10 @@ class AttemptsConfig(Struct, frozen=True, kw_only=True):
     delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
 
 
+class ServiceConfig(Struct, frozen=True, kw_only=True):
+    continue_lost: bool = False
+
+
 class ContainmentConfig(Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "cgroup", "tags"] = "auto"
     cgroup_parent: Annotated[str, Meta(extra=PATH)] | None = None
@@ -293,6 +297,8 @@ class Agent(Struct, frozen=True, kw_only=True):
 
     command: Annotated[tuple[str, ...], Meta(min_length=1, extra=COMMAND)]
     """`sfad.agents` has the placeholders."""
+    resume: Annotated[tuple[str, ...], Meta(extra=COMMAND)] = ()
+    """Continues one of its sessions, `{session}`; `{task}` is what it is told then."""
     description: Annotated[str, Meta(max_length=1000, extra=TEXT)] = ""
     kind: Literal["agent", "skill"] = "agent"
     type: Annotated[str, Meta(max_length=64, extra=TEXT)] | None = None
@@ -312,6 +318,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     quotas: QuotasConfig = QuotasConfig()
     groups: dict[str, GroupConfig] = {}
     attempts: AttemptsConfig = AttemptsConfig()
+    service: ServiceConfig = ServiceConfig()
     containment: ContainmentConfig = ContainmentConfig()
     isolation: IsolationConfig = IsolationConfig()
     access: AccessConfig = AccessConfig()

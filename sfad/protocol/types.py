@@ -445,6 +445,12 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a queued run: the runs whose ends it still waits for."""
     group: str | None = None
     """The group whose slots its tree shares."""
+    session_id: str | None = None
+    """What its agent program calls the session that it has begun or continues, as far as that is known."""
+    continues: RunId | None = None
+    """The ended run whose session it continues."""
+    continued_by: RunId | None = None
+    """Of an ended run: the run that continues its session."""
 
     @property
     def by_gateway(self) -> bool:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from ..agents import NO_SETUPS, SESSION_VARIABLES, AgentProgram, Reading, TreeSetups, session_files_of
 from ..agents.program import SessionFiles
+from ..agents.registered import session_of
 from ..core.state.run import Run
 from ..host.descriptors import close_soon
 from ..processes.credentials import Credentials
@@ -196,6 +197,17 @@ class SavedMain(Struct, frozen=True, array_like=True):
     """The inodes of its output files; empty if no output is kept."""
 
 
+class Surroundings(Struct, frozen=True, array_like=True):
+    """What a run is continued with at the next daemon's start, if this one or the machine ends it (`service.continue_lost`)."""
+
+    env: list[bytes]
+    """As its client sent it."""
+    umask: int
+    uid: int
+    user: str
+    credentials: Credentials | None
+
+
 @dataclass(slots=True, eq=False)
 class Live:
     """What the shell holds of a live run, beside the core's `Run`. It owns the descriptors in it."""
@@ -234,6 +246,8 @@ class Live:
     """How the agent programs of its tree are led through the gateway."""
     request: bytes | None = None
     """What it was started with, for `recall`."""
+    surroundings: Surroundings | None = None
+    """What it is continued with if the daemon ends it; until it is saved."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
     session_files: SessionFiles | None = field(init=False)
@@ -317,6 +331,17 @@ class Live:
     def gated(self) -> bool:
         """Whether its calls go through the gateway."""
         return bool(self.spawn.gateway) and self.spawn.direct is None
+
+    @property
+    def session_id(self) -> str | None:
+        """What its agent calls its session: the one that it has saved, else the one that its command names."""
+        if self.run.session is not None or not self.run.attempt:
+            return self.run.session
+        if self.spawn.session is not None:
+            return session_of(self.spawn.session, self.run.attempt)
+        if self.spawn.continues is not None:
+            return self.spawn.continues.session
+        return self.session_files.session_id(self.run.asked.argv) if self.session_files is not None else None
 
     @property
     def session_variables(self) -> list[bytes]:

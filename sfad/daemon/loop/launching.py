@@ -290,7 +290,7 @@ class Launching:
         terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
         return LaunchSpec(
-            argv=self.gateways.naming(run.id, argv_of(spawn, run.attempt)),
+            argv=self.gateways.naming(run.id, self._argv(live)),
             cwd=spawn.cwd,
             env=self.isolating.environment(live, self.gateways.naming(run.id, env)),
             umask=spawn.umask,
@@ -304,6 +304,10 @@ class Launching:
             user=live.user,
             nonce=live.nonce,
         )
+
+    def _argv(self, live: Live) -> list[bytes]:
+        run = live.run
+        return argv_of(live.spawn, run.attempt, run.session if run.latest.resumes else None)
 
     def _shims(self, live: Live) -> list[bytes]:
         """Return the directories that come first in the run's PATH: the installed shims, then the automatic ones."""

@@ -24,7 +24,7 @@ from ...protocol.known import CODING_AGENT
 from ...protocol.messages import Spawn
 from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Status
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import Live, StdinPipe
+from ...runs.live import Live, StdinPipe, Surroundings
 from .launching import Feed, demand_descriptors
 
 # ---- The config in the core's terms
@@ -112,6 +112,8 @@ class PendingSpawn:
     """See `Live.request`."""
     sender: str = ""
     """Who has sent the descriptors, for `closing`."""
+    surroundings: Surroundings | None = None
+    """See `Live.surroundings`."""
 
     def live(self, run: Run, launcher: Launcher) -> Live:
         """Return the run that it has become, which holds the descriptors now."""
@@ -127,6 +129,7 @@ class PendingSpawn:
             user=self.user,
             setups=self.setups if run.parent is None else NO_SETUPS,
             request=self.request,
+            surroundings=self.surroundings,
         )
 
     def close(self) -> None:
@@ -173,7 +176,9 @@ class PendingRequests:
             raise
         token = self._token(answer)
         self._spawns[token] = pending
-        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after)))
+        continued = self.catalogue.info(asked.continues) if asked.continues is not None else None
+        by = continued.continued_by if continued is not None else None
+        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after), by))
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
         """Return how those of the runs have ended that are not live."""

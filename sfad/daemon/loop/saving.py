@@ -11,6 +11,7 @@ from ...core import commands as c
 from ...core import events as e
 from ...core.state.alerts import SavedAlerts
 from ...core.state.run import Run, run_number
+from ...core.state.vocabulary import ReasonKind
 from ...durable.budgets import BudgetKeeper
 from ...durable.spool import nowhere
 from ...host.clock import wall_clock
@@ -256,6 +257,8 @@ class Saver:
             self._tell_ends([info.id])
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
+        if info.reason is None or info.reason.kind != ReasonKind.DAEMON:
+            self.resources.spool.surroundings.forget(info.id)
         if recorded is not None:
             self.resources.counts.run_ended(info)
         live.close()
@@ -286,6 +289,12 @@ class Saver:
                 self.hooking.run_ended(info)
 
     def committed(self, runs: Iterable[RunId]) -> None:
+        runs = list(runs)
+        for run in runs:
+            live = self.catalogue.live.get(run)
+            if live is not None and live.run.asked.continues is not None:
+                self.catalogue.continued(live.run.asked.continues, by=run)
+                self.run_feed.changed([live.run.asked.continues])
         self.feed(e.Committed(trio.current_time(), tuple(runs)))
 
     def commit_failed(self, runs: Iterable[RunId], error: str) -> None:

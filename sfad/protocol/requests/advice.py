@@ -85,6 +85,21 @@ class Costly(Struct, frozen=True, kw_only=True):
     at_most: bool = False
 
 
+class ContinuedLine(Struct, frozen=True, kw_only=True):
+    """Runs that have continued each other's session."""
+
+    runs: list[RunId]
+    """The first run, the one that continues it, and so on. Those before the period are left out."""
+    name: str
+    status: Status
+    """Of the last."""
+    cost_usd: float | None
+    """Of these runs, without their descendants."""
+    tokens: int | None
+    partial: bool
+    at_most: bool = False
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """The runs created in a period, with descendants. Each run's own use counts once."""
 
@@ -107,6 +122,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     """The most expensive runs, at most 5."""
     at_most: bool = False
     """A part of the sums is an upper bound."""
+    lines: list[ContinuedLine] = []
+    """Of the period, by their last runs."""
 
 
 # ---- advice

@@ -35,6 +35,8 @@ class StartSession(Request, tag="start_session"):
     claim: Claim = Claim()
     key: str | None = None
     """As in `Spawn`."""
+    continues: RunId | None = None
+    """The ended session that is continued with the task. Its agent and its other fields count."""
 
 
 class SessionRights(Request, tag="session_rights"):

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,7 +23,7 @@ from ...host.files import UNDECODABLE
 from ...protocol.kinds import COSTS, KINDS
 from ...protocol.messages import List, Summarise
 from ...protocol.paths import LEDGER
-from ...protocol.requests.advice import Advice, Breach, By, Costly, Failed, Group, Summary
+from ...protocol.requests.advice import Advice, Breach, By, ContinuedLine, Costly, Failed, Group, Summary
 from ...protocol.types import ENDED, Event, LimitKind, LimitState, Reason, RunId, RunInfo, Status
 from ...protocol.units import counted
 from .database import LedgerError, open_reader
@@ -96,6 +96,7 @@ class Summariser:
             breaches=list(self._breaches()),
             failed=self._failed(),
             costly=self._costly(),
+            lines=self._lines(),
         )
 
     def _rows(self, columns: str, rest: str = "", join: str = "") -> Iterator[Any]:
@@ -188,6 +189,19 @@ class Summariser:
         found += _costly(info for info, _ in self._unwritten)
         return sorted(found, key=lambda one: -one.cost_usd)[:COSTLY]
 
+    def _lines(self) -> list[ContinuedLine]:
+        columns = (
+            "runs.id, runs.continues, CAST(runs.name AS TEXT), runs.status, runs.cost_usd, runs.tokens, runs.partial, runs.at_most"
+        )
+        rest = f"AND (runs.continues IS NOT NULL OR runs.continued_by IS NOT NULL) ORDER BY runs.number DESC LIMIT {LISTED}"
+        found: dict[RunId, _Continued] = {}
+        for run, before, name, status, *used in self._rows(columns, rest):
+            found[run] = _Continued(before, name, _status(status), _used(used))
+        for info, _ in self._unwritten:
+            found[info.id] = _Continued(info.continues, info.name, info.status, used_by(None, info.usage))
+        later = {one.before for one in found.values()}
+        return [line for last in sorted(found) if last not in later and (line := _line(found, last)) is not None]
+
     def _breaches(self) -> Iterator[Breach]:
         sql = (
             f"SELECT {', '.join(EVENT_COLUMNS)} FROM events INDEXED BY events_breaches "  # noqa: S608
@@ -271,6 +285,35 @@ def _costly(runs: Iterable[RunInfo]) -> Iterator[Costly]:
                 partial=use.partial,
                 at_most=use.at_most,
             )
+
+
+class _Continued(NamedTuple):
+    before: RunId | None
+    name: str
+    status: Status
+    used: Used
+
+
+def _line(found: Mapping[RunId, _Continued], last: RunId) -> ContinuedLine | None:
+    """Return the line that ends with this run; `None` if that continues no run of the period."""
+    runs = [last]
+    while (before := found[runs[0]].before) is not None and before in found and before not in runs:
+        runs.insert(0, before)
+    if len(runs) == 1:
+        return None
+    use = NOTHING
+    for run in runs:
+        use = use.plus(found[run].used)
+    end = found[last]
+    return ContinuedLine(
+        runs=runs,
+        name=end.name,
+        status=end.status,
+        cost_usd=use.cost_usd,
+        tokens=use.tokens,
+        partial=use.partial,
+        at_most=use.at_most,
+    )
 
 
 def _breach(event: Event) -> Breach:

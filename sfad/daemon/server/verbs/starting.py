@@ -7,24 +7,38 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
+import trio
 from msgspec.structs import replace
 
 from ....agents import NO_SETUPS, TreeSetups
 from ....agents.setup_reader import Root, unknown
+from ....core.state.access import Peer
 from ....core.state.naming import program_name
 from ....core.state.policy import Invalid
 from ....core.state.request import SessionAsked
 from ....host.descriptors import close_soon
 from ....processes.credentials import Credentials
 from ....protocol.known import PROGRAMS as KNOWN
-from ....protocol.messages import MAX_DESCRIPTORS, OwnProgram, Recall, Recalled, SessionRights, SessionRules, Spawn, StartSession
-from ....protocol.types import After, RunId, RunInfo
+from ....protocol.messages import (
+    MAX_DESCRIPTORS,
+    Continuation,
+    OwnProgram,
+    Recall,
+    Recalled,
+    SessionRights,
+    SessionRules,
+    Spawn,
+    StartSession,
+)
+from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
 from ...loop.leading import settings_file
 from ...loop.pending_requests import PendingSpawn
 from ..call import EXPECTED, Call, answers, answers_about_run, told
+from ..continuing import check_ended, continued, find_session, wanted_session, with_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
+from ..lost_runs import surroundings_of
 from ..peers import submitter
 from ..spawning import SpawnContext, asked_of, asks_for_gateway, completed, is_own_program, own_command
 from .following import demand_watch, push
@@ -39,10 +53,60 @@ MAX_AFTER = 64
 
 
 def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
-    """Have the core decide about the request once the surroundings of a person's root are known. Raise `RequestError`,
-    `OSError`."""
-    descriptors, runtime, peer = _claim(call, request), call.runtime, call.peer
-    request = msgspec.structs.replace(request, direct=None)
+    """Have the core decide about the request once the surroundings of a person's root are known, and the session that it continues
+    was found. Raise `RequestError`, `OSError`."""
+    descriptors = _claim(call, request)
+    request = msgspec.structs.replace(request, direct=None, resume_argv=[])
+    if request.continues is None:
+        _spawn_by(call, request, call.peer, descriptors, session)
+        return
+    try:
+        info, request, peer = _continued(call, request, session)
+        wanted = wanted_session(request, info, peer.uid)
+    except RequestError:
+        close_soon(descriptors, call.connection.sender_group)
+        raise
+
+    def go_on(found: str | Exception) -> None:
+        if isinstance(found, Exception):
+            close_soon(descriptors, call.connection.sender_group)
+            raise found
+        _spawn_by(call, with_session(request, found), peer, descriptors, session)
+
+    done: Callable[[str | Exception], None] = _later(call, descriptors, go_on)
+    threads = call.services.session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
+    call.runtime.background.answer(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
+
+
+def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tuple[RunInfo, Spawn, Peer]:
+    """Return the ended run whose session a request continues, what the request becomes, and who asks: a live parent of that run, so
+    that the new one is a child again. Raise `RequestError`."""
+    assert request.continues is not None
+    catalogue, peer = call.runtime.catalogue, call.peer
+    info = call.resolve(request.continues.run, "recall")
+    if catalogue.uid(info.id) != peer.uid:
+        raise RequestError(
+            ErrorCode.NOT_PERMITTED,
+            f"run {info.id} belongs to {info.user}, and its command would run as you: ask {info.user} to continue it",
+        )
+    if info.session and session is None:
+        raise wrong_state(f"run {info.id} is a session; to continue it: sfactl session send {info.id} MESSAGE")
+    if session is not None and not info.session:
+        raise wrong_state(f"run {info.id} is no session; continue it with: sfactl continue {info.id}")
+    check_ended(info)
+    if info.continued_by is not None:
+        raise wrong_state(
+            f"run {info.id} was continued by {info.continued_by} already; to continue that one: sfactl continue {info.continued_by}"
+        )
+    continued_request = continued(request, _kept(call, info), info)
+    above = catalogue.live.get(info.parent_id) if info.parent_id is not None else None
+    if above is not None and not request.detach and above.run.status is not Status.STOPPING:
+        peer = msgspec.structs.replace(peer, run=above.run.id)
+    return info, continued_request, peer
+
+
+def _spawn_by(call: Call, request: Spawn, peer: Peer, descriptors: list[int], session: SessionAsked | None) -> None:
+    runtime = call.runtime
     try:
         request = _with_awaited(call, request)
         user = submitter(call.connection, runtime.launcher.containment)
@@ -60,7 +124,7 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         setups = None if _is_agent(request) else runtime.setups.known(root)
     file = settings_file(request) if setups is not NO_SETUPS else None
     if setups is not None and file is None:
-        _ask(call, request, descriptors, above, setups, session, user)
+        _ask(call, request, peer, descriptors, above, setups, session, user)
         return
 
     async def find() -> tuple[TreeSetups, str | None]:
@@ -69,7 +133,7 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
 
     def ask(found: tuple[TreeSetups, str | None]) -> None:
         found_setups, why = found
-        _ask(call, msgspec.structs.replace(request, direct=why), descriptors, above, found_setups, session, user)
+        _ask(call, msgspec.structs.replace(request, direct=why), peer, descriptors, above, found_setups, session, user)
 
     found = _later(call, descriptors, ask)
     runtime.background.answer(find, found, lambda _: found((unknown(), None)), EXPECTED)
@@ -98,13 +162,14 @@ def _is_agent(request: Spawn) -> bool:
 def _ask(
     call: Call,
     request: Spawn,
+    peer: Peer,
     descriptors: list[int],
     above: Live | None,
     setups: TreeSetups,
     session: SessionAsked | None,
     user: Credentials | None,
 ) -> None:
-    runtime, peer = call.runtime, call.peer
+    runtime = call.runtime
     context = SpawnContext(
         peer,
         above,
@@ -122,7 +187,7 @@ def _ask(
             call.reply(own)
             return
         first, request = request, completed(request, context)
-        kept = to_recall(first, request, above) if session is None else None
+        kept = to_recall(first, request, above)
         if request.watch:
             demand_watch(call)
     except Invalid as error:
@@ -140,6 +205,8 @@ def _ask(
     pending = PendingSpawn(
         request, setups, descriptors, on_admit, program, caller=peer.run, user=user, request=kept, sender=peer.who
     )
+    if session is None:
+        pending.surroundings = surroundings_of(runtime, first, request, pending, peer)
     ask = partial(runtime.requests.spawn, peer, asked, pending, call)
     if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
         runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))
@@ -204,6 +271,13 @@ def _claim(call: Call, request: Spawn) -> list[int]:
 def recall(call: Call, _: Recall, run: RunInfo) -> None:
     if run.session:
         raise wrong_state(f"run {run.id} is a session, which has rules of its own; start another: sfactl session start")
+    spawn = _kept(call, run)
+    owner = None if run.user == call.peer.user else run.user
+    call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner))
+
+
+def _kept(call: Call, run: RunInfo) -> Spawn:
+    """Return what a run was started with. Raise `RequestError`."""
     kept = call.runtime.catalogue.request(run.id)
     spawn = recalled(kept) if kept is not None else None
     if spawn is None:
@@ -211,8 +285,7 @@ def recall(call: Call, _: Recall, run: RunInfo) -> None:
             f"what run {run.id} was started with is not kept: an earlier version of sfad started it, its command was longer than "
             "64 KiB, or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
-    owner = None if run.user == call.peer.user else run.user
-    call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner))
+    return spawn
 
 
 # ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides whether the peer may.
@@ -234,6 +307,9 @@ def start_session(call: Call, request: StartSession) -> None:
     if not request.task.strip():
         raise bad_request("the task is blank; say what to do")
     limits = check_limits(request.limits)
+    if request.continues is not None:
+        spawn(call, _spawn(request, None, {}), SessionAsked(limits, time.time()))
+        return
     agent = request.agent or runtime.config.sessions.default_agent
     if agent is None:
         key = runtime.machine.policy.where_set("sessions.default_agent")
@@ -243,7 +319,7 @@ def start_session(call: Call, request: StartSession) -> None:
     spawn(call, _spawn(request, agent, given), SessionAsked(limits, time.time()))
 
 
-def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> Spawn:
+def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str]) -> Spawn:
     return Spawn(
         id=request.id,
         argv=[],
@@ -261,6 +337,7 @@ def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> S
         blocked_tools=request.blocked_tools,
         claim=request.claim,
         key=request.key,
+        continues=Continuation(run=request.continues, task=request.task) if request.continues is not None else None,
     )
 
 
