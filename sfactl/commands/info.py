@@ -108,6 +108,9 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
         yield "unadmitted", f"{counted(run.unadmitted, 'agent program')} started within it without asking the daemon"
     yield "command", output.command(run)
     yield "cwd", output.plain(run.cwd)
+    if run.worktree is not None:
+        yield "worktree", f"{output.plain(run.worktree)} (sfactl diff {run.id})"
+        yield "branch", output.plain(run.branch or "-")
     if run.session:
         yield "session", f"its transcript: sfactl session log {run.id}"
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"

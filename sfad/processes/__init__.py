@@ -11,6 +11,7 @@
 `launched_runs`    the runs from their first launch to their release, and which run carries which mark
 `isolation`        runs in sandboxes of their own, by bubblewrap
 `trampoline`       the process that becomes a run's command, and how it is started
+`worktree`         makes the git worktree of a run, as the first step of the run
 `credentials`      the user that a run executes as, and an environment for programs that must not obey the run's
 `pidfd`            signals to exactly one process, and what is known of it when it has ended
 `procfs`           what /proc tells of processes

@@ -436,6 +436,8 @@ class Worktree(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where it is or will be."""
     repository: bytes = b""
     """The directory that git shares between all worktrees of the repository, such as `/src/.git`."""
+    alternates: list[bytes] = []
+    """Directories from which the repository borrows objects."""
     start: str = ""
     """The commit that a new worktree begins with."""
     origin: bytes = b""

@@ -45,6 +45,7 @@ from .run_feed import RunFeed
 from .saving import Saver, StorageWatch
 from .shims import AutomaticShims, ShimDirectory
 from .succession import Succession
+from .worktrees import Worktrees
 
 ReadConfig = Callable[[], tuple[configuration.Loaded, list[Change]]]
 
@@ -120,6 +121,7 @@ class Runtime:
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.isolating = Isolating(loaded, self.gateways, sock=self.socket, state_dir=self.state_dir)
         self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
+        self.worktrees = Worktrees(self.hooking.processes, self.catalogue.live)
         self.connections = ConnectionWatch(
             self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
         )

@@ -133,6 +133,7 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     limits: list[str]
     stdin: bool
     source: str
+    worktree: bool = False
 
 
 class AgentList(Reply, tag="agent_list"):

@@ -18,11 +18,12 @@ from ....host.descriptors import close_soon
 from ....processes.credentials import Credentials
 from ....protocol.known import PROGRAMS as KNOWN
 from ....protocol.messages import MAX_DESCRIPTORS, OwnProgram, Recall, Recalled, SessionRights, SessionRules, Spawn, StartSession
-from ....protocol.types import After, RunId, RunInfo
+from ....protocol.types import After, RunId, RunInfo, Worktree
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
 from ...loop.leading import settings_file
 from ...loop.pending_requests import PendingSpawn
+from ...loop.worktrees import WorktreeImpossible
 from ..call import EXPECTED, Call, answers, answers_about_run, told
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..peers import submitter
@@ -44,7 +45,7 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     descriptors, runtime, peer = _claim(call, request), call.runtime, call.peer
     request = msgspec.structs.replace(request, direct=None)
     try:
-        request = _with_awaited(call, request)
+        request = _with_worktree(call, _with_awaited(call, request))
         user = submitter(call.connection, runtime.launcher.containment)
     except RequestError:
         close_soon(descriptors, call.connection.sender_group)
@@ -59,20 +60,25 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         root = Root.of(peer.uid, request.cwd, env)
         setups = None if _is_agent(request) else runtime.setups.known(root)
     file = settings_file(request) if setups is not NO_SETUPS else None
-    if setups is not None and file is None:
-        _ask(call, request, descriptors, above, setups, session, user)
+    if setups is not None and file is None and request.worktree is None:
+        _ask(call, request, request, descriptors, above, setups, session, user)
         return
 
-    async def find() -> tuple[TreeSetups, str | None]:
+    async def find() -> tuple[TreeSetups, str | None, Spawn | RequestError]:
         why = await runtime.setups.why_around(peer.uid, file) if file is not None else None
-        return await runtime.setups.read(root) if setups is None else setups, why
+        place = await _prepared(call, request, above, user) if request.worktree is not None else request
+        return await runtime.setups.read(root) if setups is None else setups, why, place
 
-    def ask(found: tuple[TreeSetups, str | None]) -> None:
-        found_setups, why = found
-        _ask(call, msgspec.structs.replace(request, direct=why), descriptors, above, found_setups, session, user)
+    def ask(found: tuple[TreeSetups, str | None, Spawn | RequestError]) -> None:
+        found_setups, why, prepared = found
+        if isinstance(prepared, RequestError):
+            close_soon(descriptors, call.connection.sender_group)
+            raise prepared
+        placed = msgspec.structs.replace(prepared, direct=why)
+        _ask(call, request, placed, descriptors, above, found_setups, session, user)
 
     found = _later(call, descriptors, ask)
-    runtime.background.answer(find, found, lambda _: found((unknown(), None)), EXPECTED)
+    runtime.background.answer(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
 
 
 def _with_awaited(call: Call, request: Spawn) -> Spawn:
@@ -91,12 +97,43 @@ def _with_awaited(call: Call, request: Spawn) -> Spawn:
     return msgspec.structs.replace(request, after=found)
 
 
+def _with_worktree(call: Call, request: Spawn) -> Spawn:
+    """Return the request with what it asks for of a worktree, or what its agent's entry does. Raise `RequestError`."""
+    asked, catalogue = request.worktree, call.runtime.catalogue
+    above = catalogue.live.get(call.peer.run) if call.peer.run is not None else None
+    if asked is None:
+        entry = call.runtime.agents.get(request.agent or "")
+        isolated = above is not None and above.spawn.isolation is not None  # it stays in its worktree
+        return replace(request, worktree=Worktree()) if entry is not None and entry.agent.worktree and not isolated else request
+    of = None
+    if asked.of is not None:
+        of = find_run(catalogue, asked.of, call.scope)
+        info = catalogue.info(of)
+        if info is not None and info.user != call.peer.user:
+            raise bad_request(f"run {of} belongs to {info.user}, and only a run of theirs may work in its worktree")
+    check_most("characters of --worktree", len(asked.branch or ""), 200)
+    return replace(request, worktree=Worktree(branch=asked.branch, of=of))
+
+
+async def _prepared(call: Call, request: Spawn, above: Live | None, user: Credentials | None) -> Spawn | RequestError:
+    """Return the request with its worktree, or why it cannot have one."""
+    of = request.worktree.of if request.worktree is not None else None
+    earlier = call.runtime.catalogue.info(of) if of is not None else None
+    try:
+        return await call.runtime.worktrees.prepared(request, earlier, above, call.peer.uid, user)
+    except Invalid as error:
+        return bad_request(str(error))
+    except (WorktreeImpossible, OSError) as error:
+        return unavailable(str(error))
+
+
 def _is_agent(request: Spawn) -> bool:
     return request.agent is not None or program_name([os.fsdecode(word) for word in request.argv[:8]]) in KNOWN
 
 
 def _ask(
     call: Call,
+    first: Spawn,
     request: Spawn,
     descriptors: list[int],
     above: Live | None,
@@ -121,7 +158,7 @@ def _ask(
             close_soon(descriptors, call.connection.sender_group)
             call.reply(own)
             return
-        first, request = request, completed(request, context)
+        request = completed(request, context)
         kept = to_recall(first, request, above) if session is None else None
         if request.watch:
             demand_watch(call)
@@ -212,7 +249,15 @@ def recall(call: Call, _: Recall, run: RunInfo) -> None:
             "64 KiB, or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
     owner = None if run.user == call.peer.user else run.user
+    if run.worktree is not None and (spawn.worktree is not None or _has_agent_with_worktree(call, spawn)):
+        # it may still work there
+        spawn = replace(spawn, worktree=Worktree(of=run.id if run.status.terminal else None))
     call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner))
+
+
+def _has_agent_with_worktree(call: Call, spawn: Spawn) -> bool:
+    entry = call.runtime.agents.get(spawn.agent or "")
+    return entry is not None and entry.agent.worktree
 
 
 # ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides whether the peer may.
