@@ -350,26 +350,28 @@ def diff(record: Record, run: str, env: Mapping[str, str], *, stat: bool, text: 
 
 
 def changes(record: Record, env: Mapping[str, str]) -> str | None:
-    """Return what would be lost with a worktree, in words; `None` if it has no changes and no commits of its own. Raise
-    `GitError`."""
+    """Return what would be lost with a worktree beside its commits, in words; `None` if nothing would. Raise `GitError`."""
+    if not record.whole:
+        return None if record.holds_nothing else "git does not know it as a worktree any more"
+    with _Look(record, env) as look:
+        if look.git("status", "--porcelain", "--untracked-files=all", look.submodules):
+            return "it has changes that are not committed"
+    if record.isolated and os.path.isdir(f"{record.admin}/modules"):
+        return "it has sub-modules, into which nothing looks because its run was isolated"
+    return None
+
+
+def has_commits(record: Record, env: Mapping[str, str]) -> bool:
+    """Return whether the worktree or its branch has commits that were made there and are in no other branch. Raise `GitError`."""
     if not os.path.isdir(record.repository):
-        return None if record.holds_nothing else f"its repository {record.repository} is gone"
-    head = record.start
+        return False
+    at = _At("/", own(env), record.repository)
+    tips = [f"refs/heads/{record.branch}"] if _exists(record.branch, at) else []
     if record.whole:
         with _Look(record, env) as look:
-            if look.git("status", "--porcelain", "--untracked-files=all", look.submodules):
-                return "it has changes that are not committed"
-            head = look.git("rev-parse", "HEAD")
-        if record.isolated and os.path.isdir(f"{record.admin}/modules"):
-            return "it has sub-modules, into which nothing looks because its run was isolated"
-    elif not record.holds_nothing:
-        return "git does not know it as a worktree any more"
-    at = _At("/", own(env), record.repository)
-    tips = [head, *([f"refs/heads/{record.branch}"] if _exists(record.branch, at) else [])]
+            tips.append(look.git("rev-parse", "HEAD"))
     others = [record.start, f"--exclude={record.branch}", "--branches", "--remotes", "--tags"]
-    if git("rev-list", "--max-count=1", *tips, "--not", *others, at=at):
-        return "it has commits that are in no other branch"
-    return None
+    return bool(tips and git("rev-list", "--max-count=1", *tips, "--not", *others, at=at))
 
 
 def remove(record: Record, env: Mapping[str, str], *, branch: bool) -> None:
