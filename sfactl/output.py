@@ -255,6 +255,16 @@ def failure(run: RunInfo, *, own: bool = True) -> str | None:
     return f"sfactl: {run.id} {begun}: {plain(reason.message) if reason is not None else 'no reason was recorded'}"
 
 
+def offer(run: RunInfo) -> str | None:
+    """Return how to continue an ended run: it had not done its work, and its agent has a session that no run continues yet."""
+    undone = run.status in (Status.FAILED, Status.TIMEOUT, Status.LOST, Status.CANCELLED)
+    if not undone or run.session_id is None or run.continued_by is not None or run.started_at is None:
+        return None
+    if run.session:
+        return f"continue it: sfactl session send {run.id} MESSAGE"
+    return f"continue it: sfactl continue {run.id}"
+
+
 def refusal(reply: Refused, *, as_json: bool) -> exits.Quit:
     """Return the error that ends the program with 1, or 77 for permission: the message for people and models, then the detail.
     With `as_json` print the refusal on stdout, because scripts read all results there."""

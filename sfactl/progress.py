@@ -65,6 +65,8 @@ class ProgressLines:
             self.say(_ending(final))
         elif not by_user and (words := output.failure(final)):
             self._note(words)
+        if not self._message.quiet and (words := output.offer(final)):
+            self.say(words)
 
     def failed(self, reply: Reply, _descriptors: Sequence[int]) -> None:
         """Report a request that failed, only with `--verbose`: the run's end says more."""

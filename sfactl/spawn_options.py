@@ -39,6 +39,8 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--label",), "label", "Label for list, stop and others; children inherit it", "K=V", many=True, complete="label"),
     Option(("--channel",), "channel", "Origin of the request, shown in events (default: the parent's, else cli)", "NAME"),
     Option(("--attempts",), "attempts", "Maximum attempts, including the first (default: 1)", "N"),
+    Option(("--resume",), "resume",
+        "With --attempts: each further attempt continues the agent's session, and so does one after a lost attempt"),
     Option(("--retry-delay",), "retry_delay", "Delay before the second attempt; doubles each time (default: 1s)", "TIME"),
     Option(("--grace",), "grace", "Time between the stop signal and SIGKILL, at most 60s (default: 5s)", "TIME"),
     Option(("--stdin",), "stdin", "Keep the run's stdin open for `sfactl send`"),
@@ -130,6 +132,7 @@ class SpawnOptions(Struct, frozen=True):
     max_depth: str | None = None
     max_descendants: str | None = None
     attempts: str | None = None
+    resume: bool = False
     retry_delay: str | None = None
     cwd: str | None = None
     worktree: str | None = None
@@ -194,6 +197,8 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--worktree and --worktree-of exclude each other: the second names a worktree that has a branch")
     if wanted.worktree == "":
         raise UsageError("--worktree=: the name of the branch is empty; --worktree alone makes sfad/NAME-ID")
+    if wanted.resume and wanted.attempts in (None, "1"):
+        raise UsageError("--resume needs further attempts, as in: --attempts 3 --resume")
     _check_text(wanted)
     if wanted.isolate not in (None, "on", "net"):
         raise UsageError(f"--isolate: {wanted.isolate!r} is neither on nor net")
@@ -238,6 +243,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         on_limit=_on_limit(wanted.on_limit),
         meter=_meter(wanted, log),
         attempts=1 if wanted.attempts is None else whole("--attempts", wanted.attempts, 1, MOST_WHOLE),
+        resume=wanted.resume,
         retry_delay=seconds("--retry-delay", wanted.retry_delay),
         grace=seconds("--grace", wanted.grace),
         detach=wanted.detach,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALIASES = {"ps": "list"}
 
 HEADINGS = {
-    "Start": ("run", "spawn", "rerun", "session", "agents"),
+    "Start": ("run", "spawn", "continue", "rerun", "session", "agents"),
     "Look": ("list", "tree", "top", "info", "why", "logs", "result", "summary", "events", "wait"),
     "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send"),
     "Money": ("calls", "recommend", "report", "reserve", "settle"),
@@ -77,7 +77,7 @@ def closest(word: str, known: Sequence[str]) -> str | None:
 _MEANT = {
     "kill": "stop", "cancel": "stop", "terminate": "stop", "start": "run", "exec": "run", "log": "logs", "tail": "logs",
     "attach": "logs", "show": "info", "inspect": "info", "describe": "info", "ls": "list", "rm": "prune", "delete": "prune",
-    "clean": "prune", "cost": "summary", "usage": "summary", "explain": "why", "continue": "resume", "freeze": "pause",
+    "clean": "prune", "cost": "summary", "usage": "summary", "explain": "why", "freeze": "pause",
     "suspend": "pause", "ask": "send", "restart": "rerun", "retry": "rerun", "again": "rerun",
 }  # fmt: skip
 """Words of other tools, and the verbs that do the same."""

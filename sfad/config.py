@@ -309,6 +309,8 @@ class Agent(Struct, frozen=True, kw_only=True):
 
     command: Annotated[tuple[str, ...], Meta(min_length=1, extra=COMMAND)]
     """`sfad.agents` has the placeholders."""
+    resume: Annotated[tuple[str, ...], Meta(extra=COMMAND)] = ()
+    """Continues one of its sessions, `{session}`; `{task}` is what it is told then."""
     description: Annotated[str, Meta(max_length=1000, extra=TEXT)] = ""
     kind: Literal["agent", "skill"] = "agent"
     type: Annotated[str, Meta(max_length=64, extra=TEXT)] | None = None

@@ -14,6 +14,7 @@ from sfad.protocol.units import counted
 from .. import limits, output
 from ..connection import Client
 from ..history import connect
+from ..lines import line_of
 from ..options import COMMON, RUNS, Option, Parameter
 from ..selection import RunSelection
 from ..waiting import after_others
@@ -21,6 +22,8 @@ from ..waiting import after_others
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from ..lines import Line
 
 
 # ---- What has happened to a run, from the recorded events
@@ -74,10 +77,12 @@ def main(*, runs: Sequence[str], timeline: bool = False, socket: str | None = No
 def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
     run = client.call(Info(id=0, run=name), RunReply).run
     events = list(timeline_of(client, run)) if timeline else []
+    line = line_of(client, run)
     if json:
-        output.print_json(output.content(run) | {"timeline": events} if timeline else run)
+        more = ({"line": output.content(line)} if line is not None else {}) | ({"timeline": events} if timeline else {})
+        output.print_json(output.content(run) | more if more else run)
     else:
-        print("\n".join(f"{name:<12} {value}" for name, value in facts(run)))
+        print("\n".join(f"{name:<12} {value}" for name, value in facts(run, line)))
     if events and not json:
         print()
         print("\n".join(moments(run, events)))
@@ -89,7 +94,8 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
         )
 
 
-def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
+def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
+    """Yield what is known of a run. `line`: the runs that continue each other, this one among them."""
     yield "id", run.id
     yield "name", f"{output.plain(run.name)} ({run.kind}{', ' + output.plain(run.type) if run.type else ''})"
     yield "status", output.outcome(run)
@@ -111,6 +117,14 @@ def facts(run: RunInfo) -> Iterator[tuple[str, str]]:
     if run.worktree is not None:
         yield "worktree", f"{output.plain(run.worktree)} (sfactl diff {run.id})"
         yield "branch", output.plain(run.branch or "-")
+    if run.session_id is not None:
+        yield "session id", output.plain(run.session_id)
+    if run.continues is not None:
+        yield "continues", run.continues
+    if run.continued_by is not None:
+        yield "continued by", run.continued_by
+    if line is not None:
+        yield "line", line.words
     if run.session:
         yield "session", f"its transcript: sfactl session log {run.id}"
     yield "user", f"{output.plain(run.user)} (channel {output.plain(run.channel)})"

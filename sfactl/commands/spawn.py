@@ -40,16 +40,19 @@ TAKES_COMMAND = True
 def main(**given: Any) -> int:
     wanted = spawn_options.SpawnOptions(**given)
     spawn_options.check(wanted)
+    return start(wanted, spawn_options.message(wanted))
+
+
+def start(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
+    """Start the run of a message that was made from checked options. Return the exit code. Raise `Quit`."""
     if wanted.wait:
-        return _foreground(wanted)
+        return _foreground(wanted, message)
     _only_for_foreground(wanted)
-    message = spawn_options.message(wanted)
     with connect_or_start(wanted.socket) as client:
         return _background(client, _with_mcp(wanted, message, client), wanted.json)
 
 
-def _foreground(wanted: spawn_options.SpawnOptions) -> int:
-    message = spawn_options.message(wanted)
+def _foreground(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
     client = connect_or_start(wanted.socket)
     message = _with_mcp(wanted, message, client)
     from ..foreground import Foreground

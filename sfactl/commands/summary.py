@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from datetime import UTC, datetime
 
-from sfad.protocol.requests.advice import GROUPED_BY, By, Costly, Failed, Group, Summarise, Summarised, Summary
+from sfad.protocol.requests.advice import GROUPED_BY, By, ContinuedLine, Costly, Failed, Group, Summarise, Summarised, Summary
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.structs import replace
 from sfad.protocol.types import ErrorCode, Status
@@ -104,6 +104,8 @@ def parts(found: Summary, by: str) -> Iterator[list[str]]:
     if found.costly:
         dear = [[one.run_id, one.name, one.status, *_used(one)] for one in found.costly]
         yield ["most expensive runs", *_table(["ID", "NAME", "STATUS", "TOKENS", "USD"], dear)]
+    if found.lines:
+        yield ["continued", *_lines(found.lines)]
     if found.breaches:
         yield ["limits exceeded", *_breaches(found)]
     if found.failed:
@@ -126,7 +128,7 @@ def _head(found: Summary) -> Iterator[str]:
         yield "cost and tokens are not known"
 
 
-def _used(one: Group | Costly) -> list[str]:
+def _used(one: Group | Costly | ContinuedLine) -> list[str]:
     figures = output.short(one.tokens), output.usd(one.cost_usd)
     return [output.bounded(figure, partial=one.partial, at_most=one.at_most) for figure in figures]
 
@@ -134,6 +136,14 @@ def _used(one: Group | Costly) -> list[str]:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> list[str]:
     lines = table.drawn(header, rows).splitlines()
     return [*lines, f"and {total - len(rows)} more: see --json"] if total > len(rows) else lines
+
+
+def _lines(lines: Sequence[ContinuedLine]) -> Iterator[str]:
+    for one in lines[-SHOWN:]:
+        cost = f", {_used(one)[1]} USD in all" if one.cost_usd is not None else ""
+        yield f"  {' → '.join(one.runs)}  {output.plain(one.name)}  {one.status}{cost}"
+    if len(lines) > SHOWN:
+        yield f"  and {len(lines) - SHOWN} before these: see --json"
 
 
 def _breaches(found: Summary) -> Iterator[str]:

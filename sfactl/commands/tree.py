@@ -13,8 +13,9 @@ from sfad.protocol.types import RunInfo, Usage
 from sfad.protocol.units import counted
 
 from .. import output
-from ..connection import call
+from ..connection import connect
 from ..exits import ExitCode
+from ..lines import Line, line_of
 from ..options import COMMON, RUN, Option, Parameter
 from ..top.table import children
 from ..waiting import awaited, near, share
@@ -29,24 +30,33 @@ Below = Mapping[str | None, Sequence[RunInfo]]
 
 
 def main(*, root: str | None = None, live: bool = False, socket: str | None = None, json: bool = False) -> int:
-    runs = call(socket, List(id=0, root=root, live=live), RunList).runs
+    with connect(socket) as client:
+        runs = client.call(List(id=0, root=root, live=live), RunList).runs
+        # each line is told once, where it ends
+        ends = (
+            {} if json else {run.id: line_of(client, run) for run in runs if run.continues is not None and run.continued_by is None}
+        )
     below = children(runs)
     if json:
         output.print_json({"tree": [_nested(run, below) for run in below.get(None, ())]})
     else:
         users = output.of_others(run.user for run in runs)
-        print("\n".join(lines(below, users=users)) or "no runs")
+        print("\n".join(lines(below, users=users, ends=ends)) or "no runs")
     return ExitCode.DONE
 
 
-def lines(below: Below, parent: str | None = None, indent: str = "", *, users: bool = False) -> Iterator[str]:
-    """Yield a line for each run, children drawn below their parent. `users`: name the user of each tree."""
+def lines(
+    below: Below, parent: str | None = None, indent: str = "", *, users: bool = False, ends: Mapping[str, Line | None] | None = None
+) -> Iterator[str]:
+    """Yield a line for each run, children drawn below their parent. `users`: name the user of each tree; `ends`: by the last runs
+    of lines, those lines."""
     siblings = below.get(parent, ())
     for run in siblings:
         last = run is siblings[-1]
         branch, deeper = ("", "") if parent is None else ("└─ ", "   ") if last else ("├─ ", "│  ")
-        yield indent + branch + describe(run, user=users and parent is None)
-        yield from lines(below, run.id, indent + deeper)
+        ended = (ends or {}).get(run.id)
+        yield indent + branch + describe(run, user=users and parent is None) + (f"  ({ended.words})" if ended is not None else "")
+        yield from lines(below, run.id, indent + deeper, ends=ends)
 
 
 def describe(run: RunInfo, *, user: bool = False) -> str:
@@ -59,6 +69,7 @@ def describe(run: RunInfo, *, user: bool = False) -> str:
     time = ran if run.status.terminal else f"  {output.age(run.created_at)}"
     who = f"{run.id}  {output.plain(run.name)}{whose}"
     waits = f" after {awaited(run)}" if run.after else ""
+    waits += f"  continued by {run.continued_by}" if run.continued_by is not None else ""
     return f"{who}  {output.outcome(run)}{waits}  depth {run.depth}{time}{load}{_used(run.usage)}{tight}{said}"
 
 

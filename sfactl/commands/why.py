@@ -20,6 +20,7 @@ from .. import output
 from ..connection import Client, DaemonError
 from ..history import connect
 from ..limits import share
+from ..lines import line_of
 from ..options import COMMON, RUNS, Parameter
 from ..selection import RunSelection
 from ..waiting import after_others, queued, troubles
@@ -40,10 +41,12 @@ def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) 
 def _show(client: Client, name: str, json: bool) -> None:
     run = client.call(Info(id=0, run=name), RunReply).run
     why = sentence(run, since=_paused_since(client, run) if run.status is Status.PAUSED else None)
+    line = line_of(client, run)
     if json:
-        output.print_json({"id": run.id, "status": run.status, "why": why, "reason": run.reason})
+        more = {} if line is None else {"line": output.content(line)}
+        output.print_json({"id": run.id, "status": run.status, "why": why, "reason": run.reason} | more)
     else:
-        print(why)
+        print("\n".join(filter(None, (why, f"line: {line.words}" if line is not None else None, output.offer(run)))))
 
 
 def _paused_since(client: Client, run: RunInfo) -> datetime | None:

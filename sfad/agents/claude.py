@@ -39,7 +39,7 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
-from .program import ANY_NAME, AgentProgram, FileName, SessionFiles, SessionPlace, SessionSearch, first_id, values
+from .program import ANY_NAME, AgentProgram, FileName, SessionFiles, SessionPlace, SessionSearch, first_id, sorted_words, values
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, at, json_file, json_object, merged
 
 _CONTEXT = re.compile(r"\[[^\]]*\]$")
@@ -365,8 +365,30 @@ class _ClaudeFiles(SessionFiles):
             SessionPlace(root, (directory, search.session, "subagents", subagent)),
         ]
 
+    def is_main(self, path: str, session: str) -> bool:
+        return path.endswith(f"/{session}.jsonl")
+
     def said(self, line: dict[str, Any]) -> tuple[Any, Any, Any]:
         return line.get("sessionId"), line.get("cwd"), line.get("timestamp")
+
+
+_VALUED = frozenset({
+    "--agent", "--agents", "--append-system-prompt", "--append-system-prompt-file", "--autocompact", "--cloud", "-d", "--debug",
+    "--debug-file", "--effort", "--environment", "--fallback-model", "--from-pr", "--input-format", "--json-schema",
+    "--max-budget-usd", "--max-turns", "--model", "-n", "--name", "--output-format", "--permission-mode", "--permission-prompts",
+    "--permission-prompt-tool", "--plugin-dir", "--plugin-url", "--prompt-suggestions", "--remote-control",
+    "--remote-control-session-name-prefix", "-r", "--resume", "--session-id", "--setting-sources", "--settings", "--system-prompt",
+    "--system-prompt-file", "--system-prompt-snapshot", "--teleport", "-w", "--worktree",
+})  # fmt: skip
+_LISTED = frozenset({
+    "--add-dir", "--allowedTools", "--allowed-tools", "--betas", "--disallowedTools", "--disallowed-tools", "--file",
+    "--mcp-config", "--tools",
+})  # fmt: skip
+"""Options with values (2.1.330)."""
+_OF_SESSION = frozenset(
+    {"-c", "--continue", "-r", "--resume", "--session-id", "--fork-session", "-p", "--print", "-w", "--worktree"}
+)
+"""A worktree is where the session already is."""
 
 
 class Claude(AgentProgram):
@@ -391,6 +413,13 @@ class Claude(AgentProgram):
 
     def setup(self, surroundings: Surroundings) -> Setup:
         return setup(surroundings)
+
+    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+        options, others = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
+        if len(others) > 1:  # its task is one word: an option that is not known here has taken the others
+            return None
+        told = ["--", task] if task is not None else []
+        return [*([] if terminal else ["-p"]), *options, "--resume", session, *told]
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format")

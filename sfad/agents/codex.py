@@ -30,7 +30,7 @@ from ..protocol.types import Tokens
 from . import counters
 from .counters import MAX_NAME
 from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, ToolCall, WholeText, lines_of_type
-from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, values
+from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, sorted_words, values
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, toml_file
 
 _NOT_CALLS = frozenset({"", "agent_message", "assistant_message", "reasoning", "plan", "todo_list", "error"})
@@ -252,6 +252,14 @@ class _CodexFiles(SessionFiles):
         return meta.get("session_id") or meta.get("id"), meta.get("cwd"), meta.get("timestamp")
 
 
+_VALUED = frozenset({
+    "-a", "--ask-for-approval", "--add-dir", "-c", "--config", "-C", "--cd", "--color", "--cyber-access-program", "--disable",
+    "--enable", "-i", "--image", "--local-provider", "-m", "--model", "-o", "--output-last-message", "--output-schema", "-p",
+    "--profile", "--remote", "--remote-auth-token-env", "-s", "--sandbox", "--thread-source",
+})  # fmt: skip
+"""Options with values (0.169)."""
+_OF_SESSION = frozenset({"-i", "--image", "--last", "--all", "--include-non-interactive", "--worktree", "--ephemeral"})
+_SUBCOMMANDS = ("exec", "e", "resume")
 _TOOL_SETTINGS = {"command_execution": "features.shell_tool=false", "web_search": 'web_search="disabled"'}
 """By the name that a tool has in Codex's events: the setting that takes it away. Other tools have none (0.169)."""
 
@@ -276,6 +284,22 @@ class Codex(AgentProgram):
     def setup_of_command(self, setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
         return of_command(setup, options, env)
 
+    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+        at = _subcommand(words)
+        before, others = sorted_words(words[:at], valued=_VALUED, without=_OF_SESSION)
+        after, more = sorted_words(words[at + 1 :], valued=_VALUED, without=_OF_SESSION)
+        # the task is one word; `resume` and the id come before it
+        if len(others) > 1 or len(more) > (3 if "resume" in more else 2 if words[at : at + 1] == ["resume"] else 1):
+            return None
+        told = ["--", task] if task is not None else []
+        if terminal:
+            return [*before, *after, "resume", session, *told]
+        by_person = words[at : at + 1] not in (["exec"], ["e"])  # who has trusted the directory
+        return [*before, "exec", *(["--skip-git-repo-check"] if by_person else []), *after, "resume", session, *told]
+
+    def directory(self, words: Sequence[str]) -> str | None:
+        return next(reversed(values(words, "-C", "--cd")), None)
+
     def prints_events(self, words: Sequence[str]) -> bool:
         return not {"--json", "--experimental-json"}.isdisjoint(_exec(words))  # the second is the former name
 
@@ -291,6 +315,17 @@ class Codex(AgentProgram):
                 yield ToolCall(item.get("tool", kind), item.get("command", item.get("arguments")))
             case {"type": "turn.failed"}:
                 yield AgentFailure(_failure(event.get("error")))
+
+
+def _subcommand(words: Sequence[str]) -> int:
+    """Return where the subcommand is; the number of words if there is none."""
+    options = 0
+    for number, word in enumerate(words):
+        found = len(sorted_words(words[: number + 1], valued=_VALUED).options)
+        if found == options and word in _SUBCOMMANDS:
+            return number
+        options = found
+    return len(words)
 
 
 def _failure(error: Any) -> str:

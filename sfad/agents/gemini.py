@@ -22,7 +22,7 @@ from ..protocol.types import Tokens
 from . import counters
 from .counters import MAX_NAME
 from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, TextBreak, TextDelta, ToolCall, WholeText, lines_of_type
-from .program import ANY_NAME, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, values
+from .program import ANY_NAME, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, sorted_words, values
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, at, dotenv, json_file, merged, upwards
 
 _LOOP = "Loop detected"
@@ -190,6 +190,16 @@ class GeminiSession(SessionMeter[_GeminiLine]):
                 counters.turn(self.reading, call.name)
 
 
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
+_VALUED = frozenset({"-m", "--model", "-p", "--prompt", "-i", "--prompt-interactive", "-w", "--worktree", "--approval-mode", "-r",
+    "--resume", "--session-file", "--session-id", "--delete-session", "-o", "--output-format"})  # fmt: skip
+_LISTED = frozenset({
+    "--policy", "--admin-policy", "--allowed-mcp-server-names", "--allowed-tools", "-e", "--extensions", "--include-directories",
+})  # fmt: skip
+"""Options with values (0.61)."""
+_OF_SESSION = frozenset({"-p", "--prompt", "-i", "--prompt-interactive", "-r", "--resume", "--session-file", "--session-id"})
+
+
 class _GeminiFiles(SessionFiles):
     program = "gemini"
     meter = GeminiSession
@@ -197,7 +207,8 @@ class _GeminiFiles(SessionFiles):
     resume_words = frozenset({"--resume", "-r"})
 
     def session_id(self, argv: Sequence[str]) -> str | None:
-        return first_id(argv, self.program, "--session-id")
+        given = first_id(argv, self.program, "--session-id", "--resume", "-r")
+        return given if given is not None and _UUID.fullmatch(given) else None  # `--resume` also takes `latest` and a number
 
     def project(self, cwd: str) -> str:
         return hashlib.sha256(cwd.encode(errors="surrogateescape")).hexdigest()
@@ -227,6 +238,11 @@ class Gemini(AgentProgram):
 
     def setup(self, surroundings: Surroundings) -> Setup:
         return setup(surroundings)
+
+    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+        options, _ = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
+        told = "--prompt-interactive" if terminal else "--prompt"
+        return [*options, "--resume", session, *([f"{told}={task}"] if task is not None else [])]
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format", "-o")

@@ -21,7 +21,7 @@ from ..core.state.request import name_of
 from ..protocol.known import KEYS
 from . import counters
 from .line_meter import AgentFailure, LineMeter, Speech, ToolCall, WholeText, lines_of_type
-from .program import AgentProgram, values
+from .program import AgentProgram, SessionQuery, SessionSearch, sorted_words, values
 from .setups import GATEWAY, Read, Setup, Surroundings, TreeUpstream, at, json_file, json_object, merged, upwards
 
 
@@ -122,6 +122,16 @@ class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
         counters.spend(self.reading, counters.dollars(part.cost) or None)
 
 
+_VALUED = frozenset({
+    "--log-level", "--command", "-s", "--session", "-m", "--model", "--agent", "--format", "--title", "--attach", "-p",
+    "--password", "-u", "--username", "--dir", "--port", "--variant", "--hostname", "--mdns-domain", "--prompt", "--replay-limit",
+})  # fmt: skip
+_LISTED = frozenset({"-f", "--file", "--cors"})
+"""Options with values (1.18)."""
+_OF_SESSION = frozenset({"-s", "--session", "-c", "--continue", "--fork", "--title", "--prompt", "--command", "-f", "--file"})
+_ONLY_IN_TERMINAL = frozenset({"--mini", "--no-replay", "--replay-limit", "--mdns", "--mdns-domain", "--cors", "--hostname", "-i"})
+
+
 class Opencode(AgentProgram):
     """`opencode run`, and what runs it: `npx opencode-ai run`."""
 
@@ -143,6 +153,23 @@ class Opencode(AgentProgram):
 
     def setup(self, surroundings: Surroundings) -> Setup:
         return setup(surroundings)
+
+    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+        runs = words[:1] == ["run"]
+        without = _OF_SESSION if terminal or runs else _OF_SESSION | _ONLY_IN_TERMINAL
+        options, others = sorted_words(words[1:] if runs else words, valued=_VALUED, listed=_LISTED, without=without)
+        options += ["--session", session]
+        if terminal and not runs:
+            return [*others[:1], *options, *([f"--prompt={task}"] if task is not None else [])]
+        return ["run", *options, *(["--", task] if task is not None else [])]
+
+    def directory(self, words: Sequence[str]) -> str | None:
+        return next(reversed(values(words, "--dir")), None)
+
+    def session_query(self, search: SessionSearch) -> SessionQuery | None:
+        data = search.env.get("XDG_DATA_HOME") or f"{search.env.get('HOME', '')}/.local/share"
+        sql = "SELECT id, directory, time_created FROM session WHERE parent_id IS NULL"
+        return SessionQuery(f"{data}/opencode/opencode.db", sql)
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "run" in words and "json" in values(words, "--format")

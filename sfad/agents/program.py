@@ -6,7 +6,7 @@ Each program has a module with a subclass of `AgentProgram`, and one of `Session
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
@@ -58,6 +58,34 @@ def values(words: Sequence[str], *options: str) -> list[str]:
     return found
 
 
+class SortedWords(NamedTuple):
+    options: list[str]
+    """With their values."""
+    others: list[str]
+
+
+def sorted_words(
+    words: Sequence[str], *, valued: Container[str], listed: Container[str] = (), without: Container[str] = ()
+) -> SortedWords:
+    """Return the options among the words after a program, but for those of `without`, and its other words. `valued` are options
+    that take the next word, `listed` those that take each word up to the next option. A value that begins with `-` is attached."""
+    options: list[str] = []
+    others: list[str] = []
+    taking, most = others, 0
+    for word in words:
+        if word.startswith("-") and len(word) > 1:
+            name, attached, _ = word.partition("=")
+            taking = [] if name in without else options
+            most = 0 if attached else 1 if name in valued else len(words) if name in listed else 0
+            taking.append(word)
+        elif most:
+            most -= 1
+            taking.append(word)
+        else:
+            others.append(word)
+    return SortedWords(options, others)
+
+
 def first_id(argv: Sequence[str], program: str, *options: str) -> str | None:
     return next((value for value in values(arguments(argv, program) or [], *options) if SESSION_ID.fullmatch(value)), None)
 
@@ -88,6 +116,14 @@ class SessionSearch(NamedTuple):
         return self.env.get(variable) or f"{self.env.get('HOME', '')}/{default}"
 
 
+class SessionQuery(NamedTuple):
+    """How to find the sessions of a program in its SQLite database."""
+
+    path: str
+    sql: str
+    """Selects their ids, directories, and when they began, in Unix milliseconds; only those that a person or a run has begun."""
+
+
 class SessionFiles(ABC):
     """How one program keeps its sessions. Pure: nothing here opens a file.
 
@@ -102,6 +138,10 @@ class SessionFiles(ABC):
     @abstractmethod
     def session_id(self, argv: Sequence[str]) -> str | None:
         """Return the session id that the command gives."""
+
+    def is_main(self, path: str, session: str) -> bool:  # noqa: ARG002 - of a program that has one file for each session
+        """Return whether a file has the session itself, and not what its subagents did."""
+        return True
 
     def resumes(self, argv: Sequence[str]) -> bool:
         return not self.resume_words.isdisjoint(argv)
@@ -168,6 +208,21 @@ class AgentProgram(ABC):
         """Return the setup of a command with these words after the program, which may choose where its calls go."""
         return setup
 
+    # ---- how its sessions are continued
+
+    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:  # noqa: ARG002
+        """Return the words after the program that continue a session with the options of a command, of which these are the words
+        before `--`. `task`: what its agent is told first. `terminal`: a person sits there. `None`: sfad knows no such command."""
+        return None
+
+    def directory(self, words: Sequence[str]) -> str | None:  # noqa: ARG002 - of a program without such an option
+        """Return the directory that its command chooses; `None`: it works where it is started."""
+        return None
+
+    def session_query(self, search: SessionSearch) -> SessionQuery | None:  # noqa: ARG002
+        """Return how to find its sessions, if it keeps them in a database."""
+        return None
+
     # ---- its events
 
     names_tools_like_calls = True
@@ -182,11 +237,13 @@ class AgentProgram(ABC):
         """Return whether these words after the program ask for the format that the meter reads."""
         return False
 
-    def meter(self, argv: Sequence[str], saved: bytes | None = None) -> Meter:
-        """Return a meter for one attempt of this command. With `saved`, it continues where the meter was that dumped it.
+    def meter(self, argv: Sequence[str], saved: bytes | None = None, *, resumed: bool = False) -> Meter:
+        """Return a meter for one attempt of this command. With `saved`, it continues where the meter was that dumped it. `resumed`:
+        the attempt continues the session of the one before.
 
         Raises `ValueError` if `saved` is not a dump of such a meter, as a dump of a build whose meters knew other things."""
-        meter = self.new_meter(arguments(argv, self.name) or [])
+        words = arguments(argv, self.name) or []
+        meter = self.new_meter((self.resumed(words, "0", None, terminal=False) or words) if resumed else words)
         if saved is not None:
             meter.load(saved)
         return meter

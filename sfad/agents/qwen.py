@@ -30,7 +30,7 @@ from .line_meter import (
     WholeText,
     lines_of_type,
 )
-from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, values
+from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, sorted_words, values
 from .setups import Setup, Surroundings, at, dotenv, json_file, merged, upwards
 
 _API_ERROR = re.compile(r"\[API Error: (?:(\d{3})\b)?")
@@ -99,6 +99,11 @@ class QwenMeter(LineMeter[_QwenEvent, _QwenState]):
     decoder = msgspec.json.Decoder(_QwenEvent)
     state_type = _QwenState
 
+    def __init__(self, *, resumed: bool = False) -> None:
+        """`resumed`: the totals at the end begin with what earlier processes have used in the session (seen with 0.15.10)."""
+        super().__init__()
+        self._resumed = resumed
+
     def _take(self, event: _QwenEvent) -> None:
         if event.type == "system" and event.subtype == "init":
             self._state.model, self._state.speaking, self._state.told = event.model[: 4 * MAX_NAME], False, Tokens()
@@ -145,7 +150,9 @@ class QwenMeter(LineMeter[_QwenEvent, _QwenState]):
         if event.usage is None:
             return
         self._state.written.withdraw(self.reading)
-        self.reading.partial = False
+        self.reading.partial = self._resumed
+        if self._resumed:
+            return
         total, told = event.usage.tokens(), self._state.told
         more = counters.tokens_in_all(
             total=max(total.input - told.input, 0),
@@ -235,6 +242,22 @@ class QwenSession(SessionMeter[_QwenLine]):
             self._charge(line, told.model, _tokens(*used))
 
 
+_VALUED = frozenset({
+    "--telemetry-target", "--telemetry-otlp-endpoint", "--telemetry-otlp-protocol", "--telemetry-outfile", "--proxy", "-m",
+    "--model", "-p", "--prompt", "-i", "--prompt-interactive", "--system-prompt", "--append-system-prompt", "--sandbox-image",
+    "--approval-mode",
+    "--channel", "--mcp-config", "--openai-logging-dir", "--openai-api-key", "--openai-base-url", "--input-format", "-o",
+    "--output-format", "--json-fd", "--json-file", "--json-schema", "--input-file", "-r", "--resume", "--session-id",
+    "--max-session-turns", "--disabled-slash-commands", "--auth-type",
+})  # fmt: skip
+_LISTED = frozenset({
+    "--allowed-mcp-server-names", "--allowed-tools", "-e", "--extensions", "--include-directories", "--add-dir", "--core-tools",
+    "--exclude-tools",
+})  # fmt: skip
+"""Options with values (0.15)."""
+_OF_SESSION = frozenset({"-p", "--prompt", "-i", "--prompt-interactive", "-c", "--continue", "-r", "--resume", "--session-id"})
+
+
 class _QwenFiles(SessionFiles):
     program = "qwen"
     meter = QwenSession
@@ -271,11 +294,16 @@ class Qwen(AgentProgram):
         words = [f"--core-tools={','.join(allowed)}", f"--allowed-tools={','.join(allowed)}"] if allowed else []
         return words + ([f"--exclude-tools={','.join(blocked)}"] if blocked else [])
 
+    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+        options, _ = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
+        told = "--prompt-interactive" if terminal else "--prompt"
+        return [*options, "--resume", session, *([f"{told}={task}"] if task is not None else [])]
+
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format", "-o")
 
-    def new_meter(self, words: Sequence[str]) -> QwenMeter:  # noqa: ARG002 - the stream tells everything
-        return QwenMeter()
+    def new_meter(self, words: Sequence[str]) -> QwenMeter:
+        return QwenMeter(resumed=any(word.partition("=")[0] in _QwenFiles.resume_words for word in words))
 
     def speech(self, event: dict[str, Any]) -> Iterator[Speech]:
         """Yield what an event says to the user. Subagents speak to the main agent, so only their tool calls are of interest."""

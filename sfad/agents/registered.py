@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..config import BUILT_IN, Agent, Configuration, entry_key
+from ..core.state.naming import executed_word, program_name
 from ..core.state.policy import Invalid
 from ..protocol.known import AGENTS, PROGRAMS
 from ..protocol.limits import parse_limit
@@ -70,7 +71,9 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
         )
     agent = entry.agent
     options, task = _sorted_out(entry, request)
-    session = str(uuid.uuid4()) if "{session}" in agent.command and not _OWN_SESSION.intersection(options) else None
+    continues = request.continues
+    begins = continues is None and "{session}" in agent.command and not _OWN_SESSION.intersection(options)
+    session = str(uuid.uuid4()) if begins else None
     _refuse_unused(entry, request)
     given = {**request.placeholders, "session": session, "task": task, "gateway": gateway}
     values = {name: value for name, value in given.items() if value is not None}
@@ -79,6 +82,9 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
     program = _program(entry)
     allowed, blocked = request.allowed_tools, request.blocked_tools
     argv = _command(agent.command, options, values)
+    resume = _command(agent.resume, options, values | {"session": "{session}", "task": "{task}"}) if agent.resume else []
+    if continues is not None:
+        given["task"] = continues.task
     of_tools = program.tool_options(allowed, blocked) if program is not None else []
     kept = request.log and request.stdio == "files"
     own = entry.source != BUILT_IN
@@ -94,6 +100,7 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
         limits=[*request.limits, *_other_limits(entry, request.limits)],
         stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
         session=session,
+        resume_argv=resume if continues is not None or request.resume else [],
         placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
     )
 
@@ -109,9 +116,36 @@ def session_of(first: str, attempt: int) -> str:
     return first if attempt <= 1 else str(uuid.uuid5(uuid.NAMESPACE_OID, f"{first} {attempt}"))
 
 
-def argv_of(spawn: Spawn, attempt: int) -> list[bytes]:
-    """Return the command of an attempt."""
+def resumed_command(spawn: Spawn, session: str, task: str | None) -> list[bytes] | None:
+    """Return the command that continues a session with the options of a spawn; `None` if its agent has none. Raise `Invalid`."""
+    if spawn.resume_argv:
+        values = {"session": session} | ({"task": task} if task is not None else {})
+        return _command([os.fsdecode(word) for word in spawn.resume_argv], (), values)
+    words = [os.fsdecode(word) for word in spawn.argv]
+    name = program_name(words)
+    at = executed_word(words, name)
+    known = PROGRAMS.get(name)
+    if at is None or known is None or not known.title:
+        return None
+    own = words[at + 1 :]
+    own = own[: own.index("--")] if "--" in own else own
+    found = program_called(name).resumed(own, session, task, terminal=spawn.stdio == "inherit")
+    return [*spawn.argv[: at + 1], *map(os.fsencode, found)] if found is not None else None
+
+
+def going_on(why: str | None = None) -> str:
+    """Return what an agent is told that has ended before its time, and is to continue."""
+    ended = f"You were interrupted: {why}." if why is not None else "You were interrupted."
+    return f"{ended} Continue the task from where you left off. First check what is done already."
+
+
+def argv_of(spawn: Spawn, attempt: int, session: str | None = None) -> list[bytes]:
+    """Return the command of an attempt. `session`: the one that it continues."""
     argv = spawn.argv
+    if session is not None:
+        resumed = resumed_command(spawn, session, None if spawn.stdio == "inherit" else going_on())
+        if resumed is not None:
+            return resumed
     if spawn.session is None or attempt <= 1:
         return argv
     first, fresh = spawn.session.encode(), session_of(spawn.session, attempt).encode()

@@ -48,6 +48,8 @@ class SpawnRequested(OfPeer, frozen=True):
     asked: Asked
     ended: Mapping[RunId, Status] = {}
     """How those of `asked.after` have ended that are not live."""
+    continued_by: RunId | None = None
+    """The ended run that has continued `asked.continues` already."""
 
 
 class StopRequested(OfPeer, frozen=True):
@@ -193,6 +195,12 @@ class UseSeen(OfRun, frozen=True):
 
 class ToolsCalled(OfRun, frozen=True):
     tools: tuple[str, ...]
+
+
+class SessionSaved(OfRun, frozen=True):
+    """The agent of a run has saved its session, which its program can continue."""
+
+    session: str
 
 
 class AgentSaid(OfRun, frozen=True):
@@ -374,7 +382,7 @@ class Reconfigured(At, frozen=True):
 
 
 OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed | AgentSeen | ModelReached
-OfMeters = UseSeen | LevelSeen | ToolsCalled | AgentSaid
+OfMeters = SessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
 OfRuns = OfLauncher | OfMeters | ClientBack | TimerFired | EgressRefused
 OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested

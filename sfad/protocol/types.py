@@ -395,6 +395,12 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a live run: the last sign of life of it or a run below it that is known (docs/going-on.md)."""
     stopped: bool = False
     """Of a live run: a signal such as SIGSTOP has stopped its main process, which does nothing until SIGCONT."""
+    session_id: str | None = None
+    """What its agent program calls the session that it has begun or continues, as far as that is known."""
+    continues: RunId | None = None
+    """The ended run whose session it continues."""
+    continued_by: RunId | None = None
+    """Of an ended run: the run that continues its session."""
 
     @property
     def by_gateway(self) -> bool:

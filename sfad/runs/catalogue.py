@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from typing import NamedTuple
 
 import trio
@@ -158,6 +159,13 @@ class RunCatalogue:
 
     def refuse(self, live: Live, info: RunInfo) -> None:
         self._keep(RecentRun(info, live.uid, live.lineage_ids, kept=False))
+
+    def continued(self, run: RunId, *, by: RunId) -> None:
+        """An ended run is continued by another one, which the ledger has."""
+        for rows in self._encoded.values():
+            rows.forget(number_or_zero(run))
+        if (ended := self._recent.get(run)) is not None:
+            self._recent[run] = dataclass_replace(ended, info=replace(ended.info, continued_by=by))
 
     def recorded(self, run: RunId) -> RunInfo | None:
         """The ledger holds the end of this run, or cannot be waited for. Return the run, the first time."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ..agents import NO_SETUPS, SESSION_VARIABLES, AgentProgram, Reading, TreeSetups, session_files_of
 from ..agents.program import SessionFiles
+from ..agents.registered import session_of
 from ..core.state.run import Run
 from ..host.descriptors import close_soon
 from ..processes.credentials import Credentials
@@ -206,6 +207,17 @@ class Live:
     def gated(self) -> bool:
         """Whether its calls go through the gateway."""
         return bool(self.spawn.gateway) and self.spawn.direct is None
+
+    @property
+    def session_id(self) -> str | None:
+        """What its agent calls its session: the one that it has saved, else the one that its command names."""
+        if self.run.session is not None or not self.run.attempt:
+            return self.run.session
+        if self.spawn.session is not None:
+            return session_of(self.spawn.session, self.run.attempt)
+        if self.spawn.continues is not None:
+            return self.spawn.continues.session
+        return self.session_files.session_id(self.run.asked.argv) if self.session_files is not None else None
 
     @property
     def session_variables(self) -> list[bytes]:

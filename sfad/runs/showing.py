@@ -138,6 +138,8 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         group=run.asked.group,
         worktree=worktree.path.decode(errors="backslashreplace") if worktree is not None else None,
         branch=branch_of(worktree.branch, run.name, run.id) if worktree is not None else None,
+        session_id=live.session_id,
+        continues=run.asked.continues,
     )
 
 
@@ -294,7 +296,10 @@ def to_recall(asked: Spawn, decided: Spawn, above: Live | None) -> bytes | None:
     `above`: the run that the new one inherits from."""
     if sum(map(len, asked.argv)) > MOST_RECALLED:
         return None
-    kept = replace(asked, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False, automatic=False, direct=None)
+    kept = replace(
+        asked, id=0, env=[], umask=0o022, key=None, claim=Claim(), watch=False, shim=False, automatic=False, direct=None,
+        continues=None,
+    )  # fmt: skip
     if above is not None:
         own = above.run.birth.models
         kept = replace(

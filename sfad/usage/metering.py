@@ -180,7 +180,7 @@ class Metering:
         readings: tuple[Reading, ...] = ()
         if live.kept:
             argv = run.asked.argv
-            meter = (lambda saved: program.meter(argv, saved)) if program is not None else None
+            meter = (lambda saved: program.meter(argv, saved, resumed=_resumes(run))) if program is not None else None
             readings = self._tail.follow(run.id, limit=_output_limit(run), meter=meter, saved=position) or ()
             metered.resume(readings)
             self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
@@ -195,6 +195,7 @@ class Metering:
         session = None
         if files is not None:
             given = session_of(first, run.attempt) if first is not None else files.session_id(run.asked.argv)
+            given = run.session if _resumes(run) else given
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
             session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given, guesses=not live.gated)
         self._sessions.begin(run.id, session, live.sessions)
@@ -212,10 +213,19 @@ class Metering:
         if run in self._runs:
             self._runs[run].read_in_stream(readings)
             self._sessions.name(run, readings[-1].session)
+            live, latest = self._runs[run].live, readings[-1]
+            if live.session_files is None and latest.session and not latest.blank:
+                self._session_saved(live.run, latest.session)
 
     def _read_in_session(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         if run in self._runs:
             self._runs[run].read_in_session(readings)
+            if (session := self._sessions.saved(run)) is not None:
+                self._session_saved(self._runs[run].live.run, session)
+
+    def _session_saved(self, run: Run, session: str) -> None:
+        if session != run.session:
+            self._tell(e.SessionSaved(trio.current_time(), run.id, session))
 
     def _reached(self, live: Live, text: str) -> None:
         if text == live.milestone:
@@ -229,6 +239,11 @@ class Metering:
     def _price_again(self) -> None:
         for metered in list(self._runs.values()):
             metered.price_again()
+
+
+def _resumes(run: Run) -> bool:
+    """Return whether the run's attempt continues the session of the one before."""
+    return run.latest.resumes and run.session is not None
 
 
 def _session_of(process: AgentProcess, uid: int) -> Session | None:

@@ -99,6 +99,11 @@ class Sessions:
         if own is not None:
             own.name(session)
 
+    def saved(self, run: RunId) -> str | None:
+        """Return the id of the session of the run's own program, if that is certain and its file was read."""
+        own = self._runs.get(run, {}).get(_OWN)
+        return own.session_id if own is not None and own.readings else None
+
     def forget(self, run: RunId) -> None:
         self._runs.pop(run, None)
         self._before.pop(run, None)
@@ -164,7 +169,7 @@ class Sessions:
         run, session = key[0], self._session(key)
         if session is None:
             return True
-        whole, before = True, session.readings
+        whole, before = True, (session.readings, session.session_id)
         others = [other for _, other in self._all() if other is not session and other.uid == session.uid]
         own = [other for other in self._runs[run].values() if other is not session]
         taken = {each for each in (*(other.session_id for other in others), *(other.guess for other in own)) if each is not None}
@@ -181,7 +186,7 @@ class Sessions:
         except Exception:  # noqa: BLE001 - a bug in a meter must not leave every tree without a supervisor
             self._drop(key)
             self.trouble(f"run {run}: its session is no longer read: internal error:\n{traceback.format_exc()}")
-        if session.readings != before and self._session(key) is session:
+        if (session.readings, session.session_id) != before and self._session(key) is session:
             self.seen(run, self.told(run))
         return whole
 

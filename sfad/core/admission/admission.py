@@ -137,11 +137,22 @@ class Admission:
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
             return
+        busy = self._continued(ev.asked.continues, ev.continued_by) if ev.asked.continues is not None else None
+        if busy is not None:
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, busy)
+            return
         refusal = first_refusal(self._question(ev, run, caller, waits=bool(awaits)))
         if refusal is not None:
             self._refuse(ev, run, caller, refusal)
         else:
             self._admit(run, awaits, ev.at)
+
+    def _continued(self, run: RunId, by: RunId | None) -> str | None:
+        """Return why a run cannot be continued: it lives, or another run continues it. Two would write to one session."""
+        if self._ctx.tree.get(run) is not None:
+            return f"run {run} has not ended: stop it first, or send it a message"
+        by = by or next((each.id for each in self._ctx.tree if each.asked.continues == run), None)
+        return f"run {run} was continued by {by} already; to continue that one: sfactl continue {by}" if by is not None else None
 
     def _question(self, ev: e.SpawnRequested, run: Run, caller: Run | None, *, waits: bool) -> Question:
         peer = ev.peer

@@ -93,9 +93,14 @@ class AttemptTracker:
         else:
             self.conclude(run, ev.at, Ending(Status.FAILED, _failure(latest, ev.last_line, run.failed_below)), empty=ev.empty)
 
-    def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool) -> None:
+    def conclude_unseen(self, run: Run, at: float, why: str, *, empty: bool, startable: bool = True) -> None:
         """End a run whose exit status is lost: as its agent said, if that had printed its final result, else as lost. It is not
-        started again in either case: it may have done what it was started for."""
+        started again in either case: it may have done what it was started for. But its session may be continued, with
+        `Asked.resume`: there the agent sees what it has done. `startable`: what it is to be started with is known."""
+        if run.asked.resume and startable and not run.latest.finished and self._has_another(run):
+            run.latest.exit = ProcessExit(None, None)
+            self.continue_session(run, at, f"is lost: {why}")
+            return
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
         run.latest.exit = ProcessExit(None, None)
         if run.latest.finished:
@@ -126,7 +131,29 @@ class AttemptTracker:
             for each in reversed(run.subtree()):
                 self._lifecycle.finish(each, at)
 
+    def continue_session(self, run: Run, at: float, why: str) -> bool:
+        """End the attempt of a run, and have the next one continue its agent's session. `why` goes into the event, as in
+        "attempt 1 of 3 was silent for 15m". Return whether that is possible: else nothing has changed."""
+        if run.session is None or not self._has_another(run):
+            return False
+        run.latest.cut_short = why
+        run.latest.followed = True
+        self._retry(run, at)
+        return True
+
+    @staticmethod
+    def _has_another(run: Run) -> bool:
+        running = run.status in {Status.RUNNING, Status.PAUSED}
+        return running and run.session is not None and run.attempt < run.asked.attempts and run.cut is None
+
+    def session_saved(self, run: Run, ev: e.SessionSaved) -> None:
+        """Take note of the session that a further attempt, or another run, can continue."""
+        if run.session != ev.session:
+            run.session = ev.session
+            self._ctx.save_and_record(run)
+
     def _retry(self, run: Run, at: float) -> None:
+        run.latest.followed |= run.asked.resume
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
         run.move(Status.RETRYING)
@@ -146,8 +173,9 @@ class AttemptTracker:
         run.retry_at = at + wait
         self._ctx.changed(run)
         self._ctx.arm(run, Timer.RETRY, run.retry_at)
-        how = _failure(run.latest).message if run.latest.exit is not None else "failed"
-        message = f"attempt {run.attempt} of {run.asked.attempts} {how}; the next begins in {wait:.1f} s"
+        how = run.latest.cut_short or (_failure(run.latest).message if run.latest.exit is not None else "failed")
+        next_ = "the next continues its session" if run.latest.followed and run.session is not None else "the next begins"
+        message = f"attempt {run.attempt} of {run.asked.attempts} {how}; {next_} in {wait:.1f} s"
         self._ctx.publish(EventType.RUN_PROGRESS, run, message)
 
     def retry_due(self, run: Run) -> None:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ...protocol.types import Action, After, Bound, Claim, Kind, Limit
+from ...protocol.types import Action, After, Bound, Claim, Kind, Limit, RunId
 from .policy import Invalid
 
 # ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`, and how a child's are narrowed
@@ -114,6 +114,10 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """Runs that have to end before it starts, by their ids."""
     group: str | None = None
     """Of a root: the group whose slots it shares."""
+    resume: bool = False
+    """Each further attempt continues the session of the one before, if that has one. So a lost one is followed by another."""
+    continues: RunId | None = None
+    """The ended run whose agent's session it continues."""
 
     @property
     def tools(self) -> ToolLists:

@@ -107,6 +107,12 @@ class Attempt(Struct, omit_defaults=True, gc=False):
     """The same, as the gateway tells."""
     failing_since: float | None = None
     """When it began to fail to reach its model, as either tells."""
+    resumes: bool = False
+    """It continues the session of the attempt before."""
+    followed: bool = False
+    """So does the next one with its session."""
+    cut_short: str = ""
+    """Why the daemon ended it for the next one, or what became of it."""
 
     @property
     def known_trouble(self) -> ApiTrouble | None:
@@ -280,6 +286,8 @@ class State:
     """The child that was the last to end without being completed."""
     awaits: tuple[After, ...] = ()
     """While it is queued: the runs that have to end before it starts."""
+    session: str | None = None
+    """The id of its agent's session, once that is saved where its program can continue it."""
 
     @property
     def attempt(self) -> int:

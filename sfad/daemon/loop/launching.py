@@ -196,7 +196,7 @@ class Launching:
         env = worktrees.environment(live, env)
         step = worktrees.first_step(live, self.resources.socket, sealed=spawn.isolation is not None)
         return LaunchSpec(
-            argv=self.gateways.naming(run.id, argv_of(spawn, run.attempt)),
+            argv=self.gateways.naming(run.id, self._argv(live)),
             cwd=spawn.cwd if step is None or spawn.worktree is None else spawn.worktree.origin,
             env=self.isolating.environment(live, self.gateways.naming(run.id, env)),
             umask=spawn.umask,
@@ -211,6 +211,10 @@ class Launching:
             user=live.user,
             nonce=live.nonce,
         )
+
+    def _argv(self, live: Live) -> list[bytes]:
+        run = live.run
+        return argv_of(live.spawn, run.attempt, run.session if run.latest.resumes else None)
 
     def _shims(self, live: Live) -> list[bytes]:
         """Return the directories that come first in the run's PATH: the installed shims, then the automatic ones."""

@@ -174,7 +174,9 @@ class PendingRequests:
             raise
         token = self._token(answer)
         self._spawns[token] = pending
-        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after)))
+        continued = self.catalogue.info(asked.continues) if asked.continues is not None else None
+        by = continued.continued_by if continued is not None else None
+        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after), by))
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
         """Return how those of the runs have ended that are not live."""

@@ -288,6 +288,12 @@ class Saver:
                 self.hooking.run_ended(info)
 
     def committed(self, runs: Iterable[RunId]) -> None:
+        runs = list(runs)
+        for run in runs:
+            live = self.catalogue.live.get(run)
+            if live is not None and live.run.asked.continues is not None:
+                self.catalogue.continued(live.run.asked.continues, by=run)
+                self.run_feed.changed([live.run.asked.continues])
         self.feed(e.Committed(trio.current_time(), tuple(runs)))
 
     def commit_failed(self, runs: Iterable[RunId], error: str) -> None:

@@ -10,6 +10,8 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, assert_never
 
+import trio
+
 from ...core import commands as c
 from ...core import events as e
 from ...core.admission.candidate import lowered
@@ -53,6 +55,8 @@ class Services:
     connections: Sized
     """The open ones."""
     looks: Looks
+    session_checks: dict[int, trio.CapacityLimiter]
+    """By uid: for threads that look for the sessions of ended runs. A user's file system may not answer."""
 
 
 @dataclass(eq=False, slots=True)

@@ -254,7 +254,7 @@ class Server:
         self._clients = ClientTable(self._epoll, runtime, bounds, identify, handed.clients.last_number if handed is not None else 0)
         runtime.measuring.connections = self._clients.by_fd.__len__
         self._looks = Looks()
-        services = Services(runtime, bounds, self._clients.by_fd, self._looks)
+        services = Services(runtime, bounds, self._clients.by_fd, self._looks, {})
         dispatcher = Dispatcher(services)
         self._receiver = Receiver(runtime, bounds, self._clients, dispatcher)
         self.handover = ClientHandover(services, self._clients, self._receiver, dispatcher)

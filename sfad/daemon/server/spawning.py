@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from ...agents import PROGRAMS, UNREAD, AgentProgram, TreeSetups, session_files_of
-from ...agents.registered import Registered, filled_in
+from ...agents.registered import Registered, filled_in, resumed_command
 from ...core.state.access import VERBS, Peer
 from ...core.state.naming import AGENT_PROGRAMS, derive_name, executes, program_name
 from ...core.state.policy import MAX_LABELS, Invalid
@@ -28,7 +28,7 @@ from ..loop.gateways import Gateways
 from ..loop.isolating import Isolating, IsolationImpossible
 from ..loop.leading import check_base_urls, led
 from ..loop.worktrees import shared
-from .lookup import bad_request, check_limits, check_most, too_many, unavailable
+from .lookup import bad_request, check_limits, check_most, too_many, unavailable, wrong_state
 
 MAX_EXEC = 6 << 20
 """Bytes of argv and environment that execve(2) takes at most (3/4 of `_STK_LIM`), with a pointer and a NUL for each word."""
@@ -119,9 +119,29 @@ def fill_in_agent(request: Spawn, context: SpawnContext) -> Spawn:
     return filled_in(request, context.agents, context.gateways.of(context.peer.uid).address() if request.gateway else None)
 
 
+def continue_session(request: Spawn, _: SpawnContext) -> Spawn:
+    """Replace the command of a run that continues a session by one that does so."""
+    continues = request.continues
+    if continues is None:
+        return request
+    argv = resumed_command(request, continues.session, continues.task)
+    if argv is None:
+        shown = " ".join(word.decode(errors="backslashreplace") for word in request.argv[:8])[:200]
+        raise wrong_state(
+            f"run {continues.run} cannot be continued: sfad knows no command that continues its session {continues.session}, or "
+            f"cannot tell which words of its command are its task: {shown}"
+        )
+    return replace(request, argv=argv)
+
+
 def lead(request: Spawn, context: SpawnContext) -> Spawn:
     """Lead command and environment through the gateway, or around it."""
-    return led(request, context.setups, context.gateways, context.peer.uid, explicit=context.explicit)
+    more = led(replace(request, argv=request.resume_argv), *_way(context)).argv if request.resume_argv else []
+    return replace(led(request, *_way(context), explicit=context.explicit), resume_argv=more)
+
+
+def _way(context: SpawnContext) -> tuple[TreeSetups, Gateways, int]:
+    return context.setups, context.gateways, context.peer.uid
 
 
 def isolate(request: Spawn, context: SpawnContext) -> Spawn:
@@ -335,6 +355,8 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> 
         inherits=spawn.stdio == "inherit",
         after=tuple(spawn.after),
         group=spawn.group,
+        resume=spawn.resume,
+        continues=spawn.continues.run if spawn.continues is not None else None,
     )
     return asked, program
 
@@ -376,6 +398,7 @@ STEPS: tuple[Step, ...] = (
     narrow_tools,
     fill_in_agent,  # with options for its tools, and the address of the gateway
     share_worktree,
+    continue_session,
     lead,  # needs the command
     isolate,  # shows the sandbox what the command needs
     mark_hooks,

@@ -68,6 +68,21 @@ class Costly(Struct, frozen=True, kw_only=True):
     at_most: bool = False
 
 
+class ContinuedLine(Struct, frozen=True, kw_only=True):
+    """Runs that have continued each other's session."""
+
+    runs: list[RunId]
+    """The first run, the one that continues it, and so on. Those before the period are left out."""
+    name: str
+    status: Status
+    """Of the last."""
+    cost_usd: float | None
+    """Of these runs, without their descendants."""
+    tokens: int | None
+    partial: bool
+    at_most: bool = False
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """The runs that were created in a period, children included. Each run's own use is counted once."""
 
@@ -85,6 +100,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     costly: list[Costly] = []
     at_most: bool = False
     """A part of the sums is an upper bound."""
+    lines: list[ContinuedLine] = []
+    """Of the period, by their last runs."""
 
 
 # ---- advice

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from ..structs import Literal
+from ..structs import Literal, Struct
 from ..types import Action, After, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId, Worktree
 from .base import Reply, Request
+
+
+class Continuation(Struct, frozen=True, kw_only=True):
+    """The ended run whose agent's session a new run continues."""
+
+    run: RunId
+    """In a request also a name, or a unique prefix of an id."""
+    task: str | None = None
+    """What its agent is told first. `None`: why the run ended, and to go on; in a terminal nothing."""
+    rest: bool = False
+    """Give the new run what is left of the limits of the ended one, as far as the request names no limit of the kind."""
+    session: str = ""
+    """The id of the session. Set by the daemon only."""
 
 
 class Spawn(Request, tag="spawn"):
@@ -81,6 +94,13 @@ class Spawn(Request, tag="spawn"):
     """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in its working directory."""
     env_set: bool = False
     """The command line has set some of the variables, which `Recall` cannot tell."""
+    resume: bool = False
+    """Each further attempt continues the session of the one before, where that has one."""
+    continues: Continuation | None = None
+    """Continue the session of an ended run, with its command, its directory, and what it was started with. `argv` is empty then,
+    and each field that has another value than its default counts instead of that of the ended run."""
+    resume_argv: list[bytes] = []
+    """The command that continues a session, with `{session}` and `{task}`, if its agent has one. Set by the daemon only."""
 
 
 class Recall(Request, tag="recall"):

@@ -119,12 +119,13 @@ class Op(Struct, frozen=True, eq=False, gc=False):
 # set at admission: columns with a field as it is, or as JSON
 _FIXED_INFO = (
     "id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd", "meter", "worktree", "branch",
+    "continues",
 )  # fmt: skip
 _FIXED_INFO_JSON = ("chain", "argv", "labels")
 _FIXED_EXTRA = ("uid", "mode")
 _FIXED_EXTRA_JSON = ("allowed_tools", "blocked_tools")
 # written with every state
-_STATE_INFO = ("exit_code", "signal", "attempts", "descendants", "milestone", "pid")
+_STATE_INFO = ("exit_code", "signal", "attempts", "descendants", "milestone", "pid", "session_id")
 _STATE_TIMES = ("deadline", "started_at", "ended_at")
 _STATE_EXTRA = ("pid_started", "model", "provider")
 _STATE_COMPUTED = (
@@ -144,10 +145,12 @@ _STATE_COMPUTED = (
 _FIXED = ("number", "created_at", "queue_group", *_FIXED_INFO, *_FIXED_INFO_JSON, *_FIXED_EXTRA, *_FIXED_EXTRA_JSON)
 _STATE = (*_STATE_COMPUTED, *_STATE_INFO, *_STATE_TIMES, *_STATE_EXTRA)
 
-READ_COLUMNS = (*_FIXED, *_STATE)
-"""Without `request`, which is large and which only `rerun` reads."""
-RUN_COLUMNS = (*READ_COLUMNS, "request")
+_WRITTEN_COLUMNS = (*_FIXED, *_STATE)
+READ_COLUMNS = (*_WRITTEN_COLUMNS, "continued_by")
+"""Without `request`, which is large and which only `rerun` and `continue` read. `continued_by` is written with the other run."""
+RUN_COLUMNS = (*_WRITTEN_COLUMNS, "request")
 STATE_COLUMNS = ("number", *_STATE)
+_CONTINUES = RUN_COLUMNS.index("continues")
 EVENT_COLUMNS = ("seq", "time", "type", "severity", "run_id", "root_id", "body")
 
 _CALL_FIELDS = tuple(name for name in CallInfo.__struct_fields__ if name not in ("run_id", "time", "number"))
@@ -387,7 +390,7 @@ Statement = tuple[str, Sequence[Any]]
 """SQL and its parameters."""
 
 _SIZES = (64, 32, 16, 8, 4, 3, 2, 1)
-"""Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 2 880
+"""Rows in one statement. There are few sizes, so that SQLite's prepared statements are reused; the largest takes 3 008
 parameters, of 32 766 allowed. The three events of a short run go in one statement."""
 
 
@@ -399,6 +402,7 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
         yield from _many(partial(_insert, "runs"), [op.row for op in inserts])
         if labels := [label for op in inserts for label in op.labels]:
             yield from _many(partial(_insert, "labels"), labels)
+        yield from _continuations(by_kind.get("admit", ()))
     if updated := by_kind.get("upsert"):
         yield from upserts(updated)
     if states := by_kind.get("state"):
@@ -419,6 +423,14 @@ def upserts(ops: Sequence[Op], calls: Iterable[CallInfo] = ()) -> Iterator[State
     for op in ops:
         yield _UPSERT_RUN, op.row
         yield from (("INSERT OR IGNORE INTO labels (key, value, number) VALUES (?, ?, ?)", label) for label in op.labels)
+    yield from _continuations(ops)
+
+
+def _continuations(ops: Iterable[Op]) -> Iterator[Statement]:
+    """Yield the writes that name these runs in the rows of the runs that they continue."""
+    for op in ops:
+        if (continued := op.row[_CONTINUES]) is not None:
+            yield "UPDATE runs SET continued_by = ? WHERE number = ?", (op.run_id, number_of(continued))
 
 
 def set_charge(op: Op) -> Statement:

@@ -75,6 +75,9 @@ CREATE TABLE runs (
     ended_at REAL,
     refusals_counted INTEGER NOT NULL DEFAULT 0,
     queue_group TEXT,
+    continues TEXT,
+    continued_by TEXT,
+    session_id TEXT,
     request BLOB
 );
 CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;

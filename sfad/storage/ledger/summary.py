@@ -5,11 +5,11 @@ For a worker thread: it reads each row of the period, which takes some 0.1 s for
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from ...core.state.ids import run_id, run_number
 from ...host.files import UNDECODABLE
 from ...protocol.messages import List, Summarise
 from ...protocol.paths import LEDGER
-from ...protocol.requests.advice import Breach, By, Costly, Failed, Group, Summary
+from ...protocol.requests.advice import Breach, By, ContinuedLine, Costly, Failed, Group, Summary
 from ...protocol.types import Event, Reason, RunId, RunInfo, Status
 from .database import LedgerError, open_reader
 from .reader import Page, count_of, filters
@@ -90,6 +90,7 @@ class Summariser:
             breaches=list(self._breaches()),
             failed=self._failed(),
             costly=self._costly(),
+            lines=self._lines(),
         )
 
     def _rows(self, columns: str, rest: str = "", join: str = "") -> Iterator[Any]:
@@ -182,6 +183,19 @@ class Summariser:
         found += _costly(info for info, _ in self._unwritten)
         return sorted(found, key=lambda one: -one.cost_usd)[:COSTLY]
 
+    def _lines(self) -> list[ContinuedLine]:
+        columns = (
+            "runs.id, runs.continues, CAST(runs.name AS TEXT), runs.status, runs.cost_usd, runs.tokens, runs.partial, runs.at_most"
+        )
+        rest = f"AND (runs.continues IS NOT NULL OR runs.continued_by IS NOT NULL) ORDER BY runs.number DESC LIMIT {LISTED}"
+        found: dict[RunId, _Continued] = {}
+        for run, before, name, status, *used in self._rows(columns, rest):
+            found[run] = _Continued(before, name, _status(status), _used(used))
+        for info, _ in self._unwritten:
+            found[info.id] = _Continued(info.continues, info.name, info.status, used_by(None, info.usage))
+        later = {one.before for one in found.values()}
+        return [line for last in sorted(found) if last not in later and (line := _line(found, last)) is not None]
+
     def _breaches(self) -> Iterator[Breach]:
         sql = (
             f"SELECT {', '.join(EVENT_COLUMNS)} FROM events INDEXED BY events_breaches "  # noqa: S608
@@ -265,6 +279,35 @@ def _costly(runs: Iterable[RunInfo]) -> Iterator[Costly]:
                 partial=use.partial,
                 at_most=use.at_most,
             )
+
+
+class _Continued(NamedTuple):
+    before: RunId | None
+    name: str
+    status: Status
+    used: Used
+
+
+def _line(found: Mapping[RunId, _Continued], last: RunId) -> ContinuedLine | None:
+    """Return the line that ends with this run; `None` if that continues no run of the period."""
+    runs = [last]
+    while (before := found[runs[0]].before) in found and before not in runs:
+        runs.insert(0, before)
+    if len(runs) == 1:
+        return None
+    use = NOTHING
+    for run in runs:
+        use = use.plus(found[run].used)
+    end = found[last]
+    return ContinuedLine(
+        runs=runs,
+        name=end.name,
+        status=end.status,
+        cost_usd=use.cost_usd,
+        tokens=use.tokens,
+        partial=use.partial,
+        at_most=use.at_most,
+    )
 
 
 def _breach(event: Event) -> Breach:

@@ -7,10 +7,12 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
+import trio
 from msgspec.structs import replace
 
 from ....agents import NO_SETUPS, TreeSetups
 from ....agents.setup_reader import Root, unknown
+from ....core.state.access import Peer
 from ....core.state.naming import program_name
 from ....core.state.policy import Invalid
 from ....core.state.request import SessionAsked
@@ -18,13 +20,14 @@ from ....host.descriptors import close_soon
 from ....processes.credentials import Credentials
 from ....protocol.known import PROGRAMS as KNOWN
 from ....protocol.messages import MAX_DESCRIPTORS, OwnProgram, Recall, Recalled, SessionRights, SessionRules, Spawn, StartSession
-from ....protocol.types import After, RunId, RunInfo, Worktree
+from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status, Worktree
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
 from ...loop.leading import settings_file
 from ...loop.pending_requests import PendingSpawn
 from ...loop.worktrees import WorktreeImpossible
 from ..call import EXPECTED, Call, answers, answers_about_run, told
+from ..continuing import check_ended, continued, find_session, wanted_session, with_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
 from ..peers import submitter
 from ..spawning import SpawnContext, asked_of, asks_for_gateway, completed, is_own_program, own_command
@@ -40,12 +43,62 @@ MAX_AFTER = 64
 
 
 def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> None:
-    """Have the core decide about the request once the surroundings of a person's root are known. Raise `RequestError`,
-    `OSError`."""
-    descriptors, runtime, peer = _claim(call, request), call.runtime, call.peer
-    request = msgspec.structs.replace(request, direct=None)
+    """Have the core decide about the request once the surroundings of a person's root are known, and the session that it continues
+    was found. Raise `RequestError`, `OSError`."""
+    descriptors = _claim(call, request)
+    request = msgspec.structs.replace(request, direct=None, resume_argv=[])
+    if request.continues is None:
+        _spawn_by(call, request, call.peer, descriptors, session)
+        return
     try:
-        request = _with_worktree(call, _with_awaited(call, request))
+        info, request, peer = _continued(call, request, session)
+        wanted = wanted_session(request, info, peer.uid)
+    except RequestError:
+        close_soon(descriptors, call.connection.sender_group)
+        raise
+
+    def go_on(found: str | Exception) -> None:
+        if isinstance(found, Exception):
+            close_soon(descriptors, call.connection.sender_group)
+            raise found
+        _spawn_by(call, with_session(request, found), peer, descriptors, session)
+
+    done: Callable[[str | Exception], None] = _later(call, descriptors, go_on)
+    threads = call.services.session_checks.setdefault(peer.uid, trio.CapacityLimiter(2))
+    call.runtime.background.answer(lambda: find_session(wanted, info, threads), done, done, EXPECTED)
+
+
+def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tuple[RunInfo, Spawn, Peer]:
+    """Return the ended run whose session a request continues, what the request becomes, and who asks: a live parent of that run, so
+    that the new one is a child again. Raise `RequestError`."""
+    assert request.continues is not None
+    catalogue, peer = call.runtime.catalogue, call.peer
+    info = call.resolve(request.continues.run, "recall")
+    if catalogue.uid(info.id) != peer.uid:
+        raise RequestError(
+            ErrorCode.NOT_PERMITTED,
+            f"run {info.id} belongs to {info.user}, and its command would run as you: ask {info.user} to continue it",
+        )
+    if info.session and session is None:
+        raise wrong_state(f"run {info.id} is a session; to continue it: sfactl session send {info.id} MESSAGE")
+    if session is not None and not info.session:
+        raise wrong_state(f"run {info.id} is no session; continue it with: sfactl continue {info.id}")
+    check_ended(info)
+    if info.continued_by is not None:
+        raise wrong_state(
+            f"run {info.id} was continued by {info.continued_by} already; to continue that one: sfactl continue {info.continued_by}"
+        )
+    continued_request = continued(request, _kept(call, info), info)
+    above = catalogue.live.get(info.parent_id) if info.parent_id is not None else None
+    if above is not None and not request.detach and above.run.status is not Status.STOPPING:
+        peer = msgspec.structs.replace(peer, run=above.run.id)
+    return info, continued_request, peer
+
+
+def _spawn_by(call: Call, request: Spawn, peer: Peer, descriptors: list[int], session: SessionAsked | None) -> None:
+    runtime = call.runtime
+    try:
+        request = _with_worktree(call, _with_awaited(call, request), peer)
         user = submitter(call.connection, runtime.launcher.containment)
     except RequestError:
         close_soon(descriptors, call.connection.sender_group)
@@ -61,7 +114,7 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
         setups = None if _is_agent(request) else runtime.setups.known(root)
     file = settings_file(request) if setups is not NO_SETUPS else None
     if setups is not None and file is None and request.worktree is None:
-        _ask(call, request, request, descriptors, above, setups, session, user)
+        _ask(call, request, request, peer, descriptors, above, setups, session, user)
         return
 
     async def find() -> tuple[TreeSetups, str | None, Spawn | RequestError]:
@@ -75,7 +128,7 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
             close_soon(descriptors, call.connection.sender_group)
             raise prepared
         placed = msgspec.structs.replace(prepared, direct=why)
-        _ask(call, request, placed, descriptors, above, found_setups, session, user)
+        _ask(call, request, placed, peer, descriptors, above, found_setups, session, user)
 
     found = _later(call, descriptors, ask)
     runtime.background.answer(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
@@ -97,10 +150,10 @@ def _with_awaited(call: Call, request: Spawn) -> Spawn:
     return msgspec.structs.replace(request, after=found)
 
 
-def _with_worktree(call: Call, request: Spawn) -> Spawn:
+def _with_worktree(call: Call, request: Spawn, peer: Peer) -> Spawn:
     """Return the request with what it asks for of a worktree, or what its agent's entry does. Raise `RequestError`."""
     asked, catalogue = request.worktree, call.runtime.catalogue
-    above = catalogue.live.get(call.peer.run) if call.peer.run is not None else None
+    above = catalogue.live.get(peer.run) if peer.run is not None else None
     if asked is None:
         entry = call.runtime.agents.get(request.agent or "")
         isolated = above is not None and above.spawn.isolation is not None  # it stays in its worktree
@@ -135,13 +188,14 @@ def _ask(
     call: Call,
     first: Spawn,
     request: Spawn,
+    peer: Peer,
     descriptors: list[int],
     above: Live | None,
     setups: TreeSetups,
     session: SessionAsked | None,
     user: Credentials | None,
 ) -> None:
-    runtime, peer = call.runtime, call.peer
+    runtime = call.runtime
     context = SpawnContext(
         peer,
         above,
@@ -159,7 +213,7 @@ def _ask(
             call.reply(own)
             return
         request = completed(request, context)
-        kept = to_recall(first, request, above) if session is None else None
+        kept = to_recall(first, request, above)
         if request.watch:
             demand_watch(call)
     except Invalid as error:
@@ -241,6 +295,13 @@ def _claim(call: Call, request: Spawn) -> list[int]:
 def recall(call: Call, _: Recall, run: RunInfo) -> None:
     if run.session:
         raise wrong_state(f"run {run.id} is a session, which has rules of its own; start another: sfactl session start")
+    spawn = _kept(call, run)
+    owner = None if run.user == call.peer.user else run.user
+    call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner))
+
+
+def _kept(call: Call, run: RunInfo) -> Spawn:
+    """Return what a run was started with. Raise `RequestError`."""
     kept = call.runtime.catalogue.request(run.id)
     spawn = recalled(kept) if kept is not None else None
     if spawn is None:
@@ -248,11 +309,10 @@ def recall(call: Call, _: Recall, run: RunInfo) -> None:
             f"what run {run.id} was started with is not kept: an earlier version of sfad started it, its command was longer than "
             "64 KiB, or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
-    owner = None if run.user == call.peer.user else run.user
     if run.worktree is not None and (spawn.worktree is not None or _has_agent_with_worktree(call, spawn)):
-        # it may still work there
+        # while the run lives, it works there
         spawn = replace(spawn, worktree=Worktree(of=run.id if run.status.terminal else None))
-    call.reply(Recalled(id=call.id, run=run.id, request=replace(spawn, labels=run.labels), owner=owner))
+    return spawn
 
 
 def _has_agent_with_worktree(call: Call, spawn: Spawn) -> bool:

@@ -1,0 +1,171 @@
+"""What a request to continue the session of an ended run becomes: the request of that run, with what was asked for instead."""
+
+import os
+from collections.abc import Sequence
+
+import trio
+from msgspec.structs import replace
+
+from ...agents.program import AgentProgram, arguments, program_called
+from ...agents.registered import going_on
+from ...core.state.naming import program_name
+from ...host.clock import wall_clock
+from ...host.tasks import in_thread
+from ...protocol.kinds import KINDS
+from ...protocol.known import PROGRAMS
+from ...protocol.limits import format_amount
+from ...protocol.messages import Continuation, Spawn
+from ...protocol.types import Limit, LimitKind, RunInfo
+from ...usage.resumable import NotResumable, WantedSession
+from .lookup import bad_request, check_most, unavailable, wrong_state
+
+CHECK_WAIT = 10.0
+"""Seconds that a request waits for the file system on which a session is."""
+
+MAX_TASK = 120_000
+"""Bytes. execve(2) takes an argument of 128 KiB at most."""
+
+_OF_REQUEST = frozenset(
+    {"id", "argv", "cwd", "env", "umask", "agent", "placeholders", "session", "tied", "watch", "key", "claim", "stdin", "stdio",
+     "descriptors", "shim", "automatic", "env_set", "limits", "labels", "continues", "detach", "log", "after"}
+)  # fmt: skip
+"""Fields of which not simply the one that differs from its default counts."""
+
+_REST = (LimitKind.TIME, LimitKind.TURNS, LimitKind.MESSAGES, LimitKind.TOKENS, LimitKind.COST, LimitKind.PLANNING_COST,
+         LimitKind.EXECUTION_COST)  # fmt: skip
+"""Limits of which something is left."""
+
+
+def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
+    """Return the request for a run that continues the session of the ended run `info`, which was started with `kept`. Raise
+    `RequestError`."""
+    asked = request.continues
+    assert asked is not None
+    if request.argv or request.agent is not None:
+        raise bad_request(f"a run that continues {info.id} has its command: leave out the agent and the command")
+    terminal = request.stdio == "inherit"
+    if terminal and kept.stdio != "inherit":
+        raise bad_request(f"run {info.id} did not use a terminal, so it continues in the background or in the foreground only")
+    chosen = {
+        name: value
+        for name in Spawn.__struct_fields__
+        if name not in _OF_REQUEST and (value := getattr(request, name)) != getattr(_DEFAULT, name)
+    }
+    return replace(
+        kept,
+        **chosen,
+        id=request.id,
+        env=request.env,
+        umask=request.umask,
+        claim=request.claim,
+        key=request.key,
+        tied=request.tied,
+        watch=request.watch,
+        stdin=request.stdin if request.stdin != "null" or kept.stdin == "descriptor" else kept.stdin,
+        stdio=request.stdio,
+        log=request.log and (kept.log or kept.stdio == "inherit"),
+        descriptors=request.descriptors,
+        env_set=request.env_set,
+        detach=request.detach,
+        after=request.after,
+        labels=info.labels | request.labels,
+        limits=[*request.limits, *_others(request, kept, info)],
+        continues=replace(asked, run=info.id, task=_task(asked, info, terminal=terminal)),
+    )
+
+
+_DEFAULT = Spawn(id=0, argv=[], cwd=b"", env=[])
+
+
+def _others(request: Spawn, kept: Spawn, info: RunInfo) -> list[Limit]:
+    """Return the limits of the kinds that the request does not name."""
+    assert request.continues is not None
+    kinds = {limit.kind for limit in request.limits}
+    own = [limit for limit in kept.limits if limit.kind not in kinds]
+    if not request.continues.rest:
+        return own
+    rest = []
+    for state in info.limits:
+        if state.kind not in _REST or state.kind in kinds:
+            continue
+        left, spec = state.threshold - (state.used or 0), KINDS[state.kind]
+        if left < spec.least:
+            used = f"{format_amount(state.kind, state.used or 0)} of {format_amount(state.kind, state.threshold)}"
+            raise bad_request(
+                f"too little is left of the limit of {state.kind} of run {info.id}, which has used {used}; give it another: "
+                f"--limit {state.kind}=N, or leave out --limit rest"
+            )
+        rest.append(Limit(kind=state.kind, threshold=left, action=state.action, source=f"rest of {info.id}"))
+    kinds |= {limit.kind for limit in rest}
+    return rest + [limit for limit in own if limit.kind not in kinds]
+
+
+def _task(asked: Continuation, info: RunInfo, *, terminal: bool) -> str | None:
+    if asked.task is not None:
+        check_most("bytes of the task", len(asked.task.encode(errors="surrogateescape")), MAX_TASK)
+        if "\0" in asked.task:
+            raise bad_request("a NUL character in the task")
+        if not asked.task.strip():
+            raise bad_request("the task is blank; say what to do, or leave it out")
+        return asked.task
+    return None if terminal else going_on(info.reason.message if info.reason is not None else None)
+
+
+def wanted_session(request: Spawn, info: RunInfo, uid: int) -> WantedSession | None:
+    """Return the session to look for before it is continued; `None` if its program is not known, and its agent has a command that
+    continues it. `request`: as `continued` returns it. Raise `RequestError`."""
+    program = resumable_program(list(info.argv))
+    if program is None:
+        if info.session_id is None:
+            raise wrong_state(
+                f"run {info.id} cannot be continued: its command ('{program_name(info.argv)}') is no agent program whose sessions "
+                "sfad knows. To start it again from the beginning: sfactl rerun " + info.id
+            )
+        return None
+    env = dict(os.fsdecode(item).partition("=")[::2] for item in request.env)
+    began, ended = info.started_at or info.created_at, info.ended_at or wall_clock()
+    return WantedSession(program, info.session_id, env, directory(program, info), uid, began, ended)
+
+
+def directory(program: AgentProgram, info: RunInfo) -> str:
+    """Return the directory in which its program worked."""
+    words = arguments(info.argv, program.name) or []
+    changed = program.directory(words)
+    return os.path.join(info.cwd, changed) if changed is not None else info.cwd
+
+
+def resumable_program(argv: Sequence[str]) -> AgentProgram | None:
+    """Return the program of a command if sfad knows how to continue its sessions."""
+    name = program_name(argv)
+    known = PROGRAMS.get(name)
+    program = program_called(name) if known is not None and known.title else None
+    return program if program is not None and program.resumed([], "0", None, terminal=False) is not None else None
+
+
+async def find_session(wanted: WantedSession | None, info: RunInfo, limiter: trio.CapacityLimiter) -> str:
+    """Return the id of the session, once it is known that its program can continue it. Raise `RequestError`, `OSError`."""
+    if wanted is None:
+        assert info.session_id is not None
+        return info.session_id
+    try:
+        with trio.fail_after(CHECK_WAIT):
+            return await in_thread(wanted.find, abandon=True, limiter=limiter)
+    except trio.TooSlowError:
+        raise unavailable(f"the sessions of run {info.id} cannot be read: their file system has not answered for 10 s") from None
+    except NotResumable as why:
+        raise wrong_state(
+            f"run {info.id} cannot be continued: {why}. To start it again from the beginning: sfactl rerun {info.id}"
+        ) from None
+
+
+def with_session(request: Spawn, session: str) -> Spawn:
+    assert request.continues is not None
+    return replace(request, continues=replace(request.continues, session=session))
+
+
+def check_ended(info: RunInfo) -> None:
+    """Raise `RequestError` for a run that lives, or was never started."""
+    if not info.status.terminal:
+        raise wrong_state(f"run {info.id} has not ended: stop it first, or send it a message")
+    if info.started_at is None and info.session_id is None:
+        raise wrong_state(f"run {info.id} was never started, so there is nothing to continue: sfactl rerun {info.id}")

@@ -1,0 +1,134 @@
+"""Finds out, in a thread, whether the session of an ended run is where its program can continue it."""
+
+import os
+import re
+import sqlite3
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from ..agents.program import AgentProgram, SessionFiles, SessionPlace, SessionQuery, SessionSearch
+from ..protocol.known import PROGRAMS
+from .session import OWNER_WITHIN, FileSearch
+
+LAST_LINE = 4 << 20
+"""Bytes at the end of a session file in which its last line must begin. Agents write the outputs of tools in one line."""
+MOST_DATABASE = 1 << 30
+"""Bytes of a database that are copied: to read it where it is could leave files beside it that its program cannot write to."""
+
+
+QUERY_SECONDS = 5.0
+
+
+class NotResumable(Exception):
+    """The message says why, as the end of a sentence that begins with the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedSession:
+    """The session of an ended run."""
+
+    program: AgentProgram
+    session: str | None
+    """`None`: the program prints no id; its database has it."""
+    env: Mapping[str, str]
+    """The part of the new run's environment that says where sessions are."""
+    cwd: str
+    uid: int
+    began: datetime
+    ended: datetime
+
+    def find(self) -> str:
+        """Return its id. Raise `NotResumable`, `OSError`."""
+        cwd = os.path.realpath(self.cwd)
+        search = SessionSearch(self.env, cwd, self.began.astimezone(UTC), self.session)
+        if (query := self.program.session_query(search)) is not None:
+            return self._in_database(query, cwd)
+        if self.session is None:
+            raise NotResumable(f"no session of {self._title} is known of it")
+        files = self.program.session_files
+        assert files is not None  # a program that can continue a session has files or a database
+        self._check_files(files, files.places(search), self.session, files.project(cwd), cwd)
+        return self.session
+
+    @property
+    def _title(self) -> str:
+        return PROGRAMS[self.program.name].title
+
+    def _check_files(self, files: SessionFiles, places: list[SessionPlace], session: str, project: str, cwd: str) -> None:
+        for path, descriptor in FileSearch(self.uid, 0.0).found(places):
+            if not files.is_main(path, session):
+                continue
+            size = os.fstat(descriptor).st_size
+            head = files.head(os.pread(descriptor, OWNER_WITHIN, 0))
+            if head is None and re.search(re.escape(session[:8]), path):
+                raise NotResumable(f"its session file {path} is cut: its beginning does not say whose it is ({size} bytes)")
+            if head is None or head.session != session:
+                continue
+            if head.project != project:
+                where = head.project if head.project.startswith("/") else "another directory"
+                raise NotResumable(f"its session file {path} is of {where}, and the run was in {cwd}")
+            if not _is_whole(descriptor, size):
+                raise NotResumable(f"its session file {path} is cut: the last line is incomplete; remove that line to continue")
+            return
+        looked = f"{places[0].root}/{'/'.join(name for name in places[0].names if isinstance(name, str))}".rstrip("/")
+        raise NotResumable(
+            f"its session file is not there: no session {session} in {looked}. It was deleted, or {files.variable} or HOME is not "
+            "what it was for the run"
+        )
+
+    def _in_database(self, query: SessionQuery, cwd: str) -> str:
+        with tempfile.TemporaryDirectory(prefix="sfad-session-") as copies:
+            if not self._copied(query.path, copies):
+                raise NotResumable(f"{self._title} has no sessions in {query.path}, where HOME and XDG_DATA_HOME say that they are")
+            try:
+                with closing(sqlite3.connect(f"{copies}/copy")) as connection:
+                    until = time.monotonic() + QUERY_SECONDS  # the file is the user's: it may hold a view that never ends
+                    connection.set_progress_handler(lambda: time.monotonic() > until, 10_000)
+                    rows = connection.execute(query.sql).fetchall()
+            except sqlite3.Error as error:
+                raise NotResumable(f"the sessions of {self._title} in {query.path} cannot be read: {error}") from None
+        if self.session is not None:
+            directory = next((place for found, place, _ in rows if found == self.session), None)
+            if directory is None:
+                raise NotResumable(f"its session is not there: {query.path} has no session {self.session}")
+            if directory != cwd:
+                raise NotResumable(f"its session {self.session} is of {directory}, and the run was in {cwd}")
+            return self.session
+        first, last = self.began.timestamp() * 1000, self.ended.timestamp() * 1000
+        own = [str(found) for found, place, began in rows if place == cwd and first <= began <= last]
+        if len(own) == 1:
+            return own[0]
+        known = "no session" if not own else f"{len(own)} sessions"
+        raise NotResumable(f"{known} of {self._title} began in {cwd} while it ran, so it is not known which is its own")
+
+    def _copied(self, path: str, directory: str) -> bool:
+        """Copy a database with its log. Return whether it is there, and the user's."""
+        root, name = os.path.split(path)
+        for suffix in ("", "-wal"):
+            for _, descriptor in FileSearch(self.uid, 0.0).found([SessionPlace(root, (f"{name}{suffix}",))]):
+                if os.fstat(descriptor).st_size > MOST_DATABASE:
+                    raise NotResumable(f"{path} has more than {MOST_DATABASE >> 20} MiB, so its sessions are not looked for")
+                with Path(directory, f"copy{suffix}").open("wb") as copy:
+                    while os.sendfile(copy.fileno(), descriptor, None, 1 << 24):
+                        pass
+        return Path(directory, "copy").exists()
+
+
+def _is_whole(descriptor: int, size: int) -> bool:
+    """Return whether the last line of a file has come to its end."""
+    data = os.pread(descriptor, LAST_LINE, max(0, size - LAST_LINE))
+    if not data.endswith(b"\n"):
+        return False
+    line = data[:-1].rpartition(b"\n")[2]
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return len(line) >= LAST_LINE - 1 and size > LAST_LINE  # longer than what was read
+    return True
