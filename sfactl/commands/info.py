@@ -167,5 +167,7 @@ def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
     for name, moment in (("started", run.started_at), ("ended", run.ended_at), ("deadline", run.deadline)):
         if moment:
             yield name, output.local(moment)
+    if run.last_heard_at is not None:
+        yield "last heard", f"{output.local(run.last_heard_at)} ({output.age(run.last_heard_at)} ago)"
     if run.usage.elapsed_s is not None:
         yield "ran", output.seconds(run.usage.elapsed_s)

@@ -100,6 +100,8 @@ class Action(Word):
     WARN = "warn"
     REQUEST_INCREASE = "request_increase"
     REFUSE = "refuse"
+    CONTINUE = "continue"
+    """Stop the attempt, and have the next one continue the agent's session. Only of `silence`."""
 
 
 class LimitKind(Word):
@@ -113,6 +115,7 @@ class LimitKind(Word):
     PLANNING_COST = "planning_cost"
     EXECUTION_COST = "execution_cost"
     OUTPUT = "output"
+    SILENCE = "silence"
     MEMORY = "memory"
     PIDS = "pids"
     CPU = "cpu"

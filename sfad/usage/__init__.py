@@ -15,5 +15,6 @@
 `sessions`        has the session files of all runs read, in threads
 `session`         finds and reads the session files of one attempt
 `sampling`        looks at memory and processes, and tells the core
+`silence`         looks for runs that give no sign of life
 `pricing`         what tokens cost, from the config and the library genai-prices
 """

@@ -28,6 +28,7 @@ from .report_pricing import ReportPricing
 from .sampling import KernelLevels
 from .session import Session
 from .sessions import Sessions
+from .silence import SilenceWatch
 from .tail import Tail
 
 ENDED_SECONDS = 2.0
@@ -50,6 +51,7 @@ class Metering:
         launcher: Launcher,
         prices: Mapping[str, Price],
         nearing: float,
+        silence: SilenceWatch,
     ) -> None:
         self._feed = feed
         self._learnt: list[e.Event] | None = []
@@ -62,6 +64,7 @@ class Metering:
         self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, EventType.METER_GAP), trouble=trouble)
         self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
         self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
+        self._silence = silence
         self.report_pricing = ReportPricing(self._runs, self._prices)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -72,7 +75,9 @@ class Metering:
             task_status.started()
 
     async def sample(self) -> None:
-        await self._levels.sampler.serve()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._levels.sampler.serve)
+            nursery.start_soon(self._silence.serve)
 
     def close(self) -> None:
         self._tail.close()
@@ -114,6 +119,7 @@ class Metering:
         if run.id in self._runs:
             self._tail.set_limit(run.id, _output_limit(run))
             self._levels.watch(run)
+            self._silence.watch(self._runs[run.id].live)
             self._launcher.bound(run.id, bounds_of(run))
 
     def catch_up(self, run: Run, signal: int | None = None) -> None:
@@ -164,6 +170,7 @@ class Metering:
             self._tail.forget(run)  # it may still read the last output
             self._sessions.forget(run)
             self._levels.sampler.forget(run)
+            self._silence.forget(run)
             del self._runs[run]
 
     @property
@@ -185,6 +192,7 @@ class Metering:
             metered.resume(readings)
             self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
         self._levels.watch(run, fresh=fresh)
+        self._silence.watch(live)
         if metered.has_meter:
             self._prices.load_soon()
         return readings
@@ -219,6 +227,7 @@ class Metering:
 
     def _read_in_session(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         if run in self._runs:
+            self._runs[run].live.hear(trio.current_time())
             self._runs[run].read_in_session(readings)
             if (session := self._sessions.saved(run)) is not None:
                 self._session_saved(self._runs[run].live.run, session)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from signal import SIGINT
 from typing import assert_never
 
+import trio
+
 from ...core import commands as c
 from ...core import events as e
 from ...core.machine import Machine
@@ -14,7 +16,7 @@ from ...durable.budgets import BudgetKeeper
 from ...durable.maintenance import SessionArchive
 from ...host.faults import crash_point
 from ...host.tasks import Background
-from ...protocol.types import ErrorCode
+from ...protocol.types import ErrorCode, RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...usage.metering import Metering
@@ -28,6 +30,10 @@ from .saving import Saver
 
 _INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.SaveAlerts, c.TellCall, c.MeterAgent})
 """These have no effect outside the process: a crash before or after one is equivalent."""
+
+
+_SIGNS = (e.LaunchSucceeded, e.UseSeen, e.ToolsCalled, e.AgentSaid, e.ReportRequested, e.ReserveRequested)
+"""Events that are signs of life of their runs."""
 
 
 class EventQueue:
@@ -85,6 +91,8 @@ class CoreLoop:
                 answer = c.ErrorAnswer(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
                 self.requests.answer(token, answer)
             return
+        if isinstance(event, _SIGNS):
+            self._hear(event.run, event.at)
         changed = self.saver.save_snapshots(outcome)
         for command in outcome.commands:
             if type(command) not in _INTERNAL:
@@ -126,8 +134,10 @@ class CoreLoop:
             case c.CountRefusal(run_id):
                 self.resources.ledger.count_refusal(run_id)
             case c.TellCall(call, lineage):
+                self._hear(call.run_id, trio.current_time())
                 self.saver.subscribers.called(call, lineage)
             case c.RecordCall(call, lineage):
+                self._hear(call.run_id, trio.current_time())
                 self.saver.record_call(call, lineage)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
@@ -143,6 +153,8 @@ class CoreLoop:
                 launcher.freeze(run_id)
             case c.Thaw(run_id):
                 launcher.thaw(run_id)
+                for run in self.catalogue.live[run_id].run.subtree():
+                    self._hear(run.id, trio.current_time())
             case c.MeterAgent(run_id, process):
                 self.metering.follow_agent(self.catalogue.live[run_id], process)
             case c.Rebound(run):
@@ -152,6 +164,11 @@ class CoreLoop:
                 self.shut_down()
             case _:
                 assert_never(command)
+
+    def _hear(self, run: RunId, at: float) -> None:
+        """Note a sign of life."""
+        if (live := self.catalogue.live.get(run)) is not None:
+            live.hear(at)
 
     def _admit(self, run: Run, changed: Iterable[Live]) -> None:
         assert run.admit_token is not None

@@ -27,6 +27,7 @@ from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Subscribers
 from ...usage.metering import Metering
+from ...usage.silence import Signs, SilenceWatch
 from .advising import Adviser
 from .announcing import Announcer
 from .arrivals import Arrivals
@@ -91,10 +92,13 @@ class Runtime:
         self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
+        signs = Signs(self.catalogue.live, self.output)
+        silence = SilenceWatch(signs, self.launcher, self.feed)
+        self.catalogue.heard = silence.heard
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
-            prices=config.prices, nearing=_nearing(config),
+            prices=config.prices, nearing=_nearing(config), silence=silence,
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged)
