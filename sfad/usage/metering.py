@@ -86,6 +86,7 @@ class Metering:
         """Use other prices for the runs that begin from now on, and another share of limits for all."""
         self._prices.reconfigure(prices)
         self._levels.sampler.set_nearing(nearing)
+        self._silence.nearing = nearing
 
     def begin_attempt(self, live: Live) -> None:
         run = live.run.id

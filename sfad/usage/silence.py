@@ -90,6 +90,8 @@ class SilenceWatch:
     signs: Signs
     launcher: Launcher
     feed: Feed
+    nearing: float
+    """The share of a limit from which on it is worth telling."""
     _watched: dict[RunId, _Watched] = field(default_factory=dict)
     _waiting: trio.CancelScope = field(default_factory=trio.CancelScope)
     _until: float = math.inf
@@ -133,8 +135,7 @@ class SilenceWatch:
         idle = run.status is not Status.RUNNING or run.standing_still
         one.since = now if used or idle else max(one.since, self.signs.of(one.live, now) or 0.0)
         silent = now - one.since
-        left = one.limit - silent
-        one.due = now + max(min(left, max(LEAST, one.limit / LOOKS)), 0.05)
-        if left <= 0:
-            one.due = now + max(LEAST, one.limit / LOOKS)
+        left, pause = one.limit - silent, max(LEAST, one.limit / LOOKS)
+        one.due = now + (min(left, pause) if left > 0 else pause)
+        if silent >= self.nearing * one.limit:
             self.feed(e.LevelSeen(now, run.id, LimitKind.SILENCE, silent, refused=False))

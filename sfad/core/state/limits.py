@@ -1,6 +1,6 @@
 """Limits of a run: where each comes from, within which range, and what has been exceeded. What the page docs/limits.md says."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import inf
 from typing import Protocol
 
@@ -32,6 +32,11 @@ itself was asked for."""
 
 SILENT_AGENT = Limit(kind=LimitKind.SILENCE, threshold=1800.0, action=Action.WARN, source=f"profile {CODING_AGENT}")
 """Of known agent programs: a model call seldom takes longer than ten minutes, and a person is told of a run that hangs."""
+
+
+_ONLY_OF: Mapping[Action, Collection[LimitKind]] = {Action.REFUSE: METERED, Action.CONTINUE: (LimitKind.SILENCE,)}
+"""Actions that only some kinds can have: what is reserved before it is used can be refused; after any other breach than of silence,
+a continued session would exceed the limit again."""
 
 
 def amount(kind: LimitKind, value: float) -> str:
@@ -114,13 +119,14 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
         for kind in (LimitKind.TIME, LimitKind.COST):
             chosen.pop(kind, None)
     if asked.on_limit is not None:
-        answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
+        answered = _ONLY_OF.get(asked.on_limit, _ANSWERED)
         chosen |= {kind: replace(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
     for limit in asked.limits:
         check_range(limit, policy)
-        if limit.action is Action.CONTINUE and asked.attempts == 1:
-            raise Invalid(f"{limit.kind} with the action 'continue' needs further attempts ({limit.source}): add --attempts 3")
         chosen[limit.kind] = _with_action(limit, asked, policy)
+    silence = chosen.get(LimitKind.SILENCE)
+    if silence is not None and silence.action is Action.CONTINUE and asked.attempts == 1:
+        raise Invalid("the action 'continue' of the limit 'silence' needs further attempts, as in: --attempts 3")
     if above is not None:
         narrow(chosen, above)
     return {kind: ActiveLimit(chosen[kind]) for kind in KINDS if kind in chosen}
@@ -191,7 +197,7 @@ def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
         return replace(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
-    if asked.on_limit is not None and (asked.on_limit is not Action.REFUSE or limit.kind in METERED):
+    if asked.on_limit is not None and limit.kind in _ONLY_OF.get(asked.on_limit, KINDS):
         return replace(limit, action=asked.on_limit)
     found = profile_of(asked, policy) if limit.kind in PROFILED else None
     return replace(limit, action=found[1].action if found is not None else Action.TERMINATE)
@@ -223,8 +229,8 @@ def check_range(limit: Limit, policy: Policy) -> None:
         raise Invalid(f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its action ({limit.source})")
     if limit.action is Action.CONTINUE and limit.kind is not LimitKind.SILENCE:
         raise Invalid(
-            f"the limit '{limit.kind}' cannot continue a session ({limit.source}): its use would count on; only silence can, as in "
-            "silence=15m:continue. After another limit: sfactl continue RUN"
+            f"the limit '{limit.kind}' cannot continue a session ({limit.source}), because it would be exceeded again; only "
+            "silence can, as in silence=15m:continue. After another limit: sfactl continue RUN --limit …"
         )
     if limit.action is Action.REFUSE and limit.kind not in METERED:
         raise Invalid(

@@ -93,7 +93,7 @@ class Runtime:
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
         signs = Signs(self.catalogue.live, self.output)
-        silence = SilenceWatch(signs, self.launcher, self.feed)
+        silence = SilenceWatch(signs, self.launcher, self.feed, _nearing(config))
         self.catalogue.heard = silence.heard
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
