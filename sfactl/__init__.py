@@ -10,6 +10,7 @@ The command line:
 `commands`          one module for each verb
 `options`           options and arguments as data, and the reader of plain command lines
 `spawn_options`     the options of `spawn` and `run`, and their `Spawn` message
+`continuing`        the `Spawn` message that continues an ended run
 `session_options`   the options of `session delegate` and `session spawn`
 `usage_options`     the options of `report`, `reserve` and `settle`
 `selection`         the runs that a command line names or filters
@@ -58,6 +59,7 @@ Output:
 `output`            JSON, notes, and texts for figures, times and the state of a run
 `limits`            limits on the command line, and as they are shown
 `table`             tables
+`lines`             the runs that have continued each other's session
 `waiting`           what is wrong with a live run, and what waits for a person
 `follower`          copies output files, or an agent's text, as they grow
 `line_follower`     copies output files line by line

@@ -174,11 +174,17 @@ def info(run: str, *, socket: str | None = None, wait: float = 0.0) -> SessionVi
         return _with_result(client, found)
 
 
-def send(run: str, message: str, *, socket: str | None = None) -> None:
-    """Write a line to the stdin of a session. Raise `Quit` if it has ended, or does not read its stdin."""
+def send(run: str, message: str, *, socket: str | None = None, channel: str | None = None) -> SessionView | None:
+    """Write a line to the stdin of a session. If it has ended, continue it with the message as its task, and return the new
+    session. Raise `Quit` if it does not read its stdin, or cannot be continued."""
     line = message.encode("utf-8", "surrogateescape").removesuffix(b"\n")
     with connect(socket) as client:
+        known = client.call(Info(id=0, run=run), RunReply).run
+        if known.status.terminal and known.session:
+            new = _start(client, Order(task=message), channel, continues=known.id)
+            return _shown(new.run, new.lowered)
         client.call(Send(id=0, run=run, data=line + b"\n"), Done)
+        return None
 
 
 _STATES = {
@@ -214,7 +220,7 @@ def described(session: SessionView) -> Iterator[str]:
         yield session.result.removesuffix("\n")
 
 
-def _start(client: Client, order: Order, channel: str | None) -> RunReply:
+def _start(client: Client, order: Order, channel: str | None, continues: str | None = None) -> RunReply:
     request = StartSession(
         id=0,
         task=order.task,
@@ -234,6 +240,7 @@ def _start(client: Client, order: Order, channel: str | None) -> RunReply:
         labels=dict(order.labels),
         claim=environment.claim(),
         key=os.urandom(16).hex(),
+        continues=continues,
     )
     reply = client.call(request, Reply)
     if isinstance(reply, Refused):

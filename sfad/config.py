@@ -143,6 +143,10 @@ class AttemptsConfig(Struct, frozen=True, kw_only=True):
     delay_max: Annotated[float, Meta(ge=0, le=86400, extra=DURATION)] = 60.0
 
 
+class ServiceConfig(Struct, frozen=True, kw_only=True):
+    continue_lost: bool = False
+
+
 class ContainmentConfig(Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "cgroup", "tags"] = "auto"
     cgroup_parent: Annotated[str, Meta(extra=PATH)] | None = None
@@ -332,6 +336,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     quotas: QuotasConfig = QuotasConfig()
     groups: dict[str, GroupConfig] = {}
     attempts: AttemptsConfig = AttemptsConfig()
+    service: ServiceConfig = ServiceConfig()
     containment: ContainmentConfig = ContainmentConfig()
     isolation: IsolationConfig = IsolationConfig()
     access: AccessConfig = AccessConfig()

@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 
 from sfad.protocol.requests.listing import List, RunList
-from sfad.protocol.requests.starting import Continuation, Recall, Recalled
+from sfad.protocol.requests.starting import Recall, Recalled
 from sfad.protocol.structs import replace
 from sfad.protocol.types import RunInfo, Status
 
-from .. import exits, output, spawn_options
+from .. import continuing, exits, output, spawn_options
 from ..autostart import connect_or_start
 from ..options import COMMON, RUN, Argument, Option, Parameter
 from . import spawn
@@ -83,14 +83,8 @@ def _continue(run: str, task: str | None, rest: bool, given: dict[str, Any]) -> 
         given = given | {"stdio": "inherit", "wait": True}
     elif found.request.agent is not None and not (given.get("raw") or given.get("json")):
         given = given | {"text": given.get("wait", False)}
-    # the daemon takes the command of the ended run
-    wanted = spawn_options.SpawnOptions(command=["-"], **given)
-    spawn_options.check(wanted)
-    message = spawn_options.message(wanted)
-    # the ended run had this default, or what its command line said
-    limits = [limit for limit in message.limits if limit.source != "SFA_DEFAULTS_TIMEOUT"]
-    continues = Continuation(run=found.run, task=task, rest=rest)
-    return spawn.start(wanted, replace(message, argv=[], limits=limits, continues=continues))
+    wanted = spawn_options.SpawnOptions(command=[], **given)
+    return spawn.start(wanted, continuing.message(found.run, task, wanted, rest=rest))
 
 
 def _continue_lost(since: str, rest: bool, given: dict[str, Any]) -> int:

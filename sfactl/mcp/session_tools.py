@@ -263,8 +263,12 @@ class SessionTools:
         return told(self._waited(request, run_id, min(wait_seconds, self._answer_within)))
 
     def _send(self, _request: ClientRequest, *, run_id: str, message: str) -> Json:
-        sessions.send(run_id, message, socket=self._socket)
-        return text(f"written to the stdin of {run_id}")
+        view = sessions.send(run_id, message, socket=self._socket, channel=CHANNEL)
+        if view is None:
+            return text(f"written to the stdin of {run_id}")
+        if not view.ended:
+            _in_background(self._watch, view.run_id)
+        return accepted(view)
 
     def _stop(self, request: ClientRequest, *, run_id: str, confirm: bool) -> Json:
         view = sessions.info(run_id, socket=self._socket)

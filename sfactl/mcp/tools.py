@@ -135,7 +135,10 @@ TOOLS = {
         },
     ),
     "sessions_send": ModelTool(
-        description="Write one line to the stdin of a running subagent, if its program reads further messages there.",
+        description=(
+            "Write one line to the stdin of a running subagent, if its program reads further messages there. A subagent that has "
+            "ended is continued with the message as its task, in a new run that knows all that was said before."
+        ),
         parameters={"run_id": _RUN_ID, "message": ToolParameter("text", required=True)},
     ),
 }

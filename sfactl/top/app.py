@@ -19,7 +19,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo, Status
 from sfad.protocol.units import counted
 
-from .. import limits, output
+from .. import continuing, limits, output
 from ..exits import Quit, UsageError
 from .cells import BAD, DIM, GOOD, WARN, heading, in_lines, line, titles
 from .daemon import Feed, Told, ask, said
@@ -323,6 +323,32 @@ class TopApp(App[None]):
             self.run_worker(self._change(m.Resume(id=0, run=run.id)))
         else:
             self._ask_for_limits(f"resume {named(run)} {ROOM}", run, lambda room: m.Resume(id=0, run=run.id, limits=room))
+
+    def action_continue(self) -> None:
+        run = self.runs.chosen
+        if run is None:
+            self.say("there is no run")
+        elif not run.status.terminal:
+            self.say(f"{run.id} has not ended", bad=True)
+        elif run.session:
+            self.say(f"{run.id} is a session; continue it with: sfactl session send {run.id} MESSAGE", bad=True)
+        else:
+            self.prompt.ask(f"continue {named(run)}, and tell it (nothing: why it ended)", partial(self._continue, run.id))
+
+    async def _continue(self, run: RunId, task: str) -> bool:
+        try:
+            request = continuing.message(run, task or None)
+        except Quit as error:
+            self.say(error.message, bad=True)
+            return True
+        reply = await self._asked(request, m.Reply)
+        if isinstance(reply, m.Refused):
+            self.say(f"refused: {output.plain(reply.refused.message)}", bad=True)
+        elif isinstance(reply, m.RunReply):
+            self.table.update([reply.run], monotonic())
+            self.say(f"{run} continues as {reply.run.id}")
+        self.show()
+        return True
 
     def _waiting(self) -> RunInfo | None:
         """Return the chosen run, if it waits for approval."""

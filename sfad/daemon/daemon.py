@@ -26,6 +26,7 @@ from ..protocol.types import RunId
 from . import reexec
 from .loop.runtime import Runtime
 from .reloading import ConfigFiles
+from .server.lost_runs import continue_lost
 from .server.peers import identify
 from .server.server import Server
 from .startup import DaemonHome, close_all, inherited_listener, open_log, open_state, sweep_others, take_lock
@@ -140,6 +141,8 @@ class Daemon:
                 nursery.start_soon(systemd.feed_watchdog)
                 self.files.keep()
                 self._announce(adoption)
+                if handed is None:
+                    runtime.background.start_soon(continue_lost, runtime)
                 await self.drained.wait()
                 self._notify("STOPPING=1")
                 with trio.move_on_after(LAST_WORDS), suppress(OSError):

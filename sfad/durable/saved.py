@@ -18,10 +18,48 @@ from ..host.probe import current_boot
 from ..processes.procfs import is_alive
 from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
-from ..runs.live import Live, OnEnd, SavedMain, SpawnKey
+from ..runs.live import Live, OnEnd, SavedMain, SpawnKey, Surroundings
 from ..storage.spool import Spawns, Store
 from .retrying import Changes, RetryingStore
 from .snapshots import KEY, METER, NOW, RUN, RunSnapshot, encode
+
+# ---- What runs are continued with at the next daemon's start, if this one or the machine ends them
+
+
+class SavedSurroundings:
+    """A file for each run, for its user's secrets may be in there. `trouble` is told of one that cannot be deleted or read. Raises
+    `OSError` if `directory` cannot be used."""
+
+    def __init__(self, directory: Path, trouble: Callable[[str], None]) -> None:
+        self._files = Spawns(directory)
+        self._trouble = trouble
+
+    def save(self, run: RunId, surroundings: Surroundings) -> None:
+        """Raises `OSError`."""
+        self._files.save(run, encode(surroundings))
+
+    def read(self, run: RunId) -> Surroundings | None:
+        try:
+            saved = self._files.read(run)
+            return msgspec.msgpack.decode(saved, type=Surroundings) if saved is not None else None
+        except (OSError, *UNDECODABLE) as error:
+            self._trouble(f"run {run} cannot be continued: its environment in the spool cannot be read: {error}")
+            return None
+
+    def forget(self, run: RunId) -> None:
+        try:
+            self._files.forget(run)
+        except OSError as error:
+            self._trouble(f"run {run}: its environment is still in the spool: {error}")
+
+    def runs(self) -> list[RunId]:
+        """Return the runs, the oldest first."""
+        try:
+            return sorted(self._files.runs(), key=run_number)
+        except OSError as error:
+            self._trouble(f"lost runs cannot be continued: {error}")
+            return []
+
 
 # ---- The requests of runs that may start again, environment included
 

@@ -19,6 +19,7 @@ from .saved import (
     HookSpool,
     ReservedNumbers,
     SavedSpawns,
+    SavedSurroundings,
     on_end_changes,
     this_boot,
 )
@@ -38,14 +39,17 @@ def nowhere(_run: RunId) -> None:
 
 
 class RunJournal:
-    def __init__(self, store: RetryingStore, spawns: SavedSpawns) -> None:
+    def __init__(self, store: RetryingStore, spawns: SavedSpawns, surroundings: SavedSurroundings) -> None:
         self._store = store
         self._spawns = spawns
+        self._surroundings = surroundings
 
     def admit(self, live: Live, others: Iterable[Live]) -> None:
         """Save a run that was admitted just now, and others that this has changed. Raises `OSError`, and then it must not be."""
         run = live.run.id
         self._spawns.save(live)
+        if live.surroundings is not None:
+            self._surroundings.save(run, live.surroundings)
         own: Changes = on_end_changes(live)
         own |= {f"{RUN}{run}": origin_of(live), f"{NOW}{run}": progress_of(live)}
         if live.key is not None:
@@ -54,6 +58,7 @@ class RunJournal:
             self._store.write(own | self._changes(others, nowhere))
         except OSError:
             self._spawns.forget(run)
+            self._surroundings.forget(run)
             raise
 
     def save(self, runs: Iterable[Live], position: Position = nowhere) -> None:
@@ -104,13 +109,14 @@ class Spool:
     ) -> None:
         damaged = damaged or trouble
         self.spawns = SavedSpawns(directory, trouble, damaged)
+        self.surroundings = SavedSurroundings(directory / "surroundings", trouble)
         store = Store(directory / "runs", lost)
         self.notes = store.take_notes()
         """What had to be repaired, as lines for the log."""
         self._store = RetryingStore(store, timers, turns, trouble, damaged)
         self.earlier = EarlierSpool(store, self._store)
         self._trouble = trouble
-        self.journal = RunJournal(self._store, self.spawns)
+        self.journal = RunJournal(self._store, self.spawns, self.surroundings)
         self.ended = EndedRuns(self._store, self.spawns)
         self.numbers = ReservedNumbers(self._store)
         self.charges = SavedCharges(self._store)

@@ -86,6 +86,17 @@ class SavedMain(Struct, frozen=True, array_like=True):
     """The inodes of its output files; empty if no output is kept."""
 
 
+class Surroundings(Struct, frozen=True, array_like=True):
+    """What a run is continued with at the next daemon's start, if this one or the machine ends it (`service.continue_lost`)."""
+
+    env: list[bytes]
+    """As its client sent it."""
+    umask: int
+    uid: int
+    user: str
+    credentials: Credentials | None
+
+
 @dataclass(slots=True, eq=False)
 class Live:
     """What the shell holds of a live run, beside the core's `Run`. It owns the descriptors in it."""
@@ -124,6 +135,8 @@ class Live:
     """How the agent programs of its tree are led through the gateway."""
     request: bytes | None = None
     """What it was started with, for `recall`."""
+    surroundings: Surroundings | None = None
+    """What it is continued with if the daemon ends it; until it is saved."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
     heard: float | None = None

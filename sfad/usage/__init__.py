@@ -14,6 +14,7 @@
 `bounding`        frees the oldest bytes of output files
 `sessions`        has the session files of all runs read, in threads
 `session`         finds and reads the session files of one attempt
+`resumable`       finds out whether the session of an ended run is where its program can continue it
 `sampling`        looks at memory and processes, and tells the core
 `silence`         looks for runs that give no sign of life
 `pricing`         what tokens cost, from the config and the library genai-prices

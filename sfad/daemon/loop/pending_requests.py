@@ -24,7 +24,7 @@ from ...protocol.known import CODING_AGENT
 from ...protocol.messages import Spawn
 from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Status
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import Live
+from ...runs.live import Live, Surroundings
 from ...runs.stdin import StdinPipe
 from .launching import Feed, demand_descriptors
 
@@ -113,6 +113,8 @@ class PendingSpawn:
     """See `Live.request`."""
     sender: str = ""
     """Who has sent the descriptors, for `closing`."""
+    surroundings: Surroundings | None = None
+    """See `Live.surroundings`."""
 
     def live(self, run: Run, launcher: Launcher) -> Live:
         """Return the run that it has become, which holds the descriptors now."""
@@ -128,6 +130,7 @@ class PendingSpawn:
             user=self.user,
             setups=self.setups if run.parent is None else NO_SETUPS,
             request=self.request,
+            surroundings=self.surroundings,
         )
 
     def close(self) -> None:

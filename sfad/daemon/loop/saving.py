@@ -12,6 +12,7 @@ from ...core import events as e
 from ...core.state.alerts import SavedAlerts
 from ...core.state.ids import run_number
 from ...core.state.run import Run
+from ...core.state.vocabulary import ReasonKind
 from ...durable.budgets import BudgetKeeper
 from ...durable.spool import nowhere
 from ...host.clock import wall_clock
@@ -258,6 +259,8 @@ class Saver:
             self._tell_ends([info.id])
         elif self.resources.ledger.trouble is not None:
             self._tell_ends([info.id])
+        if info.reason is None or info.reason.kind != ReasonKind.DAEMON:
+            self.resources.spool.surroundings.forget(info.id)
         if recorded is not None:
             self.resources.counts.run_ended(info)
         live.close()

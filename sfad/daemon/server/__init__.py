@@ -8,6 +8,8 @@
 `dispatch`    what clients send: frames, and each request in them to the function that answers it, if the peer may use the verb
 `call`        one request while it is being answered; the registry of those functions
 `spawning`    what a request to start a run becomes, step by step, before the core decides about it
+`continuing`  what a request to continue the session of an ended run becomes
+`lost_runs`   continues, at the daemon's start, what the end of the daemon or the machine has ended
 `verbs`       what answers each kind of request
 `lookup`      which run an id, a name or a prefix means, and how a request fails
 `encoded`     replies with runs that are encoded already, and requests that share one

@@ -32,6 +32,8 @@ class StartSession(Request, tag="start_session"):
     claim: Claim = Claim()
     key: str | None = None
     """As `Spawn.key`."""
+    continues: RunId | None = None
+    """The ended session to continue with the task. What made it counts, its agent too."""
 
 
 class SessionRights(Request, tag="session_rights"):

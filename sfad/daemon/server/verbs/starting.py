@@ -19,7 +19,17 @@ from ....core.state.request import SessionAsked
 from ....host.descriptors import close_soon
 from ....processes.credentials import Credentials
 from ....protocol.known import PROGRAMS as KNOWN
-from ....protocol.messages import MAX_DESCRIPTORS, OwnProgram, Recall, Recalled, SessionRights, SessionRules, Spawn, StartSession
+from ....protocol.messages import (
+    MAX_DESCRIPTORS,
+    Continuation,
+    OwnProgram,
+    Recall,
+    Recalled,
+    SessionRights,
+    SessionRules,
+    Spawn,
+    StartSession,
+)
 from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status, Worktree
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
@@ -29,6 +39,7 @@ from ...loop.worktrees import WorktreeImpossible
 from ..call import EXPECTED, Call, answers, answers_about_run, told
 from ..continuing import check_ended, continued, find_session, wanted_session, with_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
+from ..lost_runs import surroundings_of
 from ..peers import submitter
 from ..spawning import SpawnContext, asked_of, asks_for_gateway, completed, is_own_program, own_command
 from .following import demand_watch, push
@@ -231,6 +242,8 @@ def _ask(
     pending = PendingSpawn(
         request, setups, descriptors, on_admit, program, caller=peer.run, user=user, request=kept, sender=peer.who
     )
+    if session is None:
+        pending.surroundings = surroundings_of(runtime, first, request, pending, peer)
     ask = partial(runtime.requests.spawn, peer, asked, pending, call)
     if request.gateway and (context.explicit or runtime.gateways.always) and above is None:
         runtime.gateways.demand(peer.uid, _once_served(call, ask, descriptors))
@@ -339,6 +352,9 @@ def start_session(call: Call, request: StartSession) -> None:
     if not request.task.strip():
         raise bad_request("the task is blank; say what to do")
     limits = check_limits(request.limits)
+    if request.continues is not None:
+        spawn(call, _spawn(request, None, {}), SessionAsked(limits, time.time()))
+        return
     agent = request.agent or runtime.config.sessions.default_agent
     if agent is None:
         key = runtime.machine.policy.where_set("sessions.default_agent")
@@ -348,7 +364,7 @@ def start_session(call: Call, request: StartSession) -> None:
     spawn(call, _spawn(request, agent, given), SessionAsked(limits, time.time()))
 
 
-def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> Spawn:
+def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str]) -> Spawn:
     return Spawn(
         id=request.id,
         argv=[],
@@ -366,6 +382,7 @@ def _spawn(request: StartSession, agent: str, placeholders: dict[str, str]) -> S
         blocked_tools=request.blocked_tools,
         claim=request.claim,
         key=request.key,
+        continues=Continuation(run=request.continues, task=request.task) if request.continues is not None else None,
     )
 
 
