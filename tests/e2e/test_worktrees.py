@@ -388,8 +388,10 @@ for path in "$REPOSITORY/x" "$REPOSITORY/.git/config" "$REPOSITORY/.git/hooks/po
   "$REPOSITORY/.git/packed-refs" "$REPOSITORY/.git/worktrees/x" "$REPOSITORY/.git/index" "$WORKTREES/x.json"
 do (echo evil >> "$path") 2>/dev/null && echo "wrote $path"; done
 git update-ref refs/heads/main HEAD 2>/dev/null && echo moved main
-printf '[core]\\n\\tfsmonitor = touch "%s/escaped"\\n\\thooksPath = .\\n' "$REPOSITORY" > "$(git rev-parse --git-dir)/config.worktree"
-mkdir nested; cd nested; git init -q .; git config core.fsmonitor "touch $REPOSITORY/escaped"; echo x > x; git add x; git commit -qm x
+evil='[core]\\n\\tfsmonitor = touch "%s/escaped"\\n\\thooksPath = .\\n'
+printf "$evil" "$REPOSITORY" > "$(git rev-parse --git-dir)/config.worktree"
+mkdir nested; cd nested; git init -q .; git config core.fsmonitor "touch $REPOSITORY/escaped"
+echo x > x; git add x; git commit -qm x
 cp -r .git/config "$(cd .. && git rev-parse --git-dir)/config"
 """
 
