@@ -13,7 +13,7 @@ import msgspec
 from . import counters
 from .counters import MAX_NAME
 from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, TextBreak, TextDelta, ToolCall, WholeText, lines_of_type
-from .program import SESSION_ID, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, values
+from .program import SESSION_ID, AgentProgram, SessionFiles, SessionPlace, SessionSearch, first_id, sorted_words, values
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream
 
 
@@ -144,6 +144,25 @@ class _CopilotFiles(SessionFiles):
         return None, None, None
 
 
+_VALUED = frozenset({
+    "-i", "--interactive", "-p", "--prompt", "--model", "--reasoning-effort", "--context", "--auto-tier", "--agent", "-r",
+    "--resume",
+    "-n", "--name", "--session-id", "--connect", "-C", "--log-dir", "--extension-sdk-path", "--log-level", "--stream",
+    "--output-format", "--share", "--add-dir", "--attachment", "--disable-mcp-server", "--add-github-mcp-toolset",
+    "--add-github-mcp-tool", "--plugin-dir", "--additional-mcp-config", "--mcp-github-auth", "--max-autopilot-continues", "--mode",
+    "--bash-env", "--mouse", "--environment-host", "--environment-compute-id", "--dynamic-retrieval", "--enable-mcp-server",
+    "--max-ai-credits", "--usage-output-file",
+})  # fmt: skip
+_LISTED = frozenset({
+    "--allow-tool", "--deny-tool", "--available-tools", "--excluded-tools", "--secret-env-vars", "--allow-url", "--deny-url",
+})  # fmt: skip
+"""Options with values (1.0)."""
+_OF_SESSION = frozenset({
+    "-i", "--interactive", "-p", "--prompt", "-r", "--resume", "--continue", "--session-id", "--connect", "-n", "--name",
+    "--attachment",
+})  # fmt: skip
+
+
 class Copilot(AgentProgram):
     """`copilot`, and what runs it: `npx @github/copilot`."""
 
@@ -160,6 +179,14 @@ class Copilot(AgentProgram):
         # --available-tools hides the others from the model; --allow-tool lets these run without a question
         words = [f"--available-tools={','.join(allowed)}", f"--allow-tool={','.join(allowed)}"] if allowed else []
         return words + ([f"--excluded-tools={','.join(blocked)}"] if blocked else [])
+
+    def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
+        options, _ = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
+        told = "--interactive" if terminal else "--prompt"
+        return [*options, f"--resume={session}", *([f"{told}={task}"] if task is not None else [])]
+
+    def directory(self, words: Sequence[str]) -> str | None:
+        return next(reversed(values(words, "-C")), None)
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "json" in values(words, "--output-format")

@@ -25,7 +25,7 @@ from sfad.protocol import messages as m
 from sfad.protocol import types as t
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
 from sfad.protocol.requests import gateway
-from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
+from sfad.protocol.requests.advice import Advice, Breach, ContinuedLine, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
 from tests.docs import notation
@@ -38,7 +38,7 @@ NESTED = (
     t.Survivor, t.QueueState, t.After,
     t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, Advice, Summary, Group, Breach, Failed, Costly,
     m.GatewayInfo, m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
-    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime,
+    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime, m.Continuation, ContinuedLine,
 )  # fmt: skip
 
 ASKED = [struct for struct in m.REQUESTS if struct.__module__ != gateway.__name__]
