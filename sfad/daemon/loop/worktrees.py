@@ -11,6 +11,7 @@ import trio
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ...agents.registered import Registered
 from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
 from ...hooks.processes import HookCommand, HookProcesses
@@ -119,8 +120,19 @@ def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
     )
 
 
+def again(kept: Spawn, run: RunInfo, agents: Mapping[str, Registered]) -> Spawn:
+    """Return what a run was started with as a further run is: in the same worktree, or, while the run lives, in another."""
+    entry = agents.get(kept.agent or "")
+    own = kept.worktree is not None or (entry is not None and entry.agent.worktree)
+    if run.worktree is None or not own:
+        return kept
+    return replace(kept, worktree=Worktree(of=run.id if run.status.terminal else None))
+
+
 def shared(request: Spawn, above: Live | None) -> Spawn:
     """Return a request without a worktree of its own, which has that of the run above if it starts in there."""
+    if request.worktree is not None and not request.worktree.path:
+        raise Invalid("a worktree was asked for, and nothing has looked at the repository")  # else it would be the checkout itself
     inherited = above.spawn.worktree if above is not None else None
     if above is None or inherited is None or request.worktree is not None:
         return request

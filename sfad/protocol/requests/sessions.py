@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..types import Claim, Limit, RunId
+from ..types import Claim, Limit, RunId, Worktree
 from .base import Reply, Request
 
 
@@ -32,6 +32,8 @@ class StartSession(Request, tag="start_session"):
     claim: Claim = Claim()
     key: str | None = None
     """As `Spawn.key`."""
+    worktree: Worktree | None = None
+    """As `Spawn.worktree`."""
     continues: RunId | None = None
     """The ended session to continue with the task. What made it counts, its agent too."""
 

@@ -35,7 +35,7 @@ from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
 from ...loop.leading import settings_file
 from ...loop.pending_requests import PendingSpawn
-from ...loop.worktrees import WorktreeImpossible
+from ...loop.worktrees import WorktreeImpossible, again
 from ..call import EXPECTED, Call, answers, answers_about_run, told
 from ..continuing import check_ended, continued, find_session, wanted_session, with_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
@@ -322,15 +322,7 @@ def _kept(call: Call, run: RunInfo) -> Spawn:
             f"what run {run.id} was started with is not kept: an earlier version of sfad started it, its command was longer than "
             "64 KiB, or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
-    if run.worktree is not None and (spawn.worktree is not None or _has_agent_with_worktree(call, spawn)):
-        # while the run lives, it works there
-        spawn = replace(spawn, worktree=Worktree(of=run.id if run.status.terminal else None))
-    return spawn
-
-
-def _has_agent_with_worktree(call: Call, spawn: Spawn) -> bool:
-    entry = call.runtime.agents.get(spawn.agent or "")
-    return entry is not None and entry.agent.worktree
+    return again(spawn, run, call.runtime.agents)
 
 
 # ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides whether the peer may.
@@ -376,6 +368,7 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
         name=request.name,
         leaf=not request.nested,
         nested=request.nested,
+        worktree=request.worktree,
         labels=request.labels,
         channel=request.channel,
         allowed_tools=request.allowed_tools,
