@@ -12,7 +12,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from ..core.state.access import Scope, means
-from ..core.state.ids import number_or_zero, run_id, run_number
+from ..core.state.run import number_or_zero, run_id, run_number
 from ..host.clock import wall_clock
 from ..processes import procfs
 from ..processes.launcher import Footprint

@@ -15,7 +15,7 @@ import msgspec
 
 from ..agents.program import AgentProgram, SessionFiles, SessionPlace, SessionQuery, SessionSearch
 from ..protocol.known import PROGRAMS
-from .session import OWNER_WITHIN, FileSearch
+from .sessions import OWNER_WITHIN, FileSearch
 
 LAST_LINE = 4 << 20
 """Bytes at the end of a session file in which its last line must begin. Agents write the outputs of tools in one line."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sfad.core.state.ids import run_id, run_number
+from sfad.core.state.run import run_id, run_number
 from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
 from sfad.protocol import worktrees

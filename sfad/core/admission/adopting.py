@@ -15,8 +15,7 @@ from ..life.attempts import AttemptTracker
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..life.spending import Spending
-from ..life.stop_requests import GONE, StopRequests
-from ..life.stopping import Stopping
+from ..life.stopping import GONE, Stopping, StopRequests
 from ..limits.enforcement import LimitHolds
 from ..state.run import Ending, Run
 from ..state.tree import Remembered

@@ -11,8 +11,7 @@ from ...protocol.types import ENDED, Action, ApiTrouble, ErrorCode, LimitKind, R
 from .. import commands as c
 from ..context import Context, Facts
 from ..state.alerts import Change, Measure, Scope
-from ..state.ladder import Rung
-from ..state.run import Attempt, Ending, FailedBelow, Run
+from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
 from ..state.vocabulary import ReasonKind, Timer
 from .spending import Spending
 
