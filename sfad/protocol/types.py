@@ -434,7 +434,7 @@ class Isolation(Struct, frozen=True, kw_only=True):
     """Variables of that run which say where programs are, and where agents keep their files, as `KEY=VALUE`."""
 
 
-class Worktree(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Worktree(Struct, frozen=True, kw_only=True):
     """A git worktree of a run's own. A client says only `branch` and `of`. The daemon fills in the rest."""
 
     branch: str | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sfad.core import events as e
@@ -85,7 +87,7 @@ def test_a_run_without_a_session_cannot_be_continued() -> None:
 
 
 @pytest.mark.parametrize("options", [{"limits": "silence=900:continue"}, {"agent_program": True, "on_limit": Action.CONTINUE}])
-def test_to_continue_needs_further_attempts(options: dict[str, object]) -> None:
+def test_to_continue_needs_further_attempts(options: dict[str, Any]) -> None:
     t = Transcript()
     assert "needs further attempts, as in: --attempts 3" in t.failed(t.spawn("a", **options))
     assert t.start("b", **options, attempts=2)

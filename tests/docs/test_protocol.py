@@ -38,7 +38,7 @@ NESTED = (
     t.Survivor, t.QueueState, t.After,
     t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, Advice, Summary, Group, Breach, Failed, Costly,
     m.GatewayInfo, m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
-    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime, m.Continuation, ContinuedLine,
+    t.Isolation, t.Worktree, m.AgentInfo, m.Change, m.Failure, m.OutputTime, m.Continuation, ContinuedLine,
 )  # fmt: skip
 
 ASKED = [struct for struct in m.REQUESTS if struct.__module__ != gateway.__name__]

@@ -214,7 +214,7 @@ class Load:
     heard: float | None = None
     """When they gave a sign of life last."""
 
-    def after(self, footprint: Footprint, now: float, heard: float | None) -> "Load":
+    def after(self, footprint: Footprint, now: float, heard: float | None = None) -> "Load":
         """Return the load at the next look."""
         before, used = self.footprint.cpu_s, footprint.cpu_s
         # without cgroups the sum is of the processes that are alive, so it falls when one ends
