@@ -64,6 +64,7 @@ def main(
 ) -> int:
     given["limit"] = [text for text in limit if text != REST]
     rest = REST in limit
+    spawn_options.check(spawn_options.SpawnOptions(command=["-"], **given))
     if lost:
         if run is not None:
             raise exits.UsageError("--lost means all lost runs: leave out RUN and TASK")

@@ -80,7 +80,7 @@ def _show(client: Client, name: str, timeline: bool, json: bool) -> None:
     line = line_of(client, run)
     if json:
         more = ({"line": output.content(line)} if line is not None else {}) | ({"timeline": events} if timeline else {})
-        output.print_json(output.content(run) | more if more else run)
+        output.print_json({"id": run.id} | output.content(run) | more if more else run)
     else:
         print("\n".join(f"{name:<12} {value}" for name, value in facts(run, line)))
     if events and not json:

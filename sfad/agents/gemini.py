@@ -239,10 +239,12 @@ class Gemini(AgentProgram):
     def setup(self, surroundings: Surroundings) -> Setup:
         return setup(surroundings)
 
+    # it sends a first task before it has loaded the session (seen with 0.61)
+    resumes_with_task_in_terminal = False
+
     def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
         options, _ = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
-        told = "--prompt-interactive" if terminal else "--prompt"
-        return [*options, "--resume", session, *([f"{told}={task}"] if task is not None else [])]
+        return [*options, "--resume", session, *([f"--prompt={task}"] if task is not None and not terminal else [])]
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format", "-o")

@@ -210,6 +210,9 @@ class AgentProgram(ABC):
 
     # ---- how its sessions are continued
 
+    resumes_with_task_in_terminal = True
+    """Whether it can be told something at once when it continues a session in a terminal."""
+
     def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:  # noqa: ARG002
         """Return the words after the program that continue a session with the options of a command, of which these are the words
         before `--`. `task`: what its agent is told first. `terminal`: a person sits there. `None`: sfad knows no such command."""

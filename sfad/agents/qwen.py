@@ -294,10 +294,12 @@ class Qwen(AgentProgram):
         words = [f"--core-tools={','.join(allowed)}", f"--allowed-tools={','.join(allowed)}"] if allowed else []
         return words + ([f"--exclude-tools={','.join(blocked)}"] if blocked else [])
 
+    # it sends a first task before it has loaded the session (seen with 0.15.10)
+    resumes_with_task_in_terminal = False
+
     def resumed(self, words: Sequence[str], session: str, task: str | None, *, terminal: bool) -> list[str] | None:
         options, _ = sorted_words(words, valued=_VALUED, listed=_LISTED, without=_OF_SESSION)
-        told = "--prompt-interactive" if terminal else "--prompt"
-        return [*options, "--resume", session, *([f"{told}={task}"] if task is not None else [])]
+        return [*options, "--resume", session, *([f"--prompt={task}"] if task is not None and not terminal else [])]
 
     def prints_events(self, words: Sequence[str]) -> bool:
         return "stream-json" in values(words, "--output-format", "-o")

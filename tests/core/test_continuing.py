@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sfad.core import events as e
+from sfad.core.life.attempts import backoff
 from sfad.protocol.types import ErrorCode, RunId, Status
 
 from .test_adopting import Life
@@ -81,7 +82,8 @@ def test_a_lost_attempt_is_continued() -> None:
         t = Life()
         a = t.start("a", attempts=2, resume=True)
         (t >> saved(t, a)).skip()
-        (t >> t.next_daemon(startable=[a], reboot=reboot)).skip()
+        t >> t.next_daemon(startable=[a], reboot=reboot) << f"arm a1 retry +{backoff(a, 1, first=1.0, cap=60.0):g}"
+        t.quiet()  # no signal: it could arrive late, and end the next attempt
         assert t.run(a).status is Status.RETRYING
         assert t.progress[-1].startswith(f"attempt 1 of 2 is lost: {DIED}; the next continues its session in ")
         t >> t.fired(a, "retry") << "launch a1"

@@ -71,7 +71,7 @@ async def test_a_state_that_is_as_saved_again_replaces_one_that_could_not_be_sav
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "progress_of", lambda live: live.state)
-    journal = RunJournal(disk.store, Mock())
+    journal = RunJournal(disk.store, Mock(), Mock())
     disk.store.write({"run/a1": b"-", "now/a1": b"running"})
 
     def saved(state: bytes) -> bool:

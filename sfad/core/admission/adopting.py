@@ -78,8 +78,6 @@ class Adopting:
             case Status.RUNNING | Status.PAUSED if run.pid is None:
                 message = f"{why} while it ran; how it ended cannot be known"
                 self._attempts.conclude_unseen(run, at, message, empty=one.empty, startable=one.startable)
-                if run.clearing:  # its session is continued
-                    self._continue_emptying(one, at)
             case Status.RUNNING | Status.PAUSED:
                 self._thaw(run)
                 if run.status is Status.RUNNING:

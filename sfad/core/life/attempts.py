@@ -99,7 +99,7 @@ class AttemptTracker:
         `Asked.resume`: there the agent sees what it has done. `startable`: what it is to be started with is known."""
         if run.asked.resume and startable and not run.latest.finished and self._has_another(run):
             run.latest.exit = ProcessExit(None, None)
-            self.continue_session(run, at, f"is lost: {why}")
+            self.continue_session(run, at, f"is lost: {why}", empty=empty)
             return
         ending = Ending(Status.LOST, Reason(kind=ReasonKind.DAEMON, message=why))
         run.latest.exit = ProcessExit(None, None)
@@ -131,14 +131,15 @@ class AttemptTracker:
             for each in reversed(run.subtree()):
                 self._lifecycle.finish(each, at)
 
-    def continue_session(self, run: Run, at: float, why: str) -> bool:
+    def continue_session(self, run: Run, at: float, why: str, *, empty: bool = False) -> bool:
         """End the attempt of a run, and have the next one continue its agent's session. `why` goes into the event, as in
-        "attempt 1 of 3 was silent for 15m". Return whether that is possible: else nothing has changed."""
+        "attempt 1 of 3 was silent for 15m"; `empty`: nothing is alive in its containment. Return whether that is possible: else
+        nothing has changed."""
         if run.session is None or not self._has_another(run):
             return False
         run.latest.cut_short = why
         run.latest.followed = True
-        self._retry(run, at)
+        self._retry(run, at, empty=empty)
         return True
 
     @staticmethod
@@ -152,7 +153,7 @@ class AttemptTracker:
             run.session = ev.session
             self._ctx.save_and_record(run)
 
-    def _retry(self, run: Run, at: float) -> None:
+    def _retry(self, run: Run, at: float, *, empty: bool = False) -> None:
         run.latest.followed |= run.asked.resume
         if run.status is Status.PAUSED:
             run.move(Status.RUNNING)
@@ -162,7 +163,12 @@ class AttemptTracker:
         self._lifecycle.fail_pauses(run, "exited before it was paused")
         self._lifecycle.halt_clock(run, at)
         self._lifecycle.cancel_below(run, at)
-        self._stopping.begin_ladder(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
+        if empty:  # a signal could arrive late, and end the next attempt
+            for child in reversed(run.subtree()[1:]):
+                self._lifecycle.finish(child, at)
+            self._cleared(run, at)
+        else:
+            self._stopping.begin_ladder(run, at, grace=grace_of(run, self._ctx.policy), frozen=frozen)
         self._ctx.save_and_record(run)
 
     def _cleared(self, run: Run, at: float) -> None:

@@ -44,6 +44,13 @@ def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
     if request.argv or request.agent is not None:
         raise bad_request(f"a run that continues {info.id} has its command: leave out the agent and the command")
     terminal = request.stdio == "inherit"
+    program = resumable_program(info.argv)
+    if terminal and asked.task is not None and program is not None and not program.resumes_with_task_in_terminal:
+        title = PROGRAMS[program.name].title
+        raise bad_request(
+            f"{title}, continued in a terminal, would send the task before it has loaded the session: leave the task out, and type "
+            "it there"
+        )
     if terminal and kept.stdio != "inherit":
         raise bad_request(f"run {info.id} did not use a terminal, so it continues in the background or in the foreground only")
     chosen = {
@@ -114,7 +121,7 @@ def _task(asked: Continuation, info: RunInfo, *, terminal: bool) -> str | None:
 def wanted_session(request: Spawn, info: RunInfo, uid: int) -> WantedSession | None:
     """Return the session to look for before it is continued; `None` if its program is not known, and its agent has a command that
     continues it. `request`: as `continued` returns it. Raise `RequestError`."""
-    program = resumable_program(list(info.argv))
+    program = resumable_program(info.argv)
     if program is None:
         if info.session_id is None:
             raise wrong_state(

@@ -297,7 +297,7 @@ class _Continued(NamedTuple):
 def _line(found: Mapping[RunId, _Continued], last: RunId) -> ContinuedLine | None:
     """Return the line that ends with this run; `None` if that continues no run of the period."""
     runs = [last]
-    while (before := found[runs[0]].before) in found and before not in runs:
+    while (before := found[runs[0]].before) is not None and before in found and before not in runs:
         runs.insert(0, before)
     if len(runs) == 1:
         return None
