@@ -68,7 +68,7 @@ class Worktrees:
         if found.error is not None:
             raise Invalid(f"--worktree: {found.error}")
         if not path:
-            name = request.name or derive_name(tuple(map(os.fsdecode, request.argv))) or request.agent or ""
+            name = request.name or request.agent or derive_name(tuple(map(os.fsdecode, request.argv)))
             path = os.fsencode(f"{found.directory}/{slug(name)}-{secrets.token_hex(4)}")
         worktree = Worktree(
             branch=branch, of=asked.of, path=path, repository=os.fsencode(found.repository), start=found.start,
