@@ -10,8 +10,8 @@
 `tail`            follows the output files of all runs, and frees their oldest bytes
 `tailed_run`      the output files of one run, and its meter; what it writes on its stderr
 `stdout`          the meters of one run: one for each attempt, fed with its stdout
-`sessions`        finds the session files of all runs and has them read, in threads
 `resumable`       finds out whether the session of an ended run is where its program can continue it
+`sessions`        finds the session files of all runs and has them read, in threads
 `sampling`        looks at memory and processes, and tells the core
 `silence`         looks for runs that give no sign of life
 `pricing`         what tokens cost, from the config and the library genai-prices
