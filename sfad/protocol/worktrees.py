@@ -312,7 +312,9 @@ class _Look:
         self._place = tempfile.mkdtemp(prefix="sfad-worktree-")
         for name in ("HEAD", "index"):
             if os.path.isfile(f"{admin}/{name}") and not os.path.islink(f"{admin}/{name}"):
-                shutil.copyfile(f"{admin}/{name}", f"{self._place}/{name}")
+                # with its time: git compares the content of files that are not older than the index (its racy-git.txt),
+                # because a change within the same second may leave size and time as they were
+                shutil.copy2(f"{admin}/{name}", f"{self._place}/{name}", follow_symlinks=False)
         with open(f"{self._place}/commondir", "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(f"{record.repository}\n")
         self._env |= {"GIT_DIR": self._place, "GIT_COMMON_DIR": record.repository, "GIT_WORK_TREE": record.path}
