@@ -203,7 +203,7 @@ def _option_words(message: Spawn) -> Iterator[str]:
         ("--leaf", message.leaf),
         ("--nested", message.nested),
         ("--stdin", message.stdin == "pipe"),
-        ("--resume", message.resume),
+        ("--resume", message.resume and message.attempts != 1),
         ("--no-log", not message.log and message.stdio == "files"),
         ("--gateway", message.gateway is True),
         ("--no-gateway", message.gateway is False),
