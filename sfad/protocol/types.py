@@ -102,6 +102,8 @@ class Action(Word):
     WARN = "warn"
     REQUEST_INCREASE = "request_increase"
     REFUSE = "refuse"
+    CONTINUE = "continue"
+    """Stop the attempt, and have the next one continue the agent's session. Only of `silence`."""
 
 
 class LimitKind(Word):
@@ -115,6 +117,7 @@ class LimitKind(Word):
     PLANNING_COST = "planning_cost"
     EXECUTION_COST = "execution_cost"
     OUTPUT = "output"
+    SILENCE = "silence"
     MEMORY = "memory"
     PIDS = "pids"
     CPU = "cpu"
@@ -445,6 +448,14 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a queued run: the runs whose ends it still waits for."""
     group: str | None = None
     """The group whose slots its tree shares."""
+    worktree: str | None = None
+    """The git worktree that it works in, if that was made for it or for a run above it."""
+    branch: str | None = None
+    """The branch that was made with the worktree."""
+    last_heard_at: datetime | None = None
+    """Of a live run: the last sign of life of it or a run below it that is known (docs/going-on.md)."""
+    stopped: bool = False
+    """Of a live run: a signal such as SIGSTOP has stopped its main process, which does nothing until SIGCONT."""
     session_id: str | None = None
     """What its agent program calls the session that it has begun or continues, as far as that is known."""
     continues: RunId | None = None
@@ -481,6 +492,29 @@ class Isolation(Struct, frozen=True, kw_only=True):
     """The agent program whose own files are writable."""
     variables: list[bytes] = []
     """Variables of that run which say where programs are, and where agents keep their files, as `KEY=VALUE`."""
+
+
+class Worktree(Struct, frozen=True, kw_only=True):
+    """A git worktree of a run's own. A client says only `branch` and `of`. The daemon fills in the rest."""
+
+    branch: str | None = None
+    """Of a request: a new branch; `None` is `sfad/NAME-ID`."""
+    of: RunId | None = None
+    """Work in the worktree of this ended run. If it is gone, make it again, on its branch."""
+    path: bytes = b""
+    """Where it is or will be."""
+    repository: bytes = b""
+    """The directory that git shares between all worktrees of the repository, such as `/src/.git`."""
+    alternates: list[bytes] = []
+    """Directories from which the repository borrows objects."""
+    start: str = ""
+    """The commit that a new worktree begins with."""
+    origin: bytes = b""
+    """The directory in which the run was asked for, where git is started to make it."""
+    found: bool = False
+    """The path and the branch are there from an earlier run."""
+    shared: bool = False
+    """A run above this one works in it: nothing is made."""
 
 
 class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -33,6 +33,7 @@ from ..protocol.types import (
     Status,
     Usage,
 )
+from ..protocol.worktrees import branch_of
 from .live import Live
 
 # ---- Alerts that are raised, as they are shown
@@ -89,7 +90,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
     """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and memory then."""
     run, latest, account, ended = live.run, live.run.latest, live.run.account, live.run.status.terminal
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    isolated = live.spawn.isolation
+    isolated, worktree = live.spawn.isolation, live.spawn.worktree
     return RunInfo(
         id=run.id,
         name=run.name,
@@ -135,6 +136,8 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         direct=live.spawn.direct if not ended else None,
         after=list(run.awaits) if run.status is Status.QUEUED else [],
         group=run.asked.group,
+        worktree=worktree.path.decode(errors="backslashreplace") if worktree is not None else None,
+        branch=branch_of(worktree.branch, run.name, run.id) if worktree is not None else None,
         session_id=live.session_id,
         continues=run.asked.continues,
     )

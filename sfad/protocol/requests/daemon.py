@@ -149,6 +149,8 @@ class AgentInfo(Struct, frozen=True, kw_only=True):
     """Background runs keep their stdin open."""
     source: str
     """The config file, or `built-in`."""
+    worktree: bool = False
+    """Its runs get a git worktree of their own (docs/going-on.md#worktrees)."""
 
 
 class AgentList(Reply, tag="agent_list"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..types import Claim, Limit, RunId
+from ..types import Claim, Limit, RunId, Worktree
 from .base import Reply, Request
 
 
@@ -34,6 +34,8 @@ class StartSession(Request, tag="start_session"):
     labels: dict[str, str] = {}
     claim: Claim = Claim()
     key: str | None = None
+    """As in `Spawn`."""
+    worktree: Worktree | None = None
     """As in `Spawn`."""
     continues: RunId | None = None
     """The ended session that is continued with the task. Its agent and its other fields count."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import Literal, Struct
-from ..types import Action, After, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId
+from ..types import Action, After, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId, Worktree
 from .base import Reply, Request
 
 
@@ -135,6 +135,8 @@ class Spawn(Request, tag="spawn"):
     """The shim that asks is one that the daemon has made: no person wants a child run."""
     direct: str | None = None
     """Why the run's program goes without the gateway although the run may use it. Set by the daemon only."""
+    worktree: Worktree | None = None
+    """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in its working directory."""
     env_set: bool = False
     """The command line has set some of the variables, which `Recall` cannot tell."""
     resume: bool = False
