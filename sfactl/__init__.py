@@ -54,6 +54,7 @@ Output:
 
 `output`            JSON, notes, and texts for figures, times and the state of a run
 `limits`            limits on the command line, and as they are shown
+`plans`             the windows of subscriptions, as they are told
 `table`             tables
 `lines`             the runs that have continued each other's session
 `waiting`           what is wrong with a live run, and what waits for a person

@@ -20,7 +20,7 @@ HEADINGS = {
     "Start": ("run", "spawn", "continue", "rerun", "session", "agents"),
     "Look": ("list", "tree", "top", "info", "why", "logs", "result", "summary", "events", "wait"),
     "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send"),
-    "Money": ("calls", "recommend", "report", "reserve", "settle"),
+    "Money": ("calls", "plans", "recommend", "report", "reserve", "settle"),
     "Set up": ("status", "doctor", "demo"),
 }
 """The headings of the help, with the verbs that it lists first, in this order. Verbs without a heading follow by name, under the

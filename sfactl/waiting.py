@@ -89,6 +89,8 @@ def of_live(runs: Sequence[RunInfo], now: datetime) -> Iterator[Waiting]:
                 message=f"{who} waits for approval{left}: {output.plain(reason.message)}",
                 command=f"sfactl approve {run.id} [--limit {reason.limit_kind}=N], or sfactl deny {run.id}",
             )
+        elif reason is not None and reason.kind == "plan":
+            pass  # it goes on by itself
         elif run.id in paused:
             if run.parent_id not in paused or (reason is not None and reason.limit_kind is not None):
                 yield _paused(run, who)

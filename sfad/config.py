@@ -33,6 +33,7 @@ from .config_values import (
     PATH,
     PATHS,
     PATTERNS,
+    PERCENT,
     SIZE,
     TEXT,
     URL,
@@ -242,6 +243,29 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+Share = Annotated[float, Meta(ge=0, lt=1, extra=PERCENT)]
+"""A part of a window: `"20%"` in a file."""
+
+
+class ProviderPlanConfig(Struct, frozen=True, kw_only=True):
+    """What differs for the subscriptions of one provider. `None`: as in `[plans]`."""
+
+    keep: Share | None = None
+    keep_week: Share | None = None
+    action: Literal["hold", "refuse", "warn"] | None = None
+
+
+class PlansConfig(Struct, frozen=True, kw_only=True):
+    """What agents leave of a subscription's windows to the person."""
+
+    keep: Share = 0.0
+    """Of the windows that are shorter than a day."""
+    keep_week: Share = 0.0
+    action: Literal["hold", "refuse", "warn"] = "hold"
+    anthropic: ProviderPlanConfig = ProviderPlanConfig()
+    openai: ProviderPlanConfig = ProviderPlanConfig()
+
+
 class OtelConfig(Struct, frozen=True, kw_only=True):
     """Where spans of runs and calls go, by OTLP over HTTP."""
 
@@ -334,6 +358,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
+    plans: PlansConfig = PlansConfig()
     alerts: AlertPolicy = AlertPolicy()
     hooks: dict[str, Hook] = {}
     """By name. In a file they are an array of tables."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,6 +29,7 @@ OFF = "off"
 
 SIZE = {"unit": "size"}
 COUNT = {"unit": "count"}
+PERCENT = {"unit": "percent"}
 PATH = {"unit": "path"}
 TEXT = {"unit": "text"}
 COMMAND = {"unit": "command"}
@@ -54,11 +55,21 @@ def _gid(group: Any) -> int:
     return int(group)
 
 
+def _share(value: Any) -> float:
+    """Return 0.2 for `20%`. A number is the part itself: 20 is outside the range."""
+    if isinstance(value, str):
+        if not value.strip().endswith("%"):
+            raise ValueError
+        return round(units.parse_percent(value) / 100, 6)
+    return float(value)
+
+
 _PARSERS: dict[str, Callable[[Any], float]] = {
     "duration": units.parse_duration,
     "size": units.parse_size,
     "count": units.parse_count,
     "group": _gid,
+    "percent": _share,
 }
 
 _WORDS = {
@@ -150,7 +161,8 @@ def _allowed_unbounded(kind: Any) -> str:
         return f"true, false or {' or '.join(words)}"
     if get_origin(kind) is tuple:
         return "a list of names"
-    return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+    choices = [choice for part in _parts(kind) if get_origin(part) is Literal for choice in get_args(part)]
+    return "one of " + ", ".join(f'"{choice}"' for choice in [*choices, *([OFF] if _may_be_off(kind) else [])])
 
 
 def _allowed_range(kind: Any, meta: Meta) -> str:
@@ -163,6 +175,8 @@ def _allowed_range(kind: Any, meta: Meta) -> str:
         return f"a duration of {_range(meta, units.format_duration)} ({units.DURATION_FORMS})"
     if unit == "size":
         return f"a size of {_range(meta, units.format_size)} ({units.SIZE_FORMS})"
+    if unit == "percent":
+        return 'a percentage from "0%" to below "100%"'
     if unit == "count":
         return f"a whole number {_between(meta)} ({units.COUNT_FORMS})"
     return f"{'a number' if float in _parts(kind) else 'a whole number'} {_between(meta)}"

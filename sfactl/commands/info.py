@@ -144,6 +144,9 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
         yield "usage", said
     if run.descendants and (said := limits.totals(run)):
         yield "total", said
+    for each in run.plans:
+        window = f"the {output.plain(each.window)} window of {each.provider} {output.plain(each.account)}"
+        yield "plan", f"about {100 * each.share:.0f} % of {window}"
     if run.calls is not None:
         refused = f", {run.calls_refused} refused (sfactl calls {run.id} --refused)" if run.calls_refused else ""
         yield "calls", f"{run.calls}{refused}"

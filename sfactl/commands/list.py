@@ -246,6 +246,11 @@ def _total(run: RunInfo) -> str:
     return output.bounded(output.usd(run.total_cost_usd), partial=run.total_partial, at_most=run.total_at_most)
 
 
+def plans(run: RunInfo) -> str:
+    """Return about how much of subscriptions' windows a run has used: `12% 5h`."""
+    return ",".join(f"{100 * each.share:.0f}% {output.plain(each.window)}" for each in run.plans) or "-"
+
+
 COLUMNS = (
     Column("ID", lambda run: run.id),
     Column("NAME", lambda run: run.name),
@@ -268,6 +273,7 @@ COLUMNS = (
     Column("TOKENS", lambda run: _bounded(output.short(run.usage.tokens), run.usage), known=True),
     Column("USD", lambda run: _bounded(output.usd(run.usage.cost_usd), run.usage), known=True),
     Column("TOTAL", _total, known=True),
+    Column("PLAN", plans, "wide", known=True),
     Column("LABELS", lambda run: ",".join(f"{key}={value}" for key, value in run.labels.items()) or "-", "labels"),
     Column("COMMAND", output.command),
 )

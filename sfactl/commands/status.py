@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
-from sfad.protocol.units import format_duration
+from sfad.protocol.units import counted, format_duration
 
 from .. import output
 from ..connection import call
@@ -37,6 +37,23 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
     else:
         print("\n".join(f"{name:<12} {output.plain(value)}" for name, value in facts(found)))
     return ExitCode.DONE
+
+
+def _fullest(status: DaemonStatus) -> str | None:
+    """Return the window of a subscription of which most is used."""
+    if not status.plans:
+        return None
+    from ..plans import fullest, moment  # most people have none
+
+    found = fullest(status.plans)
+    if found is None:
+        return None
+    account, window = found
+    reset = f"; it resets at {moment(window.resets_at, datetime.now(UTC))}" if window.resets_at is not None else ""
+    held = sum(len(each.held) for each in status.plans)
+    waits = f"; {counted(held, 'run')} wait{'s' if held == 1 else ''} for a reset" if held else ""
+    used = f"{output.percent(window.used_ratio or 0.0)} of the {window.window} window of {account.provider}"
+    return f"{used} used{reset}{waits} (sfactl plans)"
 
 
 def _words(key: str) -> str:
@@ -104,5 +121,7 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         used, limit, rest = map(output.usd, (budget.used_usd, budget.usd, left))
         spent = f"{of_used}{used} of {limit} USD a {budget.period} used, {of_rest}{rest} left"
         yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {output.local(datetime.fromisoformat(budget.renews))}"
+    if (fullest := _fullest(status)) is not None:
+        yield "plan", fullest
     if status.draining:
         yield "draining", "nothing is started any more"

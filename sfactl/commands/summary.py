@@ -98,9 +98,14 @@ def parts(found: Summary, by: str) -> Iterator[list[str]]:
     yield list(_head(found))
     if not found.runs:
         return
-    if len(found.groups) > 1:
-        rows = [[one.key or "-", str(one.runs), str(one.failed), *_used(one)] for one in found.groups[:SHOWN]]
-        yield _table([by.upper(), "RUNS", "FAILED", "TOKENS", "USD"], rows, len(found.groups))
+    plan = any(one.plans for one in found.groups)
+    if len(found.groups) > 1 or plan:
+        rows = [
+            [one.key or "-", str(one.runs), str(one.failed), *_used(one), *([_plans(one)] if plan else [])]
+            for one in found.groups[:SHOWN]
+        ]
+        header = [by.upper(), "RUNS", "FAILED", "TOKENS", "USD", *(["PLAN"] if plan else [])]
+        yield _table(header, rows, len(found.groups))
     if found.costly:
         dear = [[one.run_id, one.name, one.status, *_used(one)] for one in found.costly]
         yield ["most expensive runs", *_table(["ID", "NAME", "STATUS", "TOKENS", "USD"], dear)]
@@ -131,6 +136,11 @@ def _head(found: Summary) -> Iterator[str]:
 def _used(one: Group | Costly | ContinuedLine) -> list[str]:
     figures = output.short(one.tokens), output.usd(one.cost_usd)
     return [output.bounded(figure, partial=one.partial, at_most=one.at_most) for figure in figures]
+
+
+def _plans(one: Group) -> str:
+    """Return about how much of subscriptions' windows the runs of a group have used together."""
+    return ", ".join(f"{100 * each.share:.0f}% {output.plain(each.window)}" for each in one.plans) or "-"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> list[str]:

@@ -169,6 +169,8 @@ def _waiting(run: RunInfo, now: datetime) -> str:
             f"{_message(run.reason)}. It continues when the budget is renewed, or an operator raises it in [budgets] of the "
             "config (then: sfactl reload), unless it is also paused by hand"
         )
+    if run.reason is not None and run.reason.kind == "plan":
+        return f"{_message(run.reason)}; it goes on by itself then (sfactl plans)"
     if run.reason is not None and run.reason.kind == "suspended":
         return _message(run.reason)
     if run.reason is None or run.reason.limit_kind is None:

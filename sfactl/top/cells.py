@@ -21,7 +21,8 @@ from sfad.protocol.types import LimitKind, LimitState, RunInfo, Status
 from sfad.protocol.units import counted, format_duration
 
 from .. import output
-from ..waiting import awaited, share
+from ..plans import fullest
+from ..waiting import NEAR, awaited, share
 from .table import DEFAULT_ORDER, ENDED, NEARING, QUIET, STUCK, Row, RunTable
 
 GOOD, DIM, WARN, BAD, PLAIN, HEAD, KEY, TITLE = "good", "dim", "warn", "bad", "plain", "head", "key", "title"
@@ -161,6 +162,10 @@ def heading(table: RunTable, daemon: DaemonStatus | None, away: str, width: int,
         parts.append((f"  {counted(len(daemon.alerts), 'alert')}", BAD))
     if daemon is not None and daemon.cost_usd is not None:
         parts.append((f"  {output.usd(daemon.cost_usd)} USD in {format_duration(daemon.window_s)}", PLAIN))
+    if daemon is not None and (found := fullest(daemon.plans)) is not None:
+        ratio = found[1].used_ratio or 0.0
+        words = f"  {output.percent(ratio)} of {found[0].provider}'s {output.plain(found[1].window)} window"
+        parts.append((words, BAD if ratio >= 1 else WARN if ratio >= NEAR else PLAIN))
     if table.filter:
         parts.append((f"  only: {output.plain(table.filter)}", WARN))
     if away:

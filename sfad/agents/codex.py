@@ -17,7 +17,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -26,9 +26,11 @@ from msgspec.structs import replace
 
 from ..config_values import is_base_url
 from ..protocol.known import KEYS
+from ..protocol.requests.plans import SeenWindow
 from ..protocol.types import Tokens
 from . import counters
-from .counters import MAX_NAME
+from .account_hash import digest
+from .counters import MAX_NAME, PlanTold
 from .line_meter import AgentFailure, LineMeter, SessionMeter, Speech, ToolCall, WholeText, lines_of_type
 from .program import AgentProgram, SessionFiles, SessionPlace, SessionSearch, arguments, sorted_words, values
 from .setups import GATEWAY, Setup, Surroundings, TreeUpstream, UnreadableError, at, json_file, merged, toml_file
@@ -156,6 +158,20 @@ class _CodexSettings(msgspec.Struct):
     service_tier: Any = None
 
 
+class _CodexWindow(msgspec.Struct):
+    used_percent: Any = None
+    window_minutes: Any = None
+    resets_at: Any = None
+    resets_in_seconds: Any = None
+
+
+class _CodexLimits(msgspec.Struct):
+    limit_id: Any = None
+    primary: _CodexWindow | None = None
+    secondary: _CodexWindow | None = None
+    plan_type: Any = None
+
+
 class _CodexPayload(msgspec.Struct):
     type: str = ""
     role: str = ""
@@ -165,12 +181,41 @@ class _CodexPayload(msgspec.Struct):
     info: _CodexInfo | None = None
     thread_token_usage: _CodexUsage | None = None
     thread_settings: _CodexSettings | None = None
+    rate_limits: _CodexLimits | None = None
 
 
 class _CodexLine(msgspec.Struct):
     type: str = ""
     timestamp: Any = None
     payload: _CodexPayload | None = None
+
+
+def _plan(limits: _CodexLimits, timestamp: Any) -> PlanTold | None:
+    """Return what a line tells of the windows of a subscription; `None` if it has none, or tells of another limit."""
+    if limits.limit_id not in (None, "codex") or not isinstance(timestamp, str):
+        return None
+    try:
+        time = datetime.fromisoformat(timestamp).timestamp()
+    except ValueError:
+        return None
+    told = (("primary", limits.primary), ("secondary", limits.secondary))
+    windows = tuple(_window(name, window, time) for name, window in told if window is not None and _is_number(window.used_percent))
+    plan_type = limits.plan_type[:MAX_NAME] if isinstance(limits.plan_type, str) else None
+    return PlanTold(time, plan_type, windows) if windows else None
+
+
+def _window(name: str, told: _CodexWindow, time: float) -> SeenWindow:
+    after = time + told.resets_in_seconds if _is_number(told.resets_in_seconds) else None
+    return SeenWindow(
+        window=name,
+        used_ratio=round(min(told.used_percent, 1000) / 100, 6),
+        resets_at=float(told.resets_at) if _is_number(told.resets_at) else after,
+        seconds=60.0 * told.window_minutes if _is_number(told.window_minutes) and told.window_minutes else None,
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1e12
 
 
 class CodexSession(SessionMeter[_CodexLine]):
@@ -198,7 +243,7 @@ class CodexSession(SessionMeter[_CodexLine]):
             if ours:
                 self._item(payload)
         else:
-            self._count(payload, ours=ours)
+            self._count(payload, event.timestamp, ours=ours)
 
     def _item(self, item: _CodexPayload) -> None:
         counters.recognised(self.reading)
@@ -209,7 +254,9 @@ class CodexSession(SessionMeter[_CodexLine]):
         elif item.type.endswith("_call") and self._state.calls.first(item.call_id, True):
             counters.turn(self.reading, item.name if isinstance(item.name, str) else item.type)
 
-    def _count(self, payload: _CodexPayload, *, ours: bool) -> None:
+    def _count(self, payload: _CodexPayload, timestamp: Any, *, ours: bool) -> None:
+        if ours and payload.rate_limits is not None:
+            self.reading.plan = _plan(payload.rate_limits, timestamp) or self.reading.plan
         told = payload.thread_token_usage or (payload.info.total_token_usage if payload.info is not None else None)
         if told is not None:
             total, before = told.tokens(), self._total
@@ -404,7 +451,7 @@ def setup(surroundings: Surroundings) -> Setup:
     found = _led(surroundings, general)
     chosen = [name for name in files if name.endswith(_PROFILE) and name != _PROFILE][:MOST_PROFILES]
     profiles = tuple((name.removesuffix(_PROFILE), _of_profile(surroundings, general, name)) for name in chosen)
-    return replace(found, only_with=_place(surroundings.env), profiles=profiles)
+    return replace(found, only_with=_place(surroundings.env), profiles=profiles, account=_account(surroundings))
 
 
 def of_command(setup: Setup, options: Sequence[str], env: Mapping[str, str]) -> Setup:
@@ -552,6 +599,13 @@ def _logged_in(surroundings: Surroundings, settings: dict[str, Any]) -> bool:
     if mode == "chatgpt" and env.get("CODEX_API_KEY"):
         raise _ElsewhereError("it has a ChatGPT login and CODEX_API_KEY, which only 'codex exec' uses; unset the variable")
     return mode == "chatgpt"
+
+
+def _account(surroundings: Surroundings) -> str:
+    """Return a hash of the account of its ChatGPT login, which Codex names with each call; empty if there is none. Raises
+    `UnreadableError`."""
+    account = at(json_file(surroundings.read, f"{_home(surroundings.env)}/auth.json"), "tokens", "account_id")
+    return digest(account) if isinstance(account, str) and account else ""
 
 
 def _overrides(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from ..protocol.kinds import COUNTS
+from ..protocol.requests.plans import SeenWindow
 from ..protocol.types import ApiTrouble, Tokens
 from ..protocol.units import MOST_COUNTED, MOST_SPENT
 
@@ -21,6 +22,15 @@ MAX_NAME = 128
 """Characters of the name of a model or tool, which goes into the ledger and into events."""
 MAX_WORDS = 300
 """Characters of `Reading.failed`, which must fit into the line that says why a run ended."""
+
+
+class PlanTold(msgspec.Struct, frozen=True, array_like=True):
+    """What an agent has told last of the windows of its subscription."""
+
+    time: float
+    """Unix time."""
+    plan_type: str | None
+    windows: tuple[SeenWindow, ...]
 
 
 @dataclass(slots=True)
@@ -58,6 +68,7 @@ class Reading:
     of it."""
     skipped_lines: int = 0
     """Lines longer than `MAX_LINE` that may have told usage, and were not read."""
+    plan: PlanTold | None = None
 
     @property
     def blank(self) -> bool:

@@ -57,6 +57,8 @@ class Setup(Struct, frozen=True, omit_defaults=True):
     """Files of certificates that the gateway must trust for its calls."""
     profiles: tuple[tuple[str, "Setup"], ...] = ()
     """By the name of a profile: the setup that holds instead where a command chooses it."""
+    account: str = ""
+    """A hash of the account of its login by subscription, where its settings name one."""
 
 
 class Surroundings(NamedTuple):

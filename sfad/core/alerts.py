@@ -15,6 +15,7 @@ from . import events as e
 from .context import Context
 from .life.lifecycle import AlertBoard
 from .life.spending import Spending
+from .limits.plans import Plans
 from .state.account import Account
 from .state.alerts import BudgetUse, Key, Measure, RaisedAlert, SavedAlerts, SharedAlerts, changed, key_of_budget, subject_of
 from .state.budgets import Budget
@@ -137,12 +138,13 @@ def _share_of(active: ActiveLimit, used: float) -> str:
 
 _BY_A_BOUND = (ReasonKind.LIMIT, ReasonKind.BUDGET)
 
-_ABOUT_ALL = (e.AlertsDue, e.Reconfigured, e.RunsAdopted, e.BudgetsKnown)
+_ABOUT_ALL = (e.AlertsDue, e.Reconfigured, e.RunsAdopted, e.BudgetsKnown, e.PlanSeen, e.PlansDue)
 """They may raise or clear an alert about all runs, though nothing is counted."""
 
 
 class Alerts:
-    def __init__(self, context: Context, board: AlertBoard, spending: Spending) -> None:
+    def __init__(self, context: Context, board: AlertBoard, spending: Spending, plans: Plans) -> None:
+        self._plans = plans
         self._ctx = context
         self._board = board
         self._spending = spending
@@ -219,7 +221,8 @@ class Alerts:
         self._board.look_at(run, next_look(run, self._ctx.policy, at))
 
     def _look_at_all(self, at: float, *, counted: bool) -> None:
-        changes = list(self._shared.look(self._ctx.policy, at, budgets_in_use(self._spending, self._ctx.policy)))
+        budgets = budgets_in_use(self._spending, self._ctx.policy)
+        changes = list(self._shared.look(self._ctx.policy, at, budgets, self._plans.watched(at)))
         if changes or counted:
             self._ctx.do(c.SaveAlerts(soon=not changes))
         for key, change, measure, message in changes:

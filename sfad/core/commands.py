@@ -10,6 +10,7 @@ from ..protocol import types
 from ..protocol.requests.gateway import CallAdmitted
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
+from .state.plans import Subscription
 from .state.run import Run, Token
 from .state.vocabulary import Timer
 
@@ -137,6 +138,18 @@ class SaveAlerts(Struct, frozen=True):
     soon: bool = False
 
 
+class ArmPlans(Struct, frozen=True):
+    """Feed `PlansDue` at time `at`; `None`: not any more."""
+
+    at: float | None
+
+
+class SavePlan(Struct, frozen=True):
+    """Save what is known of a subscription with the snapshots, and write it to the ledger."""
+
+    subscription: Subscription
+
+
 class Publish(Struct, frozen=True):
     """Number the event, write it to the ledger and the log, push it to each client that watches a run of `lineage`, which is empty
     for an event of the daemon."""
@@ -198,8 +211,8 @@ class ErrorAnswer(Struct, frozen=True):
 Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAdmitted | ErrorAnswer
 
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish | SaveAlerts
-ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | Rebound | TellEnd | AnswerRequest | Shutdown
+ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish | SaveAlerts | SavePlan
+ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | ArmPlans | Rebound | TellEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToLedger | ToLoop
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 from msgspec import Struct
 
 from ..protocol.requests.gateway import AdmitCall, EndCall
+from ..protocol.requests.plans import Provider, SeenWindow
 from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Status, Survivor
 from .state.access import Peer
 from .state.account import OpenReservation, Silence, Use
@@ -184,6 +185,27 @@ class GatewayConnected(At, frozen=True):
     reservations: frozenset[str]
     gateway: int | None = None
     """As `OpenReservation` has it."""
+
+
+class PlanSeen(At, frozen=True):
+    """A reply to a run, or its session file, tells of the windows of its subscription. The run may have ended."""
+
+    run: RunId
+    provider: Provider
+    time: datetime
+    """When the reply came, in the zone in which people are told of times."""
+    login: str
+    organization: str | None = None
+    plan_type: str | None = None
+    status: str | None = None
+    windows: tuple[SeenWindow, ...] = ()
+    retry_after: float | None = None
+
+
+class PlansDue(At, frozen=True):
+    """A window has been reset, or a run's turn has come after that; or it was just time to look at the clock."""
+
+    time: datetime
 
 
 class UseSeen(OfRun, frozen=True):
@@ -390,8 +412,9 @@ OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyReque
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
 OfPeers = SpawnRequested | StopRequested | SettleRequested
 OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayStarted | GatewayConnected
+OfPlans = PlanSeen | PlansDue
 OfDaemon = (
     Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | AlertsDue | Reconfigured | DrainRequested | RunsAdopted
 )
 
-Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfDaemon
+Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfPlans | OfDaemon

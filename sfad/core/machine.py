@@ -18,6 +18,7 @@ from .life.stopping import Stopping, StopRequests
 from .limits.calls import Calls, UseRequests
 from .limits.enforcement import BudgetEnforcement, LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
+from .limits.plans import Plans
 from .limits.violations import Bypasses, ToolRules, Unadmitted
 from .state.alerts import Key as AlertKey
 from .state.alerts import RaisedAlert
@@ -57,16 +58,17 @@ class Machine:
         )
         self._limit_requests = LimitRequests(context, self._lifecycle, self._pausing, self._limit_holds, self._limit_enforcement)
         self._use_requests = UseRequests(context, self._spending, self._limit_enforcement)
-        self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement, self._attempts)
+        self._plans = Plans(context, self._lifecycle, self._pausing, self._limit_enforcement)
+        self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement, self._attempts, self._plans)
         self._widening = Widening(context, self._limit_enforcement)
         awaiting = Awaiting(context, self._stopping)
-        self._admission = Admission(context, self._lifecycle, self._spending, self._widening, awaiting, next_number)
+        self._admission = Admission(context, self._lifecycle, self._spending, self._widening, awaiting, self._plans, next_number)
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,
-            self._limit_holds, self._admission,
+            self._limit_holds, self._admission, self._plans,
         )  # fmt: skip
 
-        self._alerts = Alerts(context, board, self._spending)
+        self._alerts = Alerts(context, board, self._spending, self._plans)
 
         # what the shell reads and asks
         self.tree = context.tree
@@ -85,6 +87,7 @@ class Machine:
         self.recent_cost = self._alerts.cost
         self.count_before = self._admission.count_before
         self.quotas = self._admission.quotas
+        self.plans = self._plans
         self.spawned_before = self._admission.spawned_before
         self.session_started_before = self._admission.session_started_before
 
@@ -113,7 +116,13 @@ class Machine:
         """Return what `event` calls for: commands in their order, and the runs whose snapshots are saved before the first one."""
         outcome = self._ctx.begin()
         self._route(event)
-        if self._ctx.ended or self._spending.budgets_changed or self._admission.ready or isinstance(event, _FOLLOWED_UP):
+        if (
+            self._ctx.ended
+            or self._spending.budgets_changed
+            or self._admission.ready
+            or self._plans.released
+            or isinstance(event, _FOLLOWED_UP)
+        ):
             self._follow_up(event)
         if self._calls.waiting and not isinstance(event, e.CallAsked):
             self._calls.look(event.at)
@@ -128,7 +137,7 @@ class Machine:
         if self._spending.budgets_changed or isinstance(event, e.Reconfigured):
             self._budget_enforcement.enforce(event.at)
             self._tell_ended(event.at)
-        self._admission.launch_waiting()
+        self._admission.launch_waiting(event.at)
         if self._ctx.draining and not len(self.tree) and (ended or isinstance(event, e.DrainRequested)):
             self._ctx.do(c.Shutdown())
 
@@ -140,6 +149,7 @@ class Machine:
             self._stop_requests.tell_ended(ended, at)
             self._admission.forget(ended)
             self._calls.forget(ended)
+            self._plans.forget(ended, at)
             self._admission.runs_ended(ended, at)
         return any_ended
 
@@ -171,6 +181,10 @@ class Machine:
                 self._calls.gateway_started(event)
             case e.GatewayConnected():
                 self._calls.gateway_connected(event)
+            case e.PlanSeen():
+                self._plans.seen(event)
+            case e.PlansDue():
+                self._plans.due(event)
             case e.CommitFailed():
                 self._admission.commit_failed(event)
             case e.AlertsDue():
@@ -282,6 +296,7 @@ class Machine:
     def _reconfigured(self, event: e.Reconfigured) -> None:
         self._ctx.reconfigure(event.policy)
         self._admission.reconfigure()
+        self._plans.look(event.at)
 
     def _advice_learned(self, event: e.AdviceLearned) -> None:
         known = self.policy.advice if len(self.policy.advice) < MAX_ADVICE else {}

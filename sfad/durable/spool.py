@@ -9,6 +9,7 @@ from ..protocol.types import RunId
 from ..runs.live import Live
 from ..storage.spool import Store
 from .budgets import SavedCharges
+from .plans import PlanSpool
 from .saved import (
     BOOT,
     PLACE,
@@ -120,6 +121,7 @@ class Spool:
         self.numbers = ReservedNumbers(self._store)
         self.charges = SavedCharges(self._store)
         self.alerts = AlertSpool(self._store)
+        self.plans = PlanSpool(self._store)
         self.hooks = HookSpool(self._store)
 
     def begin(self, place: str) -> None:

@@ -9,6 +9,7 @@
 `reading`      what the body of a call says: read by a process of its own, if it is not small
 `apis`         the formats of the providers: what a call asks for, what its reply has used
 `coding`       what a body holds under its content encoding
+`plan_reading` what calls and their replies tell of a subscription's windows
 `estimate`     how many tokens the input of a call has
 `upstreams`    where calls go, which certificates are trusted, and what is changed in heads
 `egress`       the proxy of isolated runs, to hosts that are no model

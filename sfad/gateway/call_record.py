@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -132,6 +132,12 @@ class RequestRecord(Protocol):
 
     def begun(self, response: httpx2.Response) -> None: ...
 
+    reads_plans: bool
+    """Whether its reply may tell of a subscription."""
+
+    def look_at_plan(self, response: httpx2.Response, body: bytes) -> None:
+        """Tell what the reply says of a subscription. `body`: of a refusal, as far as it was read."""
+
     def piece(self, data: bytes) -> None: ...
 
     def silent(self) -> None:
@@ -163,6 +169,11 @@ class UnaskedRecord:
     def begun(self, response: httpx2.Response) -> None:
         self._status = response.status_code
         self._first_byte = time.monotonic() - self._began
+
+    reads_plans = False
+
+    def look_at_plan(self, response: httpx2.Response, body: bytes) -> None:
+        pass
 
     def piece(self, data: bytes) -> None:
         del data
@@ -197,8 +208,12 @@ class CallRecord:
         size: int,
         host: str,
         space: Space,
+        plan: Callable[[httpx2.Response, bytes], None] | None = None,
     ) -> None:
-        """`size`: of the call's body, as estimates take it. `host`: where it goes. `space`: for what is kept of the reply."""
+        """`size`: of the call's body, as estimates take it. `host`: where it goes. `space`: for what is kept of the reply. `plan`:
+        takes a reply that may tell of a subscription."""
+        self._plan = plan
+        self.reads_plans = plan is not None
         self._space = space
         self._held = 0
         """Bytes of `space` that were taken."""
@@ -243,6 +258,10 @@ class CallRecord:
         except UnreadableBodyError as error:
             self._stop_reading(error)
         self._note()
+
+    def look_at_plan(self, response: httpx2.Response, body: bytes) -> None:
+        if self._plan is not None:
+            self._plan(response, body)
 
     def piece(self, data: bytes) -> None:
         if self._coding is None:

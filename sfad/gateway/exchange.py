@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,11 @@ from urllib.parse import urlsplit
 import h11
 import httpx2
 import trio
+from msgspec.structs import replace
 
+from ..core.state.plans import provider_of
 from ..protocol.requests.gateway import AdmitCall
+from ..protocol.requests.plans import Provider
 from ..protocol.types import SILENT_AFTER
 from .apis import Api, most_output
 from .call_record import CallRecord, Memory, NoMemoryError, RequestRecord, Space, UnaskedRecord
@@ -26,6 +30,7 @@ from .egress_rules import EgressRefusedError, plain
 from .estimate import Estimates
 from .gate import CallRefusedError, Gate, Placed
 from .http_server import ClientGoneError, HttpServer
+from .plan_reading import MOST_READ, login_of, seen_plan
 from .reading import MAX_BODY, BodyAnswer, BodyQuestion, BodyReader
 from .upstreams import RawHeaders, Route, Trust, Upstream, downward, proxy_token, proxy_variable, route_of, upward
 
@@ -77,6 +82,8 @@ CONNECT_TIMEOUT = 60.0
 """Seconds until an upstream has taken a connection, TLS included."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to say goodbye to an upstream."""
+REJECTED_AGAIN = 1.0
+"""Seconds. A call that was refused, and is admitted again sooner, was not held: what refuses it next is passed on."""
 T = TypeVar("T")
 _JSON = (b"content-type", b"application/json")
 _NO_RETRY = [(b"x-should-retry", b"false")]
@@ -89,6 +96,11 @@ class _AnsweredError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = headers
+
+
+class _RejectedError(Exception):
+    """The provider has refused a call because a window is used up, and it is to wait for the reset. Its agent learns nothing: it
+    would end."""
 
 
 class _BrokenOffError(Exception):
@@ -149,6 +161,17 @@ async def _take(record: RequestRecord, data: bytes, at_a_time: int) -> None:
             await trio.lowlevel.cancel_shielded_checkpoint()
 
 
+async def _refusal_of(pieces: AsyncIterator[bytes]) -> list[bytes]:
+    """Return the beginning of a reply's body, which is mostly all of it."""
+    early, size = list[bytes](), 0
+    async for piece in pieces:
+        early.append(piece)
+        size += len(piece)
+        if size >= MOST_READ:
+            break
+    return early
+
+
 async def _tell_if_silent(record: RequestRecord) -> None:
     await trio.sleep(SILENT_AFTER)
     record.silent()
@@ -201,6 +224,8 @@ class Exchange:
         self._caller = caller
         self._method = request.method.decode("ascii")
         self._headers = request.headers.raw_items()
+        self._rejected = False
+        """The provider has refused this call before."""
         self._room = 0
         """Bytes of memory that what the client has not taken may fill."""
 
@@ -343,15 +368,40 @@ class Exchange:
             others=list(call.others),
             api=api.name,
         )
-        admitted = await self._while_there(partial(self._shared.gate.admit, asked))
-        record = CallRecord(self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space)
-        with _closing(record):
-            sent, headers = raw, self._headers
-            if admitted.max_output is not None or found.incomplete:
-                _, sent = await self._read(placed, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
-                space.grow(len(sent))
-                headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-            await self._pass(placed, upstream, route, sent, headers, record, space)
+        provider = provider_of(api.name)
+        if provider is not None:
+            with suppress(OSError, LookupError):  # `_pass` tells of it
+                asked.login = login_of(self._headers, upstream.key())
+        while True:
+            began = trio.current_time()
+            admitted = await self._while_there(partial(self._shared.gate.admit, replace(asked)))
+            waited = trio.current_time() - began
+            holds = admitted.holds_rejected and (not self._rejected or waited >= REJECTED_AGAIN)
+            plan = partial(self._plan_seen, provider, asked, holds=holds) if provider is not None else None
+            record = CallRecord(
+                self._shared.gate, self._shared.estimates, asked, admitted, api, call, size, upstream.host, space, plan
+            )
+            with suppress(_RejectedError), _closing(record):
+                sent, headers = raw, self._headers
+                if admitted.max_output is not None or found.incomplete:
+                    _, sent = await self._read(placed, BodyQuestion(api.name, path, encodings, True, admitted.max_output), raw)
+                    space.grow(len(sent))
+                    headers = [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+                await self._pass(placed, upstream, route, sent, headers, record, space)
+                return
+
+    def _plan_seen(
+        self, provider: Provider, asked: AdmitCall, response: httpx2.Response, body: bytes, *, holds: bool
+    ) -> None:  # fmt: skip
+        """Tell what a reply says of the caller's subscription. Raises `_RejectedError` if the call is to wait for a reset."""
+        status, time_ = response.status_code, time.time()
+        seen = seen_plan(provider, asked.run, asked.login, self._headers, response.headers, status, body, time_)
+        if seen is None:
+            return
+        self._shared.gate.plan_seen(seen)
+        if holds and status == HTTPStatus.TOO_MANY_REQUESTS and any(window.rejected for window in seen.windows):
+            self._rejected = True
+            raise _RejectedError("the provider refuses calls until a window is reset; it is made again then")
 
     async def _read(self, placed: Placed, question: BodyQuestion, raw: bytes) -> tuple[BodyAnswer, bytes]:
         try:
@@ -462,14 +512,18 @@ class Exchange:
             if record is not None:
                 record.error, record.sent = what, not isinstance(error, _NOT_SENT)
             raise _unanswered(upstream, what, is_sent=not isinstance(error, _NOT_SENT)) from error
+        pieces, early = response.aiter_raw(), list[bytes]()
         try:
             if record is not None:
                 record.begun(response)
+                early = await _refusal_of(pieces) if record.reads_plans and response.status_code == 429 else []
+                record.look_at_plan(response, b"".join(early))
                 if response.has_redirect_location:
                     raise _redirected(upstream, response)
             await self._http.head(response.status_code, downward(response.headers.raw), response.reason_phrase.encode())
             encoded = "content-encoding" in response.headers
-            async for piece in response.aiter_raw():
+
+            async def pass_on(piece: bytes) -> None:
                 self._http.put(piece)
                 if record is not None:
                     await _take(record, piece, ENCODED_PIECE if encoded else len(piece))
@@ -477,6 +531,11 @@ class Exchange:
                     # what ends this task is raised again with the next piece, inside of httpx2: only that closes its generators
                     with suppress(ClientGoneError, trio.Cancelled):
                         await self._http.flush()
+
+            for piece in early:
+                await pass_on(piece)
+            async for piece in pieces:
+                await pass_on(piece)
             if record is not None:
                 record.whole = True
         except httpx2.HTTPError as error:

@@ -11,7 +11,7 @@ import trio
 from ..protocol import messages as m
 from ..protocol.egress import Destination, destination
 from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
-from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
+from ..protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall
 from ..protocol.types import Tokens
 from .callers import Caller
 from .journal import Journal
@@ -63,6 +63,9 @@ class Gate(Protocol):
     def silent(self, call: SilentCall) -> None:
         """Tell that a call gets no answer, or gets one after that was told."""
 
+    def plan_seen(self, seen: SeePlan) -> None:
+        """Tell what a reply says of a subscription's windows."""
+
     def unasked(self, request: UnaskedCall) -> None:
         """Have a request recorded that was not asked for."""
 
@@ -77,6 +80,9 @@ RETRY, RETRY_MAX = 0.02, 1.0
 """Seconds between two tries to connect: doubled each time."""
 ALONE_MAX = 60.0
 """Seconds without a daemon after which a gateway without calls ends. A daemon that crashed is back within seconds."""
+
+MOST_PLANS = 64
+"""Subscriptions whose windows are told to a daemon that was restarted."""
 
 _HUNG_UP = "its caller hung up before it was made"
 
@@ -112,6 +118,8 @@ class DaemonLink:
         """Whose withdrawal is not answered yet, by the number of the request."""
         self._reservations: set[str] = set()
         """Of calls whose end the daemon has not answered yet."""
+        self._plans: dict[tuple[str, str, str | None], SeePlan] = {}
+        """What was last seen of each subscription. A daemon that was killed may have heard of it, and not have saved it."""
         self._last = 0
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
 
@@ -156,6 +164,14 @@ class DaemonLink:
 
     def silent(self, call: m.SilentCall) -> None:
         self._send(_Open(self._numbered(call)))
+
+    def plan_seen(self, seen: SeePlan) -> None:
+        key = seen.provider, seen.login, seen.organization
+        self._plans.pop(key, None)
+        self._plans[key] = self._numbered(seen)
+        if len(self._plans) > MOST_PLANS:
+            del self._plans[next(iter(self._plans))]
+        self._send(_Open(seen))
 
     def unasked(self, request: m.UnaskedCall) -> None:
         request.number = self._numbered(request).id
@@ -215,6 +231,9 @@ class DaemonLink:
         await stream.send_all(m.pack_message(m.Hello(id=hello, versions=list(SUPPORTED), client="gateway")))
         serve = m.ServeGateway(id=settings, descriptors=1, reservations=sorted(self._reservations))
         await _send_with(stream, m.pack_message(serve), self._listener)
+        # first, because calls that wait are asked for again, and must not be made for want of this
+        told = {seen.id: _Open(seen) for seen in self._plans.values()}
+        self._open = {**told, **{number: open_ for number, open_ in self._open.items() if number not in told}}
         again = dict(self._open)
         self._to_send, self._sending = trio.open_memory_channel[bytes](float("inf"))
         self.alone_since = None

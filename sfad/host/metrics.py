@@ -246,6 +246,12 @@ METRICS = (
     Metric("sfad_gateway_first_byte_seconds", "histogram", "Time until an upstream began its reply"),
     Metric("sfad_budget_usd", "gauge", "Money that a budget has in its present period", ("scope", "name")),
     Metric("sfad_budget_used_usd", "gauge", "Money that a budget was charged in its present period", ("scope", "name")),
+    Metric(
+        "sfad_plan_used_ratio",
+        "gauge",
+        "Part of a subscription's window that is used, where known",
+        ("provider", "account", "window"),
+    ),
     Metric("sfad_events", "counter", "Events", ("type",)),
     Metric("sfad_events_lost", "counter", "Events and rows that the ledger could not take"),
     Metric("sfad_hook_executions", "counter", "Executions of hooks and of --on-end that have ended or were dropped", ("outcome",)),

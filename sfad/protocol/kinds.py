@@ -15,14 +15,15 @@ Scope = Literal["run", "tree"]
 class LimitSpec(Struct, frozen=True):
     letter: str
     """Its name where there is room for one character (`sfactl top`)."""
-    unit: Literal["s", "USD", "bytes", "cores", ""]
+    unit: Literal["s", "USD", "bytes", "cores", "%", ""]
     """Of thresholds and amounts on the wire; empty for a plain number."""
     counts: str
     scope: Scope
     """Whose use counts: the run's own, or also its descendants'."""
-    counted_by: Literal["clock", "meter", "kernel", "output", "signs"]
+    counted_by: Literal["clock", "meter", "kernel", "output", "signs", "plan"]
     """`meter`: the agent's events, session files and reports, so the limit holds only where one of them tells the use. `signs`:
-    whatever shows that the run does something (`sfad.usage.silence`)."""
+    whatever shows that the run does something (`sfad.usage.silence`). `plan`: what the provider tells of a subscription's
+    windows."""
     least: float
     most: str = ""
     """The key of `[limits]` in the config, and field of `Policy`, that holds the upper end of the range; empty: there is none."""
@@ -41,7 +42,7 @@ class LimitSpec(Struct, frozen=True):
     @property
     def suffix(self) -> str:
         """What stands behind a bare number of the unit."""
-        return self.unit if self.unit in ("", "s") else f" {self.unit}"
+        return self.unit if self.unit in ("", "s", "%") else f" {self.unit}"
 
     @property
     def whole(self) -> bool:
@@ -91,6 +92,7 @@ KINDS: dict[LimitKind, LimitSpec] = {
     LimitKind.PIDS: LimitSpec("#", "", "processes", "tree", "kernel", 1, default=1024, words=("pid", "processes")),
     # the kernel takes no less than 1 ms of every 100 (`cpu.max`, cgroups(7))
     LimitKind.CPU: LimitSpec("c", "cores", "cores", "tree", "kernel", 0.01, instead="throttled", words=("cpus", "cores")),
+    LimitKind.PLAN: LimitSpec("w", "%", "percent of a subscription's shorter window", "tree", "plan", 1),
 }  # fmt: skip
 """In the order in which limits are shown."""
 

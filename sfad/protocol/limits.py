@@ -69,6 +69,7 @@ _AMOUNTS: dict[str, tuple[Callable[[str], float], str]] = {
     "": (units.parse_count, f"a count of {{}}: {units.COUNT_FORMS}, like 200k"),
     "USD": (units.parse_usd, units.USD_FORM),
     "bytes": (units.parse_size, f"a size: {units.SIZE_FORMS}, like 2G"),
+    "%": (units.parse_percent, units.PERCENT_FORM),
     "cores": (units.parse_decimal, "a number of cores, like 1.5"),
 }
 """How amounts of a unit are read, and what may be written."""
@@ -92,4 +93,6 @@ def format_amount(kind: LimitKind, amount: float, *, unit: bool = True) -> str:
         return units.format_size(amount)
     if kind is LimitKind.CPU and unit:
         return f"{amount:g} {'core' if amount == 1 else 'cores'}"
+    if KINDS[kind].unit == "%":
+        return f"{round(amount, 1):g} %"
     return f"{amount:.15g}"

@@ -15,6 +15,7 @@ from .requests.daemon import *
 from .requests.following import *
 from .requests.gateway import *
 from .requests.listing import *
+from .requests.plans import *
 from .requests.records import *
 from .requests.sessions import *
 from .requests.starting import *

@@ -121,6 +121,7 @@ class LimitKind(Word):
     MEMORY = "memory"
     PIDS = "pids"
     CPU = "cpu"
+    PLAN = "plan"
 
 
 class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -184,7 +185,7 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, `after`,
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, `plan`, `after`,
     `suspended`, `no_daemon`, `damaged`, or the rule that refused (docs/states.md)."""
     message: str
     """The reason in words, for people and models."""
@@ -349,6 +350,16 @@ class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     """The first deadline of the trees that have a slot: by then one is free. `None` if none of them has a deadline now."""
 
 
+class PlanShare(Struct, frozen=True, kw_only=True, gc=False):
+    """About how much of a subscription's window a run has used itself, without its descendants."""
+
+    provider: str
+    account: str
+    window: str
+    share: float
+    """0.12 is 12 %. Of all windows of this name together, where the run lasted longer than one."""
+
+
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """A run as it is shown. A field that only a live run has is `None` or empty when the run has ended."""
 
@@ -462,6 +473,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """The ended run whose session it continues."""
     continued_by: RunId | None = None
     """Of an ended run: the run that continues its session."""
+    plans: list[PlanShare] = []
+    """Its shares of the windows of subscriptions (docs/plans.md)."""
 
     @property
     def by_gateway(self) -> bool:
@@ -704,6 +717,12 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     host: str | None = None
     """For `egress_refused`, with the next: what the run may not reach."""
     port: int | None = None
+    provider: str | None = None
+    """For `plan_nearing`, `plan_exhausted` and `plan_reset`, with the next four."""
+    account: str | None = None
+    window: str | None = None
+    used_ratio: float | None = None
+    resets_at: datetime | None = None
 
     @property
     def is_milestone(self) -> bool:

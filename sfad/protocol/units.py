@@ -153,6 +153,17 @@ def parse_usd(text: str) -> float:
         raise ValueError(f"{text!r} is not {USD_FORM}") from None
 
 
+PERCENT_FORM = "a percentage, like 10%"
+
+
+def parse_percent(text: str) -> float:
+    """Return the number of `10%` or `10`, at most 100. Raise `ValueError`."""
+    number = parse_decimal(text.strip().removesuffix("%").rstrip())
+    if number > 100:
+        raise ValueError(f"{text!r} is more than 100 %")
+    return number
+
+
 def _scaled(text: str | int, letter: Callable[[str], str], scale: dict[str, int]) -> tuple[int, int] | None:
     """Return a number that is not too large as a whole number and what is left of it; `None` for anything else."""
     if not isinstance(text, str):

@@ -27,6 +27,7 @@ from ..protocol.types import (
     Isolation,
     LimitKind,
     LimitState,
+    PlanShare,
     RunId,
     RunInfo,
     Source,
@@ -140,7 +141,16 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         branch=branch_of(worktree.branch, run.name, run.id) if worktree is not None else None,
         session_id=live.session_id,
         continues=run.asked.continues,
+        plans=_plan_shares(run.plan_shares) if run.plan_shares else [],
     )
+
+
+def _plan_shares(shares: Mapping[str, float]) -> list[PlanShare]:
+    found = []
+    for key, share in shares.items():
+        provider, account, window = key.split("/", 2)
+        found.append(PlanShare(provider=provider, account=account, window=window, share=round(share, 4)))
+    return found
 
 
 def _silence(run: Run, now: float) -> ApiSilence | None:
@@ -244,6 +254,9 @@ def _enforcer(live: Live, active: ActiveLimit, used: float | None) -> Enforcer:
             if used is not None or _may_be_known(live, kind):
                 return "meter"
             return "ready" if live.gated and not live.run.bypassed else "nothing"
+        case "plan":
+            tells = live.gated and not live.run.bypassed
+            return ("gateway" if tells else "meter") if live.run.subscriptions else "ready" if tells else "nothing"
         case "kernel" if active.action is Action.TERMINATE or not KINDS[kind].acts:
             return live.launcher.enforcement(kind.value)
         case _:

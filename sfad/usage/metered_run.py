@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import trio
 
 from ..agents import Reading
-from ..agents.counters import MAX_LINE, printable
+from ..agents.account_hash import digest
+from ..agents.counters import MAX_LINE, PlanTold, printable
 from ..agents.line_meter import OPENAI_FACTORS, factor_of
 from ..core import events as e
 from ..core.state.account import NOTHING, OpenReservation, Use
@@ -258,6 +260,7 @@ class MeteredRun:
         self._feed = feed
         self._stream: Sequence[Reading] = ()
         self._session: Sequence[Reading] = ()
+        self._plan: PlanTold | None = None
         self._tier = ""
         self._said = _said(Reading())
 
@@ -311,6 +314,19 @@ class MeteredRun:
             if any(not reading.blank for reading in self._stream):
                 self._tell("stream", self._stream)  # Codex's events do not name the model
         self._tell("session", readings)
+        self._tell_plan(max((reading.plan for reading in readings if reading.plan is not None), key=_time_of, default=None))
+
+    def _tell_plan(self, told: PlanTold | None) -> None:
+        """Tell what Codex has written of its subscription. Its file does not say whose that is; the login, when its root was
+        started, does."""
+        if told is None or told == self._plan:
+            return
+        self._plan = told
+        run = self.live.run
+        login = run.root.asked.logins.get("openai") or digest(f"Codex's login of user {run.birth.uid}")
+        time = datetime.fromtimestamp(told.time, UTC).astimezone()
+        now = trio.current_time()
+        self._feed(e.PlanSeen(now, run.id, "openai", time, login, plan_type=told.plan_type, windows=told.windows))
 
     def price_again(self) -> None:
         """Count what is known at the prices that are known by now."""
@@ -341,6 +357,10 @@ class MeteredRun:
 
     def _use(self, readings: Sequence[Reading]) -> tuple[Use, PriceGaps]:
         return use_of_readings(readings, self.prices, self.program, self.live.model, self._tier)
+
+
+def _time_of(told: PlanTold) -> float:
+    return told.time
 
 
 def _said(reading: Reading) -> tuple[bool, str | None, ApiTrouble | None]:

@@ -54,7 +54,8 @@ MODULES = {
 """All modules that a verb imports, beyond those of a bare interpreter. One more costs 2 to 100 percent of Python's own start."""
 
 SERVER = f"""
-{VERB} _json sfad.protocol.kinds sfad.protocol.requests.daemon sfad.protocol.requests.sessions sfactl.commands.mcp
+{VERB} _json sfad.protocol.kinds sfad.protocol.requests.daemon sfad.protocol.requests.plans
+sfad.protocol.requests.sessions sfactl.commands.mcp
 sfactl.mcp sfactl.mcp.eras sfactl.mcp.json_rpc sfactl.mcp.server sfactl.mcp.tools
 """
 """What the MCP server imports until it has told its client the tools."""
@@ -135,7 +136,7 @@ COMPLETED = {
     "sfactl.exits sfactl.options sfactl.verbs sfad sfad.protocol sfad.protocol.framing sfad.protocol.light "
     "sfad.protocol.light_msgpack sfad.protocol.structs sfad.protocol.units",
     "sfactl stop a": f"{COMPLETION} sfad.protocol.known sfad.protocol.requests.daemon sfad.protocol.requests.listing "
-    "sfad.protocol.requests.steering sfactl.commands.stop sfactl.selection sfactl.shell_completion",
+    "sfad.protocol.requests.plans sfad.protocol.requests.steering sfactl.commands.stop sfactl.selection sfactl.shell_completion",
 }
 
 

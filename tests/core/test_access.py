@@ -48,6 +48,7 @@ OF_GATEWAY = {
     "end_call",
     "place_caller",
     "refused_egress",
+    "see_plan",
     "serve_gateway",
     "silent_call",
     "unasked_call",

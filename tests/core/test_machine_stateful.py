@@ -45,6 +45,7 @@ THRESHOLDS: dict[LimitKind, list[float]] = {
     LimitKind.MEMORY: [2**20, 2**21],
     LimitKind.PIDS: [3, 9],
     LimitKind.CPU: [0.5],
+    LimitKind.PLAN: [5, 20],
 }
 MAX_TIME = 45.0
 ACTIONS = [action for action in Action if action is not Action.CONTINUE]

@@ -6,7 +6,7 @@ unless a test asks for it; `Ended` too, since it always stands beside the end. T
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from signal import Signals
 from typing import Any, Literal
 
@@ -255,15 +255,16 @@ class Transcript:
 
     def call(
         self, run: RunId, output: int = 20_000, *, least: int = 4096, tokens: int = 1000, priced: bool = True, choices: int = 1,
-        model: str = "m", more: int = 0,
+        model: str = "m", more: int = 0, api: str = "", login: str = "",
     ) -> e.CallAsked:  # fmt: skip
         """The gateway asks for a call, at 3 USD for a million tokens of input and 15 of output. `more`: input it may have, too."""
         asked = AdmitCall(
             id=0, run=run, model=model, input_tokens=tokens, more_input=more, max_output=output, choices=choices,
-            upstream="anthropic",
+            upstream="anthropic", api=api, login=login,
         )  # fmt: skip
         price = e.CallPrice(tokens * 3000 if priced else None, 15_000, more * 3000)
-        return e.CallAsked(self.at, self.token(), asked, price, min(least, output), NOON)
+        time = NOON + timedelta(seconds=self.at) if api else NOON
+        return e.CallAsked(self.at, self.token(), asked, price, min(least, output), time)
 
     def call_ended(self, name: str, used: Use = NOTHING, **how: Any) -> e.CallSettled:
         """A call has ended so."""
@@ -439,7 +440,9 @@ class Transcript:
                 return f"call {call.run_id} {call.state}"
             case c.MeterAgent(name, process):
                 return f"meter {name} {process.program}"
-            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts():
+            case c.SavePlan(subscription):
+                return f"saveplan {subscription.key}"
+            case c.Shutdown() | c.ArmAlerts() | c.SaveAlerts() | c.ArmPlans():
                 return type(command).__name__.lower()
             case _:
                 return f"{type(command).__name__.lower()} {command.run}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from sfad.core.state.limits import most_of
 from sfad.core.state.policy import DEFAULT_LIMITS, Policy
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.known import PROFILES
@@ -45,6 +46,9 @@ def test_ranges_and_whose_use_counts() -> None:
         least, _, most = allowed.partition(" to ")
         assert amount(kind, least.removesuffix(" or more")) == KINDS[kind].least, kind
         key = KINDS[kind].most
+        if kind is LimitKind.PLAN:
+            assert float(most) == most_of(kind, Policy())
+            continue
         bounds = {LimitKind.TIME: "1 h", LimitKind.OUTPUT: "1 GiB"}
         bound = bounds.get(kind) or (f"{getattr(Policy(), key):g}" if key else "")
         shown = f"`limits.{key}` ({bound})" if key else ""

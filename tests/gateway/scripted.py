@@ -20,7 +20,7 @@ from sfad.gateway.proxy import MAX_CONNECTIONS, Proxy
 from sfad.gateway.reading import BodyReader
 from sfad.gateway.upstreams import Trust, Upstream
 from sfad.protocol.egress import destination
-from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
+from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SeePlan, SilentCall, UnaskedCall
 from tests.harness import until
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
@@ -117,6 +117,8 @@ class ScriptedGate:
     unasked_for: list[UnaskedCall] = field(default_factory=list)
     egress: tuple[str, ...] = ()
     keyed_only: bool = False
+    plans: list[SeePlan] = field(default_factory=list)
+    holds_rejected: bool = False
     refused_hosts: list[tuple[str, str, int, str]] = field(default_factory=list)
     withdrawn: int = 0
 
@@ -138,7 +140,10 @@ class ScriptedGate:
             raise
         if self.refuses is not None:
             raise CallRefusedError(self.refuses, self.retry_after)
-        return CallAdmitted(id=0, reservation=f"reservation {len(self.asked)}", max_output=self.max_output)
+        reservation = f"reservation {len(self.asked)}"
+        return CallAdmitted(
+            id=0, reservation=reservation, max_output=self.max_output, holds_rejected=self.holds_rejected
+        )  # fmt: skip
 
     def silent(self, call: SilentCall) -> None:
         self.silent_calls.append(call)
@@ -148,6 +153,9 @@ class ScriptedGate:
 
     def ended(self, call: EndCall) -> None:
         self.told.append(call)
+
+    def plan_seen(self, seen: SeePlan) -> None:
+        self.plans.append(seen)
 
     def unasked(self, request: UnaskedCall) -> None:
         self.unasked_for.append(request)

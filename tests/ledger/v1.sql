@@ -65,6 +65,13 @@ CREATE TABLE labels (
     PRIMARY KEY (key, value, number)
 ) WITHOUT ROWID;
 INSERT INTO "labels" VALUES('team','blue',1);
+CREATE TABLE plans (
+    provider TEXT NOT NULL,
+    account TEXT NOT NULL,
+    heard_at REAL NOT NULL,
+    known TEXT NOT NULL,
+    PRIMARY KEY (provider, account)
+) WITHOUT ROWID;
 CREATE TABLE runs (
     number INTEGER PRIMARY KEY,
     id TEXT NOT NULL,
@@ -96,6 +103,7 @@ CREATE TABLE runs (
     attempts INTEGER NOT NULL,
     limits TEXT NOT NULL,
     usage TEXT NOT NULL,
+    plans TEXT NOT NULL,
     cost_usd REAL,
     tokens INTEGER,
     partial INTEGER NOT NULL,
@@ -118,9 +126,9 @@ CREATE TABLE runs (
     session_id TEXT,
     request BLOB
 );
-INSERT INTO "runs" VALUES(1,'a1','completed',1,1.76732304567890095708e+09,1000,'ann','claude',NULL,'a1','cli',0,'["claude"]','agent',NULL,'claude',NULL,NULL,'["claude","-p","café ''quoted''\n"]','/srv','{"team":"blue"}','foreground','["Read"]','[]',NULL,0,NULL,1,'[{"kind":"time","threshold":120.0,"action":"terminate","source":"default","used":1.5,"scope":"run","enforced_by":"clock"},{"kind":"cost","threshold":1.0,"action":"warn","source":"--limit cost","used":0.25,"scope":"tree","enforced_by":"meter"}]','{"report":{"turns":3,"tokens":120,"input_tokens":100,"output_tokens":20,"cost_usd":0.25,"cost_from":"agent","elapsed_s":1.5,"source":"report"},"stream":{"turns":2,"cost_usd":0.2,"cost_from":"prices","elapsed_s":1.5,"source":"stream"}}',0.25,120,1,0,0,NULL,4242,123456,'5f3c1d6e-0000-4000-8000-000000000001','sonnet',NULL,X'00646F6E65',NULL,1.76732304567890095708e+09,1.76732304817890095716e+09,0,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO "runs" VALUES(2,'a2','rejected_depth',1,1.76732304567890095708e+09,1000,'ann','claude2','a1','a1','cli',1,'["claude","claude2"]','agent',NULL,NULL,NULL,NULL,'["claude","-p","do it"]','/srv','{}',NULL,'[]','[]','{"kind":"depth","message":"too deep"}',NULL,NULL,0,'[{"kind":"time","threshold":120.0,"action":"terminate","source":"default"}]','{"none":{"turns":null,"messages":null,"input_tokens":null,"output_tokens":null,"tokens":null,"cost_usd":null,"elapsed_s":null,"source":"none"}}',NULL,NULL,0,0,0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,NULL,NULL,NULL);
-INSERT INTO "runs" VALUES(3,'a3','running',0,1.76732304567890095708e+09,1001,'ann','claude',NULL,'a3','cli',0,'["claude"]','agent',NULL,NULL,NULL,NULL,'["claude","-p","do it"]','/srv','{}',NULL,'[]','[]',NULL,NULL,NULL,0,'[{"kind":"time","threshold":120.0,"action":"terminate","source":"default"}]','{"none":{"turns":null,"messages":null,"input_tokens":null,"output_tokens":null,"tokens":null,"cost_usd":null,"elapsed_s":null,"source":"none"}}',NULL,NULL,0,0,0,NULL,4243,99,'5f3c1d6e-0000-4000-8000-000000000001',NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO "runs" VALUES(1,'a1','completed',1,1.76732304567890095708e+09,1000,'ann','claude',NULL,'a1','cli',0,'["claude"]','agent',NULL,'claude',NULL,NULL,'["claude","-p","café ''quoted''\n"]','/srv','{"team":"blue"}','foreground','["Read"]','[]',NULL,0,NULL,1,'[{"kind":"time","threshold":120.0,"action":"terminate","source":"default","used":1.5,"scope":"run","enforced_by":"clock"},{"kind":"cost","threshold":1.0,"action":"warn","source":"--limit cost","used":0.25,"scope":"tree","enforced_by":"meter"}]','{"report":{"turns":3,"tokens":120,"input_tokens":100,"output_tokens":20,"cost_usd":0.25,"cost_from":"agent","elapsed_s":1.5,"source":"report"},"stream":{"turns":2,"cost_usd":0.2,"cost_from":"prices","elapsed_s":1.5,"source":"stream"}}','[]',0.25,120,1,0,0,NULL,4242,123456,'5f3c1d6e-0000-4000-8000-000000000001','sonnet',NULL,X'00646F6E65',NULL,1.76732304567890095708e+09,1.76732304817890095716e+09,0,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO "runs" VALUES(2,'a2','rejected_depth',1,1.76732304567890095708e+09,1000,'ann','claude2','a1','a1','cli',1,'["claude","claude2"]','agent',NULL,NULL,NULL,NULL,'["claude","-p","do it"]','/srv','{}',NULL,'[]','[]','{"kind":"depth","message":"too deep"}',NULL,NULL,0,'[{"kind":"time","threshold":120.0,"action":"terminate","source":"default"}]','{"none":{"turns":null,"messages":null,"input_tokens":null,"output_tokens":null,"tokens":null,"cost_usd":null,"elapsed_s":null,"source":"none"}}','[]',NULL,NULL,0,0,0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,NULL,NULL,NULL);
+INSERT INTO "runs" VALUES(3,'a3','running',0,1.76732304567890095708e+09,1001,'ann','claude',NULL,'a3','cli',0,'["claude"]','agent',NULL,NULL,NULL,NULL,'["claude","-p","do it"]','/srv','{}',NULL,'[]','[]',NULL,NULL,NULL,0,'[{"kind":"time","threshold":120.0,"action":"terminate","source":"default"}]','{"none":{"turns":null,"messages":null,"input_tokens":null,"output_tokens":null,"tokens":null,"cost_usd":null,"elapsed_s":null,"source":"none"}}','[]',NULL,NULL,0,0,0,NULL,4243,99,'5f3c1d6e-0000-4000-8000-000000000001',NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,NULL,NULL,NULL);
 CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX runs_root ON runs (root_id, number) WHERE parent_id IS NOT NULL;
 CREATE INDEX runs_name ON runs (name, number);

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import ssl
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from select import select
 from socket import MSG_PEEK
 from socketserver import ThreadingMixIn
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -73,6 +74,8 @@ class Talk:
     """Replies to helpers."""
     stalled: bool = False
     """Set while a reply waits in its middle."""
+    headers: Callable[[], Mapping[str, str]] = dict
+    """Returns more headers of a reply."""
     bills: list[float] = field(default_factory=list)
     """USD for each reply that was begun, helpers' included."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -167,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
             if reply.status is not None:
                 self._send(reply.status, kind, text)
             return
-        self._begin(200, kind, len(text) + len(rest))
+        self._begin(200, kind, len(text) + len(rest), talk.headers())
         self.wfile.write(text)
         if isinstance(reply, Stall):
             talk.stalled = True
@@ -198,8 +201,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin(status, kind, len(body))
         self.wfile.write(body)
 
-    def _begin(self, status: int, kind: str, length: int) -> None:
+    def _begin(self, status: int, kind: str, length: int, more: Mapping[str, str] = MappingProxyType({})) -> None:
         self.send_response(status)
+        for name, value in more.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length))
         self.end_headers()

@@ -23,6 +23,7 @@ from ..life.lifecycle import Lifecycle
 from ..life.spending import Spending
 from ..life.stopping import Stopping
 from ..limits.enforcement import LimitEnforcement
+from ..limits.plans import PlanBar, Plans
 from ..state.limits import PROFILED, ActiveLimit, is_default, is_from_above, narrow, profile_limits, step
 from ..state.naming import AGENT_PROGRAMS, program_name
 from ..state.policy import Invalid
@@ -186,9 +187,17 @@ class _Refusals:
 
 class Admission:
     def __init__(
-        self, context: Context, lifecycle: Lifecycle, spending: Spending, widening: Widening, awaiting: Awaiting, next_number: int
+        self,
+        context: Context,
+        lifecycle: Lifecycle,
+        spending: Spending,
+        widening: Widening,
+        awaiting: Awaiting,
+        plans: Plans,
+        next_number: int,
     ) -> None:
         self._ctx = context
+        self._plans = plans
         self._awaiting = awaiting
         self._widening = widening
         self._lifecycle = lifecycle
@@ -264,7 +273,13 @@ class Admission:
             session_rate=self._session_rate(peer.user) if is_session else None,
             sessions=[live for live in self._ctx.tree if live.asked.session is not None] if is_session else (),
             waits=waits,
+            plan=self._plan(run, ev.at) if self._plans.known else None,
         )
+
+    def _plan(self, run: Run, at: float) -> str | None:
+        """Return why a root has to wait for its subscription."""
+        bar = self._plans.bar_root(run, at) if run.parent is None else None
+        return bar.message if bar is not None else None
 
     def quotas(self, user: str, at: float) -> list[QuotaUse]:
         """Return what the user has of each quota."""
@@ -330,7 +345,7 @@ class Admission:
             run.move(Status.QUEUED)
             self._hold(run)
         elif run.parent is None:
-            self._take_slot(run)
+            self._take_slot(run, at)
         if run.asked.session is not None:
             self._session_rate(run.user).take(run.birth.created_at)
         self._ctx.do(c.Admit(run))
@@ -341,12 +356,20 @@ class Admission:
         if run.parent is None:
             self._ctx.slots.hold(run.id, run.user)
 
-    def _take_slot(self, root: Run) -> None:
-        if self._ctx.slots.free_for(root.user, root.asked.group):
+    def _take_slot(self, root: Run, at: float) -> None:
+        if self._plans.known and (bar := self._plans.bar_root(root, at)) is not None:
+            root.move(Status.QUEUED)
+            self._wait_for_reset(root, bar, at)
+        elif self._ctx.slots.free_for(root.user, root.asked.group):
             self._ctx.slots.take(root.id, root.user, root.asked.group)
         else:
             root.move(Status.QUEUED)
             self._enqueue(root)
+
+    def _wait_for_reset(self, root: Run, bar: PlanBar, at: float) -> None:
+        """Let a root that is queued wait until a subscription has room for it, without a place in the queue for slots."""
+        self._plans.queue(root, bar, at)
+        self._ctx.slots.hold(root.id, root.user)
 
     def _enqueue(self, root: Run) -> None:
         self._ctx.slots.enqueue(root.id, root.user, root.asked.priority, root.asked.group)
@@ -367,6 +390,8 @@ class Admission:
             if run.status is Status.QUEUED and (run.awaits or run.id in self.ready or self._ctx.slots.waits(run.id)):
                 awaited = ", ".join(after.words for after in run.awaits)
                 why = f"it starts after {awaited}" if awaited else f"{self._ctx.slots.queued} trees wait"
+                if run.plan_hold is not None:
+                    why = run.plan_hold.message
                 self._ctx.publish(EventType.RUN_QUEUED, run, why)
                 self._lifecycle.answer_spawn(run)
             elif run.status in {Status.ACCEPTED, Status.QUEUED}:
@@ -415,13 +440,19 @@ class Admission:
             self._ctx.slots.release(run.id)
             self._enqueue(run)
 
-    def launch_waiting(self) -> None:
+    def launch_waiting(self, at: float) -> None:
         """Launch the trees that wait for a slot, as far as there are any, and what waits below a root and may start."""
         if self._ctx.draining:
             return
+        if self._plans.released:
+            self._release(self._plans.released)
+            self._plans.released.clear()
         while (run_id := self._ctx.slots.next_waiting()) is not None:
             run = self._ctx.tree.get(run_id)
-            if run is not None and run.committed:
+            if run is not None and self._plans.known and (bar := self._plans.bar_root(run, at)) is not None:
+                self._ctx.slots.leave(run_id)
+                self._wait_for_reset(run, bar, at)
+            elif run is not None and run.committed:
                 self._lifecycle.launch(run)
         for run in list(self.ready.values()):
             if run.status is not Status.QUEUED:
@@ -436,6 +467,8 @@ class Admission:
         self._number = max(self._number, run.birth.number + 1)
         if run.status is Status.QUEUED and run.awaits:
             self._hold(run)
+        elif run.status is Status.QUEUED and run.plan_hold is not None:
+            self._ctx.slots.hold(run.id, run.user)
         elif run.status is Status.QUEUED and run.parent is None:
             self._enqueue(run)
         elif run.status is Status.QUEUED:

@@ -17,6 +17,7 @@ from ..life.pausing import Pausing
 from ..life.spending import Spending
 from ..life.stopping import GONE, Stopping, StopRequests
 from ..limits.enforcement import LimitHolds
+from ..limits.plans import Plans
 from ..state.run import Ending, Run
 from ..state.tree import Remembered
 from ..state.vocabulary import ReasonKind, Timer
@@ -34,6 +35,7 @@ class Adopting:
     _attempts: AttemptTracker
     _limit_holds: LimitHolds
     _admission: Admission
+    _plans: Plans
 
     def runs_adopted(self, ev: e.RunsAdopted, learn: Callable[[e.Event], None]) -> None:
         """Continue with these runs. `learn` handles an event within this one."""
@@ -47,10 +49,13 @@ class Adopting:
         for run in runs:
             if run.paused is not None and run.paused.frozen:
                 self._ctx.do(c.Freeze(run.id))
+        for run in runs:
+            self._plans.restore(run, ev.at)
         # descendants first: no run ends before them
         for one in reversed(ev.runs):
             self._continue(one, ev.why, ev.at)
         self._admission.ended_before(ev.ended, ev.at)
+        self._plans.look(ev.at)
 
     def _restore(self, run: Run, ev: e.RunsAdopted) -> None:
         self._admission.restore(run)

@@ -51,6 +51,8 @@ class Question(Struct, frozen=True):
     """Of a session: the live sessions of all users."""
     waits: bool = False
     """The run has to wait for another one."""
+    plan: str | None = None
+    """Why a root has to wait for its subscription."""
 
     @property
     def for_model(self) -> bool:
@@ -269,6 +271,13 @@ def _concurrency(q: Question) -> Refusal | None:
     )
 
 
+def _plan(q: Question) -> Refusal | None:
+    if q.plan is None or q.run.asked.queue:
+        return None
+    detail = f"{q.plan}, and the request said not to queue"
+    return q.refuse(Rule.CONCURRENCY, detail, detail, "Leave out --no-queue to wait for the reset, or keep less in [plans]")
+
+
 def _queue(q: Question, waiting: int) -> Refusal:
     key, limit = "quotas.queued_per_user", q.policy.queued_per_user
     full = q.slots.full_for(q.peer.user) and not q.slots.group_full(q.peer.user, q.run.asked.group)
@@ -361,7 +370,7 @@ def _refuse_session(q: Question, rule: Rule, said: str, *, key: str, limit: int,
 
 
 RULES: tuple[Callable[[Question], Refusal | None], ...] = (
-    _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency,
+    _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency, _plan,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
 

@@ -86,7 +86,10 @@ class Lifecycle:
             run.admit_token = None
 
     def start_clock(self, run: Run, at: float) -> None:
-        """Count the run's time from now on, up to the next event or action that it calls for."""
+        """Count the run's time from now on, up to the next event or action that it calls for. It stands while a subscription holds
+        a run below: that may take days, and most runs above only wait for it."""
+        if run.children and any(each.plan_hold is not None for each in run.subtree()):
+            return
         run.clock.start(at)
         due = run.clock.reaches(self.next_mark(run))
         assert due is not None

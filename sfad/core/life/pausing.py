@@ -31,8 +31,8 @@ class Pausing:
         paused = run.paused
         self._ctx.changed(run)
         if paused is not None:
-            paused.by_hand = paused.no_money is not None and (paused.by_hand or not ev.suspended)
-            self._freeze(run, paused, ev.at)
+            paused.by_hand = run.resumes_itself and (paused.by_hand or not ev.suspended)
+            self.freeze(run, ev.at)
         if paused is not None and not run.pause_tokens:
             self._ctx.reply(ev.token, c.Changed(run))
             return
@@ -63,15 +63,17 @@ class Pausing:
             self._ctx.do(c.Freeze(run.id))
         self._ctx.arm(run, Timer.PAUSE_MAX, at + self._ctx.policy.pause_max)
         if told:
-            reason = no_money or (run.breach.reason if run.breach is not None else None)
+            reason = no_money or (run.shown_reason if run.breach is not None or run.plan_hold is not None else None)
             self._ctx.publish(
                 EventType.RUN_PAUSED, run, why or (reason.message if reason is not None else ""),
                 "low" if reason is None else "medium",
             )  # fmt: skip
 
-    def _freeze(self, run: Run, paused: Paused, at: float) -> None:
-        if not paused.frozen:
-            paused.frozen, paused.frozen_at = True, at
+    def freeze(self, run: Run, at: float) -> None:
+        """Freeze a paused run of which only the calls were held."""
+        if run.paused is not None and not run.paused.frozen:
+            run.paused.frozen, run.paused.frozen_at = True, at
+            self._ctx.changed(run)
             self._ctx.do(c.Freeze(run.id))
 
     def frozen(self, run: Run) -> None:
@@ -89,6 +91,7 @@ class Pausing:
         if run.paused is not None and run.paused.frozen_at is not None and at - run.paused.frozen_at >= REPLY_OUTLIVES:
             for each in run.subtree():
                 each.miss_calls()
+                each.thawed_at = at
                 self._ctx.changed(each)
         self._lifecycle.unpause(run)
         if suspended:
@@ -112,7 +115,7 @@ class Pausing:
         paused = run.paused
         if paused is None or not paused.suspended:
             return
-        if run.breach is None and paused.no_money is None:
+        if run.breach is None and not run.resumes_itself:
             self.resume(run, at)
         else:
             paused.suspended = paused.by_hand = False

@@ -32,6 +32,7 @@ from ..state.run import Run, Token
 from ..state.vocabulary import ReasonKind, Timer
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
 from .enforcement import WAITING, BudgetEnforcement, LimitEnforcement, cut_at
+from .plans import Plans
 
 # ---- Requests of agents that tell their own use: report, reserve and settle
 
@@ -195,9 +196,16 @@ def rounded(seconds: float | None) -> float | None:
 
 class Calls:
     def __init__(
-        self, context: Context, spending: Spending, limits: LimitEnforcement, budgets: BudgetEnforcement, attempts: AttemptTracker
+        self,
+        context: Context,
+        spending: Spending,
+        limits: LimitEnforcement,
+        budgets: BudgetEnforcement,
+        attempts: AttemptTracker,
+        plans: Plans,
     ) -> None:
         self._ctx = context
+        self._plans = plans
         self._attempts = attempts
         self._spending = spending
         self._limits = limits
@@ -212,6 +220,7 @@ class Calls:
         """When the timers of runs whose calls wait fire."""
 
     def asked(self, ev: e.CallAsked) -> None:
+        self._plans.tell_time(ev.at, ev.time)
         call = WaitingCall(ev, self._info(ev))
         ahead = Counter(each.rate.key for each in self.waiting.values() if each.rate is not None)
         if not self._answered(call, ev.at, ahead):
@@ -265,6 +274,7 @@ class Calls:
             self._cut(run, reservation, reservation.call.clamped_to or 0, ev.at)
         self._attempts.call_ended(run, end, ev.at)
         self._repeats.tools_asked_for(run, end.tools)
+        self._plans.call_ended(run, end, ev.used.cost, ev.at)
         self._limits.enforce(run, ev.at)
 
     def _cut(self, run: Run, reservation: OpenReservation, tokens: int, at: float) -> None:
@@ -291,11 +301,13 @@ class Calls:
             self._spending.end_call(run, name, reservation.use, error=_BROKEN_OFF)
         for run in dict.fromkeys(run for run, _, _ in lost):
             self._limits.enforce(run, ev.at)
+            self._plans.freeze_if_idle(run, ev.at)
 
     def gateway_connected(self, ev: e.GatewayConnected) -> None:
         for run, name, _ in self._reservations(ev.gateway):
             if name not in ev.reservations:
                 self._spending.end_call(run, name, Use(), state="withdrawn", error=_NOT_MADE)
+                self._plans.freeze_if_idle(run, ev.at)
 
     def _reservations(self, gateway: int | None) -> list[tuple[Run, str, OpenReservation]]:
         return [
@@ -368,6 +380,16 @@ class Calls:
             self._fail(call, ErrorCode.NOT_PERMITTED, forbidden_by, at)
             return True
         if _held(run):
+            call.until = None
+            return False
+        if (settles := _hangs_up_by(run, call)) is not None and at < settles:
+            call.until = settles
+            return False
+        if (bar := self._plans.bar(run, asked, at)) is not None:
+            if bar.action == "refuse":
+                self._refuse(call, bar.message, at)
+                return True
+            self._plans.hold(run, bar, at)
             call.until = None
             return False
         if len(run.account.reservations) >= MAX_RESERVATIONS:
@@ -474,7 +496,8 @@ class Calls:
         )
         self._note_called(run)
         name = self._spending.reserve(run, reservation)
-        self._ctx.reply(call.asked.token, CallAdmitted(id=asked.id, reservation=name, max_output=lowered))
+        holds = self._plans.holds(asked.api)
+        self._ctx.reply(call.asked.token, CallAdmitted(id=asked.id, reservation=name, max_output=lowered, holds_rejected=holds))
 
     def _note_called(self, run: Run) -> None:
         for each in run.lineage:
@@ -535,6 +558,16 @@ class Calls:
     def _lineage(self, info: CallInfo) -> tuple[RunId, ...]:
         run = self._ctx.tree.get(info.run_id)
         return run.lineage_ids if run is not None else (info.run_id,)
+
+
+_HANGS_UP_WITHIN = 2.0
+"""Seconds in which a program that stood still for long hangs up a call whose time has run out meanwhile."""
+
+
+def _hangs_up_by(run: Run, call: WaitingCall) -> float | None:
+    """Return until when a call waits that was asked for before its program stood still for long: if it has given the call up, it
+    makes it again, and it must not be made twice."""
+    return run.thawed_at + _HANGS_UP_WITHIN if run.thawed_at is not None and call.asked.at < run.thawed_at else None
 
 
 def _held(run: Run) -> bool:

@@ -101,7 +101,7 @@ class LimitHolds:
         if others:
             crossing = Crossing(others[0], _used(run, others[0].limit.kind, at), exceeded=True)
             self.hold(run, others[0], reason_of(run, crossing, at, words_of(run, crossing, None)), at)
-        elif run.paused is not None and run.no_money is None:
+        elif run.paused is not None and not run.resumes_itself:
             self._pausing.resume(run, at)
 
     def end_held(self, run: Run, active: ActiveLimit, why: str, at: float) -> None:
@@ -118,14 +118,15 @@ class LimitHolds:
             self.end_held(run, active, f"no increase was approved within {seconds:g} s (limits.approval_timeout)", at)
 
     def pause_due(self, run: Run, at: float) -> None:
-        """End a run that was not resumed in time. A run that only a budget pauses waits for that, maybe until next month."""
+        """End a run that was not resumed in time. A run that only a budget or a subscription pauses waits for that,
+        maybe until next month."""
         paused, active, seconds = run.paused, run.held_by, self._ctx.policy.pause_max
         if paused is None:
             return
         why = f"it was paused for {seconds:g} s (limits.pause_max)"
         if active is not None:
             self.end_held(run, active, why, at)
-        elif paused.no_money is not None and not paused.by_hand:
+        elif run.resumes_itself and not paused.by_hand:
             paused.until = at + seconds
             self._ctx.changed(run)
             self._ctx.arm(run, Timer.PAUSE_MAX, paused.until)
@@ -398,7 +399,7 @@ class BudgetEnforcement:
             self._pausing.pause(root, at, reason.message, no_money=reason)
         elif paused.no_money != reason:
             if paused.no_money is None:
-                paused.by_hand = root.breach is None
+                paused.by_hand = paused.by_hand or (root.breach is None and root.plan_hold is None)
             paused.no_money = reason
             self._ctx.changed(root)
 
@@ -406,8 +407,9 @@ class BudgetEnforcement:
         paused = root.paused
         if paused is None or paused.no_money is None:
             return
-        stays = paused.by_hand or root.breach is not None
-        paused.no_money, paused.by_hand = None, False
+        stays = paused.by_hand or root.breach is not None or root.plan_hold is not None
+        paused.no_money = None
+        paused.by_hand = paused.by_hand and root.plan_hold is not None
         self._ctx.changed(root)
         if not stays:
             self._pausing.resume(root, at)

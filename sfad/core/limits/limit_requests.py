@@ -24,6 +24,9 @@ from .enforcement import STRENGTH, LimitEnforcement, LimitHolds, holding
 MORE = "it continues when the budget is renewed, or an operator raises it in [budgets] of the config (then: sfactl reload)"
 """What a person can do about a tree that a budget has paused."""
 
+AT_RESET = "it goes on by itself then, or when an operator keeps less in [plans] of the config (then: sfactl reload)"
+"""The same of a run that a subscription holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class LimitRequests:
@@ -39,6 +42,8 @@ class LimitRequests:
             self._ctx.reply(ev.token, c.Changed(run))
         elif run.no_money is not None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run.id} stays paused: {run.no_money.message}; {MORE}")
+        elif run.plan_hold is not None:
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"run {run.id} waits: {run.plan_hold.message}; {AT_RESET}")
         elif run.paused is None and run.breach is None:
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, _not_resumable(run))
         else:
@@ -56,7 +61,7 @@ class LimitRequests:
 
     def _continue(self, ev: e.ResumeRequested | e.ApproveRequested, run: Run) -> None:
         if self._make_room(ev.token, ev.peer, run, ev.limits):
-            if run.paused is not None and run.no_money is None:
+            if run.paused is not None and not run.resumes_itself:
                 self._pausing.resume(run, ev.at, told=self._ctx.may_cause_event(ev.peer, ev.at))
             self._limit_enforcement.enforce_subtree(run, ev.at)
             self._ctx.reply(ev.token, c.Changed(run))

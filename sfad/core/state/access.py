@@ -55,6 +55,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "metrics": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "pause": _ONE,
     "place_caller": _FOR_GATEWAY,
+    "plans": _MANY,
     "prune": Access(inside=False, narrowed_by=None, scope="many"),
     "recall": Access(narrowed_by="info"),
     "recommend": Access(inside=False, narrowed_by=None, scope="many"),
@@ -63,6 +64,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "reserve": _ONE,
     "result": _ONE,
     "resume": _ONE,
+    "see_plan": _FOR_GATEWAY,
     "select": Access(narrowed_by=None, scope="many"),  # it asks for the verb that it selects runs for
     "send": _ONE,
     "serve_gateway": Access("gateway", inside=False, narrowed_by=None, scope="none"),

@@ -128,6 +128,8 @@ def key_of_budget(budget: Budget) -> Key:
 def subject_of(key: Key) -> tuple[Scope, str]:
     """Return whom an alert is about: a user, a team, or everybody (an empty name)."""
     what, name = key
+    if what == EventType.ALERT_PLAN:
+        return "daemon", ""
     if what == EventType.ALERT_BUDGET and name.startswith(_TEAM):
         return "team", name.removeprefix(_TEAM)
     return ("user", name) if name else ("daemon", "")
@@ -180,10 +182,14 @@ class SharedAlerts:
         return window
 
     def look(
-        self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse]
+        self, policy: Policy, at: float, budgets: Mapping[Key, BudgetUse], plans: Mapping[Key, tuple[Measure, str]]
     ) -> Iterator[tuple[Key, Change, Measure, str]]:  # fmt: skip
         """Yield each alert that has changed, with its value and what it says."""
-        for key in sorted(self._windows.keys() | self.raised.keys() | budgets.keys()):
+        for key in sorted(self._windows.keys() | self.raised.keys() | budgets.keys() | plans.keys()):
+            if key[0] == EventType.ALERT_PLAN:
+                now, message = plans.get(key, (None, ""))
+                yield from self._change(key, now, message, at)
+                continue
             if key[0] == EventType.ALERT_BUDGET:
                 yield from self._look_at_budget(key, budgets.get(key), policy, at)
                 continue

@@ -244,6 +244,8 @@ def check_range(limit: Limit, policy: Policy) -> None:
 
 def most_of(kind: LimitKind, policy: Policy) -> float | None:
     key = KINDS[kind].most
+    if KINDS[kind].unit == "%":
+        return 100.0
     most: float | None = getattr(policy, key) if key else None
     return most
 
@@ -254,7 +256,7 @@ def _out_of_range(limit: Limit, most: float | None, policy: Policy) -> str:
     whole = ", whole numbers" if spec.whole else ""
     asked = f"{limit.kind} = {limit.threshold:g}{spec.suffix} ({limit.source})"
     range_ = f"{asked} is outside its range: {format_amount(limit.kind, spec.least)} {upper}{whole}"
-    if most is None or not limit.threshold > most:
+    if most is None or not limit.threshold > most or not spec.most:
         return range_
     return f"{range_}. To allow more, raise {policy.where_set(f'limits.{spec.most}')}, then run: sfactl reload"
 

@@ -118,6 +118,8 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """Each further attempt continues the session of the one before, if that has one. So a lost one is followed by another."""
     continues: RunId | None = None
     """The ended run whose agent's session it continues."""
+    logins: dict[str, str] = {}
+    """Hashes of the credentials in its environment, by provider."""
 
     @property
     def tools(self) -> ToolLists:

@@ -18,6 +18,7 @@ from .access import FULL, Permissions
 from .account import OF_AGENT, Account
 from .alerts import RaisedAlert
 from .limits import ActiveLimit, Limits
+from .plans import PlanHold
 from .policy import Invalid
 from .request import Asked
 from .vocabulary import ReasonKind
@@ -211,7 +212,7 @@ class Paused(Struct):
     no_money: Reason | None = None
     """Of a root: the budget that keeps its tree paused."""
     by_hand: bool = False
-    """While `no_money`: a request paused it as well."""
+    """While it `resumes_itself`: a request paused it as well."""
     frozen: bool = True
     """Its processes stand still. Where a call to its model was not made, only its calls do: a reply must not be frozen in its
     middle."""
@@ -350,6 +351,16 @@ class State:
     """While it is queued: the runs that have to end before it starts."""
     session: str | None = None
     """The id of its agent's session, once that is saved where its program can continue it."""
+    plan_hold: PlanHold | None = None
+    """The window of a subscription whose reset it waits for: paused between two calls, or queued."""
+    subscriptions: dict[str, str] = field(default_factory=dict)
+    """The key of the subscription that its last call used, by provider."""
+    plan_shares: dict[str, float] = field(default_factory=dict)
+    """What it has used itself of each window: by the key of the subscription, `/` and the window's name."""
+    plan_present: dict[str, float] = field(default_factory=dict)
+    """What it and its descendants have used of the present shorter window, by the key of the subscription."""
+    thawed_at: float | None = None
+    """When it was last thawed after so long that the timers of its calls ran out."""
 
     @property
     def attempt(self) -> int:
@@ -380,6 +391,11 @@ class State:
     def no_money(self) -> Reason | None:
         """The budget that keeps it paused."""
         return self.paused.no_money if self.paused is not None else None
+
+    @property
+    def resumes_itself(self) -> bool:
+        """Whether it waits for a budget or a subscription, and goes on without a person."""
+        return self.no_money is not None or self.plan_hold is not None
 
     @property
     def repeating(self) -> Repetition | None:
@@ -432,6 +448,14 @@ class Run(State):
         if self.ending is not None and self.ending.reason is not None:
             return self.ending.reason
         reason = self.breach.reason if self.breach is not None else self.root.no_money
+        if reason is None and self.plan_hold is not None:
+            reason = Reason(
+                kind=ReasonKind.PLAN,
+                message=self.plan_hold.message,
+                limit_kind=LimitKind.PLAN,
+                threshold=self.plan_hold.allowed,
+                used=self.plan_hold.used,
+            )
         if reason is None and self.paused is not None and self.paused.suspended:
             words = f"suspended at its terminal; it continues with 'fg' there, or with: sfactl resume {self.id}"
             return Reason(kind=ReasonKind.SUSPENDED, message=words)

@@ -43,6 +43,7 @@ class ReasonKind(Word):
     RESULT = "result"
     LIMIT = "limit"
     BUDGET = "budget"
+    PLAN = "plan"
     STOP = "stop"
     ANCESTOR = "ancestor"
     AFTER = "after"

@@ -23,8 +23,9 @@ from ...core.state.vocabulary import Timer
 from ...durable.adoption import StoredPidfds
 from ...durable.budgets import BudgetKeeper
 from ...durable.maintenance import SessionArchive
+from ...durable.plans import PlanKeeper
 from ...hooks.processes import HookProcesses
-from ...host.clock import Timers
+from ...host.clock import Timers, wall_clock
 from ...host.faults import crash_point
 from ...host.tasks import Background, FairLock, in_thread
 from ...protocol.requests.advice import Advice
@@ -171,6 +172,13 @@ class Arrivals:
         else:
             self.timers.arm("alerts", at, lambda: self.feed(e.AlertsDue(trio.current_time())))
 
+    def arm_plans(self, at: float | None) -> None:
+        """Feed `PlansDue` then, or not any more."""
+        if at is None:
+            self.timers.disarm("plans")
+        else:
+            self.timers.arm("plans", at, lambda: self.feed(e.PlansDue(trio.current_time(), wall_clock().astimezone())))
+
     def _ended(self, run: Run, event: End) -> None:
         """Feed that a run or its main process has ended, now or later."""
         root = run.root.id
@@ -250,7 +258,7 @@ def _calls(run: Run) -> bool:
 
 # ---- The loop: feeds the machine with events and applies its commands, in the trio thread
 
-_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.SaveAlerts, c.TellCall, c.MeterAgent})
+_INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.ArmPlans, c.SaveAlerts, c.TellCall, c.MeterAgent})
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
@@ -296,6 +304,7 @@ class CoreLoop:
     adviser: Adviser
     metering: Metering
     budgets: BudgetKeeper
+    plans: PlanKeeper
     saver: Saver
     launching: Launching
     arrivals: Arrivals
@@ -348,6 +357,10 @@ class CoreLoop:
                 self._end(run)
             case c.ArmAlerts(at):
                 self.arrivals.arm_alerts(at)
+            case c.ArmPlans(at):
+                self.arrivals.arm_plans(at)
+            case c.SavePlan(subscription):
+                self.plans.record(subscription)
             case c.SaveAlerts(soon):
                 if soon:  # else it was saved with the snapshots
                     self.saver.save_alerts_soon()

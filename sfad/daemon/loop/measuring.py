@@ -105,6 +105,12 @@ class Measuring:
             "sfad_spawn_duration_seconds": {(): counts.spawn},
             "sfad_queue_wait_seconds": {(): counts.queue_wait},
             "sfad_budget_usd": {(budget.scope, budget.name): to_usd(budget.allowed) for budget in budgets},
+            "sfad_plan_used_ratio": {
+                (found.provider, found.account, window.name): window.used
+                for found in machine.plans.known.values()
+                for window in found.windows.values()
+                if window.used is not None
+            },
             "sfad_budget_used_usd": {(budget.scope, budget.name): to_usd(budget.charged) for budget in budgets},
         }
 

@@ -11,7 +11,7 @@ from ...agents import NO_SETUPS, AgentProgram, TreeSetups
 from ...core import commands as c
 from ...core import events as e
 from ...core.state.access import AccessRules, Peer
-from ...core.state.policy import Policy, SessionPolicy
+from ...core.state.policy import PlanPolicy, Policy, SessionPolicy
 from ...core.state.request import Asked
 from ...core.state.run import Run
 from ...host.clock import wall_clock
@@ -65,12 +65,24 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         sessions=_session_policy(config.sessions),
         access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
         alerts=config.alerts,
+        plans={
+            "anthropic": _plan_policy(config.plans, config.plans.anthropic),
+            "openai": _plan_policy(config.plans, config.plans.openai),
+        },
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
         groups={name: group.slots for name, group in config.groups.items()},
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
+    )
+
+
+def _plan_policy(all_: configuration.PlansConfig, own: configuration.ProviderPlanConfig) -> PlanPolicy:
+    return PlanPolicy(
+        keep=all_.keep if own.keep is None else own.keep,
+        keep_week=all_.keep_week if own.keep_week is None else own.keep_week,
+        action=own.action or all_.action,
     )
 
 

@@ -22,6 +22,7 @@ from ...durable.adoption import Adoption, Rows, StoredPidfds
 from ...durable.budgets import BudgetKeeper
 from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
+from ...durable.plans import PlanKeeper
 from ...host import systemd
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors
@@ -255,6 +256,7 @@ class Runtime:
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
+        self._plans = PlanKeeper(self.spool.plans, self.ledger, self.log.warning)
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
             resources, self.catalogue, self.subscribers, self._budgets, self.metering, self.storage, self.feed, self.run_feed,
@@ -282,7 +284,7 @@ class Runtime:
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
-            self.saver, launching, self.arrivals, self.background, self.session_archive, shut_down,
+            self._plans, self.saver, launching, self.arrivals, self.background, self.session_archive, shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
@@ -303,6 +305,8 @@ class Runtime:
             self._follow_config()
             self.succession.count_earlier_spawns()
             self.machine.alerts_before(self.spool.alerts.earlier(wall_clock(), trio.current_time()))
+            now = wall_clock().astimezone()
+            self.machine.plans.known_before(self._plans.earlier(), trio.current_time(), now)
             task_status.started()
 
     def close(self) -> None:

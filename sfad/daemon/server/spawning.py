@@ -5,13 +5,14 @@ into the core's terms.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec import convert
 from msgspec.structs import asdict, replace
 
-from ...agents import PROGRAMS, UNREAD, AgentProgram, TreeSetups, session_files_of
+from ...agents import NO_SETUPS, PROGRAMS, UNREAD, AgentProgram, TreeSetups, session_files_of
+from ...agents.account_hash import digest
 from ...agents.registered import Registered, filled_in, resumed_command
 from ...core.state.access import VERBS, Peer
 from ...core.state.naming import AGENT_PROGRAMS, derive_name, executes, program_name
@@ -21,6 +22,7 @@ from ...hooks.event_hooks import CHANNEL
 from ...processes import procfs
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
 from ...protocol.messages import Spawn
+from ...protocol.requests.plans import Provider
 from ...protocol.types import Isolation, RunId
 from ...runs.live import MOST as MOST_ON_END
 from ...runs.live import Live
@@ -308,7 +310,9 @@ def own_command(request: Spawn, run: Live, context: SpawnContext) -> list[bytes]
 # ---- What the core is told of it
 
 
-def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> tuple[Asked, AgentProgram | None]:
+def asked_of(
+    spawn: Spawn, client: int, session: SessionAsked | None = None, setups: TreeSetups = NO_SETUPS
+) -> tuple[Asked, AgentProgram | None]:
     """Return the part of a request that the core decides about, and the program whose output a meter reads."""
     argv = tuple(shown(word) for word in spawn.argv)
     derived = derive_name(argv)
@@ -335,10 +339,29 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> 
         "session": session,
         "inherits": spawn.stdio == "inherit",
         "continues": spawn.continues.run if spawn.continues is not None else None,
+        "logins": _logins(spawn.env, setups),
     }
     # the other fields have the same names in both, and are what was asked for
     asked = convert(asdict(spawn) | decided, Asked, from_attributes=True)
     return asked, program
+
+
+_LOGINS: Mapping[bytes, Provider] = {
+    b"ANTHROPIC_API_KEY": "anthropic",
+    b"ANTHROPIC_AUTH_TOKEN": "anthropic",
+    b"CLAUDE_CODE_OAUTH_TOKEN": "anthropic",
+    b"CODEX_API_KEY": "openai",
+}
+"""Variables with a credential that programs prefer to their login."""
+
+
+def _logins(env: Iterable[bytes], setups: TreeSetups) -> dict[str, str]:
+    """Return hashes of the credentials in an environment, and of Codex's login, by provider: they tell which subscription a run
+    will use, or that it will use none."""
+    found = ((_LOGINS.get(name), value) for name, _, value in (item.partition(b"=") for item in env))
+    codex = setups.of("codex").account
+    own = {"openai": codex} if codex else {}
+    return own | {provider: digest(value.decode("latin-1")) for provider, value in found if provider is not None and value}
 
 
 def _uncounted(spawn: Spawn) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import Literal, Struct, datetime
-from ..types import Limit, LimitKind, RunId, Status
+from ..types import Limit, LimitKind, PlanShare, RunId, Status
 from .base import Reply, Request
 
 # ---- The answers to `recommend` and `summary`.
@@ -48,6 +48,8 @@ class Group(Struct, frozen=True, kw_only=True):
     """Failed, timed out or lost."""
     partial: bool = False
     at_most: bool = False
+    plans: list[PlanShare] = []
+    """The sums of its runs' shares of subscriptions' windows."""
 
 
 class Breach(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..structs import Any, Literal, Struct, datetime
 from ..types import AlertState, BudgetState, Kind, QuotaState, RunId
 from .base import Reply, Request
+from .plans import PlanAccount
 
 
 class DaemonInfo(Request, tag="status"):
@@ -94,6 +95,8 @@ class DaemonStatus(Reply, tag="daemon_status"):
     """Those of other users, which only they and root may ask how they are. Told as `metrics` is."""
     limit_share: float = 0.8
     """`alerts.limit_share` of the config."""
+    plans: list[PlanAccount] = []
+    """As in `PlanList`."""
 
 
 class TryHook(Request, tag="test_hook"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..structs import Struct
 from ..types import RunId, Tokens
 from .base import Reply, Request
+from .plans import Provider, SeenWindow
 
 
 class ServeGateway(Request, tag="serve_gateway"):
@@ -54,6 +55,8 @@ class AdmitCall(Request, tag="admit_call"):
     """Other models that the provider may ask for this call. The call is refused if the run may not call one of them."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
+    login: str = ""
+    """A short hash of the call's credential, which tells its account; empty where it has none."""
 
 
 class WithdrawCall(Request, tag="withdraw_call"):
@@ -131,6 +134,24 @@ class RefusedEgress(Request, tag="refused_egress"):
     why: str
 
 
+class SeePlan(Request, tag="see_plan"):
+    """Tell what a reply says of the windows of an account. Answered by `Done`."""
+
+    run: str
+    provider: Provider
+    time: float
+    """Unix time at which the reply came."""
+    login: str
+    """A hash of the call's credential, as in `AdmitCall`."""
+    organization: str | None = None
+    """A hash of the organization, where the reply or the call names it."""
+    plan_type: str | None = None
+    status: str | None = None
+    windows: list[SeenWindow] = []
+    retry_after: float | None = None
+    """Seconds, with a refusal."""
+
+
 class UpstreamInfo(Struct, frozen=True, kw_only=True):
     url: str
     api: str
@@ -168,3 +189,5 @@ class CallAdmitted(Reply, tag="call_admitted"):
     refused: str | None = None
     retry_after: float | None = None
     """With `refused`: seconds after which the call may be asked for again."""
+    holds_rejected: bool = False
+    """If the provider refuses it because a window is used up, it is to be asked for again, and waits then for the reset."""

@@ -24,7 +24,7 @@ from .database import LedgerError, open_reader
 from .opening import open_writer
 from .reader import Reader
 from .reads import Records
-from .rows import Op, RunExtra, Statement, call_op, charge_op, event_op, insert_op, set_charge, state_op, upserts
+from .rows import Op, RunExtra, Statement, call_op, charge_op, event_op, insert_op, plan_op, set_charge, state_op, upserts
 from .writer import LINGER, Checkpointed, Report, Transactions, Writer, WriteResult
 
 # ---- The ledger between its opening and its first write: what was found in it, and how it is brought up to date
@@ -242,6 +242,10 @@ class Ledger:
     def charge(self, scope: str, name: str, period_start: datetime, usd: float) -> None:
         """Queue an addition to what a user's or a team's budget was charged in the period that began then."""
         self._put(charge_op(scope, name, period_start, usd))
+
+    def record_plan(self, provider: str, account: str, heard_at: float, known: str) -> None:
+        """Queue what is known of a subscription. It waits in memory until the disk takes it."""
+        self._put(plan_op(provider, account, heard_at, known))
 
     def skip_events(self, number: int) -> None:
         """Give the next event a higher number than this one."""

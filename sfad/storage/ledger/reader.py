@@ -183,6 +183,10 @@ class Reader:
         row = self._row(sql, scope, name, period_start)
         return 0.0 if row is None else row[0] or 0.0
 
+    def plans(self) -> list[str]:
+        """Return what is known of each subscription, as JSON."""
+        return [row[0] for row in self._connection.execute("SELECT CAST(known AS TEXT) FROM plans")]
+
     def find(self, prefix: str, scope: Scope, limit: int) -> list[RunId]:
         numbers = numbers_of(prefix)
         if numbers is None:

@@ -130,6 +130,10 @@ class Records:
         """Return the USD that a budget was charged in that period, without charges that are queued."""
         return self._reader.charged(scope, name, period_start.timestamp())
 
+    def plans(self) -> list[str]:
+        """Return what is known of each subscription, as JSON, without what is queued."""
+        return self._reader.plans()
+
     def calls(self, run: RunId, after: tuple[float, int] = (0.0, 0), rows: int = CALLS) -> list[CallInfo]:
         """See `Reader.calls`. Without rows that are queued."""
         return self._reader.calls(run, after, rows)

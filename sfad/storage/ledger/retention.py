@@ -80,6 +80,7 @@ class Pruner:
             runs = self._delete_runs(connection, _old_runs(connection, cutoff))
             events = sum(self._do(_delete_events(batch)) for batch in _old_events(connection, cutoff))
         self._do(_delete_charges(cutoff - 2 * _LONGEST_PERIOD))
+        self._do(_delete_plans(cutoff))
         return Deleted(runs, events)
 
     def choose(self, cutoff: datetime, *, keep: int, uid: int | None) -> list[list[_OldRun]]:
@@ -250,6 +251,11 @@ def _delete_events(numbers: Sequence[int]) -> Callable[[sqlite3.Connection], int
 
 def _delete_charges(cutoff: datetime) -> Callable[[sqlite3.Connection], int]:
     sql = "DELETE FROM budgets WHERE period_start < ?"
+    return lambda connection: connection.execute(sql, (cutoff.timestamp(),)).rowcount
+
+
+def _delete_plans(cutoff: datetime) -> Callable[[sqlite3.Connection], int]:
+    sql = "DELETE FROM plans WHERE heard_at < ?"
     return lambda connection: connection.execute(sql, (cutoff.timestamp(),)).rowcount
 
 

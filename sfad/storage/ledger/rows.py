@@ -18,7 +18,7 @@ from ...core.state.run import number_or_zero, run_id, run_number
 from ...host.files import UNDECODABLE
 from ...protocol.encoding import lean
 from ...protocol.event_types import EventType
-from ...protocol.types import CallInfo, Event, LimitState, Reason, RunId, RunInfo, Source, Status, Usage
+from ...protocol.types import CallInfo, Event, LimitState, PlanShare, Reason, RunId, RunInfo, Source, Status, Usage
 
 # ---- What runs have used together with their descendants, each counted once
 
@@ -100,7 +100,7 @@ class RunExtra(Struct, frozen=True, kw_only=True, gc=False):
     """What it was started with, as `runs.recalled` makes it."""
 
 
-Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "charge"]
+Kind = Literal["admit", "refuse", "upsert", "state", "event", "call", "count", "charge", "plan"]
 
 
 class Op(Struct, frozen=True, eq=False, gc=False):
@@ -134,6 +134,7 @@ _STATE_COMPUTED = (
     "reason",
     "limits",
     "usage",
+    "plans",
     "cost_usd",
     "tokens",
     "partial",
@@ -207,6 +208,10 @@ def charge_op(scope: str, name: str, period_start: datetime, usd: float) -> Op:
     return Op("charge", None, (scope, name, period_start.timestamp(), usd))
 
 
+def plan_op(provider: str, account: str, heard_at: float, known: str) -> Op:
+    return Op("plan", None, (provider, account, heard_at, known))
+
+
 def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ...]:
     computed = (
         str(info.status),
@@ -214,6 +219,7 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         None if info.reason is None else _json(info.reason),
         _json(info.limits),
         _json(_usages(info)),
+        _json(info.plans),
         info.usage.cost_usd,
         info.usage.tokens,
         int(at_least(info.usage)),
@@ -258,6 +264,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "reason": msgspec.json.Decoder(Reason).decode,
     "limits": msgspec.json.Decoder(list[LimitState]).decode,
     "usage": msgspec.json.Decoder(dict[Source, Usage]).decode,
+    "plans": msgspec.json.Decoder(list[PlanShare]).decode,
 }
 """Of columns whose value is not the field as it is; NULL is `None` in each."""
 
@@ -416,6 +423,8 @@ def statements(batch: Sequence[Op]) -> Iterator[Statement]:
         yield "UPDATE runs SET refusals_counted = refusals_counted + 1 WHERE number = ?", op.row
     for op in by_kind.get("charge", ()):
         yield f"{_CHARGE} charged_usd + excluded.charged_usd", op.row
+    for row in {op.row[:2]: op.row for op in by_kind.get("plan", ())}.values():
+        yield "INSERT OR REPLACE INTO plans (provider, account, heard_at, known) VALUES (?, ?, ?, ?)", row
 
 
 def upserts(ops: Sequence[Op], calls: Iterable[CallInfo] = ()) -> Iterator[Statement]:

@@ -58,6 +58,7 @@ CREATE TABLE runs (
     attempts INTEGER NOT NULL,
     limits TEXT NOT NULL,
     usage TEXT NOT NULL,
+    plans TEXT NOT NULL,
     cost_usd REAL,
     tokens INTEGER,
     partial INTEGER NOT NULL,
@@ -119,6 +120,13 @@ CREATE TABLE budgets (
     period_start REAL NOT NULL,
     charged_usd REAL NOT NULL,
     PRIMARY KEY (scope, name, period_start)
+) WITHOUT ROWID;
+CREATE TABLE plans (
+    provider TEXT NOT NULL,
+    account TEXT NOT NULL,
+    heard_at REAL NOT NULL,
+    known TEXT NOT NULL,
+    PRIMARY KEY (provider, account)
 ) WITHOUT ROWID;
 CREATE TABLE calls (
     run INTEGER NOT NULL,

@@ -7,7 +7,7 @@ import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from ...protocol.kinds import COSTS, KINDS
 from ...protocol.messages import List, Summarise
 from ...protocol.paths import LEDGER
 from ...protocol.requests.advice import Advice, Breach, By, ContinuedLine, Costly, Failed, Group, Summary
-from ...protocol.types import ENDED, Event, LimitKind, LimitState, Reason, RunId, RunInfo, Status
+from ...protocol.types import ENDED, Event, LimitKind, LimitState, PlanShare, Reason, RunId, RunInfo, Status
 from ...protocol.units import counted
 from .database import LedgerError, open_reader
 from .reader import Page, count_of, filters
@@ -44,6 +44,9 @@ _KEYS: dict[By, Callable[[RunInfo, str | None], Sequence[str | None]]] = {
 }
 
 _LABEL = "labels.key || '=' || labels.value"
+
+Shares = dict[tuple[str, str, str], float]
+"""Of windows, by provider, account and name."""
 
 Unwritten = Sequence[tuple[RunInfo, str | None]]
 """Matching runs, with their models, whose present state is not in the file."""
@@ -140,9 +143,11 @@ class Summariser:
         for info, model in self._unwritten:
             for name, use in self._uses(info, model):
                 add(name, 1, int(info.status in FAILED), use)
+        shares = self._shares()
         groups = [
             Group(
                 key=key,
+                plans=_plans(shares.get(key, {})),
                 runs=runs,
                 cost_usd=use.cost_usd,
                 tokens=use.tokens,
@@ -153,6 +158,24 @@ class Summariser:
             for key, (runs, bad, use) in found.items()
         ]
         return sorted(groups, key=lambda group: (-(group.cost_usd or 0.0), -group.runs, group.key or ""))[:GROUPS]
+
+    def _shares(self) -> dict[str | None, Shares]:
+        """Return the sums of shares of subscriptions' windows, by group, provider, account and window. Few runs have any."""
+        found: dict[str | None, Shares] = {}
+        model = self._by == "model"
+        key, join = (
+            (_LABEL, "JOIN labels ON labels.number = runs.number")
+            if self._by == "label"
+            else (f"CAST(runs.{self._by} AS TEXT)", "")
+        )
+        rows = self._rows(f"{key}, runs.plans", "AND runs.plans != '[]'", join)
+        for name, plans in [*rows] if not model else []:
+            with suppress(*UNDECODABLE):
+                _add_shares(found.setdefault(name, {}), _shares_of(plans))
+        for info, _ in self._unwritten if not model else ():  # a run's share is not told by model
+            for name in _KEYS[self._by](info, None) if info.plans else ():
+                _add_shares(found.setdefault(name, {}), info.plans)
+        return found
 
     def _uses(self, info: RunInfo, model: str | None) -> Iterator[tuple[str | None, Used]]:
         """Yield the groups of a run that is not written, and what it has used of each."""
@@ -243,6 +266,22 @@ _GATED = (
 )
 """The figures of the run are those of its calls."""
 _FAILED = f"runs.status IN ({', '.join(repr(status.value) for status in FAILED)})"
+
+_shares_of = msgspec.json.Decoder(list[PlanShare]).decode
+
+
+def _add_shares(sums: Shares, shares: Iterable[PlanShare]) -> None:
+    for each in shares:
+        key = each.provider, each.account, each.window
+        sums[key] = sums.get(key, 0.0) + each.share
+
+
+def _plans(sums: Shares) -> list[PlanShare]:
+    return [
+        PlanShare(provider=provider, account=account, window=window, share=round(share, 4))
+        for (provider, account, window), share in sums.items()
+    ]
+
 
 _reason = msgspec.json.Decoder(Reason)
 

@@ -1,4 +1,4 @@
-"""Verbs about the daemon itself: `status`, `config`, `reload`, `agents`, `metrics`, `test_hook`, `prune`."""
+"""Verbs about the daemon itself: `status`, `plans`, `config`, `reload`, `agents`, `metrics`, `test_hook`, `prune`."""
 
 import os
 from collections.abc import Iterable
@@ -14,6 +14,7 @@ from ....core.state.quotas import QuotaUse
 from ....core.state.run import Run
 from ....hooks.processes import OUTPUT, HookResult
 from ....host import systemd
+from ....host.clock import wall_clock
 from ....host.probe import user_name
 from ....protocol.messages import (
     AgentList,
@@ -26,6 +27,9 @@ from ....protocol.messages import (
     HookTested,
     Metrics,
     MetricsText,
+    PlanAccount,
+    PlanList,
+    Plans,
     Prune,
     Reload,
     Reloaded,
@@ -34,6 +38,7 @@ from ....protocol.messages import (
 from ....protocol.sanitise import clean
 from ....protocol.types import AlertState, BudgetState, QuotaState, Status
 from ....runs.live import Live
+from ....runs.plans import accounts_of
 from ....runs.showing import all_alerts
 from ...loop.gateways import Gateways
 from ..call import Call, answers
@@ -96,10 +101,26 @@ def status(call: Call, _request: DaemonInfo) -> None:
             on_ends=[each for each in runtime.hooking.ends.states() if runtime.catalogue.knows(each.run_id, scope)],
             cost_usd=_cost(call),
             window_s=runtime.machine.policy.alerts.window,
+            plans=_plans(call),
             limit_share=runtime.machine.policy.alerts.limit_share,
             shims=list(runtime.shims.programs) if runtime.shims.open_to(call.peer.uid) else [],
         )
     )
+
+
+def _plans(call: Call) -> list[PlanAccount]:
+    return list(accounts_of(call.runtime.machine.plans, call.scope, wall_clock().timestamp()))
+
+
+# ---- `plans`: the windows of subscriptions
+
+
+@answers(Plans)
+def plans(call: Call, _request: Plans) -> None:
+    call.reply(PlanList(id=call.id, accounts=_plans(call)))
+
+
+# ---- parts of `status`
 
 
 def _gateways(gateways: Gateways) -> list[GatewayInfo]:

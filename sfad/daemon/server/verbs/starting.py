@@ -238,7 +238,7 @@ def _ask(
         if request.watch:
             push(call, run)
 
-    asked, program = asked_of(request, call.connection.number, session)
+    asked, program = asked_of(request, call.connection.number, session, setups)
     pending = PendingSpawn(
         request, setups, descriptors, on_admit, program, caller=peer.run, user=user, request=kept, sender=peer.who
     )

@@ -21,6 +21,7 @@ from ....protocol.messages import (
     RefusedEgress,
     Report,
     Reserve,
+    SeePlan,
     ServeGateway,
     Settle,
     SilentCall,
@@ -31,7 +32,7 @@ from ....protocol.messages import (
 from ....protocol.types import CallInfo, ErrorCode, RunId
 from ....protocol.units import MOST_COUNTED, MOST_SPENT
 from ..call import Call, answers, withdraw_calls
-from ..lookup import bad_request
+from ..lookup import bad_request, check_most
 
 # ---- `report`: count what an agent says it has used. `reserve` and `settle` share its checks, and the wait for the price.
 
@@ -244,6 +245,35 @@ def place_caller(call: Call, request: PlaceCaller) -> None:
 def refused_egress(call: Call, request: RefusedEgress) -> None:
     if request.run in call.runtime.catalogue.live:
         call.runtime.feed(e.EgressRefused(trio.current_time(), request.run, request.host, request.port, request.why))
+    call.reply(Done(id=request.id))
+
+
+# ---- `see_plan`: take what a reply tells of a subscription
+
+
+MOST_WINDOWS = 16
+"""Windows that one reply may tell of."""
+
+
+@answers(SeePlan)
+def see_plan(call: Call, request: SeePlan) -> None:
+    check_most("windows of a subscription", len(request.windows), MOST_WINDOWS)
+    live, gateway = call.runtime.catalogue.live.get(request.run), call.peer.gateway_of
+    if gateway is None or (live is not None and live.uid == gateway):
+        call.runtime.feed(
+            e.PlanSeen(
+                trio.current_time(),
+                request.run,
+                request.provider,
+                datetime.fromtimestamp(request.time, UTC).astimezone(),
+                request.login,
+                request.organization,
+                request.plan_type,
+                request.status,
+                tuple(request.windows),
+                request.retry_after,
+            )
+        )
     call.reply(Done(id=request.id))
 
 

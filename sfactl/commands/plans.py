@@ -1,0 +1,77 @@
+"""Show the windows of subscriptions: how much is used, when they reset, and which runs wait for that.
+
+They are known from the replies to model calls that pass the gateway, and from Codex's session files; nothing is asked for. A
+window is unknown (-) after its reset, until the next reply tells of it. AGENTS MAY is what `plans.keep` and `plans.keep_week` of
+the config leave to agents; what you use beside sfad counts too. `list --wide`, `info` and `summary` show each run's share.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindow
+
+from .. import output, table
+from ..connection import call
+from ..exits import ExitCode
+from ..options import COMMON, Option, Parameter
+from ..plans import moment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    Option(("--forecast",), "forecast", "Also when each window is empty at the present rate"),
+)
+
+HELD = 10
+"""Runs that wait, and are named to people."""
+
+
+def main(*, forecast: bool = False, socket: str | None = None, json: bool = False) -> int:
+    found = call(socket, Plans(id=0), PlanList)
+    if json:
+        output.print_json(output.content(found))
+    elif not found.accounts:
+        output.note(
+            "no subscription is known: none of the replies so far, through the gateway or in Codex's session files, told of one"
+        )
+    else:
+        now = datetime.now(UTC)
+        print("\n\n".join("\n".join(_lines(account, now, forecast=forecast)) for account in found.accounts))
+    return ExitCode.DONE
+
+
+def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[str]:
+    plan = [output.plain(account.plan_type)] if account.plan_type else []
+    status = [output.plain(account.status)] if account.status else []
+    heard = f"heard {output.age(account.heard_at, now)} ago"
+    yield f"{account.provider} {output.plain(account.account)}: {', '.join([*plan, *status, heard])}"
+    header = ["WINDOW", "USED", "AGENTS MAY", "RESETS", *(["EMPTY"] if forecast else [])]
+    yield from table.drawn(header, [_row(window, now, forecast=forecast) for window in account.windows]).splitlines()
+    if forecast:
+        yield from (_forecast(window, now) for window in account.windows if window.empty_at is not None)
+    if account.held:
+        yield f"{_held(account.held)} until the reset"
+
+
+def _row(window: PlanWindow, now: datetime, *, forecast: bool) -> list[str]:
+    used = "-" if window.used_ratio is None else f"{100 * window.used_ratio:.0f} %"
+    refuses = " (refused)" if window.rejected else ""
+    resets = "-" if window.resets_at is None else f"{moment(window.resets_at, now)}, in {output.until(window.resets_at, now)}"
+    empty = "-" if window.empty_at is None else moment(window.empty_at, now)
+    cells = [output.plain(window.window), f"{used}{refuses}", f"{100 * (1 - window.keep_ratio):.0f} %", resets]
+    return [*cells, *([empty] if forecast else [])]
+
+
+def _forecast(window: PlanWindow, now: datetime) -> str:
+    assert window.empty_at is not None
+    return f"at this rate the {output.plain(window.window)} window is empty at {moment(window.empty_at, now)}"
+
+
+def _held(runs: Sequence[str]) -> str:
+    more = f" and {len(runs) - HELD} more" if len(runs) > HELD else ""
+    return f"{', '.join(runs[:HELD])}{more} {'waits' if len(runs) == 1 else 'wait'}"

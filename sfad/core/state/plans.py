@@ -1,0 +1,263 @@
+"""Subscriptions: what is known of the windows of each, what agents may use of them, and which run has used how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, tzinfo
+
+from msgspec import Struct
+
+from ...protocol.requests.plans import Provider, SeenWindow
+from ...protocol.types import RunId
+from .policy import PlanPolicy
+
+DAY = 86400.0
+"""Seconds. A window that is at least so long is one of the person's week (`plans.keep_week`)."""
+NEARING = 0.8
+SPREAD = 60.0
+"""Seconds within which runs go on after a reset. If all made a call at once, all would go out before the first reply tells what
+is used."""
+AFTER_RESET = 0.5
+"""Seconds after a reset until the first call: the provider's clock may be a little behind."""
+UNTOLD = 60.0
+"""Seconds for which a refusal holds that tells no reset."""
+FORECAST = 1800.0
+"""Seconds of the past by which the present rate is measured."""
+LEAST_SEEN = 300.0
+"""Seconds for which a window must have been followed before a forecast: with a known reset, a sixtieth of the time until then,
+which is as long for five hours."""
+OVERTAKEN, OVERTAKEN_BY = 60.0, 0.1
+"""Replies of parallel calls overtake each other: within so many seconds after another reply, a figure that is lower by so much at
+most is an older one, and so is one that says nothing of a refusal."""
+MOST_WINDOWS = 16
+MOST_RUNS = 1000
+"""Runs that have a part in the next growth of a window. A thousand are a leak."""
+_SLACK = 1e-9
+"""A ratio is a decimal fraction: 0.8 is to be at least 1 - 0.2."""
+
+LENGTHS = {"5h": 5 * 3600.0, "7d": 7 * DAY}
+"""Seconds of windows that providers name by their length."""
+
+
+def provider_of(api: str) -> Provider | None:
+    """Return whose subscription pays for calls in this format."""
+    if api == "anthropic":
+        return "anthropic"
+    return "openai" if api.startswith("openai") else None
+
+
+class Window(Struct):
+    """One window of a subscription, as it was heard of last. Times are Unix times: a reset is a matter of the calendar."""
+
+    name: str
+    used: float | None = None
+    """`None`: unknown, as after a reset."""
+    resets_at: float | None = None
+    heard_at: float = 0.0
+    since: float = 0.0
+    """When it was first heard of after its last reset."""
+    seconds: float | None = None
+    """Its length, if that was told."""
+    rejected: bool = False
+    rejected_at: float = 0.0
+    near: bool = False
+    """`plan_nearing` was published."""
+    full: bool = False
+    """`plan_exhausted` was published."""
+    base: float | None = None
+    """From where its growth counts: 0 after a reset, `None` before it is first heard of."""
+    weights: dict[RunId, int] = {}
+    """What the calls of each run have cost since it grew last, in nano-dollars."""
+    samples: list[tuple[float, float]] = []
+    """When it was heard of, and how much of it was used, as far as that is wanted for a forecast."""
+
+    @property
+    def of_week(self) -> bool:
+        length = self.seconds or LENGTHS.get(self.name.partition("_")[0])
+        return length >= DAY if length is not None else self.name == "secondary"
+
+    def counts(self, model: str | None) -> bool:
+        """Return whether calls of a model use it: `7d_opus` is used by the models with that word in their names. `None`: any
+        model."""
+        of_model = self.name.partition("_")[2]
+        return not of_model or model is None or of_model in model
+
+    def over(self, now: float) -> bool:
+        return self.resets_at is not None and self.resets_at <= now
+
+    def reset(self) -> None:
+        self.used = self.resets_at = None
+        self.base = 0.0
+        self.rejected = self.near = self.full = False
+        self.samples = []
+
+    def bars(self, keep: float) -> bool:
+        """Return whether agents may use no more of it."""
+        return self.rejected or (self.used is not None and self.used >= 1 - keep - _SLACK)
+
+    def hear(self, seen: SeenWindow, now: float, retry_after: float | None) -> float:
+        """Take what a reply says of it. Return how much it has grown since it was heard of last."""
+        if self.used is None and not self.rejected:
+            self.since = now
+        last, self.heard_at = self.heard_at, now
+        self.seconds = seen.seconds or self.seconds
+        self.resets_at = seen.resets_at if seen.resets_at is not None else self.resets_at
+        if seen.rejected and (self.resets_at is None or self.resets_at <= now):
+            self.resets_at = now + (retry_after or UNTOLD)
+        if seen.rejected:
+            self.rejected, self.rejected_at = True, now
+        elif now - self.rejected_at >= OVERTAKEN:
+            self.rejected = False
+        if seen.used_ratio is None:
+            return 0.0
+        if self.used is not None and 0 < self.used - seen.used_ratio <= OVERTAKEN_BY and now - last < OVERTAKEN:
+            return 0.0
+        before, self.used = self.used, seen.used_ratio
+        if before is not None and seen.used_ratio < before:  # the provider has reset it early, or has corrected itself
+            self.samples, self.base = [], seen.used_ratio
+            self.near = self.full = False
+        if not self.samples or self.samples[-1][1] != self.used:
+            self.samples.append((now, self.used))
+        while len(self.samples) > 2 and self.samples[1][0] < now - FORECAST:
+            del self.samples[0]
+        grown = max(0.0, self.used - self.base) if self.base is not None else 0.0
+        self.base = max(self.used, self.base or 0.0)
+        return grown
+
+    def weigh(self, run: RunId, cost: int) -> None:
+        if run in self.weights or len(self.weights) < MOST_RUNS:
+            self.weights[run] = self.weights.get(run, 0) + cost
+
+    def divide(self, grown: float) -> dict[RunId, float]:
+        """Return what each run has of a growth, by what its calls have cost since the last one."""
+        total = sum(self.weights.values())
+        parts = {run: grown * weight / total for run, weight in self.weights.items()} if total else {}
+        self.weights = {}
+        return parts
+
+    def empty_at(self, now: float) -> float | None:
+        """Return when it is used up if it grows as within the last half hour; `None` if its reset comes before."""
+        if self.used is None or len(self.samples) < 2:
+            return None
+        began, ratio = self.samples[0]
+        if now - began < (self.resets_at - now if self.resets_at is not None else LEAST_SEEN * 60) / 60:
+            return None  # a burst of calls is no rate
+        rate = (self.used - ratio) / max(1.0, now - began)
+        at = now + (1 - self.used) / rate if rate > 0 else None
+        return at if at is not None and (self.resets_at is None or at < self.resets_at) else None
+
+
+class Subscription(Struct):
+    """An account of a provider whose windows are known."""
+
+    provider: Provider
+    account: str
+    """A hash of the organization, or of the credential."""
+    plan_type: str | None = None
+    status: str | None = None
+    heard_at: float = 0.0
+    windows: dict[str, Window] = {}
+    logins: list[str] = []
+    """Hashes of credentials that are known to be of this account, the newest last."""
+    uids: list[int] = []
+    """The users whose runs have used it."""
+    programs: list[str] = []
+    """The agent programs that these have used it with, as `caller`."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.provider}/{self.account}"
+
+    def barring(self, policy: PlanPolicy, model: str | None) -> list[Window]:
+        """Return the windows of which agents may use no more for calls of a model."""
+        return [each for each in self.windows.values() if each.counts(model) and each.bars(policy.kept(each.of_week))]
+
+    @property
+    def shorter(self) -> Window | None:
+        """The window that `--limit plan` is about."""
+        if "5h" in self.windows or "primary" in self.windows:
+            return self.windows.get("5h") or self.windows.get("primary")
+        return next((each for each in self.windows.values() if not each.of_week), None)
+
+    def fullest(self) -> Window | None:
+        return max((each for each in self.windows.values() if each.used is not None), key=lambda each: each.used or 0, default=None)
+
+
+MOST_LOGINS = 64
+"""Credentials of one account that are remembered: programs renew theirs every few hours."""
+
+
+def remember(known: list[str], word: str) -> bool:
+    """Put a word at the end of a list that keeps the newest. Return whether that has changed it."""
+    if known and known[-1] == word:
+        return False
+    if word in known:
+        known.remove(word)
+    known.append(word)
+    del known[:-MOST_LOGINS]
+    return True
+
+
+def caller(uid: int, program: str) -> str:
+    return f"{uid} {program}"
+
+
+class PlanHold(Struct):
+    """What a run waits for: the reset of a window."""
+
+    subscription: str
+    message: str
+    used: float | None
+    allowed: float
+    since: float
+    """On the core's clock, as the next."""
+    model: str | None = None
+    """Of the call that waits."""
+    goes_on_at: float | None = None
+    """Its turn after the reset."""
+
+
+def spread(waiting: Sequence[tuple[int, float]], now: float, within: float) -> list[float]:
+    """Return when each of the runs goes on that wait for a reset: one after the other, the first at once, by priority (higher
+    first) and then in the order in which they began to wait. `waiting`: priority, and since when, of each."""
+    order = sorted(range(len(waiting)), key=lambda index: (-waiting[index][0], waiting[index][1]))
+    turns = {index: now + within * turn / len(waiting) for turn, index in enumerate(order)}
+    return [turns[index] for index in range(len(waiting))]
+
+
+def spread_of(windows: Iterable[Window], now: float) -> float:
+    """Return the seconds over which runs go on: a minute, or a fifth of what is known to have been a whole window if that is
+    less."""
+    known = min((now - each.since for each in windows if each.since), default=SPREAD * 5)
+    return min(SPREAD, max(0.0, known) / 5)
+
+
+def percent(ratio: float) -> str:
+    return f"{100 * ratio:.0f} %"
+
+
+def clock(moment: float, now: float, zone: tzinfo | None) -> str:
+    """Return a time as people say it: `14:00`, with the date if it is over a day away."""
+    local = datetime.fromtimestamp(moment, zone)
+    return f"{local:%H:%M}" if abs(moment - now) <= DAY else f"{local:%Y-%m-%d %H:%M}"
+
+
+def sentence(window: Window, keep: float, now: float, zone: tzinfo | None) -> str:
+    """Return what bars a call: `the 5h window is 81 % used, agents may use 80 %; it resets at 14:00`."""
+    used = f"is {percent(window.used)} used" if window.used is not None else "is used up"
+    if window.rejected:
+        why = f"the {window.name} window {used}, and the provider refuses calls"
+    else:
+        why = f"the {window.name} window {used}, agents may use {percent(1 - keep)}"
+    when = f"it resets at {clock(window.resets_at, now, zone)}" if window.resets_at is not None else "its reset is not known"
+    return f"{why}; {when}"
+
+
+def events_of(window: Window, keep: float) -> Iterator[str]:
+    """Yield which events a window calls for now, each once between two resets: `nearing`, `exhausted`."""
+    if not window.near and window.used is not None and window.used >= NEARING - _SLACK:
+        window.near = True
+        yield "nearing"
+    if not window.full and window.bars(keep):
+        window.full = True
+        yield "exhausted"

@@ -1,0 +1,63 @@
+"""The windows of subscriptions."""
+
+from __future__ import annotations
+
+from ..structs import Literal, Struct, datetime
+from ..types import RunId
+from .base import Reply, Request
+
+Provider = Literal["anthropic", "openai"]
+
+
+class Plans(Request, tag="plans"):
+    """Return the accounts whose windows are known. Answered by `PlanList`."""
+
+    repeats = 1
+
+
+class PlanWindow(Struct, frozen=True, kw_only=True):
+    """One window of an account, as it was heard of last."""
+
+    window: str
+    """`5h`, `7d`, one of a model such as `7d_opus`; `primary`, `secondary`."""
+    used_ratio: float | None
+    """0.42 is 42 %. `None` if it is unknown, as after its reset."""
+    resets_at: datetime | None
+    heard_at: datetime
+    keep_ratio: float
+    """What is kept of it for the person: `plans.keep`, or `plans.keep_week`."""
+    rejected: bool = False
+    """The provider has refused a call because of it, and it has not been reset since."""
+    empty_at: datetime | None = None
+    """When it will be used up at the present rate; `None` if that is after its reset, or cannot be told."""
+
+
+class PlanAccount(Struct, frozen=True, kw_only=True):
+    account: str
+    """A hash of the organization, or of the credential."""
+    provider: Provider
+    plan_type: str | None
+    status: str | None
+    """As the provider says: `allowed`, `allowed_warning`, `rejected`. `None` if it is unknown."""
+    action: Literal["hold", "refuse", "warn"]
+    """What happens to calls beyond what agents may use."""
+    heard_at: datetime
+    windows: list[PlanWindow]
+    held: list[RunId] = []
+    """Runs in the caller's scope that wait for a reset: paused between two calls, or queued."""
+
+
+class PlanList(Reply, tag="plan_list"):
+    accounts: list[PlanAccount]
+
+
+class SeenWindow(Struct, frozen=True, kw_only=True):
+    """What one reply, or one line of a session file, says of a window."""
+
+    window: str
+    used_ratio: float | None = None
+    resets_at: float | None = None
+    """Unix time."""
+    seconds: float | None = None
+    """Its length."""
+    rejected: bool = False

@@ -1,0 +1,440 @@
+"""Subscriptions: what holds a call or a root, who goes on when, and whose share of a window is how large."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sfad.core import commands as c
+from sfad.core import events as e
+from sfad.core.life.pausing import REPLY_OUTLIVES
+from sfad.core.state.plans import AFTER_RESET, SPREAD, Window, clock, spread
+from sfad.core.state.policy import PlanPolicy
+from sfad.protocol.requests.gateway import CallAdmitted
+from sfad.protocol.requests.plans import SeenWindow
+from sfad.protocol.types import LimitKind, RunId, Status
+from tests.core.transcript import NOON, Transcript, use
+
+KEY = "anthropic/org"
+HOUR = 3600.0
+
+
+class Plan(Transcript):
+    """A transcript in which calls use one subscription of Anthropic's."""
+
+    def __init__(self, **plan: Any) -> None:
+        super().__init__(plans={"anthropic": PlanPolicy(**plan)}, call_wait=60.0)
+        self.machine.plans.known_before([], self.at, NOON + timedelta(seconds=self.at))
+
+    def asks(self, run: RunId, model: str = "claude-sonnet", login: str = "login") -> e.CallAsked:
+        return self.call(run, 10, api="anthropic", login=login, model=model)
+
+    def answered(self, call: e.CallAsked) -> bool:
+        """Whether a call has been admitted."""
+        answer = self.answers.get(call.token)
+        return isinstance(answer, CallAdmitted) and answer.reservation is not None
+
+    def seen(
+        self, run: RunId, used: float | None, *, window: str = "5h", left: float = HOUR, rejected: bool = False,
+        login: str = "login",
+    ) -> e.PlanSeen:  # fmt: skip
+        """A reply tells of a window that is reset in `left` seconds."""
+        now = NOON + timedelta(seconds=self.at)
+        seen = SeenWindow(window=window, used_ratio=used, resets_at=now.timestamp() + left, rejected=rejected)
+        status = "rejected" if rejected else "allowed"
+        return e.PlanSeen(self.at, run, "anthropic", now, login, "org", None, status, (seen,))
+
+    def due(self) -> e.PlansDue:
+        return e.PlansDue(self.at, NOON + timedelta(seconds=self.at))
+
+    def ended(self, call: e.CallAsked, cost: float = 0.01) -> e.CallSettled:
+        name, _ = self.admission(call)
+        return self.call_ended(name, use(messages=1, cost=cost), api="anthropic")
+
+    def go(self, event: e.Event) -> list[c.Command]:
+        """Have an event happen; return what it called for."""
+        outcome = self.machine.handle(event)
+        for command in outcome.commands:
+            self._note(command)
+            if isinstance(command, c.AnswerRequest):
+                self.answers[command.token] = command.answer
+        self._keep(outcome)
+        return outcome.commands
+
+    def told(self, commands: list[c.Command], what: str) -> list[str]:
+        return [each.event.message for each in commands if isinstance(each, c.Publish) and each.event.type == what]
+
+
+def test_a_call_at_the_bound_waits_for_the_reset_and_goes_on_by_itself() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a")
+    first = t.asks(a)
+    t.go(first)
+    assert t.answered(first)
+    told = t.go(t.seen(a, 0.81, left=HOUR))
+    assert t.told(told, "plan_exhausted") == ["the 5h window is 81 % used, agents may use 80 %; it resets at 13:00"]
+    assert len(t.told(told, "plan_nearing")) == 1
+    second = t.asks(a)
+    commands = t.go(second)
+    assert not t.answered(second)
+    assert t.run(a).status is Status.PAUSED
+    assert c.Freeze(a) not in commands, "the first call is under way, and must not be frozen in its middle"
+    reason = t.run(a).shown_reason
+    assert reason is not None
+    assert (reason.kind, reason.limit_kind, reason.used, reason.threshold) == ("plan", "plan", 81.0, 80.0)
+    assert c.Freeze(a) in t.go(t.ended(first))
+    t.later(HOUR - 1)
+    t.go(t.due())
+    assert not t.answered(second)
+    t.later(1 + AFTER_RESET)
+    told = t.go(t.due())
+    assert t.told(told, "plan_reset")
+    assert t.machine.plans.known[KEY].windows["5h"].used is None, "unknown, and not 0"
+    assert t.run(a).status is Status.RUNNING
+    assert not t.answered(second), "it stood still for long: if it has given the call up, it hangs up now"
+    t.later(2)
+    t.go(t.fired(a, "calls"))
+    assert t.answered(second)
+
+
+def test_a_call_that_was_held_shortly_is_answered_at_once() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a")
+    t.go(t.seen(a, 0.9, left=REPLY_OUTLIVES / 2))
+    call = t.asks(a)
+    t.go(call)
+    t.later(REPLY_OUTLIVES / 2 + AFTER_RESET)
+    t.go(t.due())
+    assert t.answered(call)
+
+
+def test_refused_is_the_call_and_not_the_run() -> None:
+    t = Plan(keep=0.2, action="refuse")
+    a = t.start("a")
+    t.go(t.seen(a, 0.8))
+    call = t.asks(a)
+    t.go(call)
+    answer = t.answers[call.token]
+    assert isinstance(answer, CallAdmitted)
+    assert answer.refused == "the 5h window is 80 % used, agents may use 80 %; it resets at 13:00"
+    assert t.run(a).status is Status.RUNNING
+
+
+@pytest.mark.parametrize("action", ["hold", "refuse", "warn"])
+def test_after_a_rejection_only_warn_lets_calls_through(action: str) -> None:
+    t = Plan(action=action)
+    a = t.start("a")
+    t.go(t.seen(a, 0.3, rejected=True))
+    call = t.asks(a)
+    t.go(call)
+    assert t.answered(call) == (action == "warn")
+    if action == "warn":
+        assert t.machine.plans.known[KEY].windows["5h"].full, "it is told all the same"
+    t.later(HOUR + AFTER_RESET)
+    t.go(t.due())
+    again = t.asks(a)
+    t.go(again)
+    assert t.answered(again)
+    assert t.machine.plans.known[KEY].status != "rejected"
+
+
+def test_a_rejection_without_a_reset_holds_for_a_while() -> None:
+    t = Plan()
+    a = t.start("a")
+    now = NOON + timedelta(seconds=t.at)
+    seen = SeenWindow(window="5h", rejected=True)
+    t.go(e.PlanSeen(t.at, a, "anthropic", now, "login", "org", None, "rejected", (seen,), 7.0))
+    call = t.asks(a)
+    t.go(call)
+    t.later(6)
+    t.go(t.due())
+    assert not t.answered(call)
+    t.later(1 + AFTER_RESET)
+    t.go(t.due())
+    assert t.answered(call)
+
+
+def test_the_week_has_a_bound_of_its_own_and_a_models_window_holds_that_model() -> None:
+    t = Plan(keep=0.0, keep_week=0.5)
+    a, b = t.start("a"), t.start("b")
+    t.go(t.seen(a, 0.49, window="7d"))
+    t.go(t.seen(a, 0.5, window="7d_opus"))
+    sonnet, opus = t.asks(a), t.asks(b, model="claude-opus-4")
+    t.go(sonnet)
+    t.go(opus)
+    assert (t.answered(sonnet), t.answered(opus)) == (True, False)
+    t.go(t.seen(a, 0.5, window="7d"))
+    late = t.asks(a)
+    t.go(late)
+    assert not t.answered(late)
+
+
+def test_new_roots_of_a_program_that_uses_the_subscription_queue() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a", argv=("claude", "-p"))
+    t.go(t.seen(a, 0.9))
+    spawn = t.spawn("b", argv=("claude", "-p", "x"))
+    t.go(spawn)
+    (b,) = [run for run in t.machine.tree if run.name == "b"]
+    t.go(t.committed(b.id))
+    assert b.status is Status.QUEUED
+    assert b.shown_reason is not None
+    assert "90 % used" in b.shown_reason.message
+    assert [run.id for run in t.machine.plans.held_by(t.machine.plans.known[KEY])] == [b.id]
+    t.go(t.spawn("other", argv=("codex", "exec")))
+    (other,) = [run for run in t.machine.tree if run.name == "other"]
+    assert other.status is Status.ACCEPTED, "another program may use another account"
+    refused = t.spawn("c", argv=("claude", "-p"), queue=False)
+    t.go(refused)
+    answer = t.answers[refused.token]
+    assert isinstance(answer, c.SpawnRefused)
+    assert "90 % used" in answer.refusal.message
+    t.later(HOUR + AFTER_RESET)
+    assert any(isinstance(each, c.Launch) and each.run is b for each in t.go(t.due()))
+
+
+def test_a_root_that_waits_for_a_slot_waits_for_the_reset_too() -> None:
+    t = Plan(keep=0.2)
+    t.go(e.Reconfigured(t.at, replace(t.machine.policy, trees_per_user=1)))
+    a = t.start("a", argv=("claude",))
+    t.go(t.spawn("b", argv=("claude",)))
+    (b,) = [run for run in t.machine.tree if run.name == "b"]
+    t.go(t.committed(b.id))
+    t.go(t.seen(a, 0.9))
+    t.go(t.exited(a))
+    assert b.status is Status.QUEUED
+    assert b.plan_hold is not None
+
+
+def test_a_person_may_pause_what_waits_and_cannot_hurry_it() -> None:
+    t = Plan(keep=0.2)
+    a = t.start("a")
+    t.go(t.seen(a, 0.9, left=60))
+    call = t.asks(a)
+    t.go(call)
+    resume = t.resume(a)
+    t.go(resume)
+    answer = t.answers[resume.token]
+    assert isinstance(answer, c.ErrorAnswer)
+    assert "it goes on by itself" in answer.message
+    t.go(t.pause(a))
+    t.later(60 + AFTER_RESET)
+    t.go(t.due())
+    assert t.run(a).status is Status.PAUSED, "a person has paused it, too"
+    t.go(t.resume(a))
+    assert t.answered(call)
+
+
+def test_the_clocks_above_a_run_that_waits_stand_still() -> None:
+    t = Plan(keep=0.2)
+    above, a = t.chain("night", "a")
+    t.go(t.seen(a, 0.9, left=3 * HOUR))
+    t.go(t.asks(a))
+    before = t.run(above).clock.elapsed(t.at)
+    t.later(3 * HOUR + AFTER_RESET)
+    t.go(t.due())
+    assert t.run(above).clock.elapsed(t.at) == before
+    t.later(5)
+    assert t.run(above).clock.elapsed(t.at) == before + 5
+
+
+def test_less_kept_lets_go_on() -> None:
+    t = Plan(keep=0.5)
+    a = t.start("a")
+    t.go(t.seen(a, 0.6))
+    call = t.asks(a)
+    t.go(call)
+    assert not t.answered(call)
+    t.go(e.Reconfigured(t.at, replace(t.machine.policy, plans={"anthropic": PlanPolicy(keep=0.3)})))
+    assert t.answered(call)
+
+
+def test_growth_is_divided_by_cost_and_a_tree_has_a_limit_of_it() -> None:
+    t = Plan()
+    a, b = t.start("a", limits="plan=10"), t.start("b")
+    t.go(t.seen(a, 0.10))
+    for run, cost in ((a, 0.03), (b, 0.01)):
+        call = t.asks(run)
+        t.go(call)
+        t.go(t.seen(run, 0.10))
+        t.go(t.ended(call, cost))
+    t.go(t.seen(b, 0.20))
+    shares = {run: t.run(run).plan_shares[f"{KEY}/5h"] for run in (a, b)}
+    assert shares[a] == pytest.approx(0.075, rel=1e-3)
+    assert sum(shares.values()) == pytest.approx(0.10)
+    assert t.run(a).account.used(LimitKind.PLAN) == pytest.approx(7.5, rel=1e-3)
+    call = t.asks(a)
+    t.go(call)
+    t.go(t.ended(call, 0.05))
+    t.go(t.seen(b, 0.30))
+    over = t.run(a)
+    assert over.status is Status.STOPPING
+    assert over.ending is not None
+    assert over.ending.reason is not None
+    assert (over.ending.reason.limit_kind, over.ending.reason.threshold) == ("plan", 10.0)
+
+
+def test_a_limit_of_a_tree_counts_its_descendants_and_begins_again_after_the_reset() -> None:
+    t = Plan()
+    a, b = t.chain("a", "b", limits="plan=50")
+    t.go(t.seen(b, 0.0, left=60))
+    t.go(t.seen(b, 0.4, left=60))
+    assert t.run(a).account.used(LimitKind.PLAN) == pytest.approx(40)
+    assert not t.run(a).plan_shares, "its own share is another thing"
+    t.later(60 + AFTER_RESET)
+    t.go(t.due())
+    assert t.run(a).account.used(LimitKind.PLAN) == 0
+    assert t.run(b).plan_shares[f"{KEY}/5h"] == pytest.approx(0.4)
+
+
+def test_a_renewed_credential_is_of_the_same_account_once_a_reply_says_so() -> None:
+    t = Plan(keep=0.2)
+    a, b = t.start("a"), t.start("b")
+    t.go(t.seen(a, 0.9))
+    held = t.asks(a, login="renewed")
+    t.go(held)
+    assert not t.answered(held), "its earlier calls tell which account a run uses"
+    first = t.asks(b, login="renewed")
+    t.go(first)
+    assert t.answered(first), "the first call decides"
+    t.go(t.seen(b, 0.9, login="renewed"))
+    second = t.asks(b, login="renewed")
+    t.go(second)
+    assert not t.answered(second)
+    assert len(t.machine.plans.known) == 1
+
+
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.floats(0, 1000)), min_size=1, max_size=40),
+    st.floats(0, 1e6),
+    st.floats(0, SPREAD),
+)
+def test_turns_are_within_a_minute_by_priority_and_the_first_is_now(
+    waiting: list[tuple[int, float]], now: float, within: float
+) -> None:
+    turns = spread(waiting, now, within)
+    assert min(turns) == now
+    assert max(turns) <= now + within
+    order = sorted(zip(turns, waiting, strict=True), key=lambda each: each[0])
+    if within > 1 and now < 1e5:
+        ranks = [(-priority, since) for _, (priority, since) in order]
+        assert ranks == sorted(ranks)
+
+
+def test_a_reply_that_was_overtaken_is_no_news() -> None:
+    t = Plan(keep=0.2)
+    a, b = t.start("a"), t.start("b")
+    t.go(t.seen(a, 0.10))
+    t.go(t.seen(a, 0.20))
+    t.later(1)
+    t.go(t.seen(b, 0.14))
+    t.go(t.seen(b, 0.20))
+    window = t.machine.plans.known[KEY].windows["5h"]
+    assert window.used == 0.2
+    assert sum(t.run(a).plan_shares.values()) == pytest.approx(0.1)
+    assert not t.run(b).plan_shares
+    t.go(t.seen(a, 0.2, rejected=True))
+    t.later(1)
+    t.go(t.seen(b, 0.2))
+    assert window.rejected, "what came a moment later was sent before"
+    t.later(100)
+    t.go(t.seen(b, 0.02))
+    assert (window.used, window.rejected) == (0.02, False), "the provider has given more"
+
+
+def test_a_forecast_is_of_the_present_rate() -> None:
+    window = Window("5h")
+    for minute in range(31):
+        window.hear(SeenWindow(window="5h", used_ratio=0.2 + 0.01 * minute, resets_at=4 * HOUR), 60.0 * minute, None)
+    assert window.empty_at(1800.0) == pytest.approx(1800 + 50 * 60)
+    assert window.empty_at(1800.0 + HOUR) is None, "nothing was used for an hour, so it lasts until the reset"
+
+
+def test_a_reset_over_a_day_away_has_its_date() -> None:
+    noon = NOON.timestamp()
+    assert (clock(noon + HOUR, noon, NOON.tzinfo), clock(noon + 30 * HOUR, noon, NOON.tzinfo)) == ("13:00", "2026-06-02 18:00")
+
+
+def test_an_alert_tells_that_a_window_will_be_empty_before_its_reset() -> None:
+    t = Plan()
+    a = t.start("a")
+    found = []
+    for minute in range(40):
+        found += t.told(t.go(t.seen(a, 0.02 * minute, left=4 * HOUR - t.at)), "alert_plan")
+        t.later(60)
+    assert len(found) == 1
+    assert "is empty at 12:" in found[0]
+
+
+STEP = st.one_of(
+    st.tuples(st.just("call"), st.integers(0, 2)),
+    st.tuples(st.just("reply"), st.integers(0, 9)),
+    st.tuples(st.just("end"), st.integers(0, 9)),
+    st.tuples(st.just("person"), st.integers(1, 20)),
+    st.tuples(st.just("time"), st.integers(1, 90)),
+    st.tuples(st.just("reject"), st.integers(0, 9)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(STEP, max_size=60), st.sampled_from([0.0, 0.2, 0.5]))
+def test_no_call_above_the_bound_and_no_share_above_the_growth(steps: list[tuple[str, int]], keep: float) -> None:
+    """A provider with a window of 100 s, of which each call takes 3 %, and the person takes some."""
+    t = Plan(keep=keep)
+    runs = [t.start(name) for name in "abc"]
+    open_: list[e.CallAsked] = []
+    replied: set[int] = set()
+    used, ends, grown, rejected = 0.0, t.at + 100, 0.0, False
+    told: float | None = None
+    waiting: list[e.CallAsked] = []
+
+    def renew() -> None:
+        nonlocal used, ends, told, rejected
+        if t.at >= ends:
+            used, ends, told, rejected = 0.0, t.at + 100, None, False
+
+    def check(before: set[int]) -> None:
+        nonlocal used
+        for call in [each for each in waiting if t.answered(each)]:
+            assert call.token in before or told is None or told < 1 - keep, "a call goes out above what is kept"
+            assert not rejected
+            waiting.remove(call)
+            open_.append(call)
+            used = min(1.0, used + 0.03)
+
+    for what, number in steps:
+        renew()
+        before = {each.token for each in open_}
+        if what == "call":
+            call = t.asks(runs[number])
+            waiting.append(call)
+            t.go(call)
+        elif what in ("reply", "reject") and open_:
+            call = open_[number % len(open_)]
+            if call.token not in replied:
+                replied.add(call.token)
+                grown += used - (told or 0.0) if told is None or used > told else 0.0
+                told, rejected = used, what == "reject"
+                t.go(t.seen(call.call.run, used, left=ends - t.at, rejected=rejected))
+        elif what == "end" and open_:
+            call = open_.pop(number % len(open_))
+            t.go(t.ended(call, 0.01 * (1 + number)))
+        elif what == "person":
+            used = min(1.0, used + number / 100)
+        elif what == "time":
+            t.later(number)
+            renew()
+            t.go(t.due())
+            for run in runs:
+                t.go(t.fired(run, "calls"))
+        check(before)
+        shares = Counter[str]()
+        for run in runs:
+            shares.update(t.run(run).plan_shares)
+        assert sum(shares.values()) <= grown + 1e-9

@@ -1,0 +1,176 @@
+"""Subscriptions between real processes: nights of agents in minutes, with windows of seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from sfactl.connection import Client
+from sfad.protocol import messages as m
+from sfad.protocol.types import RunId, RunInfo, Status
+from tests.conftest import Start
+from tests.harness import Daemon, ended, spawn, wait_until
+
+from .agents import info, limit
+from .subscription import Account, Quota, selling
+
+SUBSCRIBER = str(Path(__file__).with_name("subscriber.py"))
+TOKEN = "sk-ant-oat01-kept-nowhere"  # noqa: S105 - it opens nothing
+CONFIG = """
+[gateway]
+enabled = true
+[gateway.upstreams.anthropic]
+url = "{anthropic}"
+api = "anthropic"
+[gateway.upstreams.openai]
+url = "{openai}/v1"
+api = "openai-responses"
+[plans]
+keep = "30%"
+keep_week = "20%"
+action = "{action}"
+[quotas]
+spawns_per_hour = 100000
+"""
+
+
+@pytest.fixture
+def account() -> Iterator[Account]:
+    """A subscription whose shorter window takes 4 s, of which each call takes 7 %."""
+    with selling(Quota("5h", 4.0, 0.07), Quota("7d", 600.0, 0.001), w5h=0.7, w7d=0.8) as made:
+        yield made
+
+
+def config(anthropic: Account, openai: Account | None = None, action: str = "hold") -> str:
+    return CONFIG.format(anthropic=anthropic.url, openai=(openai or anthropic).url, action=action)
+
+
+def subscribe(client: Client, calls: int, *words: str, name: str = "agent", **options: object) -> RunId:
+    """Start an agent that makes so many calls."""
+    env = [key + b"=" + value for key, value in os.environb.items() if not key.endswith(b"_BASE_URL")]
+    argv = [sys.executable, SUBSCRIBER, str(calls), *words]
+    reply = spawn(client, argv, name=name, env=[*env, f"TOKEN={TOKEN}".encode()], **options)
+    assert isinstance(reply, m.RunReply), reply
+    return reply.run.id
+
+
+def plans(client: Client) -> dict[str, m.PlanAccount]:
+    return {each.provider: each for each in client.call(m.Plans(id=0), m.PlanList).accounts}
+
+
+def all_ended(daemon: Daemon, runs: Sequence[RunId]) -> list[RunInfo]:
+    with daemon.client() as client:
+        return [ended(client, run) for run in runs]
+
+
+def no_call_was_made_above(account: Account) -> None:
+    """No agent called once it had been told that it may not, but for what was under way."""
+    late = [each for each in account.arrivals if TOKEN in each.login and each.told >= 0 and each.at - each.told_at > 1.0]
+    assert not late
+
+
+def beside_sfad(account: Account) -> None:
+    """Use the subscription as the person does."""
+    for _ in range(3):
+        account.use(0.1)
+        time.sleep(2)
+
+
+def test_a_night_of_ten_agents(start: Start, account: Account) -> None:
+    with selling(Quota("5h", 5.0, 0.07), Quota("7d", 600.0, 0.001), w5h=0.7, w7d=0.8) as openai:
+        daemon = start(config=config(account, openai))
+        with daemon.client() as client:
+            runs = [subscribe(client, 5, name=f"one-{number}") for number in range(4)]
+            runs += [subscribe(client, 5, "openai", name=f"two-{number}") for number in range(3)]
+            runs += [subscribe(client, 5, name=f"three-{number}", priority=5) for number in range(3)]
+            wait_until(lambda: plans(client)["anthropic"].held if "anthropic" in plans(client) else None, "runs wait for the reset")
+            held = info(client, plans(client)["anthropic"].held[0])
+        assert held.status is Status.PAUSED
+        assert held.reason is not None
+        assert held.reason.limit_kind == "plan"
+        assert "agents may use 70 %" in held.reason.message
+        person = threading.Thread(target=beside_sfad, args=[account])
+        person.start()
+        daemon.kill()
+        daemon.restart()
+        with daemon.client() as client:
+            found = plans(client)
+            assert {each.window for each in found["anthropic"].windows} == {"5h", "7d"}
+        done = all_ended(daemon, runs)
+        person.join()
+        assert [run.status for run in done] == [Status.COMPLETED] * 10
+        assert (account.answered, openai.answered) == (35, 15)
+        for each in (account, openai):
+            no_call_was_made_above(each)
+        by_window = {share.window for run in done for share in run.plans}
+        assert {"5h", "primary"} <= by_window
+        sums = {name: sum(each.share for run in done for each in run.plans if each.window == name) for name in by_window}
+        assert sums["5h"] <= 35 * 0.07 + 3 * 0.1 + 0.001
+        assert sums["primary"] <= 15 * 0.07 + 0.001, "replies overtake each other, and nothing is divided twice"
+        kept = [path for path in daemon.directory.rglob("*") if path.is_file()]
+        assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
+
+
+def test_one_refused_call_is_enough_and_its_agent_learns_nothing(start: Start) -> None:
+    with selling(Quota("5h", 4.0, 0.3)) as account:
+        daemon = start(config=config(account).replace('"30%"', '"0%"'))
+        account.use(1.0)
+        with daemon.client() as client:
+            runs = [subscribe(client, 2, name=f"a{number}") for number in range(3)]
+        done = all_ended(daemon, runs)
+        assert [run.status for run in done] == [Status.COMPLETED] * 3
+        refused = [each for each in account.arrivals if each.status == 429]
+        assert all(each.at - refused[0].at < 1.0 or each.at >= refused[0].at + 1.5 for each in refused)
+        shown = daemon.sfactl("plans", "--json")
+        assert json.loads(shown.stdout)["accounts"][0]["windows"][0]["window"] == "5h"
+
+
+def test_refuse_is_an_answer_in_the_providers_form(start: Start, account: Account) -> None:
+    daemon = start(config=config(account, action="refuse"))
+    with daemon.client() as client:
+        first = subscribe(client, 11)
+        run = ended(client, first)
+    assert run.status is Status.FAILED
+    last = json.loads(daemon.sfactl("logs", first).stdout.splitlines()[-1])
+    assert last["status"] == 400
+    error = json.loads(last["said"])["error"]
+    assert "the 5h window is 70 % used, agents may use 70 %; it resets at " in error["message"]
+    assert account.answered == 10
+
+
+def test_new_roots_queue_and_are_told_why(start: Start) -> None:
+    with selling(Quota("5h", 6.0, 0.4)) as account:
+        daemon = start(config=config(account))
+        with daemon.client() as client:
+            first = subscribe(client, 2, name="first")
+            ended(client, first)
+            second = subscribe(client, 1, name="second")
+            run = info(client, second)
+            assert run.status is Status.QUEUED
+            assert run.reason is not None
+            assert "agents may use 70 %" in run.reason.message
+            assert "resets at" in daemon.sfactl("why", second).stdout
+            assert second in daemon.sfactl("plans").stdout
+            daemon.kill()
+            daemon.restart()
+        done = all_ended(daemon, [second])
+        assert done[0].status is Status.COMPLETED
+
+
+def test_a_tree_takes_no_more_of_a_window_than_its_limit(start: Start) -> None:
+    with selling(Quota("5h", 600.0, 0.04)) as account:
+        daemon = start(config=config(account))
+        with daemon.client() as client:
+            run = ended(client, subscribe(client, 9, limits=[limit("plan", 10)]))
+        assert run.reason is not None
+        assert (run.status, run.reason.limit_kind) == (Status.FAILED, "plan")
+        assert 3 <= account.answered <= 6
+        (state,) = [each for each in run.limits if each.kind == "plan"]
+        assert (state.threshold, state.enforced_by) == (10.0, "gateway")
