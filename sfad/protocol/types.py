@@ -511,7 +511,7 @@ class Worktree(Struct, frozen=True, kw_only=True):
     """A git worktree of a run's own. A client says only `branch` and `of`. The daemon fills in the rest."""
 
     branch: str | None = None
-    """Of a request: a new branch; `None` is `sfad/NAME-ID`."""
+    """Of a request: a new branch; `None` is sfad/NAME-ID."""
     of: RunId | None = None
     """Work in the worktree of this ended run. If it is gone, make it again, on its branch."""
     path: bytes = b""

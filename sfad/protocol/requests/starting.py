@@ -28,9 +28,9 @@ class Spawn(Request, tag="spawn"):
     is the run that the first one started, as it is now. The daemon remembers the keys of live runs and of the last 1000 that ended,
     across restarts.
 
-    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `limit`, `list`, `logs`, `pause`, `report`,
-    `reserve`, `result`, `resume`, `send`, `settle`, `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`. Any other is
-    `bad_request`.
+    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `limit`, `list`, `logs`, `pause`, `plans`,
+    `report`, `reserve`, `result`, `resume`, `send`, `settle`, `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`.
+    Any other is `bad_request`.
     """
 
     repeats = 3  # with its key, a run is admitted once however often it is asked for
