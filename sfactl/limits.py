@@ -6,7 +6,7 @@ from itertools import groupby
 from math import ceil
 
 from sfad.protocol import limits as written
-from sfad.protocol.kinds import COUNTS, KINDS, METERED
+from sfad.protocol.kinds import COUNTS, KINDS, METERED, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
 from sfad.protocol.units import counted, format_usd
@@ -222,7 +222,7 @@ def share(kind: str | None, used: float | None, threshold: float | None) -> str 
 
 
 def _used(kind: LimitKind, amount: float) -> str:
-    return seconds(amount) if kind is LimitKind.TIME else format_amount(kind, amount, unit=False)
+    return seconds(amount) if kind in TIMED else format_amount(kind, amount, unit=False)
 
 
 def _follows(event: Event, run: RunInfo) -> str:
@@ -236,6 +236,7 @@ def _follows(event: Event, run: RunInfo) -> str:
         Action.TERMINATE: ", terminating",
         Action.WARN: ", continuing",
         Action.REFUSE: ", continuing without it" if event.refused else ", terminating",
+        Action.CONTINUE: ", continuing its session",
         Action.PAUSE: f", paused; more room: sfactl resume {run.id} {more}",
         Action.REQUEST_INCREASE: f", waiting for approval: sfactl approve {run.id} [{more}], or sfactl deny {run.id}",
     }[event.action]

@@ -209,6 +209,8 @@ def outcome(run: RunInfo) -> str:
         return f"{run.status.value} (waits for approval{left})"
     if run.reason is not None and run.reason.limit_kind is not None:
         return f"{run.status.value} (limit {plain(run.reason.limit_kind)})"
+    if run.stopped:
+        return "stopped (by a signal)"
     if run.status is Status.PAUSED and run.reason is not None:
         return f"{run.status.value} ({plain(run.reason.kind)})"
     if run.api_trouble is not None:

@@ -25,6 +25,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--block-tool",), "block_tool", "A tool that the agent may not use", "TOOL", many=True),
     Option(("--nested",), "nested", "The session may start sessions itself"),
     Option(("--cwd",), "cwd", "Working directory (default: current)", "DIR"),
+    Option(("--worktree",), "worktree", "Work in a new git worktree, on a new branch (default: sfad/NAME-ID)", "BRANCH", alone="-"),
     Option(("--label",), "label", "Label for list, stop and others; children inherit it", "K=V", many=True, complete="label"),
     Option(("--channel",), "channel", "Origin of the request, shown in events (default: the parent's, else cli)", "NAME"),
 )
@@ -43,6 +44,7 @@ class OrderOptions(TypedDict, total=False):
     block_tool: Sequence[str]
     nested: bool
     cwd: str
+    worktree: str
     label: Sequence[str]
 
 
@@ -61,6 +63,7 @@ def order(task: str, given: OrderOptions) -> Order:
         blocked_tools=given.get("block_tool", ()),
         nested=given.get("nested", False),
         cwd=given.get("cwd"),
+        worktree=given.get("worktree"),
         labels=spawn_options.pairs("--label", given.get("label", ())),
     )
 

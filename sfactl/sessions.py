@@ -21,7 +21,7 @@ from sfad.protocol.requests.starting import Refused
 from sfad.protocol.requests.steering import Send, Stop, Stopped
 from sfad.protocol.sanitise import sanitise
 from sfad.protocol.structs import Struct, to_json
-from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo
+from sfad.protocol.types import Limit, LimitKind, LimitState, Lowered, Refusal, RunInfo, Worktree
 
 from . import environment, exits, limits, output
 from .autostart import connect_or_start
@@ -99,6 +99,8 @@ class Order(Struct, frozen=True, kw_only=True):
     blocked_tools: Sequence[str] = ()
     nested: bool = False
     cwd: str | None = None
+    worktree: str | None = None
+    """The branch of a worktree of its own; `-` for the default."""
     labels: Mapping[str, str] = {}
 
 
@@ -236,6 +238,7 @@ def _start(client: Client, order: Order, channel: str | None, continues: str | N
         allowed_tools=list(order.allowed_tools),
         blocked_tools=list(order.blocked_tools),
         nested=order.nested,
+        worktree=None if order.worktree is None else Worktree(branch=None if order.worktree == "-" else order.worktree),
         channel=channel,
         labels=dict(order.labels),
         claim=environment.claim(),

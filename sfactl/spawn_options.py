@@ -7,7 +7,7 @@ import os
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.structs import Struct
-from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, RunInfo
+from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, RunInfo, Worktree
 from sfad.protocol.units import MOST_WHOLE
 
 from . import environment
@@ -31,6 +31,10 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--kind",), "kind", "agent (default) or skill", "KIND"),
     Option(("--type",), "type", "Kind of work: developer, qa, planner, … have a profile of limits", "TYPE", complete="type"),
     Option(("--cwd",), "cwd", "Working directory (default: current)", "DIR"),
+    Option(("--worktree",), "worktree",
+        "Work in a new git worktree, on a new branch (default: sfad/NAME-ID)", "BRANCH", alone="-"),
+    Option(("--worktree-of",), "worktree_of", "Work in the worktree of this ended run; if it is gone, make it again",
+        "RUN", complete="run"),
     Option(("--env",), "env", "Set a variable in the run's environment", "K=V", many=True),
     Option(("--label",), "label", "Label for list, stop and others; children inherit it", "K=V", many=True, complete="label"),
     Option(("--channel",), "channel", "Origin of the request, shown in events (default: the parent's, else cli)", "NAME"),
@@ -131,6 +135,8 @@ class SpawnOptions(Struct, frozen=True):
     resume: bool = False
     retry_delay: str | None = None
     cwd: str | None = None
+    worktree: str | None = None
+    worktree_of: str | None = None
     env: Sequence[str] = ()
     wait: bool = False
     keep: bool = False
@@ -187,6 +193,10 @@ def check(wanted: SpawnOptions) -> None:
         raise UsageError("--model-allow: a pattern is empty; write one such as 'claude-haiku-*'")
     if wanted.after and wanted.no_queue:
         raise UsageError("--after and --no-queue exclude each other: a run that waits for another is queued")
+    if wanted.worktree is not None and wanted.worktree_of is not None:
+        raise UsageError("--worktree and --worktree-of exclude each other: the second names a worktree that has a branch")
+    if wanted.worktree == "":
+        raise UsageError("--worktree=: the name of the branch is empty; --worktree alone makes sfad/NAME-ID")
     if wanted.resume and wanted.attempts in (None, "1"):
         raise UsageError("--resume needs further attempts, as in: --attempts 3 --resume")
     _check_text(wanted)
@@ -260,6 +270,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         key=os.urandom(16).hex(),
         isolation=isolation,
         env_set=bool(wanted.env),
+        worktree=_worktree(wanted),
     )
 
 
@@ -268,6 +279,12 @@ def _after(text: str) -> After:
     if not run or (colon and condition != "ok"):
         raise UsageError(f"--after: {text[:80]!r} is not of the form RUN or RUN:ok")
     return After(run=run, ok=bool(colon))
+
+
+def _worktree(wanted: SpawnOptions) -> Worktree | None:
+    if wanted.worktree is None and wanted.worktree_of is None:
+        return None
+    return Worktree(branch=None if wanted.worktree in (None, "-") else wanted.worktree, of=wanted.worktree_of)
 
 
 def _isolation(wanted: SpawnOptions) -> Isolation | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sfad.protocol.kinds import KINDS
+from sfad.protocol.kinds import KINDS, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.listing import Info
 from sfad.protocol.structs import Struct
-from sfad.protocol.types import ErrorCode, LimitKind, LimitState, QueueState, RunId, RunInfo, Status
+from sfad.protocol.types import ErrorCode, LimitState, QueueState, RunId, RunInfo, Status
 from sfad.protocol.units import counted
 
 from . import output
@@ -60,7 +60,7 @@ def share(state: LimitState) -> float:
 def of(state: LimitState) -> str:
     """Return `4.10 of 5.00 USD (82 %)`. The limit's use is known."""
     used = state.used or 0.0
-    words = output.seconds(used) if state.kind is LimitKind.TIME else format_amount(state.kind, used, unit=False)
+    words = output.seconds(used) if state.kind in TIMED else format_amount(state.kind, used, unit=False)
     return f"{words} of {format_amount(state.kind, state.threshold)} ({output.percent(share(state))})"
 
 

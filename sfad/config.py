@@ -329,6 +329,8 @@ class Agent(Struct, frozen=True, kw_only=True):
     meter: MeterName = "auto"
     limits: Annotated[tuple[str, ...], Meta(extra=LIMITS)] = ()
     stdin: bool = False
+    worktree: bool = False
+    """Each run works in a git worktree of its own."""
 
 
 class Configuration(Struct, frozen=True, kw_only=True):

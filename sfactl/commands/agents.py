@@ -70,6 +70,8 @@ def _explained(agent: AgentInfo) -> Iterator[tuple[str, str]]:
     yield "meter", "chosen from the command" if agent.meter == "auto" else agent.meter
     yield "limits", output.plain(", ".join(agent.limits) or "those of its type or profile")
     yield "stdin", "kept open for sfactl send" if agent.stdin else "empty in the background"
+    if agent.worktree:
+        yield "worktree", "each run has a git worktree of its own"
     yield "defined in", output.plain(agent.source)
 
 

@@ -114,6 +114,9 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
         yield "unadmitted", f"{counted(run.unadmitted, 'agent program')} started within it without asking the daemon"
     yield "command", output.command(run)
     yield "cwd", output.plain(run.cwd)
+    if run.worktree is not None:
+        yield "worktree", f"{output.plain(run.worktree)} (sfactl diff {run.id})"
+        yield "branch", output.plain(run.branch or "-")
     if run.session_id is not None:
         yield "session id", output.plain(run.session_id)
     if run.continues is not None:
@@ -167,5 +170,7 @@ def _times(run: RunInfo) -> Iterator[tuple[str, str]]:
     for name, moment in (("started", run.started_at), ("ended", run.ended_at), ("deadline", run.deadline)):
         if moment:
             yield name, output.local(moment)
+    if run.last_heard_at is not None:
+        yield "last heard", f"{output.local(run.last_heard_at)} ({output.age(run.last_heard_at)} ago)"
     if run.usage.elapsed_s is not None:
         yield "ran", output.seconds(run.usage.elapsed_s)

@@ -263,6 +263,7 @@ COLUMNS = (
     Column("TYPE", lambda run: run.type or "-", "wide"),
     Column("USER", lambda run: run.user),
     Column("METER", output.meter, "wide", known=True),
+    Column("HEARD", lambda run: output.age(run.last_heard_at), "wide", known=True),
     Column("AGE", lambda run: output.age(run.created_at)),
     Column("RAN", lambda run: output.seconds(run.usage.elapsed_s)),
     Column("ENDED", lambda run: output.clock(run.ended_at), known=True),

@@ -1,24 +1,40 @@
 """Remove ended runs, with their output.
 
+Removes the git worktrees of removed runs as well, with their branches, if these have no changes and no commits of their own. It
+names the others; --worktrees removes these too, but no branch with commits. Alone, it removes the worktrees of all ended runs.
+
 A tree is removed as a whole, with its rows and events in the ledger, and never while one of its runs is alive. --older-than 7d
 --keep 100 removes trees that ended more than 7 days ago, except the newest 100. Root removes the trees of all
 users, another user only their own.
 
-Exit codes: 0 removed; 2 neither --older-than nor --keep; 75 not everything could be removed; 77 not permitted inside a run.
+Exit codes: 0 removed; 2 neither --older-than, --keep nor --worktrees; 75 not everything could be removed; 77 not permitted inside
+a run.
 """
 
+from __future__ import annotations
+
+import os
+
+from sfad.protocol.requests.base import RunReply
 from sfad.protocol.requests.daemon import Prune, Pruned
+from sfad.protocol.requests.listing import Info
+from sfad.protocol.types import ErrorCode
 from sfad.protocol.units import counted
 
 from .. import output
-from ..connection import call
+from ..connection import Client, DaemonError, connect
 from ..exits import ExitCode, UsageError
 from ..options import COMMON, Option, Parameter, count, seconds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from datetime import datetime
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
     Option(("--older-than",), "older_than", "Remove trees that ended longer ago: 7d, 12h", "TIME"),
     Option(("--keep",), "keep", "Keep the newest N trees (default: 0)", "N"),
+    Option(("--worktrees",), "worktrees", "Also remove worktrees with changes; alone, those of all ended runs"),
     Option(("--dry-run",), "dry_run", "Only print what would be removed"),
 )
 
@@ -27,11 +43,12 @@ def main(
     *,
     older_than: str | None = None,
     keep: str | None = None,
+    worktrees: bool = False,
     dry_run: bool = False,
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    if older_than is None and keep is None:
+    if older_than is None and keep is None and not worktrees:
         raise UsageError("say what to remove: --older-than 7d, --keep 100, or --keep 0 for everything that has ended")
     wanted = Prune(
         id=0,
@@ -39,14 +56,85 @@ def main(
         keep=count("--keep", keep) or 0,
         dry_run=dry_run,
     )
-    found = call(socket, wanted, Pruned)
+    alone = older_than is None and keep is None
+    with connect(socket) as client:
+        nothing = Pruned(id=0, trees=0, runs=0, events=0, files=0, output_bytes=0, ledger_bytes=0)
+        found = nothing if alone else client.call(wanted, Pruned)
+        removed, kept, failed = _worktrees(client, wanted, every=worktrees, alone=alone)
     if json:
-        output.print_json({**output.content(found), "dry_run": dry_run})
+        names = {"worktrees_removed": removed, "worktrees_kept": kept, "worktrees_failed": failed}
+        output.print_json({**output.content(found), "dry_run": dry_run, **names})
     else:
-        ledger = f", {output.size(found.ledger_bytes)} of the ledger's file" if found.ledger_bytes else ""
-        print(
-            f"{'would remove' if dry_run else 'removed'} {counted(found.runs, 'run')} in "
-            f"{counted(found.trees, 'tree')}, {counted(found.events, 'event')}, "
-            f"{counted(found.files, 'output file')} of {output.size(found.output_bytes)}{ledger}"
-        )
-    return ExitCode.DONE
+        if not alone:
+            _tell(found, dry_run=dry_run)
+        if removed:
+            print(f"{'would remove' if dry_run else 'removed'} {counted(len(removed), 'worktree')}")
+        for each in kept:
+            output.note(output.plain(f"kept the worktree {each['path']} (branch {each['branch']}): {each['why']}"))
+        if kept:
+            output.note("to remove them: sfactl prune --worktrees")
+    for each in failed:
+        output.note(output.plain(f"sfactl: the worktree {each['path']} cannot be removed: {each['why']}"))
+    return ExitCode.UNAVAILABLE if failed else ExitCode.DONE
+
+
+def _tell(found: Pruned, *, dry_run: bool) -> None:
+    ledger = f", {output.size(found.ledger_bytes)} of the ledger's file" if found.ledger_bytes else ""
+    print(
+        f"{'would remove' if dry_run else 'removed'} {counted(found.runs, 'run')} in "
+        f"{counted(found.trees, 'tree')}, {counted(found.events, 'event')}, "
+        f"{counted(found.files, 'output file')} of {output.size(found.output_bytes)}{ledger}"
+    )
+
+
+# ---- Worktrees, which belong to the caller: git removes them, and the daemon only knows which runs have ended
+
+
+Named = dict[str, str]
+
+
+def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool) -> tuple[list[str], list[Named], list[Named]]:
+    """Remove worktrees of the caller's runs that were removed, or with `alone` have ended. Return the removed ones, those that are
+    kept, and those that could not be removed. `every`: also those with changes."""
+    from sfad.protocol import worktrees
+
+    removed: list[str] = []
+    kept: list[Named] = []
+    failed: list[Named] = []
+    for record in worktrees.records(os.environ):
+        if os.path.realpath(record.socket) != os.path.realpath(client.path) or not _is_over(
+            client, record.run, wanted, alone=alone
+        ):
+            continue
+        named = {"path": record.path, "branch": record.branch, "run": record.run}
+        try:
+            commits = worktrees.has_commits(record, os.environ)
+            why = worktrees.changes(record, os.environ) or ("it has commits that are in no other branch" if commits else None)
+            if why is not None and not every:
+                kept.append({**named, "why": why})
+                continue
+            if not wanted.dry_run:
+                worktrees.remove(record, os.environ, branch=not commits)
+            removed.append(record.path)
+        except (worktrees.GitError, OSError) as error:
+            failed.append({**named, "why": str(error)})
+    return removed, kept, failed
+
+
+def _is_over(client: Client, run: str, wanted: Prune, *, alone: bool) -> bool:
+    """Return whether a run has ended and is, or with --dry-run would be, removed."""
+    try:
+        info = client.call(Info(id=0, run=run), RunReply).run
+    except DaemonError as error:
+        if error.error != ErrorCode.NO_SUCH_RUN:
+            raise
+        return True  # it was removed
+    if not info.status.terminal or info.ended_at is None:
+        return False
+    return alone or (wanted.dry_run and not wanted.keep and _age(info.ended_at) > (wanted.older_than or 0))
+
+
+def _age(moment: datetime) -> float:
+    import time
+
+    return time.time() - moment.timestamp()

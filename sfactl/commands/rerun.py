@@ -162,7 +162,7 @@ def lines(words: Sequence[str]) -> Iterator[str]:
 
 
 def _option_words(message: Spawn) -> Iterator[str]:
-    isolation = message.isolation
+    isolation, worktree = message.isolation, message.worktree
     for flag, value in (
         ("--name", message.name),
         ("--kind", message.kind if message.kind != "agent" else None),
@@ -179,6 +179,8 @@ def _option_words(message: Spawn) -> Iterator[str]:
         ("--group", message.group),
         ("--channel", message.channel),
         ("--on-end", message.on_end),
+        ("--worktree", None if worktree is None or worktree.of is not None else worktree.branch or "-"),
+        ("--worktree-of", worktree.of if worktree is not None else None),
         ("--isolate", None if isolation is None else "on" if isolation.network else "net"),
     ):
         if value is not None:
@@ -201,7 +203,7 @@ def _option_words(message: Spawn) -> Iterator[str]:
         ("--leaf", message.leaf),
         ("--nested", message.nested),
         ("--stdin", message.stdin == "pipe"),
-        ("--resume", message.resume),
+        ("--resume", message.resume and message.attempts != 1),
         ("--no-log", not message.log and message.stdio == "files"),
         ("--gateway", message.gateway is True),
         ("--no-gateway", message.gateway is False),
@@ -212,7 +214,7 @@ def _option_words(message: Spawn) -> Iterator[str]:
 
 
 def _option_word(flag: str, value: str) -> Sequence[str]:
-    alone = flag == "--isolate"  # it takes no word after it
+    alone = flag in ("--isolate", "--worktree")  # it takes no word after it
     return [f"{flag}={value}"] if alone or value.startswith("-") else [flag, value]
 
 

@@ -55,6 +55,8 @@ class CellColumn(NamedTuple):
 
 
 def _status(run: RunInfo, _now: datetime) -> Text:
+    if run.stopped:
+        return "stopped", WARN
     return "approval" if output.waits_for_approval(run) else run.status.value, _STATUS.get(run.status, BAD)
 
 
@@ -91,6 +93,7 @@ COLUMNS = (
     STATE,
     CellColumn("USER", 8, lambda run, _: (output.plain(run.user), DIM if run.status.terminal else PLAIN), 85, left=True),
     CellColumn("TIME", 6, _time, 80),
+    CellColumn("HEARD", 5, lambda run, now: (output.age(run.last_heard_at, now), DIM), 10),
     CellColumn("DEPTH", 5, lambda run, _: (str(run.depth), DIM), 20),
     CellColumn("PROC", 4, lambda run, _: _count(run.processes), 50),
     CellColumn("CPU", 5, lambda run, _: _cores(run), 60),

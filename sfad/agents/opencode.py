@@ -62,6 +62,7 @@ class _OpencodeError(msgspec.Struct):
 
 class _OpencodeEvent(msgspec.Struct):
     type: str = ""
+    session: str = msgspec.field(default="", name="sessionID")
     part: _OpencodePart | None = None
     error: _OpencodeError | None = None
 
@@ -85,6 +86,7 @@ class OpencodeMeter(LineMeter[_OpencodeEvent, _OpencodeState]):
         self._model = model
 
     def _take(self, event: _OpencodeEvent) -> None:
+        self.reading.session = event.session[: counters.MAX_NAME] or self.reading.session
         if event.type in _PARTS and event.part is not None:
             self._count(event.type, event.part)
         elif event.type == "error":

@@ -235,7 +235,8 @@ class AgentSaid(OfRun, frozen=True):
 
 
 class LevelSeen(OfRun, frozen=True):
-    """What the kernel tells of a run and its descendants: bytes of memory, or processes."""
+    """What the kernel tells of a run and its descendants: bytes of memory, or processes. Or for how many
+    seconds they gave no sign of life."""
 
     kind: LimitKind
     level: float

@@ -50,7 +50,9 @@ class Machine:
         self._unadmitted = Unadmitted(context, self._stopping)
         self._bypasses = Bypasses(context, self._stopping)
         self._limit_holds = LimitHolds(context, self._stopping, self._pausing)
-        self._limit_enforcement = LimitEnforcement(context, self._lifecycle, self._stopping, self._limit_holds, self._spending)
+        self._limit_enforcement = LimitEnforcement(
+            context, self._lifecycle, self._stopping, self._limit_holds, self._spending, self._attempts.continue_session
+        )
         self._budget_enforcement = BudgetEnforcement(
             context, self._spending, self._stopping, self._pausing, self._limit_enforcement
         )

@@ -10,6 +10,7 @@
 `launched_runs`    the runs from their first launch to their release, and which run carries which mark
 `isolation`        runs in sandboxes of their own, by bubblewrap
 `trampoline`       the process that becomes a run's command, and how it is started
+`worktree`         makes the git worktree of a run, as the first step of the run
 `credentials`      the user that a run executes as, and an environment for programs that must not obey the run's
 `procfs`           what /proc tells of processes; signals to exactly one process, by pidfd
 `launcher`         what the loop needs of a launcher: it names runs, not pids

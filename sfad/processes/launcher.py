@@ -101,6 +101,8 @@ class LaunchSpec:
     """Directories of PATH in which the command itself is not searched: they have stand-ins for what the command starts."""
     sandbox: list[bytes] | None = None
     """The command that starts this one in a sandbox of its own, without the files to execute and `--`."""
+    first_step: list[bytes] | None = None
+    """The command that makes the run's worktree, and then starts the sandbox or the command in there (`worktree.step_words`)."""
     user: Credentials | None = None
     """Who executes the command; `None` is the daemon's own user."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(8))

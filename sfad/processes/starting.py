@@ -20,6 +20,7 @@ from .procfs import Stat
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
 from .trampoline.spawner import Spawned, Spawner, candidates
 from .watch import Mains, Orphans
+from .worktree import first_step
 
 # ---- Starting a run's command: its containment is entered, a trampoline is spawned, and waits at a gate until it is saved
 
@@ -51,6 +52,9 @@ class CommandStarter:
         name = spec.argv[0] if spec.argv else b""
         files = candidates(name, spec.env, spec.shims)
         executed = spec if spec.sandbox is None else replace(spec, argv=in_sandbox(spec.sandbox, files, spec.argv))
+        if spec.first_step is not None:
+            searched = files if spec.sandbox is None else executed.argv[:1]
+            executed = replace(executed, argv=first_step(spec.first_step, searched, executed.argv))
         try:
             far_gate, gate = os.pipe2(os.O_CLOEXEC)
         except OSError as error:
@@ -58,7 +62,7 @@ class CommandStarter:
         try:
             try:
                 before = procfs.ticks_since_boot()
-                child, report = self._spawn(run, executed, files if spec.sandbox is None else executed.argv[:1], far_gate)
+                child, report = self._spawn(run, executed, files if executed is spec else executed.argv[:1], far_gate)
                 started = before if before == procfs.ticks_since_boot() else None  # else /proc tells it
             finally:
                 os.close(far_gate)

@@ -20,9 +20,10 @@ class LimitSpec(Struct, frozen=True):
     counts: str
     scope: Scope
     """Whose use counts: the run's own, or also its descendants'."""
-    counted_by: Literal["clock", "meter", "kernel", "output", "plan"]
-    """`meter`: the agent's events, session files and reports, so the limit holds only where one of them tells the use. `plan`: what
-    the provider tells of a subscription's windows."""
+    counted_by: Literal["clock", "meter", "kernel", "output", "signs", "plan"]
+    """`meter`: the agent's events, session files and reports, so the limit holds only where one of them tells the use. `signs`:
+    whatever shows that the run does something (`sfad.usage.silence`). `plan`: what the provider tells of a subscription's
+    windows."""
     least: float
     most: str = ""
     """The key of `[limits]` in the config, and field of `Policy`, that holds the upper end of the range; empty: there is none."""
@@ -83,6 +84,9 @@ KINDS: dict[LimitKind, LimitSpec] = {
         "o", "bytes", "bytes kept of stdout, and of stderr", "run", "output", 2**16, "max_output", default=2**26,
         instead="the oldest is freed",
     ),
+    LimitKind.SILENCE: LimitSpec(
+        "q", "s", "seconds without a sign of life", "run", "signs", 1.0, words=("quiet", "idle"), fields=("max_silence_ms",)
+    ),
     # with less than a mebibyte no command can be executed
     LimitKind.MEMORY: LimitSpec("M", "bytes", "bytes of memory", "tree", "kernel", 2**20, words=("mem",)),
     LimitKind.PIDS: LimitSpec("#", "", "processes", "tree", "kernel", 1, default=1024, words=("pid", "processes")),
@@ -91,6 +95,9 @@ KINDS: dict[LimitKind, LimitSpec] = {
     LimitKind.PLAN: LimitSpec("w", "%", "percent of a subscription's shorter window", "tree", "plan", 1),
 }  # fmt: skip
 """In the order in which limits are shown."""
+
+TIMED = frozenset(kind for kind, spec in KINDS.items() if spec.unit == "s")
+"""Kinds of which a breach is use at the threshold, not above it."""
 
 METERED = frozenset(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")
 """Kinds that cannot be enforced unless a meter or the agent tells what the run uses."""

@@ -6,7 +6,7 @@ Only the form is checked here; the core checks ranges.
 from __future__ import annotations
 
 from . import units
-from .kinds import COSTS, KINDS
+from .kinds import COSTS, KINDS, TIMED
 from .types import Action, Limit, LimitKind, LimitState
 
 TYPE_CHECKING = False
@@ -85,7 +85,7 @@ def format_limit(limit: Limit | LimitState) -> str:
 def format_amount(kind: LimitKind, amount: float, *, unit: bool = True) -> str:
     """Return an amount of a kind for people: `2.50 USD`, `2m`, `2 GiB`, `1.5 cores`, `200000`. Without `unit`, leave out that of
     money and cores, as for the first number of `0.45 of 0.30 USD`."""
-    if kind is LimitKind.TIME:
+    if kind in TIMED:
         return units.format_duration(round(amount, 1) if amount >= 1 else round(amount, 3))
     if kind in COSTS:
         return f"{units.format_usd(amount)} USD" if unit else units.format_usd(amount)

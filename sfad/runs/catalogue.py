@@ -4,6 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as dataclass_replace
+from datetime import timedelta
 from typing import NamedTuple
 
 import trio
@@ -12,11 +13,13 @@ from msgspec.structs import replace
 
 from ..core.state.access import Scope, means
 from ..core.state.run import number_or_zero, run_id, run_number
+from ..host.clock import wall_clock
+from ..processes import procfs
 from ..processes.launcher import Footprint
 from ..protocol.encoding import lean
 from ..protocol.messages import List
 from ..protocol.structs import pack
-from ..protocol.types import CallInfo, RunId, RunInfo, Usage
+from ..protocol.types import CallInfo, RunId, RunInfo, Status, Usage
 from ..storage.ledger.reader import CALLS, Page, Selection
 from ..storage.ledger.reads import Records
 from ..storage.ledger.rows import used_by, with_totals
@@ -123,6 +126,15 @@ class Listed(NamedTuple):
         return [rows[number] for number in sorted(rows)]
 
 
+def _is_stopped(pid: int | None) -> bool:
+    """Return whether SIGSTOP or the like has stopped a process."""
+    try:
+        found = procfs.stat(pid) if pid is not None else None
+    except OSError:
+        return False
+    return found is not None and found.state == "T"
+
+
 class RunCatalogue:
     """Knows every run. `live` is read by others, and changed here only.
 
@@ -131,6 +143,8 @@ class RunCatalogue:
 
     def __init__(self, records: Records, keys: dict[SpawnKey, RunId], forgotten: Callable[[RunId], object]) -> None:
         self.live: dict[RunId, Live] = {}
+        self.heard: Callable[[Live, float], float | None] = lambda _live, _now: None
+        """Returns when a live run was heard of last. The runtime sets it."""
         self._recent: OrderedDict[RunId, RecentRun] = OrderedDict()
         self._unrecorded: dict[RunId, RunInfo] = {}
         """Ended runs whose end the ledger has not confirmed yet."""
@@ -210,7 +224,7 @@ class RunCatalogue:
     def info(self, run: RunId) -> RunInfo | None:
         live = self.live.get(run)
         if live is not None:
-            return info_of(live, trio.current_time())
+            return self.shown(live)
         ended = self._recent.get(run)
         return ended.info if ended is not None else self._records.get(run)
 
@@ -227,11 +241,25 @@ class RunCatalogue:
         owner = self._records.owner(run)
         return owner is not None and scope.knows(owner[0], () if scope.run is None else self._records.lineage(run))
 
+    def shown(self, live: Live, footprint: Footprint | None = None) -> RunInfo:
+        """Return a live run as it is shown now."""
+        return self._with_signs(info_of(live, trio.current_time(), footprint), live)
+
+    def _with_signs(self, info: RunInfo, live: Live) -> RunInfo:
+        """Add when the run was heard of last, and whether a signal has stopped it."""
+        now = trio.current_time()
+        heard = self.heard(live, now) if live.run.attempt and not live.run.status.terminal else None
+        if heard is None:
+            return info
+        at = wall_clock() - timedelta(seconds=now - heard)
+        return replace(info, last_heard_at=at, stopped=info.status is Status.RUNNING and _is_stopped(info.pid))
+
     def in_memory(self, run: RunId, footprint: Footprint | None = None, cpu: float | None = None) -> KnownRun | None:
         """Return a run that is live or ended a short while ago. `footprint`, `cpu`: of a live run, what is to be shown."""
         live = self.live.get(run)
         if live is not None:
-            return KnownRun(info_with_totals(live, trio.current_time(), footprint, cpu), live.uid, live.lineage_ids)
+            info = self._with_signs(info_with_totals(live, trio.current_time(), footprint, cpu), live)
+            return KnownRun(info, live.uid, live.lineage_ids)
         ended = self._recent.get(run)
         return KnownRun(ended.info, ended.uid, ended.lineage_ids) if ended is not None else None
 
@@ -318,7 +346,7 @@ class RunCatalogue:
         for run, live in self.live.items():
             if not page.scope.admits(live.uid, live.lineage_ids):
                 continue
-            info = info_of(live, now, footprints.get(run))
+            info = self._with_signs(info_of(live, now, footprints.get(run)), live)
             if page.admits(info, live.uid, live.lineage_ids):
                 yield info, live
 

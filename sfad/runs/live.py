@@ -250,12 +250,17 @@ class Live:
     """What it is continued with if the daemon ends it; until it is saved."""
     unused: list[LimitState] | None = None
     """The limits but time, as they are shown while none of them is known to be used; `None` if they have changed since."""
+    heard: float | None = None
+    """When the loop was told of its last sign of life, on trio's clock. Its output and CPU are others (`usage.silence`)."""
     session_files: SessionFiles | None = field(init=False)
     """How its program keeps its sessions."""
 
     def __post_init__(self) -> None:
         meter = self.spawn.meter
         self.session_files = None if meter == NO_METER else session_files_of(meter, self.run.asked.argv)
+
+    def hear(self, at: float) -> None:
+        self.heard = at
 
     def look_at_the_clock(self, now: datetime) -> None:
         """Note for people when it started or ended."""

@@ -34,6 +34,7 @@ from ..protocol.types import (
     Status,
     Usage,
 )
+from ..protocol.worktrees import branch_of
 from .live import Live
 
 # ---- Alerts that are raised, as they are shown
@@ -90,7 +91,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
     """Return the run as it is shown at `now`, on the core's clock. `footprint`: its processes and memory then."""
     run, latest, account, ended = live.run, live.run.latest, live.run.account, live.run.status.terminal
     elapsed = round(run.clock.elapsed(now), 3) if run.started_at is not None else None
-    isolated = live.spawn.isolation
+    isolated, worktree = live.spawn.isolation, live.spawn.worktree
     return RunInfo(
         id=run.id,
         name=run.name,
@@ -137,6 +138,8 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         after=list(run.awaits) if run.status is Status.QUEUED else [],
         group=run.asked.group,
         stdin=live.stdin is not None,
+        worktree=worktree.path.decode(errors="backslashreplace") if worktree is not None else None,
+        branch=branch_of(worktree.branch, run.name, run.id) if worktree is not None else None,
         session_id=live.session_id,
         continues=run.asked.continues,
         plans=_plan_shares(run.plan_shares) if run.plan_shares else [],

@@ -13,5 +13,6 @@
 `resumable`       finds out whether the session of an ended run is where its program can continue it
 `sessions`        finds the session files of all runs and has them read, in threads
 `sampling`        looks at memory and processes, and tells the core
+`silence`         looks for runs that give no sign of life
 `pricing`         what tokens cost, from the config and the library genai-prices
 """

@@ -32,6 +32,7 @@ from .metered_run import Feed, MeteredRun, PriceGaps, Publish, report_of_settlem
 from .pricing import PriceList, Prices
 from .sampling import KernelLevels
 from .sessions import Session, Sessions
+from .silence import SilenceWatch
 from .tail import Tail
 
 # ---- What agents report and reserve, with its price
@@ -144,6 +145,7 @@ class Metering:
         launcher: Launcher,
         prices: Mapping[str, Price],
         nearing: float,
+        silence: SilenceWatch,
     ) -> None:
         self._feed = feed
         self._learnt: list[e.Event] | None = []
@@ -156,6 +158,7 @@ class Metering:
         self._tail = Tail(output, seen=self._read_in_stream, lost=partial(publish, EventType.METER_GAP), trouble=trouble)
         self._sessions = Sessions(seen=self._read_in_session, lost=self._session_lost, trouble=trouble)
         self._levels = KernelLevels(launcher, self._tell, nearing=nearing)
+        self._silence = silence
         self.report_pricing = ReportPricing(self._runs, self._prices)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -166,7 +169,9 @@ class Metering:
             task_status.started()
 
     async def sample(self) -> None:
-        await self._levels.sampler.serve()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._levels.sampler.serve)
+            nursery.start_soon(self._silence.serve)
 
     def close(self) -> None:
         self._tail.close()
@@ -175,6 +180,7 @@ class Metering:
         """Use other prices for the runs that begin from now on, and another share of limits for all."""
         self._prices.reconfigure(prices)
         self._levels.sampler.set_nearing(nearing)
+        self._silence.nearing = nearing
 
     def begin_attempt(self, live: Live) -> None:
         run = live.run.id
@@ -208,6 +214,7 @@ class Metering:
         if run.id in self._runs:
             self._tail.set_limit(run.id, _output_limit(run))
             self._levels.watch(run)
+            self._silence.watch(self._runs[run.id].live)
             self._launcher.bound(run.id, bounds_of(run))
 
     def catch_up(self, run: Run, signal: int | None = None) -> None:
@@ -258,6 +265,7 @@ class Metering:
             self._tail.forget(run)  # it may still read the last output
             self._sessions.forget(run)
             self._levels.sampler.forget(run)
+            self._silence.forget(run)
             del self._runs[run]
 
     @property
@@ -279,6 +287,7 @@ class Metering:
             metered.resume(readings)
             self._tail.tell_milestones(run.id, run.name, partial(self._reached, live))
         self._levels.watch(run, fresh=fresh)
+        self._silence.watch(live)
         if metered.has_meter:
             self._prices.load_soon()
         return readings
@@ -313,6 +322,7 @@ class Metering:
 
     def _read_in_session(self, run: RunId, readings: tuple[Reading, ...]) -> None:
         if run in self._runs:
+            self._runs[run].live.hear(trio.current_time())
             self._runs[run].read_in_session(readings)
             if (session := self._sessions.saved(run)) is not None:
                 self._session_saved(self._runs[run].live.run, session)

@@ -129,3 +129,9 @@ def test_no_word_is_lost_but_those_left_out(words: list[str]) -> None:
     assert sorted([*options, *others]) == sorted(words)
     kept, rest = sorted_words(words, valued={"--valued"}, listed={"--listed"}, without={"--gone"})
     assert (rest, [word for word in options if word != "--gone"]) == (others, kept)
+
+
+def test_opencode_tells_its_session_in_each_event() -> None:
+    meter = program_called("opencode").meter(["opencode", "run", "--format", "json", "x"])
+    meter.feed(b'{"type":"step_start","sessionID":"ses_1","part":{"id":"p","type":"step-start"}}\n')
+    assert (meter.reading.session, meter.reading.blank) == ("ses_1", False)

@@ -54,6 +54,7 @@ def requests(draw: st.DrawFn) -> Spawn:
         )
     )
     agent = draw(st.none() | st.sampled_from(["claude", "codex"]))
+    attempts = draw(st.integers(1, 9))
     return Spawn(
         id=0,
         argv=[*([] if agent is not None else [b"true"]), *draw(WORDS)],
@@ -68,7 +69,8 @@ def requests(draw: st.DrawFn) -> Spawn:
         limits=draw(LIMITS),
         on_limit=draw(st.none() | st.sampled_from([Action.WARN, Action.PAUSE])),
         meter=draw(st.sampled_from([None, "claude", "report", "none"])),
-        attempts=draw(st.integers(1, 9)),
+        attempts=attempts,
+        resume=attempts > 1 and draw(st.booleans()),
         retry_delay=draw(SECONDS),
         grace=draw(SECONDS),
         leaf=draw(st.booleans()),
@@ -118,7 +120,7 @@ def test_the_words_ask_for_the_same(request: Spawn) -> None:
 def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
     left_out = {
         "id", "env", "umask", "placeholders", "session", "tied", "detach", "after", "quiet", "shim", "stdio", "claim", "watch",
-        "key", "descriptors", "automatic", "direct", "env_set",
+        "key", "descriptors", "automatic", "direct", "env_set", "continues", "resume_argv",
     }  # fmt: skip
     base = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[])
     other = Spawn(
@@ -129,8 +131,8 @@ def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
     drawn = {name for name in Spawn.__struct_fields__ if name not in left_out}
     assert drawn == {
         "argv", "cwd", "agent", "name", "kind", "run_type", "max_depth", "max_descendants", "limits", "on_limit", "meter",
-        "attempts", "retry_delay", "grace", "leaf", "nested", "queue", "priority", "group", "log", "gateway", "stdin",
-        "labels", "channel", "allow", "deny", "allowed_tools", "blocked_tools", "allowed_models", "on_end", "isolation",
+        "attempts", "resume", "retry_delay", "grace", "leaf", "nested", "queue", "priority", "group", "log", "gateway", "stdin",
+        "labels", "channel", "allow", "deny", "allowed_tools", "blocked_tools", "allowed_models", "on_end", "isolation", "worktree",
     }, "say in words_of, or here, what becomes of a new field"  # fmt: skip
 
 

@@ -27,6 +27,7 @@ CONTRACT = {
     "breaches",
     "failed",
     "at_most",
+    "lines",
     "waiting",
 }
 

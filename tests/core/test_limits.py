@@ -29,6 +29,7 @@ RANGES: dict[str, tuple[float, float | None, bool, bool]] = {
     "planning_cost": (0.01, 100, False, True),
     "execution_cost": (0.01, 100, False, True),
     "output": (65536, 1 << 30, True, False),
+    "silence": (1, None, False, True),
     "memory": (1 << 20, None, True, True),
     "pids": (1, None, True, True),
     "cpu": (0.01, None, False, False),
@@ -131,9 +132,11 @@ def test_max_turns_and_max_cost_raise_their_ranges_and_say_where() -> None:
 def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
     least, _, _, acts = RANGES[kind]
     t = Transcript()
-    event = t.spawn("a", limits=asking(kind, least, action))
+    event = t.spawn("a", limits=asking(kind, least, action), attempts=2)
     if acts and action is Action.REFUSE and LimitKind(kind) not in METERED:
         assert t.failed(event).startswith(f"the limit '{kind}' cannot refuse (--limit)")
+    elif acts and action is Action.CONTINUE and kind != "silence":
+        assert t.failed(event).startswith(f"the limit '{kind}' cannot continue a session (--limit)")
     elif acts:
         (t >> event).skip()
         assert t.held("a1", kind).action is action
@@ -143,7 +146,7 @@ def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
 
 def test_scopes() -> None:
     of_runs = {kind.value for kind in KINDS if KINDS[kind].scope == "run"}
-    assert of_runs == {"time", "turns", "messages", "output"}
+    assert of_runs == {"time", "turns", "messages", "output", "silence"}
     assert {"turns", "messages", "tokens", "cost", "planning_cost", "execution_cost"} == {kind.value for kind in METERED}
 
 
@@ -241,18 +244,20 @@ WORDS = [None, *Action]
 def test_the_action_of_a_written_limit(written: Action | None, on_limit: Action | None, of_type: str | None) -> None:
     """Its own, else `--on-limit`, else for turns, time and cost the profile's, else terminate."""
     t = Transcript()
-    kernels = written if written is not Action.REFUSE else None
-    asked = (*asking("turns", 9, written), *asking("tokens", 9, written), *asking("pids", 9, kernels))
+    kernels = _possible(written)
+    metered = written if written is not Action.CONTINUE else None
+    asked = (*asking("turns", 9, metered), *asking("tokens", 9, metered), *asking("pids", 9, kernels))
     a = t.start("a", limits=asked, on_limit=on_limit, type=of_type)
     profile = PROFILES[of_type].action if of_type is not None else None
-    assert t.held(a, "turns").action is (written or on_limit or profile or Action.TERMINATE)
-    assert t.held(a, "tokens").action is (written or on_limit or Action.TERMINATE)
+    on_metered = on_limit if on_limit is not Action.CONTINUE else None
+    assert t.held(a, "turns").action is (metered or on_metered or profile or Action.TERMINATE)
+    assert t.held(a, "tokens").action is (metered or on_metered or Action.TERMINATE)
     assert t.held(a, "pids").action is (kernels or _possible(on_limit) or Action.TERMINATE)
 
 
 def _possible(on_limit: Action | None) -> Action | None:
-    """Return what `--on-limit` says of a kind that is not reserved before it is used."""
-    return on_limit if on_limit is not Action.REFUSE else None
+    """Return what `--on-limit` says of a kind that is not reserved before it is used, and not silence."""
+    return on_limit if on_limit not in {Action.REFUSE, Action.CONTINUE} else None
 
 
 @pytest.mark.parametrize(("on_limit", "configured", "of_type"), list(product(WORDS, WORDS, (None, "developer", "architect"))))
@@ -262,7 +267,8 @@ def test_the_action_of_a_default_limit(on_limit: Action | None, configured: Acti
     t = Transcript(defaults=default)
     a = t.start("a", on_limit=on_limit, type=of_type)
     profile = PROFILES[of_type].action if of_type is not None else None
-    assert t.held(a, "turns").action is (on_limit or profile or configured or Action.TERMINATE)
+    on_metered = on_limit if on_limit is not Action.CONTINUE else None
+    assert t.held(a, "turns").action is (on_metered or profile or configured or Action.TERMINATE)
     assert t.held(a, "time").action is (_possible(on_limit) or profile or configured or Action.TERMINATE)
     assert t.held(a, "pids").action is (configured or Action.TERMINATE)
 
@@ -367,7 +373,7 @@ def test_only_a_time_limit_that_terminates_bounds_descendants() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in RANGES if RANGES[kind][3]])
 def test_each_crossing_is_told_once_and_at_its_number(kind: str) -> None:
     """Near is at 80 %, over is above; for time at it."""
-    at_it = kind == "time"
+    at_it = kind in ("time", "silence")
     for amount, expected in (
         (0, []), (79.9, []), (80, [False]), (99.9, [False]), (100, [False, True] if at_it else [False]),
         (100.001, [False, True]), (1e18, [False, True]),

@@ -41,17 +41,20 @@ THRESHOLDS: dict[LimitKind, list[float]] = {
     LimitKind.PLANNING_COST: [0.5],
     LimitKind.EXECUTION_COST: [0.5],
     LimitKind.OUTPUT: [65536],
+    LimitKind.SILENCE: [4.0],
     LimitKind.MEMORY: [2**20, 2**21],
     LimitKind.PIDS: [3, 9],
     LimitKind.CPU: [0.5],
     LimitKind.PLAN: [5, 20],
 }
 MAX_TIME = 45.0
+ACTIONS = [action for action in Action if action is not Action.CONTINUE]
+"""Without the one that needs a session, which agents here do not have."""
 
 
 def limits_of(kinds: list[LimitKind], *, acting: bool = True) -> st.SearchStrategy[Limit]:
     """One limit of one of these kinds."""
-    actions = [None, None, *Action] if acting else [None]
+    actions = [None, None, *ACTIONS] if acting else [None]
     pairs = [(kind, threshold) for kind in kinds for threshold in THRESHOLDS[kind]]
     return st.builds(
         lambda pair, action: Limit(kind=pair[0], threshold=pair[1], action=action if _takes(pair[0], action) else None),
@@ -88,7 +91,7 @@ RESERVATIONS = st.builds(
     cost=st.sampled_from(MONEY),
     role=st.sampled_from([None, "planning", "execution"]),
 )
-KERNELS = [LimitKind.MEMORY, LimitKind.PIDS]
+KERNELS = [LimitKind.MEMORY, LimitKind.PIDS, LimitKind.SILENCE]
 METERS: st.SearchStrategy[Source] = st.sampled_from(["stream", "stream", "gateway", "session"])
 
 POLICIES = st.builds(
@@ -126,7 +129,7 @@ ASKED = st.builds(
     name=st.sampled_from(NAMES),
     kind=st.sampled_from(["agent", "agent", "agent", "skill"]),
     limits=st.one_of(*[LIMITS] * 9, st.just(TOO_MUCH)),
-    on_limit=st.sampled_from([None, None, *Action]),
+    on_limit=st.sampled_from([None, None, *ACTIONS]),
     type=st.sampled_from([None, None, None, "architect"]),
     interactive=SELDOM,
     blocked_tools=st.sampled_from([(), (), ("Bash",)]),

@@ -27,12 +27,12 @@ from sfad.protocol.kinds import METERED
 from sfad.protocol.types import Action, Limit, LimitKind, Role
 
 from .machine_model import BEFORE, Book, Crashed, World
-from .test_machine_stateful import KERNELS, MAX_TIME, OFTEN, THRESHOLDS, MachineAgainstShell
+from .test_machine_stateful import ACTIONS, KERNELS, MAX_TIME, OFTEN, THRESHOLDS, MachineAgainstShell
 from .transcript import ANN
 
 STEPS = 120
 WALKS = range(100)
-EVERY_ACTION = [None, *Action, Action.PAUSE, Action.REQUEST_INCREASE]
+EVERY_ACTION = [None, *ACTIONS, Action.PAUSE, Action.REQUEST_INCREASE]
 
 INVARIANTS = [
     MachineAgainstShell.what_is_remembered_is_true,

@@ -74,7 +74,8 @@ def _start_and_watch(raw: RawClient) -> None:
     assert isinstance(reply, m.RunReply)
     shown = CONVERSATION["run"]
     assert isinstance(shown, m.RunReply)
-    own = {name: getattr(reply.run, name) for name in ("pid", "user", "deadline", "created_at", "started_at", "usage", "limits")}
+    of_the_moment = ("pid", "user", "deadline", "created_at", "started_at", "usage", "limits", "last_heard_at")
+    own = {name: getattr(reply.run, name) for name in of_the_moment}
     assert reply.run == msgspec.structs.replace(shown.run, **own)
     assert [comparable(limit) for limit in reply.run.limits] == [comparable(limit) for limit in shown.run.limits]
     raw.say("watch")

@@ -54,6 +54,9 @@ class Catalogue:
     def __init__(self, runs: int) -> None:
         self.live = {f"b{number}": SimpleNamespace(lineage_ids=(f"b{number}",)) for number in range(runs)}
 
+    def heard(self, _live: object, _now: float) -> float | None:
+        return None
+
     def in_memory(self, run: str, *_load: object) -> KnownRun | None:
         return KnownRun(run, UID if run == "b1" else 0, (run,)) if run in self.live else None  # type: ignore[arg-type]
 

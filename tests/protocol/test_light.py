@@ -83,7 +83,7 @@ except ValueError as error:
 
 
 def test_words_are_as_those_of_an_enum() -> None:
-    assert light(WORDS).splitlines() == ["terminate pause warn request_increase refuse", "'shoot' is not a valid Action"]
+    assert light(WORDS).splitlines() == ["terminate pause warn request_increase refuse continue", "'shoot' is not a valid Action"]
 
 
 BROKEN = """

@@ -28,7 +28,8 @@ CONFIG = PRICES + "".join(
 )
 """Gemini CLI asks the one whether it repeats itself, Copilot CLI uses the other."""
 ENDS = ("limit", "stop", "killed", "all killed")
-STATUS = {"limit": "failed", "stop": "cancelled", "killed": "failed", "all killed": "lost"}
+STATUS = {"limit": ["failed"], "stop": ["cancelled"], "killed": ["failed"], "all killed": ["lost", "failed"]}
+"""The next daemon may learn how the program ended, as long as no process has reaped it."""
 FORMS = ("by_name", "as_text", "in_terminal")
 MODES = ("cgroup", "tags")
 SAMPLE = {

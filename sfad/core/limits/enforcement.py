@@ -4,7 +4,7 @@ Limits are looked at from the root down, because the outermost breach is the one
 once is answered with the strongest action.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...protocol.event_types import EventType
@@ -29,6 +29,9 @@ def words_of(run: Run, crossing: Crossing, refused: float | None) -> str:
     kind = limit.kind
     if kind is LimitKind.TIME:
         return f"ran {used:.1f} s; its time limit is {limit.threshold:g} s, set by {limit.source}"
+    if kind is LimitKind.SILENCE:
+        silent, bound = amount(kind, crossing.used), amount(kind, limit.threshold)
+        return f"gave no sign of life for {silent}; its silence limit is {bound}, set by {limit.source}"
     bound = f"its {kind} limit is {bare(kind, crossing.active.threshold)}, set by {limit.source}"
     if refused is not None and crossing.exceeded:
         return f"was refused {amount(kind, refused)} on top of {bare(kind, used - refused)}; {bound}"
@@ -153,7 +156,7 @@ def _used(run: Run, kind: LimitKind, at: float) -> float:
 # ---- limit enforcement
 
 
-STRENGTH = (Action.TERMINATE, Action.REFUSE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)
+STRENGTH = (Action.TERMINATE, Action.REFUSE, Action.CONTINUE, Action.REQUEST_INCREASE, Action.PAUSE, Action.WARN)
 """The strongest action first."""
 
 _ENDING = (Action.TERMINATE, Action.REFUSE)
@@ -167,6 +170,8 @@ class LimitEnforcement:
     _stopping: Stopping
     _holds: LimitHolds
     _spending: Spending
+    _continue: Callable[[Run, float, str], bool]
+    """Ends an attempt, and has the next one continue its agent's session; returns whether that is possible."""
 
     def use_seen(self, run: Run, ev: e.UseSeen) -> None:
         if run.account.sources.get(ev.source) != ev.use:
@@ -181,6 +186,8 @@ class LimitEnforcement:
         level = max(ev.level, active.threshold + 1) if ev.refused else ev.level
         run.account.levels[ev.kind] = level
         self.enforce(run, ev.at)
+        if ev.kind is LimitKind.SILENCE and run.breach is None:
+            run.account.levels.pop(ev.kind, None)  # the next silence begins at zero
 
     def enforce(self, run: Run, at: float) -> None:
         """Compare what the run uses with its own limits and its ancestors'."""
@@ -220,7 +227,12 @@ class LimitEnforcement:
             return
         worst = min(breaches, key=lambda crossing: STRENGTH.index(crossing.active.action))
         words = words_of(run, worst, refused)
-        if worst.active.action in _ENDING:
+        if worst.active.action is Action.CONTINUE:
+            if self._continue(run, at, f"gave no sign of life for {amount(worst.active.limit.kind, worst.used)}"):
+                worst.active.near = worst.active.over = False  # so may the next attempt
+                return
+            words += "; its session cannot be continued"
+        if worst.active.action in (*_ENDING, Action.CONTINUE):
             self._stopping.stop_for(run, reason_of(run, worst, at, words, refused=refused is not None), at)
             return
         for crossing in breaches:

@@ -114,6 +114,7 @@ class LimitRequests:
             if each.cut is not None and each.cut.limit_kind == kind:
                 each.cut = None
                 self._ctx.changed(each)
+        run.account.levels.pop(LimitKind.SILENCE, None)
         self._lifecycle.release_breach(run)
 
     def _replace(self, run: Run, limit: Limit, peer: Peer) -> None:

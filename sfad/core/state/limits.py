@@ -1,13 +1,13 @@
 """Limits of a run: where each comes from, within which range, and what has been exceeded. What the page docs/limits.md says."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import inf
 from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...protocol.kinds import BY_KERNEL, COSTS, KINDS, METERED
+from ...protocol.kinds import BY_KERNEL, COSTS, KINDS, METERED, TIMED
 from ...protocol.known import CODING_AGENT, PROFILES, Profile
 from ...protocol.limits import format_amount
 from ...protocol.types import Action, Limit, LimitKind, RunId
@@ -28,6 +28,15 @@ _OF_ONE_RUN = tuple(kind for kind, spec in KINDS.items() if spec.scope == "run" 
 _ANSWERED = METERED | {LimitKind.TIME}
 """Kinds whose defaults `--on-limit` changes. Those of memory and processes protect the machine, and only change where the limit
 itself was asked for."""
+
+
+SILENT_AGENT = Limit(kind=LimitKind.SILENCE, threshold=1800.0, action=Action.WARN, source=f"profile {CODING_AGENT}")
+"""Of known agent programs: a model call seldom takes longer than ten minutes, and a person is told of a run that hangs."""
+
+
+_ONLY_OF: Mapping[Action, Collection[LimitKind]] = {Action.REFUSE: METERED, Action.CONTINUE: (LimitKind.SILENCE,)}
+"""Actions that only some kinds can have: what is reserved before it is used can be refused; after any other breach than of silence,
+a continued session would exceed the limit again."""
 
 
 def amount(kind: LimitKind, value: float) -> str:
@@ -68,10 +77,10 @@ class ActiveLimit(Struct, omit_defaults=True, gc=False):
 
     def above(self, used: float) -> bool:
         """Return whether `used` is a breach: more than the threshold, or for time as much."""
-        return used >= self.threshold if self.limit.kind is LimitKind.TIME else used > self.threshold
+        return used >= self.threshold if self.limit.kind in TIMED else used > self.threshold
 
     def nears(self, used: float, share: float) -> bool:
-        if self.limit.kind is LimitKind.TIME:
+        if self.limit.kind in TIMED:
             return used >= share * self.threshold  # the very number that the timer was armed with
         return used / self.threshold >= share  # exact, where 0.55 * 20 would be above 11
 
@@ -101,6 +110,8 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
     if above is not None:
         for kind in BY_KERNEL:  # their defaults bound the whole tree
             chosen.pop(kind, None)
+    if asked.agent_program and policy.program_profile:
+        chosen.setdefault(LimitKind.SILENCE, SILENT_AGENT)
     chosen |= _of_profile(asked, policy)
     if policy.advice:
         chosen |= _by_advice(asked, chosen, policy, uid)
@@ -108,11 +119,14 @@ def limits_of(asked: Asked, above: Parent | None, policy: Policy, uid: int) -> L
         for kind in (LimitKind.TIME, LimitKind.COST):
             chosen.pop(kind, None)
     if asked.on_limit is not None:
-        answered = METERED if asked.on_limit is Action.REFUSE else _ANSWERED
+        answered = _ONLY_OF.get(asked.on_limit, _ANSWERED)
         chosen |= {kind: replace(chosen[kind], action=asked.on_limit) for kind in answered if kind in chosen}
     for limit in asked.limits:
         check_range(limit, policy)
         chosen[limit.kind] = _with_action(limit, asked, policy)
+    silence = chosen.get(LimitKind.SILENCE)
+    if silence is not None and silence.action is Action.CONTINUE and asked.attempts == 1:
+        raise Invalid("the action 'continue' of the limit 'silence' needs further attempts, as in: --attempts 3")
     if above is not None:
         narrow(chosen, above)
     return {kind: ActiveLimit(chosen[kind]) for kind in KINDS if kind in chosen}
@@ -183,7 +197,7 @@ def _with_action(limit: Limit, asked: Asked, policy: Policy) -> Limit:
         return replace(limit, action=Action.WARN)
     if limit.action is not None:
         return limit
-    if asked.on_limit is not None and (asked.on_limit is not Action.REFUSE or limit.kind in METERED):
+    if asked.on_limit is not None and limit.kind in _ONLY_OF.get(asked.on_limit, KINDS):
         return replace(limit, action=asked.on_limit)
     found = profile_of(asked, policy) if limit.kind in PROFILED else None
     return replace(limit, action=found[1].action if found is not None else Action.TERMINATE)
@@ -213,6 +227,11 @@ def check_range(limit: Limit, policy: Policy) -> None:
     most = most_of(limit.kind, policy)
     if limit.action is not None and not spec.acts:
         raise Invalid(f"the limit '{limit.kind}' takes no action, so '{limit.action}' cannot be its action ({limit.source})")
+    if limit.action is Action.CONTINUE and limit.kind is not LimitKind.SILENCE:
+        raise Invalid(
+            f"the limit '{limit.kind}' cannot continue a session ({limit.source}), because it would be exceeded again; only "
+            "silence can, as in silence=15m:continue. After another limit: sfactl continue RUN --limit …"
+        )
     if limit.action is Action.REFUSE and limit.kind not in METERED:
         raise Invalid(
             f"the limit '{limit.kind}' cannot refuse ({limit.source}): only what is reserved before it is used can be refused, "

@@ -19,5 +19,6 @@ metering ───────────────────────�
 `otel_process`     starts and watches the exporter of spans
 `leading`          what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given
+`worktrees`        which run has a git worktree, and what its launch needs
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then
 """

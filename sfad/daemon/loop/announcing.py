@@ -195,6 +195,8 @@ SHARE = 9
 _MEMORY_STEP, _LEAST_STEP = 0.02, 1 << 20
 """The change of memory that is worth a push, as a share and in bytes. Sizes are shown with two or three digits."""
 _CPU_STEP = 0.05
+_HEARD_STEP = 5.0
+"""Seconds. A run that prints all the time must not be pushed for that more often."""
 
 RunFollower = Callable[[list[KnownRun] | None], None]
 """Takes runs in its scope that have changed, each as it is now; `None` if it must read all of them again: some have left the
@@ -209,19 +211,22 @@ class Load:
     cpu: float | None = None
     """Cores that they used on average between the last two looks; `None` after the first."""
     at: float = 0.0
+    heard: float | None = None
+    """When they gave a sign of life last."""
 
-    def after(self, footprint: Footprint, now: float) -> "Load":
+    def after(self, footprint: Footprint, now: float, heard: float | None = None) -> "Load":
         """Return the load at the next look."""
         before, used = self.footprint.cpu_s, footprint.cpu_s
         # without cgroups the sum is of the processes that are alive, so it falls when one ends
         cpu = max(0.0, used - before) / (now - self.at) if used is not None and before is not None and now > self.at else None
-        return Load(footprint, cpu, now)
+        return Load(footprint, cpu, now, heard)
 
     def differs(self, before: "Load") -> bool:
         """Return whether a person would see another figure."""
         new, old = self.footprint, before.footprint
         step = max(_LEAST_STEP, _MEMORY_STEP * old.memory_bytes)
         unlike = new.processes != old.processes or abs(new.memory_bytes - old.memory_bytes) >= step
+        unlike = unlike or abs((self.heard or 0) - (before.heard or 0)) >= _HEARD_STEP
         return unlike or (self.cpu is None) != (before.cpu is None) or abs((self.cpu or 0) - (before.cpu or 0)) >= _CPU_STEP
 
 
@@ -309,8 +314,10 @@ class RunFeed:
     def _look(self, runs: list[RunId], now: float) -> None:
         news = []
         for run, footprint in self._launcher.footprints(runs, cpu=True).items():
-            before = self._looked.get(run)
-            load = self._looked[run] = before.after(footprint, now) if before is not None else Load(footprint, at=now)
+            before, live = self._looked.get(run), self._catalogue.live.get(run)
+            heard = self._catalogue.heard(live, now) if live is not None else None
+            load = before.after(footprint, now, heard) if before is not None else Load(footprint, at=now, heard=heard)
+            self._looked[run] = load
             told = self._told.get(run)
             if told is None or load.differs(told):
                 self._told[run] = load

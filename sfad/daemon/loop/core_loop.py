@@ -262,6 +262,10 @@ _INTERNAL = frozenset({c.Arm, c.Disarm, c.ArmAlerts, c.ArmPlans, c.SaveAlerts, c
 """These have no effect outside the process: a crash before or after one is equivalent."""
 
 
+_SIGNS = (e.LaunchSucceeded, e.UseSeen, e.ToolsCalled, e.AgentSaid, e.ReportRequested, e.ReserveRequested)
+"""Events that are signs of life of their runs."""
+
+
 class EventQueue:
     """Passes events on one after the other: an event that is fed while another is handled is handled after it. Those that are fed
     before `begin` wait for it."""
@@ -318,6 +322,8 @@ class CoreLoop:
                 answer = c.ErrorAnswer(ErrorCode.INTERNAL, "internal error; the daemon's log has the traceback")
                 self.requests.answer(token, answer)
             return
+        if isinstance(event, _SIGNS):
+            self._hear(event.run, event.at)
         changed = self.saver.save_snapshots(outcome)
         for command in outcome.commands:
             if type(command) not in _INTERNAL:
@@ -363,8 +369,10 @@ class CoreLoop:
             case c.CountRefusal(run_id):
                 self.resources.ledger.count_refusal(run_id)
             case c.TellCall(call, lineage):
+                self._hear(call.run_id, trio.current_time())
                 self.saver.subscribers.called(call, lineage)
             case c.RecordCall(call, lineage):
+                self._hear(call.run_id, trio.current_time())
                 self.saver.record_call(call, lineage)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
@@ -380,6 +388,8 @@ class CoreLoop:
                 launcher.freeze(run_id)
             case c.Thaw(run_id):
                 launcher.thaw(run_id)
+                for run in self.catalogue.live[run_id].run.subtree():
+                    self._hear(run.id, trio.current_time())
             case c.MeterAgent(run_id, process):
                 self.metering.follow_agent(self.catalogue.live[run_id], process)
             case c.Rebound(run):
@@ -389,6 +399,11 @@ class CoreLoop:
                 self.shut_down()
             case _:
                 assert_never(command)
+
+    def _hear(self, run: RunId, at: float) -> None:
+        """Note a sign of life."""
+        if (live := self.catalogue.live.get(run)) is not None:
+            live.hear(at)
 
     def _admit(self, run: Run, changed: Iterable[Live]) -> None:
         assert run.admit_token is not None

@@ -18,6 +18,7 @@ from ...protocol.messages import Spawn
 from ...protocol.types import Isolation
 from ...runs.live import Live
 from .gateways import Gateways
+from .worktrees import isolated
 
 Least = Literal["off", "on", "net"]
 _PLACES = (
@@ -108,7 +109,7 @@ class Isolating:
         home = next((item[5:] for item in request.env if item.startswith(b"HOME=/")), b"")
         program = program_name([os.fsdecode(word) for word in request.argv])
         word = request.argv[0] if request.argv else b""
-        return Isolation(
+        isolation = Isolation(
             network=network,
             writable=[*asked.writable, *_of_home(self._config.writable, home)],
             readable=[*asked.readable, *_of_home(self._config.readable, home)],
@@ -119,6 +120,7 @@ class Isolating:
             agent=program if program in PROGRAMS else "",
             variables=[item for item in request.env if item.startswith(_PLACES)],
         )
+        return isolated(isolation, request.worktree)
 
     def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
         """Return the environment of a run. If it reaches hosts through the gateway, that is its proxy. A person's is left out,

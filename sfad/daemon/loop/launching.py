@@ -26,6 +26,7 @@ from ...protocol.types import RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, bounds_of
 from ...usage.metering import Metering
+from . import worktrees
 from .gateways import Gateways
 from .isolating import Isolating
 from .resources import Resources
@@ -289,9 +290,11 @@ class Launching:
         shims = self._shims(live)
         terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
+        env = worktrees.environment(live, env)
+        step = worktrees.first_step(live, self.resources.socket, sealed=spawn.isolation is not None)
         return LaunchSpec(
             argv=self.gateways.naming(run.id, self._argv(live)),
-            cwd=spawn.cwd,
+            cwd=spawn.cwd if step is None or spawn.worktree is None else spawn.worktree.origin,
             env=self.isolating.environment(live, self.gateways.naming(run.id, env)),
             umask=spawn.umask,
             stdin=stdin,
@@ -301,6 +304,7 @@ class Launching:
             bounds=bounds_of(run),
             shims=shims,
             sandbox=self.isolating.sandbox(live, terminal=terminal, shims=shims),
+            first_step=step,
             user=live.user,
             nonce=live.nonce,
         )

@@ -35,6 +35,7 @@ from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Subscribers
 from ...usage.metering import Metering
+from ...usage.silence import Signs, SilenceWatch
 from .announcing import Announcer, RunFeed
 from .core_loop import Adviser, Arrivals, CoreLoop, EventQueue
 from .gateways import ConnectionWatch, Gateways
@@ -47,6 +48,7 @@ from .otel_process import OtelProcess
 from .pending_requests import PendingRequests, policy_of
 from .resources import Resources
 from .saving import Saver, StorageWatch
+from .worktrees import Worktrees
 
 # ---- What this daemon has from an earlier one, and what it hands over to the next
 
@@ -210,10 +212,13 @@ class Runtime:
         self.catalogue = RunCatalogue(self.ledger.records, self.spool.earlier.keys(), self.output.forget)
         self.calls = CallList(self.ledger.records, self.catalogue.live, self.machine.waiting_calls, self.machine.calls_under_way)
         self.announcer = Announcer(resources, self.catalogue, self.subscribers, self.status_text.outdated)
+        signs = Signs(self.catalogue.live, self.output)
+        silence = SilenceWatch(signs, self.launcher, self.feed, _nearing(config))
+        self.catalogue.heard = silence.heard
         self.metering = Metering(
             feed=self.feed, publish=self.announcer.tell_of_run, milestone=self._reached,
             trouble=self.log.warning, output=self.output, launcher=self.launcher,
-            prices=config.prices, nearing=_nearing(config),
+            prices=config.prices, nearing=_nearing(config), silence=silence,
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
         jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged)
@@ -240,6 +245,7 @@ class Runtime:
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.isolating = Isolating(loaded, self.gateways, sock=self.socket, state_dir=self.state_dir)
         self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
+        self.worktrees = Worktrees(self.hooking.processes, self.catalogue.live)
         self.connections = ConnectionWatch(
             self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
         )

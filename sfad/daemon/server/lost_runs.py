@@ -18,6 +18,7 @@ from ...runs.showing import recalled, to_recall
 from ..loop.leading import settings_file
 from ..loop.pending_requests import PendingSpawn
 from ..loop.runtime import Runtime
+from ..loop.worktrees import WorktreeImpossible, again
 from .call import EXPECTED
 from .continuing import continued, find_session, resumable_program, wanted_session, with_session
 from .spawning import SpawnContext, asked_of, asks_for_gateway, completed
@@ -43,7 +44,7 @@ async def continue_lost(runtime: Runtime) -> None:
         if info is not None and surroundings is not None and runtime.config.service.continue_lost and _is_lost(info):
             try:
                 await _continue(runtime, info, surroundings, limiter)
-            except (Invalid, *EXPECTED) as error:
+            except (Invalid, WorktreeImpossible, *EXPECTED) as error:
                 _tell(runtime, run, str(error))
         kept.forget(run)
 
@@ -60,7 +61,7 @@ async def _continue(runtime: Runtime, info: RunInfo, found: Surroundings, limite
     asked = Spawn(
         id=0, argv=[], cwd=b"/", env=found.env, umask=found.umask, key=os.urandom(16).hex(), continues=Continuation(run=info.id)
     )
-    spawn = continued(asked, started_with, info)
+    spawn = continued(asked, again(started_with, info, runtime.agents), info)
     spawn = with_session(spawn, await find_session(wanted_session(spawn, info, uid), info, limiter))
     setups = NO_SETUPS
     if asks_for_gateway(spawn, by_default=runtime.gateways.enabled):
@@ -69,10 +70,12 @@ async def _continue(runtime: Runtime, info: RunInfo, found: Surroundings, limite
     context = SpawnContext(
         peer, None, setups, bool(spawn.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live
     )
-    decided = completed(spawn, context)
+    placed = spawn
+    if spawn.worktree is not None:
+        placed = await runtime.worktrees.prepared(spawn, info, None, uid, found.credentials)
+    decided = completed(placed, context)
     if (file := settings_file(decided)) is not None and decided.gateway:
-        spawn = replace(spawn, direct=await runtime.setups.why_around(uid, file))
-        decided = completed(spawn, context)
+        decided = completed(replace(placed, direct=await runtime.setups.why_around(uid, file)), context)
     if decided.gateway and decided.direct is None:
         runtime.gateways.demand_soon(uid)
 

@@ -30,6 +30,7 @@ from ...usage.metering import program_of
 from ..loop.gateways import Gateways
 from ..loop.isolating import Isolating, IsolationImpossible
 from ..loop.leading import check_base_urls, led
+from ..loop.worktrees import shared
 from .lookup import bad_request, check_limits, check_most, too_many, unavailable, wrong_state
 
 MAX_EXEC = 6 << 20
@@ -152,6 +153,11 @@ def isolate(request: Spawn, context: SpawnContext) -> Spawn:
         return context.isolating.decided(request, context.above, context.peer.uid)
     except IsolationImpossible as error:
         raise unavailable(str(error)) from None
+
+
+def share_worktree(request: Spawn, context: SpawnContext) -> Spawn:
+    """Have a run work in the worktree of the run above it, if it starts there and asks for none."""
+    return shared(request, context.above)
 
 
 def mark_hooks(request: Spawn, context: SpawnContext) -> Spawn:
@@ -394,6 +400,7 @@ STEPS: tuple[Step, ...] = (
     decide_gateway,
     narrow_tools,
     fill_in_agent,  # with options for its tools, and the address of the gateway
+    share_worktree,
     continue_session,
     lead,  # needs the command
     isolate,  # shows the sandbox what the command needs

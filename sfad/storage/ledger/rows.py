@@ -117,7 +117,10 @@ class Op(Struct, frozen=True, eq=False, gc=False):
 
 
 # set at admission: columns with a field as it is, or as JSON
-_FIXED_INFO = ("id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd", "meter", "continues")
+_FIXED_INFO = (
+    "id", "user", "channel", "parent_id", "root_id", "depth", "kind", "name", "type", "cwd", "meter", "worktree", "branch",
+    "continues",
+)  # fmt: skip
 _FIXED_INFO_JSON = ("chain", "argv", "labels")
 _FIXED_EXTRA = ("uid", "mode")
 _FIXED_EXTRA_JSON = ("allowed_tools", "blocked_tools")

@@ -44,6 +44,8 @@ CREATE TABLE runs (
     kind TEXT NOT NULL,
     type TEXT,
     meter TEXT,
+    worktree TEXT,
+    branch TEXT,
     argv TEXT NOT NULL,
     cwd TEXT NOT NULL,
     labels TEXT NOT NULL,

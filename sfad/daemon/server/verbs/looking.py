@@ -35,7 +35,6 @@ from ....protocol.messages import (
 from ....protocol.requests.advice import Advice
 from ....protocol.structs import pack
 from ....protocol.types import QueueState, RunId, RunInfo, Status
-from ....runs.showing import info_of
 from ....storage.ledger.reader import Page
 from ....storage.ledger.summary import page_of, summarise
 from ....storage.output import holes
@@ -93,7 +92,7 @@ def _look_at_run(runtime: Runtime, run: RunId) -> RunInfo:
         assert info is not None
     else:
         footprint = runtime.launcher.footprints([run]).get(run) if live.run.attempt else None
-        info = replace(info_of(live, trio.current_time(), footprint), queue=_queue(runtime.machine, live.run))
+        info = replace(catalogue.shown(live, footprint), queue=_queue(runtime.machine, live.run))
     made, refused = runtime.calls.count(run)
     if made or refused or info.by_gateway:
         last = runtime.calls.last_refusal(run) if refused else None

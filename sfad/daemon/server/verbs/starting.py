@@ -30,11 +30,12 @@ from ....protocol.messages import (
     Spawn,
     StartSession,
 )
-from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status
+from ....protocol.types import After, ErrorCode, RunId, RunInfo, Status, Worktree
 from ....runs.live import Live
 from ....runs.showing import recalled, to_recall
 from ...loop.leading import settings_file
 from ...loop.pending_requests import PendingSpawn
+from ...loop.worktrees import WorktreeImpossible, again
 from ..call import EXPECTED, Call, answers, answers_about_run, told
 from ..continuing import check_ended, continued, find_session, wanted_session, with_session
 from ..lookup import RequestError, bad_request, check_limits, check_most, find_run, unavailable, wrong_state
@@ -108,7 +109,7 @@ def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tupl
 def _spawn_by(call: Call, request: Spawn, peer: Peer, descriptors: list[int], session: SessionAsked | None) -> None:
     runtime = call.runtime
     try:
-        request = _with_awaited(call, request)
+        request = _with_worktree(call, _with_awaited(call, request), peer)
         user = submitter(call.connection, runtime.launcher.containment)
     except RequestError:
         close_soon(descriptors, call.connection.sender_group)
@@ -123,20 +124,25 @@ def _spawn_by(call: Call, request: Spawn, peer: Peer, descriptors: list[int], se
         root = Root.of(peer.uid, request.cwd, env)
         setups = None if _is_agent(request) else runtime.setups.known(root)
     file = settings_file(request) if setups is not NO_SETUPS else None
-    if setups is not None and file is None:
-        _ask(call, request, peer, descriptors, above, setups, session, user)
+    if setups is not None and file is None and request.worktree is None:
+        _ask(call, request, request, peer, descriptors, above, setups, session, user)
         return
 
-    async def find() -> tuple[TreeSetups, str | None]:
+    async def find() -> tuple[TreeSetups, str | None, Spawn | RequestError]:
         why = await runtime.setups.why_around(peer.uid, file) if file is not None else None
-        return await runtime.setups.read(root) if setups is None else setups, why
+        place = await _prepared(call, request, above, user) if request.worktree is not None else request
+        return await runtime.setups.read(root) if setups is None else setups, why, place
 
-    def ask(found: tuple[TreeSetups, str | None]) -> None:
-        found_setups, why = found
-        _ask(call, msgspec.structs.replace(request, direct=why), peer, descriptors, above, found_setups, session, user)
+    def ask(found: tuple[TreeSetups, str | None, Spawn | RequestError]) -> None:
+        found_setups, why, prepared = found
+        if isinstance(prepared, RequestError):
+            close_soon(descriptors, call.connection.sender_group)
+            raise prepared
+        placed = msgspec.structs.replace(prepared, direct=why)
+        _ask(call, request, placed, peer, descriptors, above, found_setups, session, user)
 
     found = _later(call, descriptors, ask)
-    runtime.background.answer(find, found, lambda _: found((unknown(), None)), EXPECTED)
+    runtime.background.answer(find, found, lambda _: found((unknown(), None, request)), EXPECTED)
 
 
 def _with_awaited(call: Call, request: Spawn) -> Spawn:
@@ -155,12 +161,43 @@ def _with_awaited(call: Call, request: Spawn) -> Spawn:
     return msgspec.structs.replace(request, after=found)
 
 
+def _with_worktree(call: Call, request: Spawn, peer: Peer) -> Spawn:
+    """Return the request with what it asks for of a worktree, or what its agent's entry does. Raise `RequestError`."""
+    asked, catalogue = request.worktree, call.runtime.catalogue
+    above = catalogue.live.get(peer.run) if peer.run is not None else None
+    if asked is None:
+        entry = call.runtime.agents.get(request.agent or "")
+        isolated = above is not None and above.spawn.isolation is not None  # it stays in its worktree
+        return replace(request, worktree=Worktree()) if entry is not None and entry.agent.worktree and not isolated else request
+    of = None
+    if asked.of is not None:
+        of = find_run(catalogue, asked.of, call.scope)
+        info = catalogue.info(of)
+        if info is not None and info.user != call.peer.user:
+            raise bad_request(f"run {of} belongs to {info.user}, and only a run of theirs may work in its worktree")
+    check_most("characters of --worktree", len(asked.branch or ""), 200)
+    return replace(request, worktree=Worktree(branch=asked.branch, of=of))
+
+
+async def _prepared(call: Call, request: Spawn, above: Live | None, user: Credentials | None) -> Spawn | RequestError:
+    """Return the request with its worktree, or why it cannot have one."""
+    of = request.worktree.of if request.worktree is not None else None
+    earlier = call.runtime.catalogue.info(of) if of is not None else None
+    try:
+        return await call.runtime.worktrees.prepared(request, earlier, above, call.peer.uid, user)
+    except Invalid as error:
+        return bad_request(str(error))
+    except (WorktreeImpossible, OSError) as error:
+        return unavailable(str(error))
+
+
 def _is_agent(request: Spawn) -> bool:
     return request.agent is not None or program_name([os.fsdecode(word) for word in request.argv[:8]]) in KNOWN
 
 
 def _ask(
     call: Call,
+    first: Spawn,
     request: Spawn,
     peer: Peer,
     descriptors: list[int],
@@ -186,7 +223,7 @@ def _ask(
             close_soon(descriptors, call.connection.sender_group)
             call.reply(own)
             return
-        first, request = request, completed(request, context)
+        request = completed(request, context)
         kept = to_recall(first, request, above)
         if request.watch:
             demand_watch(call)
@@ -285,7 +322,7 @@ def _kept(call: Call, run: RunInfo) -> Spawn:
             f"what run {run.id} was started with is not kept: an earlier version of sfad started it, its command was longer than "
             "64 KiB, or its row in the ledger is damaged; start it again with: sfactl spawn"
         )
-    return spawn
+    return again(spawn, run, call.runtime.agents)
 
 
 # ---- `start_session`: start a registered agent with a task, under `[sessions]`. The guard decides whether the peer may.
@@ -331,6 +368,7 @@ def _spawn(request: StartSession, agent: str | None, placeholders: dict[str, str
         name=request.name,
         leaf=not request.nested,
         nested=request.nested,
+        worktree=request.worktree,
         labels=request.labels,
         channel=request.channel,
         allowed_tools=request.allowed_tools,

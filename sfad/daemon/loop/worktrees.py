@@ -1,0 +1,165 @@
+"""Worktrees of runs: which run gets one, where, and what its launch needs. Git itself is executed as the run's user, in a contained
+helper before the run is admitted, and as the first step of each attempt (`processes.worktree`)."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ...agents.registered import Registered
+from ...core.state.naming import derive_name
+from ...core.state.policy import Invalid
+from ...hooks.processes import HookCommand, HookProcesses
+from ...processes.credentials import Credentials
+from ...processes.worktree import ANSWER, look_words, step_words
+from ...protocol.messages import Spawn
+from ...protocol.types import Isolation, RunInfo, Worktree
+from ...protocol.worktrees import LOCAL, Record, branch_of, slug
+from ...runs.live import Live
+
+PATIENCE = 20.0
+"""Seconds that git may take to look at a repository, which may be on a slow network."""
+
+_LOCAL = tuple(f"{name}=".encode() for name in LOCAL)
+
+
+class _Looked(Struct):
+    """What `worktrees.look` returns."""
+
+    repository: str = ""
+    prefix: str = ""
+    start: str = ""
+    directory: str = ""
+    alternates: list[str] = []
+    found: bool = False
+    error: str | None = None
+
+
+class WorktreeImpossible(Exception):
+    """Git could not look at the repository now. The message says why."""
+
+
+@dataclass(slots=True)
+class Worktrees:
+    processes: HookProcesses
+    live: Mapping[str, Live]
+    _turns: dict[int, trio.Lock] = field(default_factory=dict)
+    """Of each user, one helper at a time."""
+
+    async def prepared(
+        self, request: Spawn, earlier: RunInfo | None, above: Live | None, uid: int, user: Credentials | None
+    ) -> Spawn:
+        """Return a request for a worktree with what there will be: its working directory is in the worktree. `earlier`: the run
+        that had it before. Raise `Invalid`, `WorktreeImpossible`, `OSError`."""
+        asked = request.worktree
+        assert asked is not None
+        if above is not None and above.spawn.isolation is not None:
+            # git would execute hooks that the run could write, outside of its sandbox
+            raise Invalid(f"run {above.run.id} is isolated, so what it starts works in its worktree: leave out --worktree")
+        branch, path = asked.branch, b""
+        if earlier is not None:
+            branch, path = earlier.branch, self._free(earlier)
+        found = await self._look(request, branch, path, uid, user)
+        if found.error is not None:
+            raise Invalid(f"--worktree: {found.error}")
+        if not path:
+            name = request.name or request.agent or derive_name(tuple(map(os.fsdecode, request.argv)))
+            path = os.fsencode(f"{found.directory}/{slug(name)}-{secrets.token_hex(4)}")
+        worktree = Worktree(
+            branch=branch, of=asked.of, path=path, repository=os.fsencode(found.repository), start=found.start,
+            origin=request.cwd, found=found.found, alternates=list(map(os.fsencode, found.alternates)),
+        )  # fmt: skip
+        return replace(request, worktree=worktree, cwd=os.path.join(path, os.fsencode(found.prefix)).rstrip(b"/"))
+
+    def _free(self, earlier: RunInfo) -> bytes:
+        """Return the path of an earlier run's worktree, if no run works there. Raise `Invalid`."""
+        if earlier.worktree is None:
+            raise Invalid(f"run {earlier.id} had no worktree: leave out --worktree-of")
+        for live in self.live.values():
+            if live.spawn.worktree is not None and os.fsdecode(live.spawn.worktree.path) == earlier.worktree:
+                raise Invalid(f"run {live.run.id} works in the worktree of run {earlier.id}: wait for its end, or take another")
+        return os.fsencode(earlier.worktree)
+
+    async def _look(self, request: Spawn, branch: str | None, again: bytes, uid: int, user: Credentials | None) -> _Looked:
+        env = [item for item in request.env if not item.startswith(_LOCAL)]
+        command = HookCommand(look_words(branch, again), request.cwd, env, b"", PATIENCE, user)
+        async with self._turns.setdefault(uid, trio.Lock()):
+            result = await self.processes.run(command, trio.CancelScope(), operators=False)
+        answer = result.output.rpartition(b"\n" + ANSWER)[2]
+        try:
+            return msgspec.json.decode(answer, type=_Looked)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            said = result.output.decode(errors="replace").strip()[-200:]
+            raise WorktreeImpossible(f"git could not look at the repository: {said or result.how}") from None
+
+
+def isolated(isolation: Isolation, worktree: Worktree | None) -> Isolation:
+    """Return the isolation of a run that has a worktree of its own: it may write there, and what git needs to commit on its branch,
+    and read the rest of the repository. Raise `Invalid`."""
+    if worktree is None or worktree.shared:
+        return isolation
+    above = os.path.dirname(worktree.branch or "sfad/")
+    if not above:
+        raise Invalid(
+            f"--isolate needs a branch in a directory of its own, as in --worktree=work/{worktree.branch}: the run could write to "
+            f"each branch beside '{worktree.branch}'"
+        )
+    repository = os.fsdecode(worktree.repository)
+    own = f"worktrees/{os.path.basename(os.fsdecode(worktree.path))}"
+    paths = [f"{repository}/{each}" for each in ("objects", own, f"refs/heads/{above}", f"logs/refs/heads/{above}")]
+    return replace(
+        isolation,
+        directory=worktree.path,
+        writable=[*isolation.writable, *map(os.fsencode, paths)],
+        readable=[*isolation.readable, worktree.repository, *worktree.alternates],
+    )
+
+
+def again(kept: Spawn, run: RunInfo, agents: Mapping[str, Registered]) -> Spawn:
+    """Return what a run was started with as a further run is: in the same worktree, or, while the run lives, in another."""
+    entry = agents.get(kept.agent or "")
+    own = kept.worktree is not None or (entry is not None and entry.agent.worktree)
+    if run.worktree is None or not own:
+        return kept
+    return replace(kept, worktree=Worktree(of=run.id if run.status.terminal else None))
+
+
+def shared(request: Spawn, above: Live | None) -> Spawn:
+    """Return a request without a worktree of its own, which has that of the run above if it starts in there."""
+    if request.worktree is not None and not request.worktree.path:
+        raise Invalid("a worktree was asked for, and nothing has looked at the repository")  # else it would be the checkout itself
+    inherited = above.spawn.worktree if above is not None else None
+    if above is None or inherited is None or request.worktree is not None:
+        return request
+    inside = f"{os.fsdecode(request.cwd)}/".startswith(f"{os.fsdecode(inherited.path)}/")
+    return replace(request, worktree=replace(inherited, branch=branch(above), shared=True)) if inside else request
+
+
+def branch(live: Live) -> str | None:
+    """Return the branch of a run's worktree."""
+    worktree = live.spawn.worktree
+    return None if worktree is None else branch_of(worktree.branch, live.run.name, live.run.id)
+
+
+def first_step(live: Live, socket: str, *, sealed: bool) -> list[bytes] | None:
+    """Return `LaunchSpec.first_step` of a run; `None` if it needs no worktree."""
+    worktree, spawn = live.spawn.worktree, live.spawn
+    if worktree is None or worktree.shared:
+        return None
+    record = Record(
+        path=os.fsdecode(worktree.path), repository=os.fsdecode(worktree.repository), branch=branch(live) or "",
+        start=worktree.start, run=live.run.id, socket=socket, isolated=spawn.isolation is not None,
+    )  # fmt: skip
+    return step_words(record, origin=worktree.origin, cwd=spawn.cwd, sealed=sealed, found=worktree.found)
+
+
+def environment(live: Live, env: list[bytes]) -> list[bytes]:
+    """Return the environment of a run in a worktree: without what would lead git elsewhere, and with its directory."""
+    if live.spawn.worktree is None:
+        return env
+    return [b"PWD=" + live.spawn.cwd if item.startswith(b"PWD=") else item for item in env if not item.startswith(_LOCAL)]

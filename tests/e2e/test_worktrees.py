@@ -1,0 +1,467 @@
+"""Runs in git worktrees of their own: real repositories, real daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfad.core.state.run import run_id, run_number
+from sfad.host.probe import bubblewrap
+from sfad.protocol import messages as m
+from sfad.protocol import worktrees
+from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
+from tests.conftest import Start
+from tests.harness import Daemon, ended, running, spawn, started, strays, wait_until
+from tests.users import FIRST, SECOND, as_user, needs_root, open_directory, readable_by_all
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed (Debian: git)")
+
+NEW = Worktree()
+
+
+class Repository:
+    """A repository with one commit, and a home directory for its user."""
+
+    def __init__(self, top: Path, *, directory: str = "sub dir\nwith a newline") -> None:
+        self.home = top / "home"
+        self.path = top / "repository"
+        self.sub = self.path / directory
+        self.sub.mkdir(parents=True)
+        self.home.mkdir(exist_ok=True)
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "GIT_CONFIG_NOSYSTEM": "1"}
+        for key, value in (("user.name", "n"), ("user.email", "n@example.com"), ("protocol.file.allow", "always")):
+            self.git("config", "--global", key, value)
+        self.git("init", "-q", "-b", "main")
+        (self.sub / "file").write_text("one\n")
+        self.commit("first")
+
+    def git(self, *words: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(["git", *words], cwd=cwd or self.path, env=self.env, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def commit(self, message: str) -> None:
+        self.git("add", ".")
+        self.git("commit", "-qm", message)
+
+    def state(self) -> tuple[str, ...]:
+        """Return what must be as before once nothing of a run is left."""
+        records = [record.path for record in worktrees.records(self.env)]
+        kept = str([*(self.home / ".local/share/sfad/worktrees").glob("*")])
+        return (self.git("worktree", "list"), self.git("branch", "-a"), self.git("status", "--porcelain"), str(records), kept)
+
+    def options(self, worktree: Worktree | None = NEW, **more: Any) -> dict[str, Any]:
+        env = [f"{name}={value}".encode() for name, value in self.env.items()]
+        return {"cwd": os.fsencode(self.sub), "env": env, "worktree": worktree} | more
+
+    def run(self, daemon: Daemon, script: str, worktree: Worktree | None = NEW, **more: Any) -> RunInfo:
+        with daemon.client() as client:
+            return ended(client, started(client, ["sh", "-ec", script], **self.options(worktree, **more)).id)
+
+    def refused(self, daemon: Daemon, worktree: Worktree = NEW, **more: Any) -> str:
+        with daemon.client() as client:
+            reply = spawn(client, ["true"], **self.options(worktree, **more))
+        assert isinstance(reply, m.Error), reply
+        return reply.message
+
+    def sfactl(self, daemon: Daemon, *words: str) -> str:
+        env = daemon.env | self.env
+        done = subprocess.run([sys.executable, "-m", "sfactl", *words], env=env, capture_output=True, text=True, cwd=os.getcwd())
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def diff(self, daemon: Daemon, run: RunInfo, *words: str) -> str:
+        text = json.loads(self.sfactl(daemon, "diff", run.id, "--json", *words))["diff"]
+        assert isinstance(text, str)
+        return text
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path)
+
+
+@pytest.fixture
+def daemon(share: Start) -> Daemon:
+    return share(config="[quotas]\nspawns_per_hour = 100000")
+
+
+def output(daemon: Daemon, run: RunInfo) -> str:
+    return (daemon.state_dir / "output" / f"{run.id}.out").read_text()
+
+
+def errors(daemon: Daemon, run: RunInfo) -> str:
+    return (daemon.state_dir / "output" / f"{run.id}.err").read_text()
+
+
+def test_six_at_once_change_nothing_of_the_checkout_and_each_diff_is_its_own(daemon: Daemon, repository: Repository) -> None:
+    before = repository.state()
+    script = "echo {0} > file; git commit -qam {0}; echo {0} >> file; echo {0} > 'new {0}'; sleep 1"
+    with daemon.client() as client:
+        runs = [
+            started(client, ["sh", "-ec", script.format(number)], **repository.options(), name=f"agent{number}")
+            for number in range(6)
+        ]
+        runs = [ended(client, run.id) for run in runs]
+    assert [run.status for run in runs] == ["completed"] * 6
+    assert repository.state()[2] == before[2]
+    assert (repository.sub / "file").read_text() == "one\n"
+    assert [run.branch for run in runs] == [f"sfad/agent{number}-{run.id}" for number, run in enumerate(runs)]
+    for number, run in enumerate(runs):
+        changed = [
+            line for line in repository.diff(daemon, run).splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
+        ]
+        assert changed == ["-one", f"+{number}", f"+{number}", f"+{number}"]
+        assert "2 files changed" in repository.diff(daemon, run, "--stat")
+    index = Path(repository.git("rev-parse", "--absolute-git-dir", cwd=Path(runs[0].worktree or "")).strip()) / "index"
+    content = index.read_bytes()
+    repository.diff(daemon, runs[0])
+    assert index.read_bytes() == content, "the index of the worktree is as it was"
+
+
+def test_it_works_in_the_same_directory_and_no_variable_leads_git_elsewhere(daemon: Daemon, repository: Repository) -> None:
+    options = repository.options()
+    options["env"] += [b"GIT_DIR=" + os.fsencode(repository.path / ".git"), b"GIT_INDEX_FILE=/nowhere", b"PWD=/elsewhere"]
+    run = repository.run(daemon, 'pwd; git rev-parse --show-toplevel; echo "$PWD"', **options | {"worktree": NEW})
+    assert run.worktree is not None
+    assert output(daemon, run) == f"{run.cwd}\n{run.worktree}\n{run.cwd}\n"
+    assert run.cwd == f"{run.worktree}/{repository.sub.name}"
+    assert Path(run.worktree).parent == repository.home / ".local/share/sfad/worktrees"
+
+
+@pytest.mark.parametrize(
+    ("branch", "why"),
+    [
+        ("main", "the branch 'main' exists"), ("main/x", "the branch 'main' exists"), ("--upload-pack=x", "cannot be the name"),
+        ("-d", "cannot be the name"), ("a b", "cannot be the name"), ("a\nb", "cannot be the name"), ("a..b", "cannot be the name"),
+        ("HEAD", "cannot be the name"), ("x" * 300, "at most 200"),
+    ],
+)  # fmt: skip
+def test_a_branch_that_cannot_be_made_is_refused(daemon: Daemon, repository: Repository, branch: str, why: str) -> None:
+    before = repository.state()
+    assert why in repository.refused(daemon, Worktree(branch=branch))
+    assert repository.state() == before
+
+
+def test_a_place_without_a_checkout_is_refused(daemon: Daemon, repository: Repository, tmp_path: Path) -> None:
+    before = repository.state()
+    bare, empty = tmp_path / "bare.git", tmp_path / "empty"
+    repository.git("clone", "-q", "--bare", str(repository.path), str(bare))
+    repository.git("init", "-q", str(empty))
+    for place, why in (
+        (tmp_path, "not a git repository"), (bare, "is bare"), (empty, "has no commit yet"),
+        (repository.path / ".git", "belongs to the repository itself"), (tmp_path / "gone", ""),
+    ):  # fmt: skip
+        assert why in repository.refused(daemon, cwd=os.fsencode(place))
+    assert "git is not in the PATH" in repository.refused(daemon, env=[b"PATH=/nowhere", b"HOME=/"])
+    assert repository.state() == before
+
+
+def test_a_branch_that_appears_meanwhile_fails_the_run_and_leaves_nothing(daemon: Daemon, repository: Repository) -> None:
+    """Its id is not known before it is admitted, so the default branch may be there."""
+    run = repository.run(daemon, "true", name="first")
+    following = run_id(run_number(run.id) + 1)
+    repository.git("branch", f"sfad/second-{following}")
+    before = repository.state()
+    run = repository.run(daemon, "true", name="second")
+    assert (run.status, run.exit_code) == (Status.FAILED, 126)
+    assert f"the branch 'sfad/second-{following}' exists" in errors(daemon, run)
+    assert repository.state() == before
+
+
+def test_submodules_sparse_checkouts_and_hooks_are_as_in_a_worktree_that_a_person_makes(daemon: Daemon, tmp_path: Path) -> None:
+    # git sparse-checkout takes no newline
+    repository, other = Repository(tmp_path, directory="sub dir"), Repository(tmp_path / "other", directory="sub dir")
+    repository.git("submodule", "add", "-q", str(other.path), "module")
+    (repository.path / "left out").mkdir()
+    (repository.path / "left out" / "x").write_text("x\n")
+    repository.commit("more")
+    repository.git("sparse-checkout", "set", "--cone", "--skip-checks", repository.sub.name, "module")
+    hook = repository.path / ".git" / "hooks" / "post-checkout"
+    hook.write_text('#!/bin/sh\necho "hook $3" >> "$HOME/hooks"\nexit 3\n')
+    hook.chmod(0o755)
+    person = tmp_path / "person"
+    subprocess.run(["git", "worktree", "add", "-q", str(person)], cwd=repository.path, env=repository.env, check=False)
+    run = repository.run(daemon, "cd ..; ls -A; git status --short; git submodule update -q --init; ls module; echo y > module/y")
+    assert run.status == "completed", errors(daemon, run)
+    listed, _, module = output(daemon, run).partition("module\n")
+    assert listed.split() == sorted(os.listdir(person))[: len(listed.split())]
+    assert "left out" not in output(daemon, run)
+    assert module.endswith(f"{other.sub.name}\n")
+    assert (repository.home / "hooks").read_text() == "hook 1\nhook 1\n"
+    assert "-dirty" in repository.diff(daemon, run)
+    assert "x\n" not in repository.diff(daemon, run), "what the checkout leaves out was not deleted"
+
+
+def test_lfs(daemon: Daemon, tmp_path: Path) -> None:
+    if shutil.which("git-lfs") is None:
+        pytest.skip("git-lfs is not installed (Debian: git-lfs)")
+    repository = Repository(tmp_path, directory="sub")
+    repository.git("lfs", "install", "--local")
+    repository.git("lfs", "track", "*.bin")
+    (repository.sub / "large.bin").write_bytes(b"content\n")
+    repository.commit("large")
+    run = repository.run(daemon, "cat large.bin; git lfs ls-files | wc -l; git status --short")
+    assert output(daemon, run) == "content\n1\n"
+    assert repository.diff(daemon, run) == ""
+
+
+CHILD = """
+import json, subprocess, sys
+def child(*options):
+    told = subprocess.run([sys.executable, "-m", "sfactl", "run", "--json", "--name", "child", *options, "--", "true"],
+                          capture_output=True, text=True)
+    return json.loads(told.stdout) if told.stdout else told.stderr
+print(json.dumps([child(), child("--worktree"), child("--cwd", "/")]))
+"""
+
+
+def test_children_work_in_the_worktree_of_their_parent_unless_they_ask_for_one(daemon: Daemon, repository: Repository) -> None:
+    env = [f"{name}={value}".encode() for name, value in (daemon.env | repository.env).items()]
+    env.append(b"PYTHONPATH=" + os.fsencode(os.getcwd()))
+    with daemon.client() as client:
+        run = ended(client, started(client, [sys.executable, "-c", CHILD], **repository.options(env=env)).id)
+    shared, own, outside = json.loads(output(daemon, run))
+    assert (shared["worktree"], shared["branch"], shared["cwd"]) == (run.worktree, run.branch, run.cwd)
+    assert own["worktree"] not in (None, run.worktree)
+    assert own["branch"] == f"sfad/child-{own['id']}"
+    assert "worktree" not in outside or outside["worktree"] is None
+
+
+def test_a_rerun_works_there_again_or_has_it_made_again(daemon: Daemon, repository: Repository) -> None:
+    first = repository.run(daemon, "echo more >> file; cat file", Worktree(branch="work/one"))
+    assert (first.branch, output(daemon, first)) == ("work/one", "one\nmore\n")
+    again = repository.sfactl(daemon, "rerun", first.id).split()[0]
+    with daemon.client() as client:
+        second = ended(client, again)
+    assert (second.worktree, second.branch, output(daemon, second)) == (first.worktree, "work/one", "one\nmore\nmore\n")
+    assert repository.diff(daemon, second).count("\n+more") == 1, "what it changed itself"
+    assert repository.diff(daemon, first).count("\n+more") == 2
+    repository.git("worktree", "remove", "--force", first.worktree or "")
+    with daemon.client() as client:
+        third = ended(client, repository.sfactl(daemon, "rerun", second.id).split()[0])
+        assert (third.worktree, output(daemon, third)) == (first.worktree, "one\nmore\n")
+        lives = started(client, ["sleep", "1000"], **repository.options(Worktree(of=third.id)))
+        reply = spawn(client, ["true"], **repository.options(Worktree(of=third.id)))
+        assert f"run {lives.id} works in the worktree of run {third.id}" in getattr(reply, "message", "")
+        client.call(m.Stop(id=client.next_id(), runs=[lives.id]), m.Stopped)
+
+
+def test_prune_removes_what_has_no_changes_and_names_the_others(start: Start, repository: Repository) -> None:
+    daemon, before = start(), repository.state()
+    for script in (
+        "true",
+        "git commit -q --allow-empty -m empty",
+        "echo x > untracked",
+        "git checkout -q --detach HEAD",
+        "rm .git ../.git",
+    ):
+        repository.run(daemon, script, name="x")
+    merged = repository.run(daemon, "echo merged > file; git commit -qam merged")
+    repository.git("merge", "-q", merged.branch or "")
+    repository.git("update-ref", "refs/heads/main", "main~1")
+    repository.git("branch", "other", merged.branch or "")
+    told = repository.sfactl(daemon, "prune", "--keep", "0", "--dry-run")
+    assert "would remove 3 worktrees" in told
+    told = repository.sfactl(daemon, "prune", "--keep", "0")
+    assert "removed 3 worktrees" in told
+    assert sorted(line.partition("): ")[2] for line in told.splitlines() if line.startswith("kept the worktree")) == [
+        "git does not know it as a worktree any more", "it has changes that are not committed",
+        "it has commits that are in no other branch",
+    ]  # fmt: skip
+    assert json.loads(repository.sfactl(daemon, "prune", "--worktrees", "--json"))["worktrees_kept"] == []
+    repository.git("worktree", "prune")
+    after = repository.state()
+    assert after[0] == before[0].replace(before[0].split()[1], after[0].split()[1])
+    assert after[3:] == before[3:]
+    assert len(repository.git("branch", "--list", "sfad/*").split()) == 1, "only the branch with a commit of its own stays"
+
+
+def test_many_worktrees_made_at_once_and_pruned_leave_nothing(start: Start, repository: Repository) -> None:
+    daemon, before = start(config="[quotas]\nspawns_per_hour = 1000\ntrees = 100\ntrees_per_user = 100\n"), repository.state()
+    with daemon.client() as client:
+        runs = [started(client, ["true"], **repository.options(), name=f"n{number}") for number in range(12)]
+        assert [ended(client, run.id).status for run in runs] == ["completed"] * 12
+    assert len(repository.git("worktree", "list").splitlines()) == 13
+    assert "removed 12 worktrees" in repository.sfactl(daemon, "prune", "--keep", "0")
+    assert repository.state() == before
+
+
+# ---- A daemon that is killed in the middle
+
+
+def block(repository: Repository, *, before_it_is_whole: bool) -> None:
+    """Have git wait while it makes a worktree."""
+    gate = repository.home / "gate"
+    os.mkfifo(gate)
+    script = f'#!/bin/sh\ntouch "$HOME/waits"\nread -r line < "{gate}"\n'
+    if before_it_is_whole:
+        (repository.path / ".gitattributes").write_text("* filter=slow\n")
+        repository.commit("attributes")
+        program = repository.home / "filter"
+        program.write_text(f"{script}cat\n")
+        program.chmod(0o755)
+        repository.git("config", "filter.slow.smudge", str(program))
+    else:
+        hook = repository.path / ".git" / "hooks" / "post-checkout"
+        hook.write_text(script)
+        hook.chmod(0o755)
+
+
+@pytest.mark.parametrize("before_it_is_whole", [True, False])
+def test_a_run_whose_daemon_is_killed_while_git_makes_its_worktree_goes_on(
+    start: Start, repository: Repository, before_it_is_whole: bool
+) -> None:
+    daemon = start()
+    block(repository, before_it_is_whole=before_it_is_whole)
+    with daemon.client() as client:
+        run = started(client, ["sh", "-ec", "cat file; echo two > file"], **repository.options())
+    wait_until((repository.home / "waits").exists, "git waits")
+    daemon.kill()
+    daemon.restart()
+    with daemon.client() as client:
+        wait_until(lambda: _pass(repository, client, run), "the run ends")
+        run = ended(client, run.id)
+    assert (run.status, run.exit_code) == (Status.COMPLETED, 0), run.reason
+    assert output(daemon, run) == "one\n"
+    assert "+two" in repository.diff(daemon, run), "of the same size, and perhaps in the second in which git wrote the index"
+
+
+def _pass(repository: Repository, client: Any, run: RunInfo) -> bool:
+    """Let each further filter go on. Return whether the run has ended."""
+    if (repository.home / "waits").exists():
+        (repository.home / "waits").unlink()
+        (repository.home / "gate").write_text("\n")
+    return bool(client.call(m.Info(id=client.next_id(), run=run.id), m.RunReply).run.status.terminal)
+
+
+@pytest.mark.parametrize("before_it_is_whole", [True, False])
+def test_what_is_half_made_when_everything_is_killed_is_made_again_or_removed(
+    start: Start, repository: Repository, before_it_is_whole: bool
+) -> None:
+    daemon = start()
+    block(repository, before_it_is_whole=before_it_is_whole)
+    before = repository.state()
+    with daemon.client() as client:
+        run = started(client, ["true"], **repository.options())
+    wait_until((repository.home / "waits").exists, "git waits")
+    daemon.kill()
+    for stray in strays(daemon.instance):
+        stray.send_signal(signal.SIGKILL)
+    wait_until(lambda: not strays(daemon.instance), "all are gone")
+    (repository.path / ".git" / "hooks" / "post-checkout").unlink(missing_ok=True)
+    if before_it_is_whole:
+        repository.git("config", "--unset-all", "filter.slow.smudge")
+    daemon.restart()
+    with daemon.client() as client:
+        assert ended(client, run.id).status == "lost"
+        again = ended(client, repository.sfactl(daemon, "rerun", run.id).split()[0])
+        assert (again.status, again.worktree, again.branch) == ("completed", run.worktree, run.branch)
+    assert "removed 1 worktree" in repository.sfactl(daemon, "prune", "--keep", "0")
+    assert repository.state() == before
+
+
+def test_a_run_that_is_stopped_while_git_makes_its_worktree_leaves_nothing_after_prune(
+    daemon: Daemon, repository: Repository
+) -> None:
+    block(repository, before_it_is_whole=True)
+    before = repository.state()
+    with daemon.client() as client:
+        run = started(client, ["true"], **repository.options())
+        wait_until((repository.home / "waits").exists, "git waits")
+        client.call(m.Stop(id=client.next_id(), runs=[run.id], grace=0.0), m.Stopped)
+    assert "removed 1 worktree" in repository.sfactl(daemon, "prune", "--worktrees")
+    assert repository.state() == before
+
+
+# ---- Isolated runs
+
+
+ESCAPES = """
+echo mine > file; git add file; git commit -qm mine; git log --oneline | wc -l
+for path in "$REPOSITORY/x" "$REPOSITORY/.git/config" "$REPOSITORY/.git/hooks/post-commit" "$REPOSITORY/.git/refs/heads/main" \\
+  "$REPOSITORY/.git/packed-refs" "$REPOSITORY/.git/worktrees/x" "$REPOSITORY/.git/index" "$WORKTREES/x.json"
+do (echo evil >> "$path") 2>/dev/null && echo "wrote $path"; done
+git update-ref refs/heads/main HEAD 2>/dev/null && echo moved main
+evil='[core]\\n\\tfsmonitor = touch "%s/escaped"\\n\\thooksPath = .\\n'
+printf "$evil" "$REPOSITORY" > "$(git rev-parse --git-dir)/config.worktree"
+mkdir nested; cd nested; git init -q .; git config core.fsmonitor "touch $REPOSITORY/escaped"
+echo x > x; git add x; git commit -qm x
+cp -r .git/config "$(cd .. && git rev-parse --git-dir)/config"
+"""
+
+
+def run_start(run: RunInfo) -> str:
+    record = worktrees.read_record(run.worktree or "")
+    assert record is not None
+    return record.start
+
+
+@pytest.mark.skipif(bubblewrap() is None, reason="bubblewrap is not installed (Debian: bubblewrap)")
+def test_an_isolated_run_commits_in_its_worktree_and_changes_nothing_else(daemon: Daemon, repository: Repository) -> None:
+    repository.git("config", "extensions.worktreeConfig", "true")
+    before, options = repository.state(), repository.options(isolation=Isolation())
+    options["env"] += [
+        b"REPOSITORY=" + os.fsencode(repository.path), b"GIT_AUTHOR_NAME=n", b"GIT_COMMITTER_NAME=n",
+        b"WORKTREES=" + os.fsencode(repository.home / ".local/share/sfad/worktrees"), b"EMAIL=n@example.com",
+    ]  # fmt: skip
+    with daemon.client() as client:
+        run = ended(client, started(client, ["sh", "-c", ESCAPES], **options).id)
+    commits, *wrote = output(daemon, run).splitlines()
+    assert commits == "2", errors(daemon, run)
+    # into empty directories of the sandbox's own
+    assert wrote == [f"wrote {repository.path}/x", f"wrote {repository.home}/.local/share/sfad/worktrees/x.json"]
+    assert not any(os.path.exists(line.removeprefix("wrote ")) for line in wrote)
+    assert repository.git("rev-parse", "main").strip() == run_start(run)
+    assert repository.git("log", "--format=%s", run.branch or "").split() == ["mine", "first"]
+    repository.git("config", "--unset", "extensions.worktreeConfig")
+    assert repository.state()[2] == before[2]
+    repository.git("config", "extensions.worktreeConfig", "true")
+    assert "+mine" in repository.diff(daemon, run)
+    told = repository.sfactl(daemon, "prune", "--worktrees", "--dry-run")
+    assert "would remove" in told
+    assert not (repository.path / "escaped").exists(), "nothing that it wrote was executed outside"
+    refusal = repository.refused(daemon, Worktree(branch="work"), isolation=Isolation())
+    assert "--worktree=work/work" in refusal
+
+
+# ---- One daemon for all users
+
+
+@needs_root
+def test_git_is_executed_as_the_user_of_the_run() -> None:
+    config = '[access]\nusers = "all"\n'
+    with open_directory() as top, running(_made(top / "d"), config=config, wrap=readable_by_all(top)) as daemon:
+        place = top / "place"
+        place.mkdir()
+        os.chown(place, FIRST, FIRST)
+
+        def submit() -> tuple[Repository, RunInfo]:
+            repository = Repository(place)
+            hook = repository.path / ".git" / "hooks" / "post-checkout"
+            hook.write_text('#!/bin/sh\nid -u > "$HOME/who"\n')
+            hook.chmod(0o755)
+            return repository, repository.run(daemon, "echo two > file; id -u")
+
+        repository, run = as_user(FIRST, submit)
+        assert output(daemon, run).split() == (repository.home / "who").read_text().split() == [str(FIRST)]
+        assert os.stat(run.worktree or "").st_uid == FIRST
+        assert "no run has the id" in as_user(SECOND, lambda: _refusal_of_another(daemon, run, top))
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(mode=0o755)
+    return directory
+
+
+def _refusal_of_another(daemon: Daemon, run: RunInfo, top: Path) -> str:
+    with daemon.client() as client:
+        reply = spawn(client, ["true"], cwd=os.fsencode(top), env=[b"PATH=/usr/bin:/bin"], worktree=Worktree(of=run.id))
+    return getattr(reply, "message", "") or str(reply)
