@@ -302,6 +302,57 @@ class After(Struct, frozen=True, kw_only=True, gc=False):
         return f"{self.run}:ok" if self.ok else self.run
 
 
+class Placing(Struct, frozen=True, kw_only=True):
+    """Where in the fleet a run may execute, and what Ray reserves there for its tree."""
+
+    node: str | None = None
+    labels: dict[str, str] = {}
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory: int = 0
+    """Bytes."""
+    restart_elsewhere: bool = False
+    """A further attempt may begin on another node, once the lease of the one before is over."""
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """What a run on another node may take out of its tree. The giver has counted all of it as spent before it sends it.
+
+    The limits that come with it are those of the request."""
+
+    giver: str
+    """The node that gives."""
+    run: RunId
+    """The run's id there, under which the fleet knows it."""
+    root: str
+    """Global ids of its root and its parent."""
+    parent: str | None = None
+    chain: list[tuple[str | None, str]] = []
+    """Kinds and names of the runs above it, root first, for the loop rule. The kind is `None` where a peer has claimed the name."""
+    depth: int = 0
+    """Runs above it."""
+    max_depth: int
+    descendants: int
+    """Runs that it and what is below it may start."""
+    models: list[list[str]] = []
+    """Patterns of models; each list must allow a model."""
+    sessions: bool = False
+    lease: float | None = None
+    """Seconds without a sign of the giver after which the taker stops the run; `None`: it goes on."""
+    stamp: str = ""
+    """The taker's clock, as it has told the giver: the lease begins then."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What the giver of a grant wants of the run now. `number` grows with each change."""
+
+    number: int
+    paused: bool = False
+    stop: int | None = None
+    """The signal."""
+    grace: float = 0.0
+
+
 class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     """Which slot a queued tree waits for."""
 

@@ -11,6 +11,8 @@ from ...protocol.types import Reason, Status
 from .. import commands as c
 from .. import events as e
 from ..context import Context
+from ..grants.giving import Giving
+from ..grants.taking import Taking
 from ..life.attempts import AttemptTracker
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
@@ -35,6 +37,8 @@ class Adopting:
     _attempts: AttemptTracker
     _limit_holds: LimitHolds
     _admission: Admission
+    _giving: Giving
+    _taking: Taking
 
     def runs_adopted(self, ev: e.RunsAdopted, learn: Callable[[e.Event], None]) -> None:
         """Continue with these runs. `learn` handles an event within this one."""
@@ -67,6 +71,11 @@ class Adopting:
     def _continue(self, one: Remembered, why: str, at: float) -> None:
         run = one.run
         self._limit_holds.hold_again(run, at)
+        if run.remote is not None:
+            if not self._giving.adopt(one, at):
+                self._never_launched(run, why, at)
+            return
+        self._taking.expect(run)
         if run.status is not Status.STOPPING:
             self._attempts.await_exit(run, at)
         match run.status:

@@ -46,6 +46,9 @@ class Ladder(Struct):
     overdue: bool = False
     """`kill_wait` has passed since SIGKILL and the containment is still not empty."""
 
+    emptied: bool = False
+    """The containment is empty, and runs of other nodes that are below it have not ended."""
+
     def shorten(self, grace_ends_at: float) -> bool:
         """End the grace sooner, never later. Return whether that changed anything."""
         if self.rung is not Rung.SIGNALLED or grace_ends_at >= self.grace_ends_at:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ...protocol.types import Action, After, Bound, Claim, Kind, Limit
+from ...protocol.types import Action, After, Bound, Claim, Grant, Kind, Limit, Placing
 from .policy import Invalid
 
 # ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`, and how a child's are narrowed
@@ -114,6 +114,10 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """Runs that have to end before it starts, by their ids."""
     group: str | None = None
     """Of a root: the group whose slots it shares."""
+    placing: Placing | None = None
+    """It executes on another node, or on this one if that is chosen."""
+    grant: Grant | None = None
+    """Another node has started it, and this is what it may use."""
 
     @property
     def tools(self) -> ToolLists:

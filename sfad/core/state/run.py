@@ -16,6 +16,7 @@ from ...protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind
 from .access import FULL, Permissions
 from .account import OF_AGENT, Account
 from .alerts import RaisedAlert
+from .grants import Lease, Remote
 from .ladder import Ladder
 from .limits import ActiveLimit, Limits
 from .request import Asked
@@ -149,6 +150,8 @@ class Paused(Struct):
     middle."""
     frozen_at: float | None = None
     """Since when they do."""
+    by_giver: bool = False
+    """The giver of its grant wants it; nothing else does."""
 
 
 class LimitHold(Struct):
@@ -280,6 +283,10 @@ class State:
     """The child that was the last to end without being completed."""
     awaits: tuple[After, ...] = ()
     """While it is queued: the runs that have to end before it starts."""
+    remote: Remote | None = None
+    """It executes on another node, to which it was granted."""
+    lease: Lease | None = None
+    """Another node has granted it."""
 
     @property
     def attempt(self) -> int:
@@ -386,6 +393,26 @@ class Run(State):
     def own_deadline(self) -> float | None:
         """When its own clock ends it; `None` while that is halted."""
         return self.clock.reaches(self.allowed_time) if self.clock.since is not None else None
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether it takes one of the slots for trees: a root does that executes here and that no other node has granted."""
+        return self.parent is None and self.remote is None and self.lease is None
+
+    @property
+    def share(self) -> int:
+        """Descendants that it takes of each ancestor's bound: itself, and what was granted to it."""
+        return 1 + (self.remote.descendants if self.remote is not None and self.parent is not None else 0)
+
+    @property
+    def granted(self) -> bool:
+        """Whether its tree was granted by another node, which has charged all that it may use."""
+        return self.root.lease is not None
+
+    @property
+    def remote_below(self) -> bool:
+        """Whether the run, or one below it, was offered to another node and has not ended there."""
+        return any(each.remote is not None and each.remote.node is not None for each in self.subtree())
 
     @property
     def tree_can_spend(self) -> bool:
