@@ -87,6 +87,10 @@ def connect(flag: str | None, *, tell: bool = True) -> Client:
     sockets that exists. If a daemon hangs or denies access, the next place is not tried, with one exception: root's
     daemon at the system's place may serve no other user. Raise `Unreachable` for the first place, or for one that has
     a socket. `tell`: print a note if the system's daemon answers in place of the user's own."""
+    if flag is not None and flag.startswith("fleet:"):
+        from .fleet import FleetClient
+
+        return FleetClient(flag)
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:

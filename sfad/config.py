@@ -246,6 +246,18 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     )
 
 
+class FleetConfig(Struct, frozen=True, kw_only=True):
+    """The cluster of Ray that this daemon is a node of."""
+
+    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", max_length=300, extra=TEXT)] | None = None
+    """`auto`: that of this machine. `None`: it is in no fleet."""
+    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=TEXT)] | None = None
+    """`None`: the name of the host."""
+    lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
+    insecure: bool = False
+    """Also join a cluster that asks for no token."""
+
+
 class OtelConfig(Struct, frozen=True, kw_only=True):
     """Where spans of runs and calls go, by OTLP over HTTP."""
 
@@ -347,6 +359,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     sessions: SessionsConfig = SessionsConfig()
     metrics: MetricsConfig = MetricsConfig()
     otel: OtelConfig = OtelConfig()
+    fleet: FleetConfig = FleetConfig()
     agents: dict[str, Agent] = {}
 
 

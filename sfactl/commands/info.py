@@ -14,7 +14,7 @@ from sfad.protocol.units import counted
 from .. import limits, output
 from ..connection import Client
 from ..history import connect
-from ..options import COMMON, RUNS, Option, Parameter
+from ..options import COMMON, FLEET, RUNS, Option, Parameter
 from ..selection import RunSelection
 from ..waiting import after_others
 
@@ -61,6 +61,7 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     RUNS,
     Option(("--timeline",), "timeline", "Also what has happened to each run, with times"),
 )

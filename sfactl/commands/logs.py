@@ -33,11 +33,12 @@ from ..follower import Copying, Follower, data_from
 from ..history import connect
 from ..in_flight import RequestsInFlight
 from ..line_follower import OLD, LineFollower, LineForm, Source
-from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
+from ..options import COMMON, FLEET, LABEL, NAME, RUNS, Option, Parameter
 from ..selection import RunSelection, SelectionOptions
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     replace(RUNS, required=False),
     Option(("--all",), "everything", "The live runs and the last 50 that ended"),
     NAME,

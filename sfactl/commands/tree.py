@@ -15,12 +15,13 @@ from sfad.protocol.units import counted
 from .. import output
 from ..connection import call
 from ..exits import ExitCode
-from ..options import COMMON, RUN, Option, Parameter
+from ..options import COMMON, FLEET, RUN, Option, Parameter
 from ..top.table import children
 from ..waiting import awaited, near, share
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     replace(RUN, target="root", metavar="RUN", required=False),
     Option(("--live",), "live", "Show the processes and memory of each run"),
 )
@@ -30,6 +31,10 @@ Below = Mapping[str | None, Sequence[RunInfo]]
 
 def main(*, root: str | None = None, live: bool = False, socket: str | None = None, json: bool = False) -> int:
     runs = call(socket, List(id=0, root=root, live=live), RunList).runs
+    return show(runs, json=json)
+
+
+def show(runs: Sequence[RunInfo], *, json: bool) -> int:
     below = children(runs)
     if json:
         output.print_json({"tree": [_nested(run, below) for run in below.get(None, ())]})

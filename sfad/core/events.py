@@ -241,9 +241,10 @@ class PlacementWaits(OfRun, frozen=True):
 
 
 class Placed(OfRun, frozen=True):
-    """A node has room for a run that is to be placed, and has it reserved."""
+    """A node has room for a run that is to be placed, and has it reserved. `local`: it is this one."""
 
     node: str
+    local: bool = False
 
 
 class GrantRefused(OfRun, frozen=True):

@@ -367,6 +367,28 @@ class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     """The first deadline of the trees that have a slot: by then one is free. `None` if none of them has a deadline now."""
 
 
+class FleetPlace(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Where a run is in the fleet. Of a run that executes on another node: `node`, `run`. Of one that another node has granted: the
+    rest."""
+
+    node: str | None = None
+    run: RunId = ""
+    """Its id there."""
+    waits: str | None = None
+    """Why it is not placed."""
+    infeasible: bool = False
+    """No node that is there now could ever take it."""
+    unreachable_since: datetime | None = None
+    """When its node was heard of last, if that is long ago."""
+    giver: str | None = None
+    id: str = ""
+    """The run's id on the node that gave it, under which the fleet knows it, as a global id."""
+    root: str = ""
+    parent: str | None = None
+    depth: int = 0
+    """Runs above it."""
+
+
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     id: RunId
     name: str
@@ -438,6 +460,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a queued run: the runs whose ends it still waits for."""
     group: str | None = None
     """The group whose slots its tree shares."""
+    fleet: FleetPlace | None = None
+    """Of a run that executes on another node than the one that it was started on."""
 
     @property
     def by_gateway(self) -> bool:

@@ -24,6 +24,7 @@ from ..protocol.types import (
     ApiSilence,
     ApiTrouble,
     Claim,
+    FleetPlace,
     Isolation,
     LimitKind,
     LimitState,
@@ -135,7 +136,28 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         direct=live.spawn.direct if not ended else None,
         after=list(run.awaits) if run.status is Status.QUEUED else [],
         group=run.asked.group,
+        fleet=_fleet(run, now) if run.remote is not None or run.lease is not None else None,
     )
+
+
+AWAY = 20.0
+"""Seconds without a word from a node after which its runs are shown as unreachable."""
+
+
+def _fleet(run: Run, now: float) -> FleetPlace:
+    remote, grant = run.remote, run.asked.grant
+    if remote is not None:
+        away = now - remote.heard_at
+        shown = remote.node is not None and not run.status.terminal and away > AWAY + (remote.lease or 60.0) / 4
+        return FleetPlace(
+            node=remote.node,
+            run=remote.id,
+            waits=remote.waits,
+            infeasible=remote.infeasible,
+            unreachable_since=wall_clock() - timedelta(seconds=away) if shown else None,
+        )
+    assert grant is not None
+    return FleetPlace(giver=grant.giver, id=f"{grant.giver}/{grant.run}", root=grant.root, parent=grant.parent, depth=grant.depth)
 
 
 def _silence(run: Run, now: float) -> ApiSilence | None:

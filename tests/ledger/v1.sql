@@ -111,6 +111,7 @@ CREATE TABLE runs (
     ended_at REAL,
     refusals_counted INTEGER NOT NULL DEFAULT 0,
     queue_group TEXT,
+    fleet TEXT,
     request BLOB
 );
 INSERT INTO "runs" VALUES(1,'a1','completed',1,1.76732304567890095708e+09,1000,'ann','claude',NULL,'a1','cli',0,'["claude"]','agent',NULL,'claude','["claude","-p","café ''quoted''\n"]','/srv','{"team":"blue"}','foreground','["Read"]','[]',NULL,0,NULL,1,'[{"kind":"time","threshold":120.0,"action":"terminate","source":"default","used":1.5,"scope":"run","enforced_by":"clock"},{"kind":"cost","threshold":1.0,"action":"warn","source":"--limit cost","used":0.25,"scope":"tree","enforced_by":"meter"}]','{"report":{"turns":3,"tokens":120,"input_tokens":100,"output_tokens":20,"cost_usd":0.25,"cost_from":"agent","elapsed_s":1.5,"source":"report"},"stream":{"turns":2,"cost_usd":0.2,"cost_from":"prices","elapsed_s":1.5,"source":"stream"}}',0.25,120,1,0,0,NULL,4242,123456,'5f3c1d6e-0000-4000-8000-000000000001','sonnet',NULL,X'00646F6E65',NULL,1.76732304567890095708e+09,1.76732304817890095716e+09,0,NULL,NULL);

@@ -104,7 +104,7 @@ def grant_of(run: Run, node: str, stamp: str) -> Grant:
     assert run.remote is not None
     birth, root = run.birth, run.root
     if root.asked.grant is not None:
-        above, first = root.asked.grant.run, root.asked.grant.root
+        above, first = f"{root.asked.grant.giver}/{root.asked.grant.run}", root.asked.grant.root
     else:
         above, first = f"{node}/{root.id}", f"{node}/{root.id}"
     parent = run.parent
@@ -172,6 +172,11 @@ class Giving:
     def placed(self, run: Run, ev: e.Placed) -> None:
         remote = run.remote
         if remote is None or remote.node is not None or run.status not in {Status.QUEUED, Status.STARTING}:
+            return
+        if ev.local and run.status is Status.QUEUED:
+            self._spending.settle_grant(run, NOTHING, 0)  # in its own tree, what it uses counts as it uses it
+            run.remote = None
+            self._lifecycle.launch(run)
             return
         if run.status is Status.QUEUED:
             run.move(Status.STARTING)

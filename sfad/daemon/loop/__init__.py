@@ -21,6 +21,9 @@ metering ───────────────────────�
 `gateway_process`  starts and watches a gateway
 `gateways`         the gateways of all users, and which of them leads where
 `connection_watch` looks for connections that lead past it
+`fleet`            this daemon as a node of a fleet: ways to other nodes, runs that execute there
+`fleet_process`    starts what makes this node's actor
+`granted`          requests of other nodes about runs that they have granted to this one
 `otel_process`     starts and watches the exporter of spans
 `leading`          what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given

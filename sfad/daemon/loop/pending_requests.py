@@ -26,6 +26,7 @@ from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Sta
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live
 from ...runs.stdin import StdinPipe
+from .fleet import lease_until
 from .launching import Feed, demand_descriptors
 
 # ---- The config in the core's terms
@@ -70,6 +71,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         groups={name: group.slots for name, group in config.groups.items()},
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
+        lease=config.fleet.lease,
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
     )
@@ -174,7 +176,9 @@ class PendingRequests:
             raise
         token = self._token(answer)
         self._spawns[token] = pending
-        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after)))
+        now, grant = trio.current_time(), asked.grant
+        until = lease_until(grant.stamp, grant.lease) if grant is not None and grant.lease is not None else None
+        self.feed(e.SpawnRequested(now, token, peer, asked, self._ended(asked.after), until))
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
         """Return how those of the runs have ended that are not live."""

@@ -11,4 +11,5 @@
 `records`     what is kept of runs: results, events, model calls
 `daemon`      the daemon itself
 `gateway`     what the gateway asks the daemon
+`fleet`       ways to other nodes, and what their daemons ask each other
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import Literal
-from ..types import Action, After, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId
+from ..types import Action, After, Bound, Claim, Grant, Isolation, Kind, Limit, Placing, Refusal, RunId
 from .base import Reply, Request
 
 
@@ -77,6 +77,10 @@ class Spawn(Request, tag="spawn"):
     """The shim that asks is one that the daemon has made: no person wants a child run."""
     direct: str | None = None
     """Why the run's program goes without the gateway although the run may use it. Set by the daemon only."""
+    placing: Placing | None = None
+    """Execute it on a node of the fleet that has room for it."""
+    grant: Grant | None = None
+    """Another node has started it. Only the fleet's actor may bring one."""
     env_set: bool = False
     """The command line has set some of the variables, which `Recall` cannot tell."""
 

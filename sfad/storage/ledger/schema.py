@@ -73,6 +73,7 @@ CREATE TABLE runs (
     ended_at REAL,
     refusals_counted INTEGER NOT NULL DEFAULT 0,
     queue_group TEXT,
+    fleet TEXT,
     request BLOB
 );
 CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;
