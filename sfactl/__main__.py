@@ -81,7 +81,7 @@ def _call(verb: str, values: dict[str, Any], command: tuple[str, ...]) -> int:
     over_fleet = values.pop("over_fleet", False) or _names_node(values)
     try:
         if over_fleet:
-            from .fleet import carry_out
+            from .over_fleet import carry_out
 
             code: int = carry_out(verb, module.main, values)
         else:

@@ -10,7 +10,6 @@ those above it in this list:
 `context`     the live runs and the present outcome, which all components share
 `life`        the steps of a run: accounts, launch, attempts, pause, stop, end
 `limits`      what is near a limit or beyond it, and what follows: runs, budgets, model calls
-`grants`      runs that execute on other nodes, and budgets over nodes
 `admission`   `spawn`, from the guard to the launch; runs of an earlier daemon
 `alerts`      what operators are told without asking: looks after each event at what it has changed
 `machine`     routes events and timers

@@ -11,14 +11,14 @@ from .admission.adopting import Adopting
 from .admission.awaiting import Awaiting
 from .alerts import Alerts
 from .context import Context
-from .grants.giving import Giving
-from .grants.taking import Taking
 from .life.attempts import AttemptTracker
+from .life.giving import Giving
 from .life.lifecycle import AlertBoard, Lifecycle
 from .life.pausing import Pausing
 from .life.spending import Spending
 from .life.stop_requests import StopRequests
 from .life.stopping import Stopping
+from .life.taking import Taking
 from .limits.budget_enforcement import BudgetEnforcement
 from .limits.calls import Calls
 from .limits.enforcement import LimitEnforcement, LimitHolds

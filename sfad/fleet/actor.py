@@ -15,7 +15,7 @@ from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
 from ..protocol.messages import FLEET_VERSION, Done, FleetPush, FleetTold, Hello, ServeFleet, Welcome, pack_message, unpack_reply
 from ..protocol.requests.base import Reply, Request
 from . import NAMESPACE, actor_name
-from .nodes import all_nodes, identity
+from .nodes import all_nodes, drain, identity
 from .placing import Places
 from .tunnels import Message, Tunnels
 
@@ -106,14 +106,18 @@ class NodeActor:
                 self._places.free(push.run)
             case "keep":
                 self._places.keep(push.runs)
+            case "drain" | "undrain":
+                refused = drain(push.node, undo=push.what == "undrain")
+                self._link.send(FleetTold(id=0, number=push.number, refused=refused))
             case "nodes":
                 self._link.send(FleetTold(id=0, number=push.number, nodes=all_nodes(self._identity, self._handle)))
 
     def _trouble(self, push: FleetPush | None, error: Exception) -> None:
-        why = f"Ray: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = first if isinstance(error, ValueError) else f"Ray: {type(error).__name__}: {first}"
         if push is not None and push.what == "place":
             self._link.send(FleetTold(id=0, run=push.run, refused=why))
-        elif push is not None and push.what == "nodes":
+        elif push is not None and push.number:
             self._link.send(FleetTold(id=0, number=push.number, refused=why))
 
     def _displaced(self) -> None:

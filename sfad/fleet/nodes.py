@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_list, _internal_kv_put
 from ray.util import list_named_actors
 
 from .. import __version__
@@ -23,6 +24,26 @@ def names() -> list[str]:
     return sorted(
         each["name"].removeprefix(_PREFIX) for each in found if each["namespace"] == NAMESPACE and each["name"].startswith(_PREFIX)
     )
+
+
+_DRAINED = b"drained/"
+
+
+def drained() -> set[str]:
+    """Return the nodes on which no more runs are to be placed. Raises what Ray raises."""
+    keys: list[bytes] = _internal_kv_list(_DRAINED, namespace=NAMESPACE)
+    return {key.removeprefix(_DRAINED).decode() for key in keys}
+
+
+def drain(node: str, *, undo: bool) -> str | None:
+    """Place no more runs on a node, or place runs there again. Return why that cannot be."""
+    if node not in names():
+        return f"there is no node {node}; sfactl fleet nodes lists them"
+    if undo:
+        _internal_kv_del(_DRAINED + node.encode(), namespace=NAMESPACE)
+    else:
+        _internal_kv_put(_DRAINED + node.encode(), b"1", namespace=NAMESPACE)
+    return None
 
 
 def identity(node: str) -> dict[str, Any]:
@@ -47,10 +68,10 @@ def all_nodes(own: Mapping[str, Any], handle: Callable[[str], Any]) -> list[Flee
     ray_nodes: Sequence[Any] = ray.nodes()
     by_id = {each["NodeID"]: each for each in ray_nodes}
     by_label = {each["Labels"].get(LABEL): each for each in sorted(ray_nodes, key=lambda each: bool(each["Alive"]))}
-    found = []
+    found, resting = [], drained()
     for name, words in said.items():
         machine = by_id.get(words["ray_node"]) if words is not None else by_label.get(name)
-        found.append(_node(name, words, machine))
+        found.append(_node(name, words, machine, drained=name in resting))
     return found
 
 
@@ -62,7 +83,7 @@ def _got(ref: Any) -> Mapping[str, Any] | None:
     return found
 
 
-def _node(name: str, said: Mapping[str, Any] | None, machine: Mapping[str, Any] | None) -> FleetNode:
+def _node(name: str, said: Mapping[str, Any] | None, machine: Mapping[str, Any] | None, *, drained: bool) -> FleetNode:
     refused = None
     if said is not None and said["fleet"] != FLEET_VERSION:
         refused = f"it has version {said['fleet']} of the fleet's messages, this node {FLEET_VERSION}"
@@ -76,4 +97,5 @@ def _node(name: str, said: Mapping[str, Any] | None, machine: Mapping[str, Any] 
         refused=refused,
         resources={key: amount for key, amount in machine["Resources"].items() if ":" not in key} if machine else {},
         labels=dict(machine["Labels"]) if machine else {},
+        drained=drained,
     )

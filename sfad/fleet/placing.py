@@ -17,6 +17,7 @@ from ray.util.placement_group import (
 from ..protocol.messages import FleetTold
 from ..protocol.types import Placing, RunId
 from . import LABEL
+from .nodes import drained
 
 LEAST_CPU = 0.01
 """A run that asks for nothing: an agent mostly waits for its model. Ray reserves no nothing."""
@@ -51,12 +52,18 @@ class Places:
         self._since[run] = time.monotonic()
 
     def _selector(self, placing: Placing) -> dict[str, str]:
-        labels = dict(placing.labels)
+        labels, resting = dict(placing.labels), drained()
+        if placing.node is not None and placing.node in resting:
+            raise ValueError(f"node {placing.node} is drained: it takes no more runs (sfactl fleet drain --undo {placing.node})")
         if placing.node is not None:
             labels[LABEL] = placing.node
         elif LABEL not in labels and any(LABEL not in each["Labels"] for each in ray.nodes() if each["Alive"]):
             named = sorted({each["Labels"][LABEL] for each in ray.nodes() if LABEL in each["Labels"]})
-            labels[LABEL] = f"in({','.join(named)})"  # a machine without a daemon takes none
+            labels[LABEL] = (
+                f"in({','.join(each for each in named if each not in resting)})"  # a machine without a daemon takes none
+            )
+        elif resting:
+            labels[LABEL] = f"!in({','.join(sorted(resting))})"
         return labels
 
     def free(self, run: RunId) -> None:

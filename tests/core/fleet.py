@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.grants.giving import grant_of, limits_to_send, wanted_of
+from sfad.core.life.giving import grant_of, limits_to_send, wanted_of
 from sfad.core.machine import Machine
 from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use

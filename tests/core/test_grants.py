@@ -400,3 +400,11 @@ class Fleet(RuleBasedStateMachine):
 
 Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestFleet = Fleet.TestCase
+
+
+def test_a_hundred_nodes_with_lost_messages_leave_nothing() -> None:
+    from tests.bench.fleet import simulate
+
+    found = simulate(100, 1, lost=0.1)
+    assert found["live runs"] > 350
+    assert found["a minute and node"] < 60

@@ -24,7 +24,7 @@ from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol import types as t
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
-from sfad.protocol.requests import gateway
+from sfad.protocol.requests import fleet, gateway
 from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import stdin
@@ -41,9 +41,10 @@ NESTED = (
     t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime,
 )  # fmt: skip
 
-ASKED = [struct for struct in m.REQUESTS if struct.__module__ != gateway.__name__]
-TOLD = [struct for struct in m.REPLIES if struct.__module__ != gateway.__name__]
-"""Messages of any client. The page leaves out those between the daemon and its own gateway."""
+_OWN = (gateway.__name__, fleet.__name__)
+ASKED = [struct for struct in m.REQUESTS if struct.__module__ not in _OWN]
+TOLD = [struct for struct in m.REPLIES if struct.__module__ not in _OWN]
+"""Messages of any client. The page leaves out those between the daemon and its own gateway, and those of the fleet."""
 
 Struct = type[msgspec.Struct]
 

@@ -5,7 +5,7 @@ A node that does not answer has no version. Exits with 75 if there is one.
 
 from __future__ import annotations
 
-from sfad.protocol.requests.fleet import FleetState, FleetStatus
+from sfad.protocol.requests.fleet import FleetNode, FleetState, FleetStatus
 
 from ... import output, table
 from ...connection import call
@@ -25,13 +25,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         rows = [
             [
                 node.name,
-                "ready"
-                if node.version and not node.refused
-                else "refused"
-                if node.refused
-                else "no answer"
-                if node.alive
-                else "dead",
+                _state(node),
                 node.version or "-",
                 node.python or "-",
                 node.ray or "-",
@@ -45,3 +39,11 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
             if node.refused:
                 output.note(f"sfactl: {node.name}: {node.refused}")
     return ExitCode.DONE if all(node.version for node in state.nodes) else ExitCode.UNAVAILABLE
+
+
+def _state(node: FleetNode) -> str:
+    if node.refused:
+        return "refused"
+    if not node.version:
+        return "no answer" if node.alive else "dead"
+    return "drained" if node.drained else "ready"

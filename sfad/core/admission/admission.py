@@ -12,10 +12,10 @@ from ...protocol.types import Action, After, ErrorCode, Reason, Refusal, RunId, 
 from .. import commands as c
 from .. import events as e
 from ..context import Context
-from ..grants.giving import share_out
-from ..grants.taking import Taking
+from ..life.giving import share_out
 from ..life.lifecycle import Lifecycle
 from ..life.spending import Spending
+from ..life.taking import Taking
 from ..limits.enforcement import LimitEnforcement
 from ..state.limits import PROFILED, ActiveLimit, is_default, is_from_above, narrow, profile_limits, step
 from ..state.naming import AGENT_PROGRAMS, program_name

@@ -11,14 +11,14 @@ from ...protocol.types import Reason, Status
 from .. import commands as c
 from .. import events as e
 from ..context import Context
-from ..grants.giving import Giving
-from ..grants.taking import Taking
 from ..life.attempts import AttemptTracker
+from ..life.giving import Giving
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..life.spending import Spending
 from ..life.stop_requests import GONE, StopRequests
 from ..life.stopping import Stopping
+from ..life.taking import Taking
 from ..limits.enforcement import LimitHolds
 from ..state.run import Ending, Run
 from ..state.tree import Remembered

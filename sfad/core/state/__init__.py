@@ -11,6 +11,7 @@
 `limits`      where a run's limits come from, and what exceeds them
 `ladder`      how far a stop has come
 `budgets`     money of users and teams
+`grants`      what is known of a run on another node, and of the lease of one that another node has granted
 `alerts`      one alert: raised, held, cleared; and what alerts watch of all runs together
 `run`         one run: what is saved of it, and its transition table
 `tree`        the live runs, the bounds that a lineage shares, and what a daemon finds of an earlier one

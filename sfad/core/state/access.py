@@ -46,6 +46,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "calls": _ONE,
     "config": Access("admin", scope="none"),  # it tells of keys' places, and of other users' budgets
     "deny": _FOR_PEOPLE,
+    "drain_node": _OF_FLEET,
     "end_call": _FOR_GATEWAY,
     "events": _MANY,
     "fleet_status": _OF_FLEET,

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ...config import FleetConfig
 from ...core import commands as c
 from ...core import events as e
-from ...core.grants.giving import grant_of, limits_to_send, wanted_of
+from ...core.life.giving import grant_of, limits_to_send, wanted_of
 from ...core.machine import Machine
 from ...core.state.account import Use
 from ...core.state.money import to_nanos
@@ -162,8 +162,13 @@ class Fleet:
 
     def ask_nodes(self, then: Told) -> None:
         """Call `then` with all nodes. Raise `NotConnected`."""
+        self.ask(FleetPush(id=0, what="nodes"), then)
+
+    def ask(self, push: FleetPush, then: Told) -> None:
+        """Have the actor do something, and call `then` with its answer. Raise `NotConnected`."""
         self._number += 1
-        self._send(FleetPush(id=0, what="nodes", number=self._number))
+        push.number = self._number
+        self._send(push)
         self._asked[self._number] = then
 
     def _send(self, push: FleetPush, descriptors: Sequence[int] = ()) -> None:
@@ -323,6 +328,8 @@ class Fleet:
 # ---- One other node
 
 
+IDLE = 2
+"""Quarters of a lease for which a connection stays open after the last run: often another one follows."""
 PAUSE, PAUSE_MAX = 0.1, 5.0
 """Seconds until a lost connection is opened again: doubled each time."""
 _TRANSIENT = {ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL}
@@ -352,18 +359,21 @@ class Neighbour:
 
     async def serve(self) -> None:
         pause = PAUSE
-        while any(True for _ in self._fleet.runs_on(self.node)):
+        while self._has_runs:
             began = trio.current_time()
             try:
                 with trio.socket.from_stdlib_socket(self._fleet.way(self.node)) as sock:
                     await self._speak(sock)
+                continue  # none was there any more
             except* (OSError, ProtocolError, trio.TooSlowError) as errors:
                 self._fleet._log.debug("fleet", node=self.node, error=str(errors.exceptions[0]))
             pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
-            with trio.move_on_after(pause):
-                await self._fleet.connected.wait()
-                await trio.sleep(pause)
+            await trio.sleep(pause)
         self._fleet.left(self)
+
+    @property
+    def _has_runs(self) -> bool:
+        return any(True for _ in self._fleet.runs_on(self.node))
 
     async def _speak(self, sock: trio.socket.SocketType) -> None:
         self._offered.clear()
@@ -373,11 +383,14 @@ class Neighbour:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, sock)
             await self._send(sock, [Hello(id=0, versions=list(SUPPORTED), client=f"fleet {self._fleet.node}")])
-            while runs := list(self._fleet.runs_on(self.node)):
+            idle = 0
+            while idle < IDLE:
                 self._changed = trio.Event()
+                runs = list(self._fleet.runs_on(self.node))
                 await self._send(sock, self._messages(runs))
                 with trio.move_on_after(self._interval):
                     await self._changed.wait()
+                idle = 0 if self._changed.is_set() or self._has_runs else idle + 1
             nursery.cancel_scope.cancel()
 
     @property
@@ -464,12 +477,19 @@ class Neighbour:
     async def _read(self, sock: trio.socket.SocketType) -> None:
         decoder = FrameDecoder(MAX_REPLY)
         while True:
-            with trio.fail_after(3 * self._interval):
-                data = await sock.recv(65536)
+            data = await self._received(sock)
             if not data:
                 raise ConnectionResetError(f"node {self.node} closed the connection")
             for body in decoder.feed(data):
                 self._heard(unpack_reply(body))
+
+    async def _received(self, sock: trio.socket.SocketType) -> bytes:
+        """Return what comes next. Raise `TooSlowError` where the node owes an answer for too long."""
+        while True:
+            with trio.move_on_after(3 * self._interval):
+                return await sock.recv(65536)
+            if self._has_runs:
+                raise trio.TooSlowError(f"node {self.node} does not answer")
 
     def _heard(self, reply: Reply) -> None:
         now, fleet = trio.current_time(), self._fleet

@@ -69,6 +69,15 @@ class ForgetNode(Request, tag="forget_node"):
     node: str
 
 
+class DrainNode(Request, tag="drain_node"):
+    """Place no more runs on a node, or with `undo` place runs there again. Runs that are there go on. Answered by `Done`."""
+
+    repeats = 1
+
+    node: str
+    undo: bool = False
+
+
 class Forgotten(Reply, tag="forgotten"):
     runs: list[RunId]
 
@@ -77,8 +86,8 @@ class Forgotten(Reply, tag="forgotten"):
 
 
 class ServeFleet(Request, tag="serve_fleet"):
-    """The node's actor begins, or has lost its connection. What is pushed to it bears this request's id. An actor that was connected
-    before is told to end."""
+    """The node's actor begins, or has lost its connection. What is pushed to it bears this request's id. An actor that was
+    connected before is told to end."""
 
     node: str
     version: int
@@ -87,9 +96,10 @@ class ServeFleet(Request, tag="serve_fleet"):
 
 class FleetPush(Reply, tag="fleet_push"):
     """Do something. `way`: pass on what comes through the descriptor, to a node. `place`, `free`: reserve for a run, or no longer.
-    `nodes`: tell all nodes. `keep`: remove the reservations of this node's other runs. `end`: another actor has come."""
+    `nodes`: tell all nodes. `drain`, `undrain`: place no more runs on a node, or again. `keep`: remove the reservations of this
+    node's other runs. `end`: another actor has come."""
 
-    what: Literal["way", "place", "free", "nodes", "keep", "end"]
+    what: Literal["way", "place", "free", "nodes", "keep", "drain", "undrain", "end"]
     number: int = 0
     node: str = ""
     run: RunId = ""
@@ -117,8 +127,8 @@ class FleetTold(Request, tag="fleet_told"):
 
 
 class Tend(Request, tag="tend"):
-    """What a giver wants of runs that it has granted, by their ids here. Answered by `Tended`: at once if the taker can tell what is
-    not in `seen`, else when it can, or after `wait` seconds. A later `Tend` has an earlier one answered at once."""
+    """What a giver wants of runs that it has granted, by their ids here. Answered by `Tended`: at once if the taker can tell what
+    is not in `seen`, else when it can, or after `wait` seconds. A later `Tend` has an earlier one answered at once."""
 
     giver: str
     echo: str = ""

@@ -8,6 +8,7 @@ from ....core import events as e
 from ....protocol.messages import (
     FLEET_VERSION,
     Done,
+    DrainNode,
     FleetPush,
     FleetState,
     FleetStatus,
@@ -80,6 +81,19 @@ def fleet_status(call: Call, _request: FleetStatus) -> None:
 @answers(ForgetNode)
 def forget_node(call: Call, request: ForgetNode) -> None:
     call.reply(Forgotten(id=call.id, runs=call.runtime.fleet.forget(request.node)))
+
+
+@answers(DrainNode)
+def drain_node(call: Call, request: DrainNode) -> None:
+    is_wanted = call.defer()
+
+    def told(told: FleetTold) -> None:
+        if is_wanted() and told.refused is not None:
+            call.fail(ErrorCode.UNAVAILABLE, told.refused)
+        elif not call.answered:
+            call.reply(Done(id=call.id))
+
+    call.runtime.fleet.ask(FleetPush(id=0, what="undrain" if request.undo else "drain", node=request.node), told)
 
 
 # ---- `serve_fleet`, `fleet_told`: for the node's actor

@@ -14,11 +14,6 @@ from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Reason, St
 from .. import commands as c
 from .. import events as e
 from ..context import Context, grace_of
-from ..life.attempts import AttemptTracker
-from ..life.lifecycle import Lifecycle
-from ..life.pausing import Pausing
-from ..life.spending import Spending
-from ..life.stopping import Stopping
 from ..state.account import NOTHING
 from ..state.budgets import Budget
 from ..state.grants import Remote
@@ -29,6 +24,11 @@ from ..state.policy import Invalid
 from ..state.run import Attempt, Ending, ProcessExit, Run
 from ..state.tree import Remembered
 from ..state.vocabulary import ReasonKind, Timer
+from .attempts import AttemptTracker
+from .lifecycle import Lifecycle
+from .pausing import Pausing
+from .spending import Spending
+from .stopping import Stopping
 
 # ---- The share of a tree that a run takes with it
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from ...protocol.types import Reason, Status
 from .. import events as e
 from ..context import Context
-from ..life.pausing import Pausing
-from ..life.stopping import Stopping
 from ..state.run import Ending, Run
 from ..state.vocabulary import ReasonKind, Timer
+from .pausing import Pausing
+from .stopping import Stopping
 
 
 @dataclass(frozen=True, slots=True)
