@@ -69,7 +69,7 @@ def all_nodes(own: Mapping[str, Any], handle: Callable[[str], Any]) -> list[Flee
     by_id = {each["NodeID"]: each for each in ray_nodes}
     by_label = {each["Labels"].get(LABEL): each for each in sorted(ray_nodes, key=lambda each: bool(each["Alive"]))}
     found, resting = [], drained()
-    for name, words in said.items():
+    for name, words in sorted(said.items()):
         machine = by_id.get(words["ray_node"]) if words is not None else by_label.get(name)
         found.append(_node(name, words, machine, drained=name in resting))
     return found

@@ -144,7 +144,7 @@ def daemons(made: Cluster, directory: Path) -> Iterator[Mapping[str, Daemon]]:
             for name in NAMES:
                 (directory / name).mkdir()
                 config = CONFIG.format(address=made.address, name=name, lease=LEASE)
-                found[name] = stack.enter_context(running(directory / name, config=config))
+                found[name] = stack.enter_context(running(directory / name, config=config, executed=True))
             for daemon in found.values():
                 wait_until(lambda daemon=daemon: connected(daemon), "its actor is connected", seconds=240)  # type: ignore[misc]
             yield found
