@@ -160,7 +160,7 @@ def test_an_entry_of_the_config_replaces_a_built_in_one(tmp_path: Path) -> None:
     file.write_text('[agents.claude]\ncommand = ["my-claude", "{task}"]\n[agents."a.b"]\ncommand = ["x"]')
     loaded = load([file])
     found = registered(loaded.config, loaded.settings)
-    assert list(found) == ["a.b", "aider", "claude", "codex", "gemini", "opencode", "qwen"]
+    assert list(found) == ["a.b", "aider", "claude", "codex", "copilot", "gemini", "opencode", "qwen"]
     assert (found["claude"].source, found["a.b"].source, found["codex"].source) == (str(file), str(file), BUILT_IN)
     spawn = filled_in(asked("claude", "go"), found)
     assert (spawn.argv, spawn.agent) == ([b"my-claude", b"go"], "claude")

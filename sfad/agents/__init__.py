@@ -1,6 +1,7 @@
 """Agent programs: a file for each says all that is known of it.
 
-`claude`, `codex`, `gemini`, `opencode`, `qwen`, `aider`, `jsonl`   what one program prints and saves, its options, its calls
+`claude`, `codex`, `copilot`, `gemini`, `opencode`, `qwen`   what one program prints and saves, its options, its calls
+`aider`, `jsonl`                                          the same of programs without session files
 `program`       what a program's file must say, and helpers for command lines and session files
 `line_meter`    what all meters share: each decodes the few lines that can matter, and saves its state
 `counters`      what a meter reads: sums of what agents say, bounded whatever an agent says

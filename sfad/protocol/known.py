@@ -87,8 +87,16 @@ PROGRAMS: dict[str, KnownProgram] = {
         mcp_options=("--mcp-config={servers}", "--allowed-tools=mcp__{name}"),
         mcp_settings="~/.qwen/settings.json",
     ),
+    "copilot": KnownProgram(
+        "Copilot CLI",
+        metered=True,
+        files=(".copilot", ".cache/copilot"),
+        files_variable="COPILOT_HOME",
+        mcp_options=("--additional-mcp-config={servers}", "--allow-tool={name}"),
+        mcp_settings="~/.copilot/mcp-config.json",
+    ),
     "aider": KnownProgram("aider", packages=("aider-chat",), files=(".aider",)),
-    **dict.fromkeys(("goose", "cursor-agent", "copilot", "amp", "crush", "droid", "auggie"), KnownProgram()),
+    **dict.fromkeys(("goose", "cursor-agent", "amp", "crush", "droid", "auggie"), KnownProgram()),
 }
 """Agent programs. `sfad.agents` has a module of the same name for each that has a title; docs/metering.md says how to add one."""
 

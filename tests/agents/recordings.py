@@ -19,6 +19,7 @@ COMMANDS = {
     "gemini": ["gemini", "-o", "stream-json", "-p", "hi"],
     "opencode": ["opencode", "run", "--format", "json", "-m", "anthropic/claude-sonnet-4-5", "hi"],
     "qwen": ["qwen", "-o", "stream-json", "-p", "hi"],
+    "copilot": ["copilot", "--output-format", "json", "-p", "hi"],
     "jsonl": ["./agent"],
 }
 """By program: a command that prints its events."""
@@ -29,6 +30,7 @@ USAGE_EVENTS = {
     "gemini": "result",
     "opencode": "step_finish",
     "qwen": "assistant",
+    "copilot": "assistant.message",
     "jsonl": "usage",
 }
 """By program: a type of event that its meter decodes."""

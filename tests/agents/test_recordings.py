@@ -87,6 +87,14 @@ EXPECTED = {
         tools=["run_shell_command", "run_shell_command"],
         finished=True,
     ),
+    "copilot-success": Reading(turns=2, messages=3, tools=["bash", "bash"], finished=True),
+    "copilot-api-failure": Reading(
+        turns=0,
+        messages=0,
+        finished=True,
+        failed="400 Overloaded",
+        trouble=ApiTrouble(count=1, status=400, error='{"type":"overloaded_error","message":"Overloaded"}'),
+    ),
     "qwen-api-failure": Reading(
         turns=0,
         messages=0,

@@ -25,6 +25,7 @@ CALLS = {
     "codex": Tokens(input=1500, output=80, cached=400),
     "gemini": Tokens(input=1700, output=90, cached=600),
     "qwen": Tokens(input=1700, output=90, cached=600),
+    "copilot": Tokens(input=1500, output=80, cached=400),
 }
 """The tokens of each call, as the model told them."""
 
@@ -42,7 +43,8 @@ def read(name: str, data: bytes, since: str = EVER) -> Reading:
 
 
 @pytest.mark.parametrize(
-    ("name", "turns", "messages"), [("claude", 1, 2), ("claude-subagent", 1, 2), ("codex", 2, 3), ("gemini", 2, 3), ("qwen", 2, 3)]
+    ("name", "turns", "messages"),
+    [("claude", 1, 2), ("claude-subagent", 1, 2), ("codex", 2, 3), ("gemini", 2, 3), ("qwen", 2, 3), ("copilot", 2, 3)],
 )
 def test_what_a_recording_says(name: str, turns: int, messages: int) -> None:
     reading = read(name, recording(name))
@@ -58,7 +60,7 @@ def test_what_a_recording_says(name: str, turns: int, messages: int) -> None:
     assert reading.cost_usd == (0.02204 if name == "claude" else None)
 
 
-@pytest.mark.parametrize("name", ["claude", "codex", "gemini", "qwen"])
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini", "qwen", "copilot"])
 def test_the_head_of_a_file_says_whose_it_is(name: str) -> None:
     files = session_files_of(name, ())
     assert files is not None
@@ -69,7 +71,7 @@ def test_the_head_of_a_file_says_whose_it_is(name: str) -> None:
     assert files.head(recording(name)[:10]) is None
 
 
-@pytest.mark.parametrize("name", ["claude", "codex", "gemini", "qwen"])
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini", "qwen", "copilot"])
 def test_usage_before_the_run_is_not_counted(name: str) -> None:
     """A resumed session continues its file."""
     lines = recording(name).splitlines(keepends=True)
@@ -83,7 +85,7 @@ def test_usage_before_the_run_is_not_counted(name: str) -> None:
     assert late.cost_usd is None
 
 
-@pytest.mark.parametrize("name", ["claude", "codex", "qwen"])
+@pytest.mark.parametrize("name", ["claude", "codex", "qwen", "copilot"])
 def test_it_is_partial_until_a_reply_that_calls_no_tool(name: str) -> None:
     """After the result of a tool the model is called again, before the file says so."""
     meter_files = session_files_of(name, ())
@@ -110,7 +112,7 @@ def test_a_claude_interrupted_before_an_answer_came_stays_partial() -> None:
     assert not read("claude", b"".join([*lines, interrupted, total])).partial
 
 
-@pytest.mark.parametrize("name", ["claude", "codex", "gemini", "qwen"])
+@pytest.mark.parametrize("name", ["claude", "codex", "gemini", "qwen", "copilot"])
 def test_any_field_may_be_anything(name: str) -> None:
     for line in recording(name).splitlines():
         for changed in variants_of_fields(json.loads(line)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.agents import Setup, Surroundings, TreeUpstream, aider, gemini, opencode, qwen, setups
+from sfad.agents import Setup, Surroundings, TreeUpstream, aider, copilot, gemini, opencode, qwen, setups
 from sfad.agents.setup_reader import all_setups
 from sfad.agents.setups import UnreadableError, dotenv, json_object
 from sfad.protocol.paths import not_only_of_root
@@ -288,3 +288,44 @@ def test_a_file_of_root_below_a_directory_that_others_may_write_to(tmp_path: Pat
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "open" / "file").touch()
     assert not_only_of_root(tmp_path / "open" / "file") is not None
+
+
+# ---- Copilot CLI
+
+
+def copilot_setup(**env: str) -> Setup:
+    return copilot.PROGRAM.setup(at(None, **env))
+
+
+def test_copilot_is_led_to_a_provider_of_the_persons_own() -> None:
+    found = copilot_setup(COPILOT_PROVIDER_BASE_URL=f"{CORP}/", COPILOT_PROVIDER_TRANSPORT="websockets")
+    assert found.upstreams == (TreeUpstream("copilot", CORP, "openai-chat"),)
+    assert dict(found.env) == {"COPILOT_PROVIDER_BASE_URL": "{gateway}/copilot"}
+    assert found.unset == ("COPILOT_PROVIDER_TRANSPORT",)
+    assert "COPILOT_PROVIDER_BEARER_TOKEN" in found.keys
+
+
+@pytest.mark.parametrize(
+    ("env", "api"),
+    [
+        ({"COPILOT_PROVIDER_WIRE_API": "responses"}, "openai-responses"),
+        ({"COPILOT_PROVIDER_TYPE": "openai"}, "openai-chat"),
+        ({"COPILOT_PROVIDER_TYPE": "anthropic", "COPILOT_PROVIDER_WIRE_API": "responses"}, "anthropic"),
+    ],
+)
+def test_the_kind_of_its_provider_says_which_api_copilot_uses(env: dict[str, str], api: str) -> None:
+    assert copilot_setup(COPILOT_PROVIDER_BASE_URL=CORP, **env).upstreams[0].api == api
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({}, "GitHub's models"),
+        ({"COPILOT_PROVIDER_BASE_URL": CORP, "COPILOT_PROVIDER_TYPE": "azure"}, "COPILOT_PROVIDER_TYPE is 'azure'"),
+        ({"COPILOT_PROVIDER_BASE_URL": CORP, "COPILOT_PROVIDER_WIRE_API": "new"}, "COPILOT_PROVIDER_WIRE_API is 'new'"),
+    ],
+)
+def test_copilot_with_models_that_the_gateway_cannot_serve_is_left_as_it_is(env: dict[str, str], words: str) -> None:
+    found = copilot_setup(**env)
+    assert words in str(found.direct)
+    assert (found.env, found.upstreams) == ((), ())

@@ -1,4 +1,4 @@
-"""The OpenAI Chat Completions API, as far as Qwen Code uses it. Pure: requests in, bodies out."""
+"""The OpenAI Chat Completions API, as far as Qwen Code and Copilot CLI use it. Pure: requests in, bodies out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tests.real_agents.script import OPENAI, OPENING, Say, Shell, Told, Tool, Wr
 
 Body = dict[str, Any]
 
-_SHELL = "run_shell_command"
+_SHELLS = ("run_shell_command", "bash")
+"""What Qwen Code and Copilot CLI call their shells."""
 _OUTPUT = re.compile(r"Output: (.*?)\nError: .*\nExit Code: ", re.DOTALL)
 """What the command printed, in what Qwen Code makes of it."""
 
@@ -22,7 +23,7 @@ def asks(path: str) -> bool:
 
 def is_turn(body: Body) -> bool:
     """Whether the agent itself asks, and not one of its helpers that sums up."""
-    return _SHELL in _offered(body)
+    return any(name in _SHELLS for name in _offered(body))
 
 
 def _offered(body: Body) -> list[str]:
@@ -52,7 +53,7 @@ def answer(body: Body, reply: Told, number: int) -> tuple[str, bytes, bytes]:
     text = OPENING if isinstance(reply, Shell | Tool) else reply.text(maximum(body)) if isinstance(reply, Write) else reply.text
     if isinstance(reply, Write):
         finish, reply = ("length", Say("")) if reply.is_cut(maximum(body)) else ("stop", reply.call(number))
-    calls = [_call(reply, number)] if isinstance(reply, Shell | Tool) else []
+    calls = [_call(body, reply, number)] if isinstance(reply, Shell | Tool) else []
     message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
     finish = "tool_calls" if calls else finish
     if not body.get("stream"):
@@ -72,12 +73,14 @@ def _event(about: Body, chunk: Body) -> bytes:
     return f"data: {json.dumps(about | chunk)}\n\n".encode()
 
 
-def _call(reply: Shell | Tool, number: int) -> Body:
+def _call(body: Body, reply: Shell | Tool, number: int) -> Body:
     if isinstance(reply, Tool):
-        # not offered, because the model is to search for it first; the program runs it nevertheless
-        name, arguments = f"mcp__sfad__{reply.name}", reply.arguments
+        # Qwen Code does not offer it, because the model is to search for it first, and runs it nevertheless
+        own = f"sfad-{reply.name}"
+        name, arguments = own if own in _offered(body) else f"mcp__sfad__{reply.name}", reply.arguments
     else:
-        name, arguments = _SHELL, {"command": reply.command, "description": "scripted", "is_background": reply.background}
+        name = next(name for name in _SHELLS if name in _offered(body))
+        arguments = {"command": reply.command, "description": "scripted", "is_background": reply.background}
     return {
         "index": 0,
         "id": f"call_{number:04}",

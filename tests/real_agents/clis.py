@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,7 +99,18 @@ QWEN = Cli(
     ("--yolo", "-m", "qwen3-coder-plus"),
     tells_early=True,
 )
-CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN)}
+COPILOT = Cli(
+    "copilot",
+    "@github/copilot",
+    os.environ.get("SFAD_COPILOT_VERSION", "1.0.102"),
+    OPENAI,
+    ("copilot", "-p", "go", "--output-format", "json", "--yolo", "--model", "gpt-5.1"),
+    ("copilot", "-p", "go", "--yolo", "--model", "gpt-5.1"),
+    ("copilot", "-i", "go", "--yolo", "--model", "gpt-5.1"),
+    ("--yolo", "--model", "gpt-5.1"),
+    tells_early=True,
+)
+CLIS = {cli.name: cli for cli in (CLAUDE, CODEX, GEMINI_CLI, OPENCODE, QWEN, COPILOT)}
 
 
 def packages() -> Path:
@@ -141,6 +153,9 @@ def environment(home: Path, url: str) -> dict[str, str]:
     (home / ".gemini" / "settings.json").write_text(_GEMINI_SETTINGS)
     (home / ".qwen").mkdir()
     (home / ".qwen" / "settings.json").write_text(_QWEN_SETTINGS)
+    (home / ".copilot").mkdir()
+    (home / ".copilot" / "config.json").write_text(json.dumps({"trusted_folders": [str(home)], "banner": "never"}))
+    _unpack_copilot(home / ".cache" / "copilot")
     (home / ".claude.json").write_text(json.dumps(_CLAUDE_STATE | {"projects": {str(home): _TRUSTED}}))
     return {
         "HOME": str(home),
@@ -155,6 +170,9 @@ def environment(home: Path, url: str) -> dict[str, str]:
         "GEMINI_API_KEY": "scripted",
         "OPENAI_BASE_URL": f"{url}/qwen/v1",
         "OPENAI_API_KEY": "scripted",
+        "COPILOT_PROVIDER_BASE_URL": f"{url}/copilot/v1",
+        "COPILOT_PROVIDER_API_KEY": "scripted",
+        "COPILOT_OFFLINE": "true",
         "GEMINI_CLI_NO_RELAUNCH": "true",
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
         "OPENCODE_CONFIG_CONTENT": json.dumps(_opencode_config(url)),
@@ -164,6 +182,22 @@ def environment(home: Path, url: str) -> dict[str, str]:
         "npm_config_registry": url,  # opencode has npm fetch its plug-ins' interface, and goes on without
         "npm_config_fetch_retries": "0",
     }
+
+
+def _unpack_copilot(cache: Path) -> None:
+    """Put there what Copilot CLI would unpack in each home directory first: 190 MB, in some 10 s of CPU."""
+    once = packages() / "copilot-cache"
+    with (packages() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not once.exists():
+            with tempfile.TemporaryDirectory(dir=packages()) as home:
+                command = packages() / "node_modules" / ".bin" / "copilot"
+                env = {"HOME": home, "PATH": os.environ["PATH"], "COPILOT_OFFLINE": "true"}
+                subprocess.run(
+                    [command, "--no-auto-update", "--version"], env=env, check=True, stdout=subprocess.DEVNULL, timeout=300
+                )
+                Path(home, ".cache", "copilot").rename(once)
+    shutil.copytree(once, cache, copy_function=os.link)
 
 
 _CLAUDE_STATE = {

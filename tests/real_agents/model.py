@@ -34,8 +34,22 @@ class _Dialect(Protocol):
     def maximum(self, body: Body) -> int | None: ...
 
 
-_DIALECTS: dict[str, _Dialect] = {"claude": anthropic, "codex": openai, "gemini": gemini, "opencode": anthropic, "qwen": chat}
-_PRICES: dict[str, Price] = {"claude": ANTHROPIC, "codex": OPENAI, "gemini": GEMINI, "opencode": ANTHROPIC, "qwen": OPENAI}
+_DIALECTS: dict[str, _Dialect] = {
+    "claude": anthropic,
+    "codex": openai,
+    "gemini": gemini,
+    "opencode": anthropic,
+    "qwen": chat,
+    "copilot": chat,
+}
+_PRICES: dict[str, Price] = {
+    "claude": ANTHROPIC,
+    "codex": OPENAI,
+    "gemini": GEMINI,
+    "opencode": ANTHROPIC,
+    "qwen": OPENAI,
+    "copilot": OPENAI,
+}
 _IDLE = 20.0
 """Seconds that a silent connection is kept: the end of the server waits for the threads of all."""
 

@@ -26,8 +26,9 @@ PRICES = """
 "gpt-6.1-sol" = {input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}
 "gemini-2.5-pro" = {input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}
 "qwen3-coder-plus" = {input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}
+"gpt-5.1" = {input_mtok = 3, cached_mtok = 0.3, output_mtok = 15}
 """
-"""Of the models of Codex, Gemini CLI and Qwen Code, as much as the other two say that Claude Sonnet 4.5 costs."""
+"""Of the models of the other programs, as much as Claude Sonnet 4.5 costs."""
 
 ANSWER = " ".join(f"Chapter {number}: {number**9}." for number in range(20))
 """Gemini CLI breaks off a reply that repeats itself."""
@@ -54,17 +55,17 @@ class Road:
 
 DAEMON_KILLED, DAEMON_BACK, LET_GO, GONE, STOP, KILL = "kbogsK"
 ROADS = {
-    "finished": Road("claude codex qwen", TOOLS),
+    "finished": Road("claude codex qwen copilot", TOOLS),
     "limited": Road("claude gemini", (Shell("echo one"),) * 20, words=("--limit", "turns=2")),
-    "stopped in a tool": Road("claude opencode qwen", IN_TOOL, STOP),
+    "stopped in a tool": Road("claude opencode qwen copilot", IN_TOOL, STOP),
     "stopped in a reply": Road("claude codex", IN_REPLY, STOP),
     "killed in a tool": Road("claude", IN_TOOL, KILL),
-    "killed in a reply": Road("codex opencode qwen", IN_REPLY, KILL),
+    "killed in a reply": Road("codex opencode qwen copilot", IN_REPLY, KILL),
     "ended without a daemon": Road("claude gemini", IN_TOOL, DAEMON_KILLED + LET_GO + GONE + DAEMON_BACK),
     "killed without a daemon": Road("codex", IN_REPLY, DAEMON_KILLED + KILL + GONE + DAEMON_BACK),
     "outlived a daemon": Road("codex", IN_TOOL, DAEMON_KILLED + DAEMON_BACK + LET_GO),
     "text": Road("claude codex", TOOLS, form="as_text"),
-    "text, killed in a tool": Road("claude gemini qwen", IN_TOOL, KILL, "as_text"),
+    "text, killed in a tool": Road("claude gemini qwen copilot", IN_TOOL, KILL, "as_text"),
     "text, killed in a reply": Road("codex", IN_REPLY, KILL, "as_text"),
     "terminal": Road("claude codex", TOOLS, STOP, "in_terminal"),
     "terminal, killed in a reply": Road("claude", IN_REPLY, KILL, "in_terminal"),
