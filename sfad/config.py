@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from .config_values import (
     AGENT,
+    CLUSTER,
     COMMAND,
     COUNT,
     DURATION,
@@ -31,6 +32,7 @@ from .config_values import (
     LIMITS,
     LISTEN,
     NAMES,
+    NODE,
     PATH,
     PATHS,
     PATTERNS,
@@ -249,9 +251,9 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
 class FleetConfig(Struct, frozen=True, kw_only=True):
     """The cluster of Ray that this daemon is a node of."""
 
-    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", max_length=300, extra=TEXT)] | None = None
+    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=CLUSTER)] | None = None
     """`auto`: that of this machine. `None`: it is in no fleet."""
-    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=TEXT)] | None = None
+    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = None
     """`None`: the name of the host."""
     lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
     insecure: bool = False

@@ -367,7 +367,7 @@ class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     """The first deadline of the trees that have a slot: by then one is free. `None` if none of them has a deadline now."""
 
 
-class FleetPlace(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class FleetPlace(Struct, frozen=True, kw_only=True, gc=False):
     """Where a run is in the fleet. Of a run that executes on another node: `node`, `run`. Of one that another node has granted: the
     rest."""
 

@@ -38,7 +38,7 @@ NESTED = (
     t.Survivor, t.QueueState, t.After,
     t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, Advice, Summary, Group, Breach, Failed, Costly,
     m.GatewayInfo, m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
-    t.Isolation, m.AgentInfo, m.Change, m.Failure, m.OutputTime,
+    t.Isolation, t.FleetPlace, t.Grant, t.Placing, m.AgentInfo, m.Change, m.Failure, m.OutputTime,
 )  # fmt: skip
 
 _OWN = (gateway.__name__, fleet.__name__)

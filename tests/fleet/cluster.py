@@ -58,7 +58,11 @@ class Cluster:
         head = (f"--port={self.port}", "--head", f"--temp-dir={self.directory}", "--include-dashboard=false")
         self._until_started(NAMES[0], *head)
         for name in NAMES[1:]:
-            self._until_started(name, f"--address={self.address}")
+            self.join(name)
+
+    def join(self, name: str) -> None:
+        """Start a node that is not the head."""
+        self._until_started(name, f"--address={self.address}")
 
     def _until_started(self, name: str, *words: str) -> None:
         for _ in range(4):

@@ -264,6 +264,22 @@ def test_a_kill_loses_doubles_and_leaves_nothing(fleet: Daemons, who: str) -> No
     nothing_left(fleet)
 
 
+def test_a_killed_raylet_loses_no_run(ray: Cluster, fleet: Daemons) -> None:
+    with fleet["n1"].client() as client:
+        runs = [started(client, ["sleep", "300"], **on("n3")) for _ in range(50)]
+        pids = {there(fleet, run).pid for run in runs}
+        actor = actor_pid(fleet["n3"])
+        kill(psutil.Process(actor).ppid())
+        wait_until(lambda: not psutil.pid_exists(actor), "its actor has ended with it", seconds=120)
+        assert all(psutil.pid_exists(pid or -1) for pid in pids)
+        ray.join("n3")
+        wait_until(lambda: connected(fleet["n3"]), "the actor is back on the new raylet", seconds=240)
+        assert {there(fleet, run).pid for run in runs} == pids
+        stopped = client.call(m.Stop(id=0, runs=[run.id for run in runs]), m.Stopped)
+        assert stopped.survivors == []
+    nothing_left(fleet)
+
+
 def test_a_node_that_stands_still_for_less_and_for_more_than_the_lease(fleet: Daemons) -> None:
     with fleet["n1"].client() as client:
         starts = f"{Path(sys.executable).with_name('sfactl')} spawn --on n2 --name far --timeout 200 -- sleep 300; sleep 300"
@@ -337,7 +353,12 @@ def test_events_of_all_nodes_have_their_node(fleet: Daemons) -> None:
 
 
 def test_nodes_and_status(fleet: Daemons) -> None:
-    nodes = json.loads(fleet["n2"].sfactl("fleet", "nodes", "--json").stdout)["nodes"]
+    def all_answer() -> list[dict[str, Any]]:
+        shown = fleet["n2"].sfactl("fleet", "nodes", "--json")
+        found: list[dict[str, Any]] = json.loads(shown.stdout)["nodes"] if shown.returncode == 0 else []
+        return found
+
+    nodes = wait_until(all_answer, "all nodes answer")
     assert [node["name"] for node in nodes] == list(NAMES)
     assert len({(node["version"], node["python"], node["ray"]) for node in nodes}) == 1
     status = json.loads(fleet["n2"].sfactl("fleet", "status", "--json").stdout)
