@@ -102,7 +102,7 @@ class Places:
             return self._why(run, placing)
         table: Mapping[str, Any] = placement_group_table(group)
         (where,) = table["bundles_to_node_id"].values()
-        labels = next((each["Labels"] for each in ray.nodes() if each["NodeID"] == where), {})
+        labels: Mapping[str, str] = next((each["Labels"] for each in ray.nodes() if each["NodeID"] == where), {})
         if LABEL not in labels:
             return FleetTold(id=0, run=run, refused=f"Ray has chosen a node without the label {LABEL}, so without a daemon")
         return FleetTold(id=0, run=run, node=labels[LABEL])

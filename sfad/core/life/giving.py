@@ -59,19 +59,19 @@ def _share(run: Run, kind: LimitKind) -> None:
     bounds = [(above, active) for above in run.ancestors if (active := above.limits.get(kind)) is not None and active.binds]
     if not bounds:
         return
-    left, above = min((active.threshold - (above.account.used(kind) or 0), above.id) for above, active in bounds)
+    left, whose = min((active.threshold - (above.account.used(kind) or 0), above.id) for above, active in bounds)
     own, least = run.limits.get(kind), to_core(kind, KINDS[kind].least)
     if left < least:
-        raise Invalid(f"run {above} has {format_amount(kind, to_wire(kind, max(0, left)))} of its {kind} limit left: no share fits")
+        raise Invalid(f"run {whose} has {format_amount(kind, to_wire(kind, max(0, left)))} of its {kind} limit left: no share fits")
     if own is not None and own.binds and any(limit.kind is kind for limit in run.asked.limits):
         if own.threshold > left:
             asked, most = (format_amount(kind, to_wire(kind, amount)) for amount in (own.threshold, left))
-            raise Invalid(f"its share of the {kind} limit would be {asked}, and run {above} has {most} left; ask for less")
+            raise Invalid(f"its share of the {kind} limit would be {asked}, and run {whose} has {most} left; ask for less")
         return
     most = max(left // PART, least)
     if own is None or not own.binds or own.threshold > most:
         action = own.action if own is not None and own.binds else Action.TERMINATE
-        source = f"a quarter of what run {above} has left"
+        source = f"a quarter of what run {whose} has left"
         run.limits[kind] = ActiveLimit(Limit(kind=kind, threshold=to_wire(kind, most), action=action, source=source))
 
 

@@ -10,9 +10,13 @@ from ...host.clock import Timers
 
 
 class Tending(Protocol):
-    key: tuple[str, int]
-    """The same for requests of one connection."""
-    wait: float
+    @property
+    def key(self) -> tuple[str, int]:
+        """The same for requests of one connection."""
+
+    @property
+    def wait(self) -> float:
+        """Seconds."""
 
     def answer(self, *, whatever: bool) -> bool:
         """Answer, if there is something to tell, or `whatever` there is. Return whether it need not wait any more."""
