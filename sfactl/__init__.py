@@ -16,8 +16,6 @@ The command line:
 `typer_app`         the options as a typer application
 `completing`        completion of plain command lines
 `shell_completion`  the words that a shell completes
-`default_limits`    the limits of a run without options, for the help
-`deadline`          a bound on the time that completion and help wait for the daemon
 `environment`       defaults and claims from the environment
 `inside`            whether this process is inside a run
 `entry`             what a program of this package begins and ends with
@@ -26,8 +24,8 @@ The command line:
 Connections:
 
 `connection`        the connection to the daemon: handshake, requests, descriptors, reconnecting
-`repeating`         what becomes of a request whose connection was lost
 `trust`             whether to trust the process at the other end
+`repeating`         what becomes of a request whose connection was lost
 `autostart`         connects, and starts a daemon if none is running
 `start_daemon`      starts a daemon, by systemd or by fork
 `history`           connects, or reads the ledger if no daemon is running
@@ -44,12 +42,10 @@ Connections:
 
 A run in the foreground:
 
-`foreground`        a run that this process stands for: output, signals, exit code
+`foreground`        a run that this process stands for: output, exit code, what signals do
 `progress`          its progress lines on stderr
-`in_flight`         several requests on one connection, repeated after a death of the daemon
-`signals`           what signals do: stop the run, or suspend it with this process
+`in_flight`         several requests on one connection, repeated after a death of the daemon; one poll over all that a run tells
 `terminal`          a pseudo-terminal between the user and an interactive run
-`activity`          one poll over the daemon, signals, files and terminals
 
 Shims:
 
@@ -64,7 +60,6 @@ Output:
 `table`             tables
 `waiting`           what is wrong with a live run, and what waits for a person
 `follower`          copies output files, or an agent's text, as they grow
-`line_follower`     copies output files line by line
 
 Typer takes 60 ms to import, so `options.read` reads the plain command lines that agents write in loops, and typer reads all others.
 A test checks that both give the same values. For the same reason most verbs use light structs instead of msgspec's, and import

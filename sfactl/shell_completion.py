@@ -12,13 +12,45 @@ from sfad.protocol.types import Action, LimitKind, RunInfo, Status
 
 from . import verbs
 from .connection import connect
-from .deadline import Late, within
 from .exits import Quit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+if TYPE_CHECKING:
+    import signal
+else:
+    import _signal as signal  # `signal` first makes enums, which takes a third of Python's start
+
+
+# ---- A bound on the time that a user at a prompt waits for the daemon
+
+
+class Late(Exception):
+    """The time is over."""
+
+
+class within:  # noqa: N801 - it reads as a function, as those of contextlib do
+    """Raise `Late` in the body of `with` if it takes longer. For the main thread only, because it uses SIGALRM."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        self._previous = signal.signal(signal.SIGALRM, _late)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_error: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._previous)
+
+
+def _late(_number: int, _frame: object) -> None:
+    raise Late
+
+
+# ---- The words that a shell completes: runs, names, labels and agents from the daemon, and words that never change
 
 PATIENCE = 0.5
 """Seconds to wait for the daemon."""

@@ -1,15 +1,26 @@
 """The typer application, made from the declarations that `options.read` reads. Imported only for help, completion and errors."""
 
 import inspect
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from msgspec import json
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from sfad.protocol.kinds import DEFAULT_KEYS, KINDS
+from sfad.protocol.known import CODING_AGENT, PROFILES, Profile
+from sfad.protocol.limits import format_amount
+from sfad.protocol.requests.daemon import Config, ConfigReply, Setting
+from sfad.protocol.types import LimitKind
+
 from . import exits, verbs
+from .connection import connect
+from .exits import Quit
 from .options import SOCKET, Argument, Heading, Option, Parameter
+from .shell_completion import Late, within
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 EPILOG = "Exit codes:\n\n\b\n" + exits.table()
@@ -115,7 +126,6 @@ def build(verb: str | None, run: Run, completing: bool = False, helping: bool = 
         epilog = None
         if helping and getattr(module, "TAKES_COMMAND", False):
             # Imported here because it may start a process.
-            from .default_limits import paragraph
 
             epilog = paragraph()
         _register(app, name, verbs.summary(name), module.PARAMETERS if module else (), run, epilog)
@@ -205,3 +215,49 @@ def _completer(kind: str) -> Callable[[typer.Context, str], list[tuple[str, str]
         return candidates(kind, incomplete, context.params.get("socket"))
 
     return complete
+
+
+# ---- The limits of a run without options, for `run --help` and `spawn --help`: those of the running daemon, else those in the
+# config that a daemon started now would read.
+
+PATIENCE = 1.0
+"""Seconds to wait for the daemon's answer."""
+SHOWN = [kind for kind in KINDS if kind.value in Profile.__struct_fields__]
+"""The kinds that the help shows: those that a profile sets."""
+
+
+def paragraph() -> str:
+    """Return the defaults in force, as a paragraph of a help text."""
+    try:
+        found = _settings()
+    except Quit as error:
+        return f"Default limits: unknown. {error.message}"
+    values = {setting.key: setting.value for setting in found}
+    defaults = {kind: value for kind in SHOWN if (value := values[f"defaults.{DEFAULT_KEYS[kind]}"]) is not None}
+    most = {kind: values[f"limits.{KINDS[kind].most}"] for kind in SHOWN}
+    lines = [f"any command            {_amounts(defaults)}"]
+    if values["defaults.program_profile"] != "off":
+        profile = {kind: min(getattr(PROFILES[CODING_AGENT], kind.value), most[kind]) for kind in SHOWN}
+        lines.append(f"claude, codex, …       {_amounts(profile)} (profile coding-agent)")
+    lines.append(f"at most                {_amounts(most)} (limits.max_time, .max_turns, .max_cost)")
+    wanted = {f"defaults.{DEFAULT_KEYS[kind]}" for kind in SHOWN} | {f"limits.{KINDS[kind].most}" for kind in SHOWN}
+    told = (setting for setting in found if setting.key in wanted and setting.source != "built-in")
+    lines += [f"{setting.key:<22} set in {setting.source}" for setting in told]
+    return "\b\nDefault limits:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _settings() -> list[Setting]:
+    try:
+        with within(PATIENCE), connect(None, tell=False) as client:
+            return client.call(Config(id=0), ConfigReply).settings
+    except (Quit, Late):
+        pass  # the help must work if no daemon is running
+    done = subprocess.run([sys.executable, "-P", "-m", "sfad.config"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Quit(done.returncode, done.stderr.strip())
+    return [Setting(**each) for each in json.decode(done.stdout)]
+
+
+def _amounts(limits: Mapping[LimitKind, float]) -> str:
+    turns = {LimitKind.TURNS: " turns"}
+    return ", ".join(format_amount(kind, threshold) + turns.get(kind, "") for kind, threshold in limits.items())

@@ -16,7 +16,7 @@ import msgspec
 
 from . import __version__
 from .core.state.access import EVERYTHING, Scope
-from .core.state.ids import run_id, run_number
+from .core.state.run import run_id, run_number
 from .daemon.server.lookup import LISTED_RUNS, RequestError, find_run, unavailable, wrong_state
 from .daemon.server.results import NOT_KEPT, no_output, result
 from .host.files import UNDECODABLE

@@ -9,11 +9,11 @@ from sfad.host import displacement
 displacement.LOOK = 0.1
 
 from sfad.__main__ import main  # noqa: E402
-from sfad.core.life import stop_requests  # noqa: E402
+from sfad.core.life import stopping  # noqa: E402
 from sfad.daemon.server import clients  # noqa: E402
 from sfad.daemon.server.verbs import following  # noqa: E402
 
-stop_requests.RECONNECT = 1.0
+stopping.RECONNECT = 1.0
 clients.FRAME_TIME = 1.0
 following.STALLED = 1.0
 

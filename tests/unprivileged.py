@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.processes.contain.cgroup import cgroupfs, location
+from sfad.processes.contain.cgroup import cgroupfs
 
 GONE = 65534
 
@@ -77,7 +77,7 @@ class Place:
 
 def _delegated(name: str) -> str | None:
     """A cgroup that belongs to nobody, as systemd makes it with `Delegate=yes`."""
-    own = location.locate("0" * 12)
+    own = cgroupfs.locate("0" * 12)
     directory = f"{os.path.dirname(own.directory)}/{name}"
     try:
         os.mkdir(directory)

@@ -1,11 +1,10 @@
 """The MCP server `sfactl mcp`, which offers sessions to a language model (docs/sessions.md).
 
-    client ─ lines ─▶ line_channel ─▶ json_rpc ─▶ server ─┬─▶ eras
-                                                          └─▶ session_tools ─▶ sfactl.sessions ─▶ sfad
+    client ─ lines ─▶ json_rpc ─▶ server ─┬─▶ eras
+                                             └─▶ session_tools ─▶ sfactl.sessions ─▶ sfad
 
 `server`         answers the client of an agent program, and announces the ends of sessions to it
-`line_channel`   the client's lines, and its end
-`json_rpc`       requests and answers, in both directions
+`json_rpc`       the client's lines; requests and answers, in both directions
 `eras`           what requests and results are like in the two eras of the protocol
 `tools`          the tools with their parameters, as the model sees them
 `session_tools`  carries out the calls of tools, and tells the model of them

@@ -11,8 +11,7 @@ from ..connection import connect
 from ..exits import ExitCode, Quit
 from . import tools
 from .eras import SUBSCRIPTION, EnvelopeEra, HandshakeEra, opened_by
-from .json_rpc import ClientRequest, JsonRpc, note
-from .line_channel import LineChannel
+from .json_rpc import ClientRequest, JsonRpc, LineChannel, note
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from typing import assert_never
 
 from . import commands as c
 from . import events as e
-from .admission.admission import Admission, Widening
+from .admission.admission import Admission, Awaiting, Widening
 from .admission.adopting import Adopting
-from .admission.awaiting import Awaiting
 from .alerts import Alerts
 from .context import Context
 from .life.attempts import AttemptTracker
@@ -16,14 +15,11 @@ from .life.giving import Giving
 from .life.lifecycle import AlertBoard, Lifecycle
 from .life.pausing import Pausing
 from .life.spending import Spending
-from .life.stop_requests import StopRequests
-from .life.stopping import Stopping
+from .life.stopping import Stopping, StopRequests
 from .life.taking import Taking
-from .limits.budget_enforcement import BudgetEnforcement
-from .limits.calls import Calls
-from .limits.enforcement import LimitEnforcement, LimitHolds
+from .limits.calls import Calls, UseRequests
+from .limits.enforcement import BudgetEnforcement, LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
-from .limits.use_requests import UseRequests
 from .limits.violations import Bypasses, ToolRules, Unadmitted
 from .state.alerts import Key as AlertKey
 from .state.alerts import RaisedAlert

@@ -4,7 +4,6 @@
 `loop`       the trio shell: events go in, commands are applied
 `reloading`  the config of a running daemon: read again, checked against this machine, kept for the next daemon
 `startup`    opens everything that a daemon needs, and adopts what an earlier one left
-`reexec`     a daemon becomes the installed program in place
-`daemon`     a daemon from its start to its end, and what it does on signals
+`daemon`     a daemon from its start to its end, what it does on signals, and how it becomes the installed program in place
 `serving`    serving without a parser of command lines
 """

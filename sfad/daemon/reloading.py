@@ -12,8 +12,8 @@ from ..config import ConfigError, Configuration, Loaded
 from ..host.files import UNDECODABLE, create, is_regular, keep_damaged
 from ..host.log import Log
 from ..host.socket_file import PathError, check_owner
-from ..processes.choice import check_containment as check_cgroups
 from ..processes.launcher import CgroupImpossible
+from ..processes.local_launcher import check_containment as check_cgroups
 from ..protocol.messages import Change, Setting
 from .startup import DaemonHome
 

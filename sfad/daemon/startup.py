@@ -29,7 +29,7 @@ from ..host.metrics import Counts
 from ..host.socket_file import PathError, Users, directory_mode, prepare_socket, serves_all
 from ..host.state_dir import StateLock, resume_lock, take_state_dir
 from ..host.tasks import LoopTurns
-from ..processes.choice import choose_launcher
+from ..processes.local_launcher import choose_launcher
 from ..processes.sweep import sweep
 from ..protocol.types import RunId
 from ..protocol.units import counted

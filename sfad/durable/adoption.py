@@ -22,12 +22,11 @@ from ..host.clock import wall_clock
 from ..host.faults import crash_point
 from ..host.systemd import FdStore
 from ..processes.launcher import Adopted, Launcher, Remains
-from ..processes.pidfd import exit_status
+from ..processes.procfs import exit_status
 from ..protocol.types import CallInfo, Reason, RunId, RunInfo, Status
 from ..protocol.units import counted
-from ..runs.live import Live, bounds_of
+from ..runs.live import Live, StdinPipe, bounds_of
 from ..runs.showing import info_of
-from ..runs.stdin import StdinPipe
 from ..storage.ledger import OpenedLedger, RunExtra
 from ..storage.ledger.rows import is_damaged
 from .handover import HandedRun, Handover

@@ -11,12 +11,11 @@ from msgspec import Struct
 
 from .. import config as configuration
 from ..core import events as e
-from ..core.state.budgets import Budget, Budgets
-from ..core.state.money import to_nanos, to_usd
+from ..core.state.budgets import Budget, Budgets, to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
 from ..protocol.units import format_usd
 from ..storage.ledger import Ledger, OpenedLedger
-from .retrying import RetryingStore
+from .snapshots import RetryingStore
 
 LOOK_AGAIN_SOON = 10.0
 """Seconds until the next look, if the ledger could not be read."""

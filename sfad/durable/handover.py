@@ -19,7 +19,7 @@ from ..processes.launcher import Remains
 from ..protocol.messages import Events, Wait, Watch, WatchRuns
 from ..protocol.types import RunId
 from ..protocol.units import parse_whole
-from ..runs.stdin import Stdin
+from ..runs.live import Stdin
 
 VARIABLE = "SFAD_HANDOVER"
 """The variable with the number of the memfd."""

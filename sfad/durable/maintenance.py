@@ -16,7 +16,7 @@ import trio
 from msgspec.structs import replace
 
 from ..config import RetentionConfig, SessionsConfig
-from ..core.state.ids import run_id
+from ..core.state.run import run_id
 from ..host.clock import wall_clock
 from ..host.files import make_directory
 from ..host.headroom import DiskReserve

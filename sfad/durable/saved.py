@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from ..core.state.alerts import RaisedAlert, SavedAlerts
-from ..core.state.ids import number_or_zero, run_number
-from ..core.state.run import Run
+from ..core.state.run import Run, number_or_zero, run_number
 from ..host.faults import crash_point
 from ..host.files import UNDECODABLE
 from ..host.probe import current_boot
@@ -20,8 +19,7 @@ from ..protocol.messages import Spawn
 from ..protocol.types import RunId, Status
 from ..runs.live import Live, OnEnd, SavedMain, SpawnKey
 from ..storage.spool import Spawns, Store
-from .retrying import Changes, RetryingStore
-from .snapshots import KEY, METER, NOW, RUN, RunSnapshot, encode
+from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, RunSnapshot, encode
 
 # ---- The requests of runs that may start again, environment included
 

@@ -9,7 +9,6 @@ from ..protocol.types import RunId
 from ..runs.live import Live
 from ..storage.spool import Store
 from .budgets import SavedCharges
-from .retrying import Changes, RetryingStore
 from .saved import (
     BOOT,
     PLACE,
@@ -22,7 +21,7 @@ from .saved import (
     on_end_changes,
     this_boot,
 )
-from .snapshots import KEY, METER, NOW, RUN, encode, origin_of, progress_of
+from .snapshots import KEY, METER, NOW, RUN, Changes, RetryingStore, encode, origin_of, progress_of
 
 # ---- The journal: snapshots of live runs, so that a daemon that is killed at any instruction loses none of them
 #

@@ -1,7 +1,6 @@
 """Commands of the operator and of submitters, started at events.
 
-`fair_queue`   what waits: bounded, and fair to trees and severities
 `processes`    executes a hook in a containment of its own, within a time, and tells of failures
 `event_hooks`  `[[hooks]]`: which events start which hook, whether its program may be executed, and what was not finished
-`end_hooks`    `--on-end`: one command for each run that asked for it
+`end_hooks`    `--on-end`: one command for each run that asked for it; a bounded queue, fair to trees and severities
 """

@@ -21,8 +21,7 @@ from ..host.tasks import Background
 from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
 from ..protocol.types import SEVERITIES, Event, RunId
-from .end_hooks import event_json, event_variables
-from .fair_queue import FairQueue
+from .end_hooks import FairQueue, event_json, event_variables
 from .processes import HookCommand, HookProcesses, HookReports, HookResult, Reported
 
 # ---- Whether the program of a hook can be executed, and whether only its user and root can change it

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 from ..core import events as e
-from ..core.state.ids import run_id
+from ..core.state.run import run_id
 from ..core.state.vocabulary import signal_name
 from ..host.log import Log
 from ..host.metrics import Counts

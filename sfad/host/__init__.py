@@ -6,8 +6,7 @@
 `exposition`     metrics as text, by prometheus_client; imported when they are asked for
 `faults`         ends the process at a chosen effect, for the crash test
 `displacement`   tells when files may have been moved, removed, replaced or hidden; inotify(7), which Python does not have
-`fuse`           whether a file is on a FUSE mount of another user
-`descriptors`    reserves the last descriptors of the process, and closes those that clients sent
+`descriptors`    reserves the last descriptors of the process, and closes those that clients sent; tells files on FUSE mounts
 `files`          the daemon's own names in directories that its agents can write to, and what is damaged there
 `process_events` has the kernel tell which processes execute a program, and when many were forked
 `probe`          what the kernel, the session and bubblewrap offer, for `sfactl doctor`

@@ -1,7 +1,6 @@
 """How a run becomes processes, and how these are contained, signalled, counted and reaped.
 
-`choice`           the choice of a containment: cgroups where that is possible, else tags
-`local_launcher`   the launcher of this machine, put together from the parts below
+`local_launcher`   the launcher of this machine, put together from the parts below; the choice of a containment
 `starting`         starts one attempt: enters the containment, spawns a trampoline, opens its gate when it is saved; adopts runs
 `agent_watch`      notices agent programs that are started within runs
 `sweep`            kills what a dead daemon left
@@ -12,8 +11,7 @@
 `isolation`        runs in sandboxes of their own, by bubblewrap
 `trampoline`       the process that becomes a run's command, and how it is started
 `credentials`      the user that a run executes as, and an environment for programs that must not obey the run's
-`pidfd`            signals to exactly one process, and what is known of it when it has ended
-`procfs`           what /proc tells of processes
+`procfs`           what /proc tells of processes; signals to exactly one process, by pidfd
 `launcher`         what the loop needs of a launcher: it names runs, not pids
 
 Each imports only what is below it.

@@ -20,7 +20,7 @@ from . import procfs
 from .contain.interface import RunContainment
 from .launched_runs import LaunchedRun, LaunchedRuns
 from .launcher import Unplaceable
-from .watch.reactor import Emitter
+from .watch import Emitter
 
 _LOOK_EVERY = 0.5
 """Seconds between two looks at all processes; with exec events, until the first and only one."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from ..core.state.ids import run_number
+from ..core.state.run import run_number
 from ..protocol.types import RunId
 from . import procfs
 from .credentials import COOKIE

@@ -5,7 +5,7 @@ import os
 import resource
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from signal import SIGKILL
 from typing import Literal
 
@@ -15,16 +15,31 @@ from ..core.events import Emptied, Frozen, Surveyed
 from ..protocol.types import RunId, Survivor
 from . import procfs
 from .agent_watch import AgentWatch
+from .contain.cgroup import cgroupfs, controllers
+from .contain.cgroup.containment import CgroupContainment
 from .contain.interface import LauncherParts, RunContainment
 from .contain.membership import RunCpus
+from .contain.tags import TagsContainment
 from .launched_runs import LaunchedRun, LaunchedRuns
-from .launcher import Adopted, Bounds, ChildSignals, Enforcement, Footprint, Launcher, LaunchError, LaunchSpec, Remains, Remember
+from .launcher import (
+    Adopted,
+    Bounds,
+    CgroupImpossible,
+    ChildSignals,
+    Complain,
+    Emit,
+    Enforcement,
+    Footprint,
+    Launcher,
+    LaunchError,
+    LaunchSpec,
+    Remains,
+    Remember,
+)
 from .starting import Adopter, CommandStarter
 from .trampoline.executable import EXEC, REPORT, Trampoline, best
 from .trampoline.spawner import Spawner
-from .watch.mains import Mains, OwedEvents, all_executed, signal_mains
-from .watch.reactor import Complaints, Emitter, Reactor
-from .watch.reaper import NO_RUN, Orphans
+from .watch import NO_RUN, Complaints, Emitter, Mains, Orphans, OwedEvents, Reactor, all_executed, signal_mains
 
 # ---- Handing runs over to the process that this one becomes by execve(2)
 
@@ -362,3 +377,57 @@ class LocalLauncher(Launcher):
         self._containment.close()
         self._reactor.close()
         self._spawner.close()
+
+
+# ---- The choice of a containment: cgroups where that is possible, else tags
+
+Mode = Literal["auto", "cgroup", "tags"]
+
+
+def check_containment(instance: str, mode: Mode, cgroup_parent: str | None) -> None:
+    """Raise `CgroupImpossible` where `choose_launcher` would. Leave nothing behind."""
+    if mode == "cgroup":
+        base = controllers.base_of(instance, cgroup_parent)
+        made = not os.path.isdir(base.directory)
+        controllers.probe(base)
+        if made:
+            cgroupfs.remove_tree(base.directory)
+
+
+def choose_launcher(
+    *,
+    instance: str,
+    emit: Emit,
+    mode: Mode = "auto",
+    cgroup_parent: str | None = None,
+    clock: Callable[[], float] = trio.current_time,
+    nofile: int | None = None,
+    complain: Complain = lambda _text: None,
+    trampoline: Trampoline | None = None,
+) -> LocalLauncher:
+    """Return the launcher of this machine.
+
+    `instance` is twelve hex digits that name the state directory. `cgroup_parent` is where its cgroups go, by default this
+    process's own cgroup; if anything of the instance is alive in cgroups elsewhere, runs stay there. `nofile` is the soft
+    RLIMIT_NOFILE of runs, by default this process's now. `complain` gets, every few seconds at most, what failed and is tried
+    again. Raises `CgroupImpossible` with the reason if `mode` is cgroup and that is impossible."""
+
+    def launcher(complaints: Complaints, contain: Callable[[LauncherParts], RunContainment]) -> LocalLauncher:
+        emitter = Emitter(emit, clock, complaints.failed)
+        return LocalLauncher(instance, emitter, complaints, contain, trampoline=trampoline, nofile=nofile)
+
+    if mode == "tags" and controllers.inhabited(instance, cgroup_parent) is None:
+        why = "set in the config"
+    else:
+        if mode == "tags":
+            complain("containment.mode = tags takes effect when nothing is alive any more in the cgroups of an earlier daemon")
+        try:
+            base = controllers.base_of(instance, cgroup_parent)
+            controllers.probe(base)
+            complaints = Complaints(complain, remedy=partial(cgroupfs.regain_after, base=base.directory))
+            return launcher(complaints, partial(CgroupContainment, base=base, complain=complain))
+        except CgroupImpossible as reason:
+            if mode == "cgroup":
+                raise
+            why = str(reason)
+    return launcher(Complaints(complain), partial(TagsContainment, why=why))

@@ -19,8 +19,7 @@ from .launcher import Adopted, LaunchError, LaunchSpec, Remains, Remember
 from .procfs import Stat
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
 from .trampoline.spawner import Spawned, Spawner, candidates
-from .watch.mains import Mains
-from .watch.reaper import Orphans
+from .watch import Mains, Orphans
 
 # ---- Starting a run's command: its containment is entered, a trampoline is spawned, and waits at a gate until it is saved
 

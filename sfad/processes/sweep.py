@@ -14,11 +14,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 
-from ..core.state.ids import number_or_zero
+from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
 from . import procfs
-from .contain import mark_scan
-from .contain.cgroup import cgroupfs, controllers, location
+from .contain import membership
+from .contain.cgroup import cgroupfs, controllers
 from .launched_runs import cookie_run
 
 _SWEEP_WITHIN = 10.0
@@ -46,7 +46,7 @@ def sweep(instance: str, cgroup_parent: str | None = None, spare: Set[RunId] = f
     not the runs below them that are not in `spare`. `home` is the directory of a live daemon, which keeps its controllers."""
     pids: set[int] = set()
     left: set[int] = set()
-    bases = list(location.bases(instance, cgroup_parent))
+    bases = list(cgroupfs.bases(instance, cgroup_parent))
     for base in bases:
         tops = cgroupfs.inner(base) if base == home else [base]
         for directory in (path for top in tops for path in _removable(top, spare)):
@@ -126,17 +126,17 @@ def _kill_carriers(instance: str, spare: Set[RunId], bases: Iterable[str]) -> It
     prefix = f"{instance}:".encode()
     mine, kept = set(procfs.ancestry(os.getpid())), frozenset[int]()
 
-    def swept(one: mark_scan.MarkedProcess, inherited: RunId | None) -> RunId | None:
-        if inherited == mark_scan.FOREIGN or one.process.pid in kept:
-            return mark_scan.FOREIGN
+    def swept(one: membership.MarkedProcess, inherited: RunId | None) -> RunId | None:
+        if inherited == membership.FOREIGN or one.process.pid in kept:
+            return membership.FOREIGN
         if one.process.pid in mine:
             return None
         if one.cookie is None or not one.cookie.startswith(prefix):
             return inherited
-        return mark_scan.FOREIGN if cookie_run(one.cookie) in spare else _SWEPT
+        return membership.FOREIGN if cookie_run(one.cookie) in spare else _SWEPT
 
     while monotonic() < until:
-        scan = mark_scan.scan_marks()
+        scan = membership.scan_marks()
         if _SWEPT in (run_id for _, run_id in scan.with_runs(swept)):
             kept = frozenset(pid for base in bases for pid in _pids(base))
         found = [one.process for one, run_id in scan.with_runs(swept) if run_id == _SWEPT]

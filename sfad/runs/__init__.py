@@ -1,7 +1,6 @@
 """What is known of runs.
 
 `catalogue`    the one answer to what is known of a run: live, ended a short while ago, or in the ledger
-`live`         a live run as the shell knows it, beside the core's `Run`; who waits for it
+`live`         a live run as the shell knows it, beside the core's `Run`, with its stdin; who waits for it
 `showing`      how a live run and its alerts are shown, to clients and in its row of the ledger
-`stdin`        the pipe behind `--stdin`
 """

@@ -10,7 +10,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from ..core.state.access import Scope, means
-from ..core.state.ids import number_or_zero, run_id, run_number
+from ..core.state.run import number_or_zero, run_id, run_number
 from ..processes.launcher import Footprint
 from ..protocol.encoding import lean
 from ..protocol.messages import List

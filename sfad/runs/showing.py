@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from ..core.state.account import Use
 from ..core.state.alerts import Key, RaisedAlert, subject_of
+from ..core.state.budgets import to_usd
 from ..core.state.limits import ActiveLimit
-from ..core.state.money import to_usd
 from ..core.state.run import Run
 from ..host.clock import wall_clock
 from ..host.files import UNDECODABLE

@@ -1,19 +1,16 @@
 """What runs use, as the shell learns it, in the core's terms.
 
     output files ─▶ tail ─▶ stdout ─────────▶ ┐
-    session files ─▶ session, sessions ──────▶┤
-    reports, reservations ─▶ report_pricing ─▶┼▶ metered_run ─▶ the core's events
+    session files ─▶ sessions ───────────────▶┤
+    reports, reservations ─▶ metering ───────▶┼▶ metered_run ─▶ the core's events
     launcher ─▶ sampling ────────────────────▶┘
 
-`metering`        the interface that the loop calls: `Metering`
+`metering`        the interface that the loop calls: `Metering`; prices what agents report and reserve
 `metered_run`     what sources tell of the use of one run, told to the core and, where it is not known in full, to people
-`report_pricing`  what agents report and reserve, with its price
-`tail`            follows the output files of all runs
+`tail`            follows the output files of all runs, and frees their oldest bytes
 `tailed_run`      the output files of one run, and its meter; what it writes on its stderr
 `stdout`          the meters of one run: one for each attempt, fed with its stdout
-`bounding`        frees the oldest bytes of output files
-`sessions`        has the session files of all runs read, in threads
-`session`         finds and reads the session files of one attempt
+`sessions`        finds the session files of all runs and has them read, in threads
 `sampling`        looks at memory and processes, and tells the core
 `pricing`         what tokens cost, from the config and the library genai-prices
 """

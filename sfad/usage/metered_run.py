@@ -12,7 +12,7 @@ from ..agents.counters import MAX_LINE, printable
 from ..agents.line_meter import OPENAI_FACTORS, factor_of
 from ..core import events as e
 from ..core.state.account import NOTHING, OpenReservation, Use
-from ..core.state.money import to_nanos
+from ..core.state.budgets import to_nanos
 from ..protocol import messages as m
 from ..protocol.event_types import EventType
 from ..protocol.kinds import COUNTS

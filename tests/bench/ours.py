@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from sfactl.connection import Client
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.protocol import messages as m
 from sfad.protocol.framing import SUPPORTED
 from sfad.protocol.types import RunInfo

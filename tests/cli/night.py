@@ -7,7 +7,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.protocol.types import Event, Reason, RunInfo, Status, Usage
 from sfad.storage.ledger import RunExtra
 from sfad.storage.ledger.rows import event_op, insert_op, statements

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sfactl.commands.logs import _start_of, last_lines
+from sfactl.commands.logs import LineFollower, LineForm, Source, _start_of, last_lines
 from sfactl.follower import SOON, Copying, Follower
-from sfactl.line_follower import LineFollower, LineForm, Source
 from sfad.storage.output import OutputFiles
 
 

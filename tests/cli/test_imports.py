@@ -32,7 +32,7 @@ WATCHING = {"_ctypes", "ctypes", "ctypes._endian", "types"}
 """What a run needs in addition if it takes longer than `follower.SOON`."""
 FOREGROUND = """
 sfad.protocol.requests.following sfad.protocol.requests.listing sfad.protocol.requests.steering
-sfactl.activity sfactl.foreground sfactl.in_flight sfactl.progress sfactl.signals
+sfactl.foreground sfactl.in_flight sfactl.progress
 """
 RUN = f"{VERB} {SPAWN} sfactl.autostart sfactl.commands.spawn sfactl.commands.run {FOREGROUND} sfactl.follower"
 JSON = "sfad.protocol.light_json"
@@ -55,7 +55,7 @@ MODULES = {
 
 SERVER = f"""
 {VERB} _json sfad.protocol.kinds sfad.protocol.requests.daemon sfad.protocol.requests.sessions sfactl.commands.mcp
-sfactl.mcp sfactl.mcp.eras sfactl.mcp.json_rpc sfactl.mcp.json_rpc sfactl.mcp.line_channel sfactl.mcp.server sfactl.mcp.tools
+sfactl.mcp sfactl.mcp.eras sfactl.mcp.json_rpc sfactl.mcp.server sfactl.mcp.tools
 """
 """What the MCP server imports until it has told its client the tools."""
 
@@ -135,7 +135,7 @@ COMPLETED = {
     "sfactl.exits sfactl.options sfactl.verbs sfad sfad.protocol sfad.protocol.framing sfad.protocol.light "
     "sfad.protocol.light_msgpack sfad.protocol.structs sfad.protocol.units",
     "sfactl stop a": f"{COMPLETION} sfad.protocol.known sfad.protocol.requests.daemon sfad.protocol.requests.listing "
-    "sfad.protocol.requests.steering sfactl.commands.stop sfactl.deadline sfactl.selection sfactl.shell_completion",
+    "sfad.protocol.requests.steering sfactl.commands.stop sfactl.selection sfactl.shell_completion",
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from sfactl import output, table
 from sfactl.commands import list as list_
 from sfactl.exits import UsageError
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.protocol.types import RunInfo, Status, Usage
 from tests.harness import wait_until
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sfactl.commands import summary
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.protocol.requests.advice import Breach, Failed, Summary
 from tests.harness import wait_until
 

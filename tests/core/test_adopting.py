@@ -9,10 +9,9 @@ import msgspec
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.life.stop_requests import GONE
+from sfad.core.life.stopping import GONE
 from sfad.core.machine import Machine
-from sfad.core.state.ladder import Rung
-from sfad.core.state.run import Birth, ProcessExit, Run, State
+from sfad.core.state.run import Birth, ProcessExit, Run, Rung, State
 from sfad.core.state.tree import Remembered, rebased
 from sfad.durable.snapshots import from_saved, to_saved
 from sfad.protocol.types import Action, ApiTrouble, ErrorCode, LimitKind, RunId, Status

@@ -11,7 +11,7 @@ from msgspec import structs
 from sfad.core import commands as c
 from sfad.core import events as e
 from sfad.core.state.access import FULL, AccessRules, Peer
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.protocol.types import Claim, Refusal, Rule, Status
 
 from .transcript import BOB, Transcript, bound, inside, purse

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.core.state.ids import run_id, run_number
+from sfad.core.state.run import run_id, run_number
 
 NUMBERS = st.integers(1, 2**63 - 1)
 

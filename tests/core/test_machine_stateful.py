@@ -13,15 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.life.stop_requests import GONE
+from sfad.core.life.stopping import GONE
 from sfad.core.state.access import Peer
 from sfad.core.state.account import OpenReservation, Use
-from sfad.core.state.budgets import Budget
-from sfad.core.state.ladder import Rung
-from sfad.core.state.money import NANOS
+from sfad.core.state.budgets import NANOS, Budget
 from sfad.core.state.policy import Policy
 from sfad.core.state.request import Asked
-from sfad.core.state.run import Run
+from sfad.core.state.run import Run, Rung
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.kinds import KINDS, METERED
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status

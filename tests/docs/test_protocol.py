@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from sfad.core.state.access import VERBS
-from sfad.core.state.ladder import MAX_GRACE
 from sfad.core.state.policy import MAX_ATTEMPTS, MAX_RETRY_DELAY
+from sfad.core.state.run import MAX_GRACE
 from sfad.daemon.server import clients, connection, dispatch, shares
 from sfad.daemon.server.results import MAX_RESULT
 from sfad.daemon.server.verbs import following
@@ -27,7 +27,7 @@ from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
 from sfad.protocol.requests import fleet, gateway
 from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
-from sfad.runs import stdin
+from sfad.runs import live
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
 from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
@@ -187,7 +187,7 @@ def test_bounds() -> None:
         "watches of one connection": f"{following.MAX_EACH}",
         "requests of one connection handled in one go": f"{dispatch.TURN_REQUESTS}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{dispatch.TURN_TIME * 1000:g} ms",
-        "bytes that wait for a run's stdin (`send`)": f"{stdin.MAX_PENDING // mib} MiB",
+        "bytes that wait for a run's stdin (`send`)": f"{live.MAX_PENDING // mib} MiB",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
         "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",
     }

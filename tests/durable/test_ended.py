@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.durable import saved
 from sfad.durable.spool import Spool
 from sfad.host.clock import Timers

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 from sfad.durable import spool as module
-from sfad.durable.retrying import RETRY_EVERY, RetryingStore
+from sfad.durable.snapshots import RETRY_EVERY, RetryingStore
 from sfad.durable.spool import RunJournal
 from sfad.host.clock import Timers
 from sfad.host.tasks import LoopTurns

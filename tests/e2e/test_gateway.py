@@ -17,7 +17,7 @@ import pytest
 from sfactl.connection import Client
 from sfad.gateway.journal import noted_in
 from sfad.processes import procfs
-from sfad.processes.contain.cgroup import location
+from sfad.processes.contain.cgroup import cgroupfs
 from sfad.protocol import messages as m
 from sfad.protocol.types import Limit, Repetition, RunInfo, Status
 from tests.conftest import Start
@@ -404,7 +404,7 @@ def test_another_user_is_refused_in_a_run_and_outside(share: Start, provider: Pr
 def test_a_process_that_leaves_its_cgroup_is_refused(start: Start, provider: Provider) -> None:
     daemon = start(config=config(provider), mode="cgroup")
     with daemon.client() as client:
-        run = calling(client, cgroup=os.path.dirname(location.locate("0" * 12).directory))
+        run = calling(client, cgroup=os.path.dirname(cgroupfs.locate("0" * 12).directory))
         ended(client, run.id)
     assert [each["status"] for each in results(daemon, run.id)] == [403]
     assert provider.bills == []
@@ -514,7 +514,7 @@ def frozen(pid: int | None) -> bool:
     words = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     within = next(line[3:] for line in words if line.startswith("0::"))
-    mount = location.locate("0" * 12)
+    mount = cgroupfs.locate("0" * 12)
     events = Path(mount.directory[: -len(mount.path)] + within, "cgroup.events")
     return state == "T" or (events.exists() and "frozen 1" in events.read_text())
 

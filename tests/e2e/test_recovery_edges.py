@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sfactl.connection import Client
-from sfad.core.state.ids import run_number
+from sfad.core.state.run import run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunInfo, Status
 from tests.conftest import Start

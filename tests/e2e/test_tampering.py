@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.state.ids import run_id, run_number
+from sfad.core.state.run import run_id, run_number
 from sfad.protocol import messages as m
 from sfad.protocol.types import Status
 from tests.conftest import Start

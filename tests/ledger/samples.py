@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import trio
 
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.host.tasks import LoopTurns
 from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, RunInfo, Status, Usage
 from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra

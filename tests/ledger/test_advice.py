@@ -22,7 +22,7 @@ from sfad.protocol.paths import LEDGER
 from sfad.protocol.requests.advice import Advice
 from sfad.protocol.types import LimitKind, Reason, RunInfo, Status, Usage
 from sfad.storage.ledger import LedgerError
-from sfad.storage.ledger.advice import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
+from sfad.storage.ledger.summary import MIN_RUNS, EndedRun, advise, learn, percentile, rounded_up
 
 from .samples import PLAIN, run, started
 
@@ -247,7 +247,7 @@ def test_the_largest_that_any_source_tells(directory: Path, tmp_path: Path) -> N
 
 
 def test_a_search_by_name_reads_no_other_rows(directory: Path) -> None:
-    from sfad.storage.ledger.advice import _query
+    from sfad.storage.ledger.summary import _query
 
     with closing(sqlite3.connect(directory / LEDGER)) as connection:
         plans = {}

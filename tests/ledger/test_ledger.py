@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sfad.core.state.access import EVERYTHING
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.host.probe import current_boot
 from sfad.host.tasks import LoopTurns
 from sfad.protocol.messages import List
 from sfad.protocol.types import Action, CallInfo, Event, LimitKind, LimitState, Reason, RunInfo, Source, Status, Usage
-from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra, schema, transactions
+from sfad.storage.ledger import Ledger, OpenedLedger, RunExtra, schema, writer
 from sfad.storage.ledger.reader import Page, Reader
 from sfad.storage.ledger.rows import RUN_COLUMNS, call_op, event_of, event_op, insert_op, run_extra, run_info, statements
 
@@ -325,7 +325,7 @@ async def test_a_bug_in_the_writer_fails_admissions_and_forgets_no_end(tmp_path:
         ledger.admit(run(1), PLAIN)
         assert await ledger.flush()
         with monkeypatch.context() as patch:
-            patch.setattr(transactions, "statements", lambda _: 1 // 0)
+            patch.setattr(writer, "statements", lambda _: 1 // 0)
             ledger.admit(run(2), PLAIN)
             ledger.record(run(1, status=Status.COMPLETED), PLAIN)
             assert not await ledger.flush()

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sfad.core.state.access import EVERYTHING, Scope
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.protocol.messages import List
 from sfad.protocol.types import RunInfo, Status
 from sfad.storage.ledger import RunExtra

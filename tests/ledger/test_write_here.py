@@ -18,7 +18,7 @@ import trio.testing
 from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import Ledger, writer
 from sfad.storage.ledger.rows import Op
-from sfad.storage.ledger.transactions import CHECKPOINT_ROWS, Transactions
+from sfad.storage.ledger.writer import CHECKPOINT_ROWS, Transactions
 
 from .samples import PLAIN, WHEN, Answers, events, run, started
 

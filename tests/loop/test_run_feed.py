@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from sfad.core.state.access import EVERYTHING, Scope
-from sfad.daemon.loop.run_feed import INTERVAL, LOOKS, SLICE, Load, RunFeed
+from sfad.daemon.loop.announcing import INTERVAL, LOOKS, SLICE, Load, RunFeed
 from sfad.host.clock import Timers
 from sfad.processes.launcher import Footprint
 from sfad.runs.catalogue import KnownRun

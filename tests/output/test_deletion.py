@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.storage.output import OutputFiles, files
 from sfad.storage.output.files import remove_old
 

@@ -16,15 +16,14 @@ import trio
 
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited
 from sfad.processes import procfs
-from sfad.processes.choice import choose_launcher
 from sfad.processes.contain.cgroup.containment import CgroupContainment
-from sfad.processes.contain.tags.containment import TagsContainment
+from sfad.processes.contain.tags import TagsContainment
 from sfad.processes.launched_runs import LaunchedRun, MainProcess
 from sfad.processes.launcher import CgroupImpossible, Complain, LaunchSpec, Remains
-from sfad.processes.local_launcher import LocalLauncher
+from sfad.processes.local_launcher import LocalLauncher, choose_launcher
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline import executable
-from sfad.processes.watch.reactor import Complaints, Emitter
+from sfad.processes.watch import Complaints, Emitter
 from tests.template import close_template
 
 PATIENCE = 60.0

@@ -19,10 +19,10 @@ import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
 from sfad.processes import launched_runs, procfs
-from sfad.processes.contain import mark_scan
-from sfad.processes.contain.cgroup import cgroupfs, location
+from sfad.processes.contain import membership
+from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.launcher import Adopted, Bounds, Remains
-from sfad.processes.pidfd import tells_exits
+from sfad.processes.procfs import tells_exits
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline.executable import is_one
 from tests.harness import wait_until
@@ -99,8 +99,8 @@ async def test_an_exit_status_that_the_kernel_does_not_tell(
     containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
-    monkeypatch.setattr("sfad.processes.watch.mains.exit_status", lambda _pidfd: None)
-    monkeypatch.setattr("sfad.processes.watch.mains.tells_exits", lambda: False)
+    monkeypatch.setattr("sfad.processes.watch.exit_status", lambda _pidfd: None)
+    monkeypatch.setattr("sfad.processes.watch.tells_exits", lambda: False)
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         await rig.stop("a1")
@@ -112,9 +112,9 @@ async def test_the_wait_for_a_pid_1_that_does_not_reap_ends(
     containment: str, instance: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remains = dead(containment, instance, ("a1", None, ["sleep", "1000"]))
-    monkeypatch.setattr("sfad.processes.watch.mains.exit_status", lambda _pidfd: None)
-    monkeypatch.setattr("sfad.processes.watch.mains.reaped", lambda _pidfd: False)
-    monkeypatch.setattr("sfad.processes.watch.mains._REAPED_WITHIN", 0.3)
+    monkeypatch.setattr("sfad.processes.watch.exit_status", lambda _pidfd: None)
+    monkeypatch.setattr("sfad.processes.watch.reaped", lambda _pidfd: False)
+    monkeypatch.setattr("sfad.processes.watch._REAPED_WITHIN", 0.3)
     async with rigged(containment, instance=instance) as rig:
         adopt(rig, remains)
         await rig.stop("a1")
@@ -408,7 +408,7 @@ async def test_a_cgroup_without_a_process_is_removed_on_release(instance: str) -
 @pytest.fixture
 def elsewhere() -> Iterator[str]:
     """Make a cgroup beside ours."""
-    mounts = location.mounts()
+    mounts = cgroupfs.mounts()
     own = mounts[0].directory(procfs.cgroup(os.getpid()) or "/") if mounts else None
     if own is None or not os.access(own, os.W_OK):
         pytest.skip("no cgroup to make others in")
@@ -436,7 +436,7 @@ async def test_runs_stay_where_the_first_daemon_put_them(instance: str, elsewher
         with daemon("cgroup", instance, plan) as (_, remains):
             pass
     finally:
-        (mount,) = location.mounts()
+        (mount,) = cgroupfs.mounts()
         cgroupfs.write(f"{mount.directory(mine or '/')}/cgroup.procs", str(os.getpid()).encode())
     async with rigged("cgroup", instance=instance) as rig:
         assert rig.launcher.detail == f"{elsewhere}/sfad-{instance}"
@@ -537,7 +537,7 @@ async def test_the_tags_of_other_instances_are_not_ours(instance: str) -> None:
 
 
 def sleepers_below(pid: int) -> set[int]:
-    found = {one.process.pid for one, _ in mark_scan.scan_marks().with_runs(lambda _one, _above: None, pid)}
+    found = {one.process.pid for one, _ in membership.scan_marks().with_runs(lambda _one, _above: None, pid)}
     return {pid for pid in found if procfs.read(f"/proc/{pid}/comm") == b"sleep\n"}
 
 

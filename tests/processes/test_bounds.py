@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from sfad.core.events import Frozen, LaunchSucceeded, MainExited
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.processes import procfs
-from sfad.processes.contain.cgroup import cgroupfs, controllers, location
+from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.contain.cgroup.making import settings
 from sfad.processes.contain.membership import Affinity, bind
@@ -240,7 +240,7 @@ def test_access_that_an_agent_took_away_is_regained(tmp_path: Path) -> None:
 def test_foreign_processes_are_not_moved(tmp_path: Path) -> None:
     directory = hierarchy(tmp_path / "cg", os.getpid(), 1)
     said: list[str] = []
-    made = controllers.Controllers(location.BaseCgroup(directory, "/x"), said.append)
+    made = controllers.Controllers(cgroupfs.BaseCgroup(directory, "/x"), said.append)
     assert made.available == {"cpu", "memory", "pids"}
     made.prepare()
     assert made.available == set()
@@ -254,7 +254,7 @@ def test_pids_is_enabled_at_once_and_the_other_controllers_on_demand(tmp_path: P
     run = Path(directory, "a1")
     run.mkdir()
     (run / "cgroup.subtree_control").write_text("")
-    made = controllers.Controllers(location.BaseCgroup(directory, "/x"))
+    made = controllers.Controllers(cgroupfs.BaseCgroup(directory, "/x"))
     made.prepare()
     # each write(2) to a control file is a command; in these files it overwrites the one before
     written = [Path(path, "cgroup.subtree_control").read_text() for path in (tmp_path / "cg", directory, run)]

@@ -19,14 +19,13 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, LaunchFailed, LaunchSucceeded, MainExited
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.credentials import LIMIT_KINDS, Credentials
 from sfad.processes.launcher import LaunchError
 from sfad.processes.trampoline import elf_image, executable
-from sfad.processes.trampoline.clone import Cloner
-from sfad.processes.trampoline.spawner import candidates
+from sfad.processes.trampoline.spawner import Cloner, candidates
 from tests.harness import unanswered, with_fuse
 from tests.loader import traced, tracing
 from tests.processes.rig import PATIENCE, Rig, rigged, until
@@ -272,7 +271,7 @@ async def test_a_command_that_cannot_be_saved_is_not_executed(either: Rig, tmp_p
     either.launcher.release("a1")
 
 
-@pytest.mark.parametrize("where", ["sfad.processes.launched_runs.LaunchedRun.remains", "sfad.processes.watch.reactor.Reactor.add"])
+@pytest.mark.parametrize("where", ["sfad.processes.launched_runs.LaunchedRun.remains", "sfad.processes.watch.Reactor.add"])
 async def test_a_command_that_cannot_be_watched_is_not_executed(
     either: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

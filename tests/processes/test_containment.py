@@ -19,12 +19,12 @@ import pytest
 import trio
 
 from sfad.core.events import Emptied, Frozen, LaunchSucceeded, MainExited, Surveyed
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.processes import procfs
-from sfad.processes.choice import choose_launcher
 from sfad.processes.contain.cgroup import cgroupfs
-from sfad.processes.contain.cgroup.cgroups import RunCgroups
+from sfad.processes.contain.cgroup.cgroupfs import RunCgroups
 from sfad.processes.launcher import CgroupImpossible
+from sfad.processes.local_launcher import choose_launcher
 from tests.processes import programs
 from tests.processes.rig import Rig, rigged, until
 from tests.template import close_template

@@ -13,7 +13,7 @@ import pytest
 
 from sfad.core.events import Event, LaunchSucceeded, MainExited
 from sfad.processes import procfs
-from sfad.processes.contain.cgroup import cgroupfs, controllers, location
+from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.launcher import Bounds
 from sfad.processes.sweep import sweep
@@ -174,7 +174,7 @@ def test_closing_leaves_the_cgroups_as_they_were() -> None:
         pytest.skip("not delegated to this process: the cgroup v2 controller pids")
     assert own is not None
     assert (procfs.cgroup(os.getpid()) or "").endswith("/supervisor") or not os.path.exists(f"{parent}/cgroup.type")
-    assert location.locate(launcher.instance).directory == launcher.detail  # also from within the leaf
+    assert cgroupfs.locate(launcher.instance).directory == launcher.detail  # also from within the leaf
     launcher.close()
     assert procfs.cgroup(os.getpid()) == own
     assert not os.path.exists(f"{parent}/supervisor") or own.endswith("/supervisor")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from sfad.processes.watch import reactor as module
-from sfad.processes.watch.reactor import Reactor
+from sfad.processes import watch as module
+from sfad.processes.watch import Reactor
 
 
 async def test_idle_calls_wait_until_no_task_is_ready(nursery: trio.Nursery) -> None:

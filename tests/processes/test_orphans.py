@@ -13,7 +13,7 @@ import trio.testing
 
 from sfad.processes import procfs
 from sfad.processes.launcher import ChildSignals
-from sfad.processes.watch.reaper import Orphans
+from sfad.processes.watch import Orphans
 
 
 async def test_orphans_are_looked_at_when_a_signal_tells_and_not_by_time(

@@ -21,7 +21,7 @@ import trio
 from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceeded, MainExited, Surveyed
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
-from sfad.processes.watch.reactor import Reactor
+from sfad.processes.watch import Reactor
 from tests.processes import programs
 from tests.processes.rig import Rig, until
 

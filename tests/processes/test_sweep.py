@@ -13,7 +13,7 @@ import pytest
 
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
-from sfad.processes.contain.cgroup.location import locate
+from sfad.processes.contain.cgroup.cgroupfs import locate
 from sfad.processes.launcher import CgroupImpossible
 from sfad.processes.sweep import SweepReport, sweep
 from tests.leaks import no_leaks

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from sfad.core import events as e
 from sfad.core.state.access import EVERYTHING, Peer, Scope
 from sfad.core.state.account import Use
-from sfad.core.state.money import NANOS
+from sfad.core.state.budgets import NANOS
 from sfad.daemon.loop.runtime import Runtime
-from sfad.daemon.server.encoded import RunRows
+from sfad.daemon.server.connection import RunRows
 from sfad.protocol.messages import List, RunList, Spawn, unpack_reply
 from sfad.protocol.structs import pack
 from sfad.protocol.types import RunId, RunInfo, Status

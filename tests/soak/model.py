@@ -16,9 +16,9 @@ from sfad.core import events as e
 from sfad.core.machine import Machine
 from sfad.core.state.access import Peer
 from sfad.core.state.account import Use
-from sfad.core.state.ids import run_number
 from sfad.core.state.policy import Policy
 from sfad.core.state.request import Asked
+from sfad.core.state.run import run_number
 from sfad.core.state.vocabulary import Timer
 from sfad.protocol.types import Bound, RunId, RunInfo, Status
 from tests.crash.scenario import USER

@@ -20,8 +20,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from sfad.storage import spool as journal
 from sfad.storage.spool import Store, StoreError
-from sfad.storage.spool import store as journal
 from tests.harness import let_others_into
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sfad.processes.pidfd import tells_exits
+from sfad.processes.procfs import tells_exits
 
 from .booted import NEWER, UID, USER, Booted, Service, booted, impossible, until
 

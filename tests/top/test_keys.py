@@ -17,7 +17,7 @@ from textual import events
 from sfactl.top import app as module
 from sfactl.top.app import TopApp
 from sfactl.top.pane import alert_lines
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.protocol import messages as m
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import Action, AlertState, Event, LimitKind, LimitState, Reason, RunId, RunInfo, Status

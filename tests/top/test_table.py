@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sfactl.top.cells import Layout, bars
 from sfactl.top.table import MOST_ENDED, RunTable
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.protocol.kinds import KINDS
 from sfad.protocol.types import Action, LimitKind, LimitState, RunInfo, Status, Usage
 

@@ -15,8 +15,8 @@ from sfad.core.state.account import OpenReservation
 from sfad.protocol import messages as m
 from sfad.protocol.types import ApiTrouble, Tokens
 from sfad.usage.metered_run import use_of_readings
+from sfad.usage.metering import ReportPricing
 from sfad.usage.pricing import PriceList
-from sfad.usage.report_pricing import ReportPricing
 
 OWN = {"m": Price(input_mtok=1, output_mtok=5, cached_mtok=0.1, cache_write_mtok=1.25)}
 PRICING = ReportPricing({}, PriceList(OWN, loaded=lambda: None, trouble=lambda _: None))

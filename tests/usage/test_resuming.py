@@ -22,9 +22,8 @@ from sfad import agents
 from sfad.agents.counters import Reading
 from sfad.protocol.types import Tokens
 from sfad.usage import tail
-from sfad.usage.bounding import FREE_AFTER
 from sfad.usage.stdout import READ_AT_ONCE, MeterPosition
-from sfad.usage.tail import Tail
+from sfad.usage.tail import FREE_AFTER, Tail
 from sfad.usage.tailed_run import FORMAT_VERSION
 from tests.output.test_holes import KIB, MIB, numbered
 from tests.usage.test_tail import Lines, NewMeter, Rig, serving, until

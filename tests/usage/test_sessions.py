@@ -17,10 +17,9 @@ import trio.testing
 
 from sfad.agents import Reading, session_files_of
 from sfad.protocol.types import Tokens
-from sfad.usage import session, sessions
-from sfad.usage import session as module
-from sfad.usage.session import FileSearch, Session, TooMany
-from sfad.usage.sessions import Sessions
+from sfad.usage import sessions
+from sfad.usage import sessions as module
+from sfad.usage.sessions import FileSearch, Session, Sessions, TooMany
 from tests.gateway.scripted import until
 from tests.harness import GONE, as_root
 
@@ -219,7 +218,7 @@ def test_a_file_of_another_user_is_not_read(home: Home) -> None:
 
 
 def test_only_a_part_of_a_huge_directory_is_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MOST_ENTRIES", 50)
+    monkeypatch.setattr(sessions, "MOST_ENTRIES", 50)
     for number in range(200):
         (home.project / f"x{number}").touch()
     search = FileSearch(os.getuid(), BEGAN.timestamp())

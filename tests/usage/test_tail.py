@@ -20,14 +20,13 @@ from trio.testing import MockClock
 
 from sfad import agents
 from sfad.agents.counters import Meter, Reading
-from sfad.core.state.ids import run_id
+from sfad.core.state.run import run_id
 from sfad.host.tasks import in_thread
 from sfad.protocol.types import RunId, Tokens
-from sfad.storage.output import OutputFiles, holes, inotify
+from sfad.storage.output import OutputFiles, files, holes
 from sfad.usage import tail as module
-from sfad.usage.bounding import FREE_AFTER, RESERVE
 from sfad.usage.stdout import READ_AT_ONCE
-from sfad.usage.tail import NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, Tail
+from sfad.usage.tail import FREE_AFTER, NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, RESERVE, Tail
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
 
@@ -682,14 +681,14 @@ async def test_another_error_of_a_thread_is_not_a_shortage() -> None:
 async def test_silent_runs_cost_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     """In an hour with 500 of them the daemon does not wake."""
     woken = 0
-    take = inotify.Inotify.take
+    take = files.Inotify.take
 
-    def counted(self: inotify.Inotify) -> set[RunId] | None:
+    def counted(self: files.Inotify) -> set[RunId] | None:
         nonlocal woken
         woken += 1
         return take(self)
 
-    monkeypatch.setattr(inotify.Inotify, "take", counted)
+    monkeypatch.setattr(files.Inotify, "take", counted)
     for number in range(1, 501):
         rig.begin(run_id(number), limit=64 * MIB, meter=Lines if number % 2 else None)
     async with serving(rig):
@@ -701,13 +700,13 @@ async def test_silent_runs_cost_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatc
 
 async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
-    take = inotify.Inotify.take
+    take = files.Inotify.take
 
-    def counted(self: inotify.Inotify) -> set[RunId] | None:
+    def counted(self: files.Inotify) -> set[RunId] | None:
         looks.append(time.perf_counter())
         return take(self)
 
-    monkeypatch.setattr(inotify.Inotify, "take", counted)
+    monkeypatch.setattr(files.Inotify, "take", counted)
     rig.begin(limit=MIB, meter=None)
     async with serving(rig):
         out, err = rig.store.open_for_run("a1")
@@ -723,14 +722,14 @@ async def test_a_writer_without_pause_wakes_the_daemon_seldom(rig: Rig, monkeypa
 async def test_while_a_run_writes_much_the_kernel_tells_no_writes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write waited for that, a third longer if it was of 4 KiB. All that is written meanwhile is read all the same."""
     told: list[bool] = []
-    tell_writes = inotify.Inotify.tell_writes
+    tell_writes = files.Inotify.tell_writes
 
-    def noted(self: inotify.Inotify, wanted: bool) -> bool:
+    def noted(self: files.Inotify, wanted: bool) -> bool:
         changed = tell_writes(self, wanted)
         told.extend([wanted] * changed)
         return changed
 
-    monkeypatch.setattr(inotify.Inotify, "tell_writes", noted)
+    monkeypatch.setattr(files.Inotify, "tell_writes", noted)
     rig.begin("a1", limit=256 * MIB, meter=None)
     rig.begin("a2")
     async with serving(rig):
@@ -749,8 +748,8 @@ async def test_while_a_run_writes_much_the_kernel_tells_no_writes(rig: Rig, monk
 
 async def test_an_overflow_of_inotify_s_queue(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """All files are looked at after an overflow."""
-    take = inotify.Inotify.take
-    monkeypatch.setattr(inotify.Inotify, "take", lambda self: take(self) and None)
+    take = files.Inotify.take
+    monkeypatch.setattr(files.Inotify, "take", lambda self: take(self) and None)
     rig.begin("a1")
     rig.begin("a2", limit=MIB, meter=None)
     async with serving(rig):

@@ -16,8 +16,7 @@ from ..life.giving import Giving
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..life.spending import Spending
-from ..life.stop_requests import GONE, StopRequests
-from ..life.stopping import Stopping
+from ..life.stopping import GONE, Stopping, StopRequests
 from ..life.taking import Taking
 from ..limits.enforcement import LimitHolds
 from ..state.run import Ending, Run

@@ -10,13 +10,11 @@ from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Lowered, R
 from ..events import SpawnRequested
 from ..state.access import Permissions
 from ..state.grants import Lease
-from ..state.ids import run_id
-from ..state.ladder import check_grace
 from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of
 from ..state.naming import NAME, derive_name, is_name, one_form
 from ..state.policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
 from ..state.request import Asked
-from ..state.run import AllowedModels, Attempt, Birth, Run, State
+from ..state.run import AllowedModels, Attempt, Birth, Run, State, check_grace, run_id
 from ..state.tree import narrower
 
 # ---- Limits of a session: never more than `[sessions]`, nor than the profile or the entry of its agent sets

@@ -9,8 +9,7 @@ from ...protocol.limits import format_amount
 from ...protocol.types import Refusal, Rule, Status
 from ...protocol.units import counted, format_elapsed, format_moment
 from ..state.access import FULL, Peer, refuse_sessions, refuse_verb
-from ..state.budgets import Budget
-from ..state.money import to_usd
+from ..state.budgets import Budget, to_usd
 from ..state.policy import Policy
 from ..state.quotas import SlidingWindow, Slots
 from ..state.run import Run

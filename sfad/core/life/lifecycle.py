@@ -12,8 +12,7 @@ from .. import commands as c
 from ..context import Context, Facts
 from ..state.account import NOTHING
 from ..state.alerts import Change, Measure, Scope
-from ..state.ladder import Rung
-from ..state.run import Attempt, Ending, FailedBelow, Run
+from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
 from ..state.vocabulary import ReasonKind, Timer
 from .spending import Spending
 

@@ -10,7 +10,7 @@ from ..context import Context
 from ..state.run import Paused, Run
 from ..state.vocabulary import Timer
 from .lifecycle import Lifecycle
-from .stop_requests import StopRequests
+from .stopping import StopRequests
 
 REPLY_OUTLIVES = 240.0
 """Seconds for which a reply that is being generated outlives the pause of its agent. After a longer one the agent makes the call

@@ -14,8 +14,7 @@ from ...protocol.units import format_usd
 from .. import commands as c
 from ..context import Context
 from ..state.account import NO_TREE_USE, NOTHING, OF_AGENT, OpenReservation, Periods, Use, add_below, add_ended
-from ..state.budgets import Budget, Budgets
-from ..state.money import to_usd
+from ..state.budgets import Budget, Budgets, to_usd
 from ..state.run import Run
 
 # ---- What the calls under way of each user take, summed when one begins or ends: no decision asks every live run for it

@@ -1,10 +1,8 @@
 """Bounds of live runs: what is near one or beyond it, and what follows.
 
-`enforcement`         limits of live runs, and runs that wait for a person because of one
-`limit_requests`      `resume`, `approve`, `deny` and `limit`: more room for a run, or less
-`budget_enforcement`  trees whose budgets have run out
-`violations`          agent programs that nobody asked for, use that went around the gateway, tools that are not allowed
-`use_requests`        `report`, `reserve` and `settle`: an agent tells its own use
-`call_rules`          which models a run may call and how often, and tool calls that a model repeats
-`calls`               model calls that the gateway asks for
+`enforcement`     limits of live runs, runs that wait for a person because of one, and trees whose budgets have run out
+`limit_requests`  `resume`, `approve`, `deny` and `limit`: more room for a run, or less
+`violations`      agent programs that nobody asked for, use that went around the gateway, tools that are not allowed
+`call_rules`      which models a run may call and how often, and tool calls that a model repeats
+`calls`           model calls that the gateway asks for; `report`, `reserve` and `settle`: an agent tells its own use
 """

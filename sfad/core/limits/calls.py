@@ -16,22 +16,105 @@ from math import inf
 
 from msgspec.structs import replace as changed
 
+from ...protocol.kinds import KINDS
 from ...protocol.requests.gateway import CallAdmitted
-from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, Reason, RunId, Status
+from ...protocol.types import Action, CallInfo, ErrorCode, LimitKind, LimitRefusal, Reason, RunId, Status
+from ...protocol.units import format_usd
 from .. import commands as c
 from .. import events as e
 from ..context import Context
 from ..life.attempts import AttemptTracker
 from ..life.spending import Spending
 from ..state.account import OpenReservation, Use
-from ..state.budgets import Budget
-from ..state.limits import ActiveLimit, amount
+from ..state.budgets import Budget, to_usd, to_wire
+from ..state.limits import ActiveLimit, amount, bare
 from ..state.run import Run, Token
 from ..state.vocabulary import ReasonKind, Timer
-from .budget_enforcement import BudgetEnforcement
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
-from .enforcement import WAITING, LimitEnforcement, cut_at
-from .use_requests import MAX_RESERVATIONS, over_budget, over_limit
+from .enforcement import WAITING, BudgetEnforcement, LimitEnforcement, cut_at
+
+# ---- Requests of agents that tell their own use: report, reserve and settle
+
+MAX_RESERVATIONS = 1000
+"""Reservations that one run may have open, one for each call under way. A thousand are a leak."""
+
+
+@dataclass(frozen=True, slots=True)
+class UseRequests:
+    _ctx: Context
+    _spending: Spending
+    _limit_enforcement: LimitEnforcement
+
+    def report_requested(self, run: Run, ev: e.ReportRequested) -> None:
+        self._spending.add_use(run, ev.more)
+        self._limit_enforcement.enforce(run, ev.at)
+        self._ctx.reply(ev.token, c.Changed(run))
+
+    def reserve_requested(self, run: Run, ev: e.ReserveRequested) -> None:
+        """Reserve an amount, unless it would take a limit or a budget too far."""
+        if run.status is Status.STOPPING or len(run.account.reservations) >= MAX_RESERVATIONS:
+            why = "is being stopped" if run.status is Status.STOPPING else f"holds {MAX_RESERVATIONS} reservations; settle some"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, f"nothing is reserved: run {run.id} {why}")
+        elif not self._refused(run, ev):
+            self._ctx.reply(ev.token, c.ReserveAnswer(run, self._spending.reserve(run, ev.reservation)))
+            self._limit_enforcement.enforce(run, ev.at)
+
+    def _refused(self, run: Run, ev: e.ReserveRequested) -> bool:
+        for limited in run.lineage:
+            for kind, more in ev.reservation.amounts.items():
+                active = limited.limits.get(kind)
+                used = limited.account.used(kind) or 0
+                if active is not None and active.binds and active.above(used + more):
+                    self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_limit(limited, active, used, more)))
+                    self._limit_enforcement.reservation_refused(limited, active, used, more, ev.at)
+                    return True
+        cost = ev.reservation.cost or 0
+        budget = self._spending.refusing_budget(run, cost)
+        if budget is not None:
+            self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_budget(budget, cost)))
+        return budget is not None
+
+    def settle_requested(self, ev: e.SettleRequested) -> None:
+        found = self._spending.reservation(ev.name)
+        if found is None or not self._ctx.scope(ev.peer).knows(found[0].birth.uid, found[0].lineage_ids):
+            message = f"no reservation '{ev.name}' is open: it was settled, or its run has ended and it was charged in full"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+        elif (run := self._ctx.permitted_run(ev, "settle", found[0].id)) is not None:
+            self._spending.add_use(run, ev.used, settled=ev.name)
+            self._limit_enforcement.enforce(run, ev.at)
+            self._ctx.reply(ev.token, c.Changed(run))
+
+
+def over_limit(limited: Run, active: ActiveLimit, used: float, more: float) -> LimitRefusal:
+    limit = active.limit
+    whose = f"run {limited.id} ('{limited.name}') above its {limit.kind} limit"
+    so_far = bare(limit.kind, used, unit=False)
+    numbers = f"{so_far} of {bare(limit.kind, active.threshold)} are used or held, set by {limit.source}"
+    return LimitRefusal(
+        scope=KINDS[limit.kind].scope,
+        whose=limited.id,
+        limit_kind=limit.kind,
+        threshold=limit.threshold,
+        used=to_wire(limit.kind, used),
+        asked=to_wire(limit.kind, more),
+        message=f"not reserved: {amount(limit.kind, more)} more would take {whose}: {numbers}. Finish with what you have.",
+    )
+
+
+def over_budget(budget: Budget, more: int) -> LimitRefusal:
+    return LimitRefusal(
+        scope=budget.scope,
+        whose=budget.name,
+        limit_kind=LimitKind.COST,
+        threshold=to_usd(budget.allowed),
+        used=to_usd(budget.charged),
+        asked=to_usd(more),
+        message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: {budget.sentence}. "
+        "Finish with what you have.",
+    )
+
+
+# ---- Model calls that the gateway asks for before it makes them: admitted, lowered to what fits, held, or refused
 
 MAX_WAITING = 1000
 """Calls of one run that wait. A thousand are a leak."""

@@ -3,17 +3,14 @@
 `vocabulary`  names of timers and signals, kinds of reasons, types of events
 `access`      who may do what, and which runs a request means
 `policy`      the configured numbers
-`money`       nano-dollars, and their conversion
-`ids`         run numbers as text
 `naming`      the loop identity of a command
 `request`     what a spawn asks for
+`budgets`     money of users and teams, and nano-dollars
 `account`     what a run has used and reserved
 `limits`      where a run's limits come from, and what exceeds them
-`ladder`      how far a stop has come
-`budgets`     money of users and teams
 `grants`      what is known of a run on another node, and of the lease of one that another node has granted
 `alerts`      one alert: raised, held, cleared; and what alerts watch of all runs together
-`run`         one run: what is saved of it, and its transition table
+`run`         one run: its number, what is saved of it, how far a stop has come, and its transition table
 `tree`        the live runs, the bounds that a lineage shares, and what a daemon finds of an earlier one
 `quotas`      rates and the queue of waiting trees
 """

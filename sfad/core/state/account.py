@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...protocol.kinds import COSTS, COUNTS, TREE_USE
 from ...protocol.types import CallInfo, LimitKind, Role, RunId, Source
-from .money import NANOS
+from .budgets import NANOS
 
 SOURCES: tuple[Source, ...] = ("gateway", "report", "stream", "session")
 """The best first. The first source's figure is shown; the largest figure is enforced (docs/metering.md)."""

@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from ...protocol.event_types import EventType
 from ...protocol.units import format_duration, format_usd
-from .budgets import Budget
-from .money import to_nanos, to_usd
+from .budgets import Budget, to_nanos, to_usd
 from .policy import Policy
 
 # ---- One alert: raised when its value crosses the threshold, cleared when the value has stayed below it for `HOLD`

@@ -12,7 +12,7 @@ from ...protocol.known import CODING_AGENT, PROFILES, Profile
 from ...protocol.limits import format_amount
 from ...protocol.types import Action, Limit, LimitKind, RunId
 from .account import Account
-from .money import to_core, to_wire
+from .budgets import to_core, to_wire
 from .policy import Invalid, Policy
 from .request import Asked
 

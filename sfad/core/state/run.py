@@ -7,20 +7,85 @@ The table is the only place that says what may follow what; docs/states.md is ge
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import attrgetter
 from signal import SIGINT
 
 from msgspec import Struct
 
-from ...protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status
+from ...protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind, Reason, Repetition, RunId, Status, Word
 from .access import FULL, Permissions
 from .account import OF_AGENT, Account
 from .alerts import RaisedAlert
 from .grants import Lease, Remote
-from .ladder import Ladder
 from .limits import ActiveLimit, Limits
+from .policy import Invalid
 from .request import Asked
 from .vocabulary import ReasonKind
+
+# ---- The stop ladder of a run: signal, grace, SIGKILL until its containment is empty, then a survey of what survived
+#
+# A ladder empties one run's containment, and with it every descendant's. Time takes it from rung to rung; it ends as soon as the
+# containment is empty. Where the policy names a run's program, there is one more rung first: its main process alone is
+# interrupted, and has `stop.polite` seconds to end.
+
+MAX_GRACE = 60.0
+"""Seconds that a request may ask for at most."""
+
+KILL_AGAIN = 1.0
+"""Seconds between repeated kills: a process that was moved into the containment after one is killed by the next."""
+
+
+def check_grace(grace: float | None) -> None:
+    """Raise `Invalid` for seconds that no stop may take."""
+    if grace is not None and not 0 <= grace <= MAX_GRACE:
+        raise Invalid(f"a grace of {grace:g} s is outside 0 s to {MAX_GRACE:g} s")
+
+
+class Rung(Word):
+    INTERRUPTED = "interrupted"
+    """Main processes were interrupted; no other process has had a signal."""
+    SIGNALLED = "signalled"
+    KILLED = "killed"
+
+
+class Ladder(Struct):
+    """A stop under way. Times are those of the core's clock."""
+
+    signal: int
+    began_at: float
+    grace_ends_at: float
+    kill_wait: float
+    rung: Rung = Rung.SIGNALLED
+    killed_at: float | None = None
+    interrupted: frozenset[RunId] = frozenset()
+    """Runs whose main process was interrupted and has not ended yet, while on `Rung.INTERRUPTED`."""
+    polite_ends_at: float = 0.0
+    """When every process is signalled at the latest; only meaningful on `Rung.INTERRUPTED`."""
+    overdue: bool = False
+    """`kill_wait` has passed since SIGKILL and the containment is still not empty."""
+
+    emptied: bool = False
+    """The containment is empty, and runs of other nodes that are below it have not ended."""
+
+    def shorten(self, grace_ends_at: float) -> bool:
+        """End the grace sooner, never later. Return whether that changed anything."""
+        if self.rung is not Rung.SIGNALLED or grace_ends_at >= self.grace_ends_at:
+            return False
+        self.grace_ends_at = grace_ends_at
+        return True
+
+    def kill(self, at: float) -> None:
+        if self.rung is not Rung.KILLED:
+            self.rung, self.killed_at = Rung.KILLED, at
+
+    @property
+    def overdue_at(self) -> float:
+        """When to look for survivors; an estimate until SIGKILL was sent."""
+        return (self.killed_at if self.killed_at is not None else self.grace_ends_at) + self.kill_wait
+
+
+# ---- One run: its transition table, what is saved of it, and its place in the tree
 
 PATH = " › "
 """Between the runs through which a failure came."""
@@ -459,3 +524,39 @@ def mermaid() -> str:
     lines += [f"    {status} --> [*]" for status in sorted(ENDED)]
     lines += [f"    [*] --> {status}" for status in Status if status.rejected]
     return "\n".join(lines) + "\n"
+
+
+# ---- Run numbers as text: base 32 after a letter that tells how many digits follow
+#
+# Plain base 32 stops being in order where a digit is added ("v" > "10") unless it is padded, and padded numbers make every
+# short prefix ambiguous. With the letter, text order is number order, and the first 1 023 ids have at most three characters.
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuv"
+
+
+def run_id(number: int) -> RunId:
+    """`1` → `a1`, `31` → `av`, `32` → `b10`. Numbers start at 1."""
+    if number < 1:
+        raise ValueError(f"run numbers start at 1, got {number}")
+    digits = ""
+    while number:
+        number, digit = divmod(number, 32)
+        digits = _DIGITS[digit] + digits
+    return chr(ord("a") + len(digits) - 1) + digits
+
+
+@lru_cache(maxsize=4096)
+def run_number(run: RunId) -> int:
+    """The inverse of `run_id`. Raises `ValueError` for text that is not a whole id."""
+    digits = run[1:]
+    if len(run) < 2 or ord(run[0]) - ord("a") + 1 != len(digits) or digits[0] == "0" or not set(digits) <= set(_DIGITS):
+        raise ValueError(f"{run!r} is not a run id")
+    return int(digits, 32)
+
+
+def number_or_zero(text: str) -> int:
+    """Return the number of an id; 0, which no run has, for any other text."""
+    try:
+        return run_number(text)
+    except ValueError:
+        return 0

@@ -1,32 +1,26 @@
 """The trio shell: turns what happens into events, and the core's commands into effects. It decides nothing.
 
 server ─ pending_requests ──────▶ ┌───────────┐ ─▶ event ─▶ core ─▶ commands ─┬─▶ saving: journal, then ledger
-launcher, timers ─ arrivals ────▶ │ core_loop │                               ├─▶ launching, launcher
+launcher, timers ─ Arrivals ────▶ │ core_loop │                               ├─▶ launching, launcher
 metering ───────────────────────▶ └───────────┘                               └─▶ announcing, answers to requests
 
 `hooking`       wires hooks to the config, the events and the ends of runs
-`runtime`          makes the parts, serves them, and has them follow the config
-`core_loop`        feeds the machine, and applies its commands
+`runtime`          makes the parts, serves them, has them follow the config; takes over runs of an earlier daemon
+`core_loop`        feeds the machine with what launcher and timers tell, and applies its commands; suggested limits
 `pending_requests` requests that wait for the core's answer; what the config says, in the core's terms
-`launching`        launches the attempts of runs, in their environments
+`launching`        launches the attempts of runs, in their environments, with their shims
 `saving`           journal and ledger follow the core; waiting clients are told of ends; watches over the disk
-`announcing`       events: numbered, saved, logged, pushed to those that follow them
-`run_feed`         pushes runs that have changed to those that follow them
-`arrivals`         what launcher and timers tell; ends wait until it is known what their runs have used
-`succession`       runs of an earlier daemon, and what the next one gets
+`announcing`       events: numbered, saved, logged, pushed to those that follow them, as are runs that have changed
 `measuring`        metrics as they are now
 `metrics_endpoint` serves metrics by HTTP
 `scrapes`          one request for them; imported where they are served
-`advising`         limits that are suggested from past runs
 `gateway_process`  starts and watches a gateway
-`gateways`         the gateways of all users, and which of them leads where
-`connection_watch` looks for connections that lead past it
+`gateways`         the gateways of all users, which of them leads where, and connections that lead past them
 `fleet`            this daemon as a node of a fleet: ways to other nodes, runs that execute there
 `fleet_process`    starts what makes this node's actor
 `granted`          requests of other nodes about runs that they have granted to this one
 `otel_process`     starts and watches the exporter of spans
 `leading`          what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given
-`shims`            directories of shims: the installed one, and the automatic ones
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then
 """

@@ -22,7 +22,7 @@ from ...core import events as e
 from ...core.life.giving import grant_of, limits_to_send, wanted_of
 from ...core.machine import Machine
 from ...core.state.account import Use
-from ...core.state.money import to_nanos
+from ...core.state.budgets import to_nanos
 from ...core.state.run import Run
 from ...host.log import Log
 from ...host.probe import current_boot

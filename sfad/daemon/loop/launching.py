@@ -6,6 +6,7 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import trio
@@ -18,7 +19,9 @@ from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors, Need
 from ...host.faults import crash_point
 from ...processes.launcher import LaunchSpec, Remains
+from ...protocol import shim_files
 from ...protocol.messages import Spawn
+from ...protocol.paths import SYSTEM_AUTOMATIC_SHIMS, SYSTEM_SHIMS, automatic_shim_dir, shim_dir
 from ...protocol.types import RunId
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, bounds_of
@@ -26,7 +29,101 @@ from ...usage.metering import Metering
 from .gateways import Gateways
 from .isolating import Isolating
 from .resources import Resources
-from .shims import BASH_ENV, SHIMS, THEIR_BASH_ENV, AutomaticShims, ShimDirectory
+
+# ---- Directories of shims, which come first in the PATH of runs (docs/agents.md): the one that a person has installed, and those
+# that the daemon makes for runs that use the gateway.
+#
+# A shim of a program that is not there would deceive `command -v`. So an automatic directory has shims of just the agent programs
+# that a tree finds in its PATH, and there is one for each set of them.
+
+BASH_ENV = b".bash_env"
+"""The file in an automatic directory that bash reads before a script, and in `bash -lc` after /etc/profile has set PATH."""
+THEIR_BASH_ENV, SHIMS = "SFA_BASH_ENV", "SFA_SHIMS"
+"""Variables of a run: what BASH_ENV was before, which bash expands; and what its PATH begins with."""
+_FIND_AGAIN = rb"""# sfad: a login shell sets PATH again, and would lose the shims
+if [ -n "${SFA_BASH_ENV-}" ]; then
+    eval "_sfa=\"$SFA_BASH_ENV\""
+    [ ! -r "$_sfa" ] || . "$_sfa"
+    unset _sfa
+fi
+case "$PATH:" in "${SFA_SHIMS-}":*) ;; *) PATH="${SFA_SHIMS:+$SFA_SHIMS:}$PATH" ;; esac
+"""
+
+
+class ShimDirectory:
+    """What there is in the directory, as of the last look: at the start, at a reload, and at each `status`. No launch looks."""
+
+    def __init__(self, state: Path) -> None:
+        self.path = shim_dir(state)
+        self.programs: Sequence[str] = ()
+        self.in_path: bytes | None = None
+        """What the PATH of a run begins with; `None` if there is no shim."""
+        self.look()
+
+    def look(self) -> None:
+        self.programs = sorted(_executables(self.path)) if ":" not in str(self.path) else ()  # PATH could not hold it
+        self.in_path = os.fsencode(self.path) if self.programs else None
+
+    def open_to(self, uid: int) -> bool:
+        """Return whether a user can enter the directory: a state directory is open to the daemon's own user only."""
+        return self.path == SYSTEM_SHIMS or uid == os.geteuid()
+
+
+class AutomaticShims:
+    """Makes the directories of automatic shims. `trouble` is told of one that cannot be made."""
+
+    def __init__(self, state: Path, trouble: Callable[[str], object]) -> None:
+        self._path = automatic_shim_dir(state)
+        self._trouble = trouble
+        self._made: dict[tuple[str, ...], bytes | None] = {}
+
+    def in_path(self, programs: Sequence[str], uid: int) -> bytes | None:
+        """Return the directory with shims of these programs, for a user's runs; `None` if there are none, or the user cannot enter
+        it. What an earlier daemon has made is made again: it may be of another installation."""
+        key = tuple(sorted(programs))
+        if not key or ":" in str(self._path) or not (self._path == SYSTEM_AUTOMATIC_SHIMS or uid == os.geteuid()):
+            return None
+        if key not in self._made:
+            self._made[key] = self._make(key)
+        return self._made[key]
+
+    def is_own(self, path: bytes) -> bool:
+        return path.startswith(os.fsencode(self._path) + b"/")
+
+    def _make(self, programs: tuple[str, ...]) -> bytes | None:
+        # `naming.agent_of` takes a file in a directory called `shims` for no program
+        directory = self._path / ",".join(programs) / "shims"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for each in (self._path, directory.parent, directory):
+                each.chmod(0o755)
+            for program in programs:
+                _write(directory / program, shim_files.text(program, automatic=True), 0o755)
+            _write(directory / os.fsdecode(BASH_ENV), _FIND_AGAIN, 0o644)
+        except OSError as error:
+            self._trouble(f"{directory}: no automatic shims: {error.strerror}; what runs start by a program's name is no child run")
+            return None
+        return os.fsencode(directory)
+
+
+def _write(path: Path, text: bytes, mode: int) -> None:
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), mode)
+    new.replace(path)
+
+
+def _executables(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.is_file() and stat.S_IMODE(entry.stat().st_mode) & 0o111]
+    except OSError:
+        return []
+
+
+# ---- Launches the attempts of runs
 
 # ---- The environment of a run: what the client sent, without variables of the daemon or of another run, plus SFA_*
 

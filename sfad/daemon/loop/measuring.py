@@ -12,7 +12,7 @@ import trio
 
 from ... import __version__
 from ...core.machine import Machine
-from ...core.state.money import to_usd
+from ...core.state.budgets import to_usd
 from ...host.metrics import Counts, Histogram, HookOutcome, Labels, Values
 from ...host.tasks import Background
 from ...protocol.event_types import EventType

@@ -24,8 +24,7 @@ from ...protocol.known import CODING_AGENT
 from ...protocol.messages import Spawn
 from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Status
 from ...runs.catalogue import RunCatalogue
-from ...runs.live import Live
-from ...runs.stdin import StdinPipe
+from ...runs.live import Live, StdinPipe
 from .fleet import lease_until
 from .launching import Feed, demand_descriptors
 

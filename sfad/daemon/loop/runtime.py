@@ -4,50 +4,168 @@ import os
 import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import trio
+from msgspec import structs
 
 from ... import config as configuration
 from ...agents.registered import registered
 from ...agents.setup_reader import SetupReader
 from ...core import events as e
+from ...core.life.lifecycle import severity_of_end
 from ...core.machine import Machine
-from ...durable.adoption import StoredPidfds
+from ...core.state.quotas import HOUR
+from ...durable.adoption import Adoption, Rows, StoredPidfds
 from ...durable.budgets import BudgetKeeper
+from ...durable.handover import HandedRun
 from ...durable.maintenance import Maintenance, MaintenanceJobs, SessionArchive
 from ...host import systemd
 from ...host.clock import wall_clock
 from ...host.descriptors import Descriptors
 from ...host.tasks import Background, keep_serving
+from ...protocol.event_types import EventType
 from ...protocol.known import AGENTS
 from ...protocol.messages import Change, EndCall
-from ...protocol.types import RunId
+from ...protocol.types import Event, RunId, RunInfo
 from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Subscribers
 from ...usage.metering import Metering
-from .advising import Adviser
-from .announcing import Announcer
-from .arrivals import Arrivals
-from .connection_watch import ConnectionWatch
-from .core_loop import CoreLoop, EventQueue
+from .announcing import Announcer, RunFeed
+from .core_loop import Adviser, Arrivals, CoreLoop, EventQueue
 from .fleet import Fleet
 from .fleet_process import FleetProcess
-from .gateways import Gateways
+from .gateways import ConnectionWatch, Gateways
 from .granted import GrantedRuns
 from .hooking import Hooking
 from .isolating import Isolating
-from .launching import Launching
+from .launching import AutomaticShims, Launching, ShimDirectory
 from .measuring import Measuring, StatusText
 from .metrics_endpoint import MetricsEndpoint
 from .otel_process import OtelProcess
 from .pending_requests import PendingRequests, policy_of
 from .resources import Resources
-from .run_feed import RunFeed
 from .saving import Saver, StorageWatch
-from .shims import AutomaticShims, ShimDirectory
-from .succession import Succession
+
+# ---- What this daemon has from an earlier one, and what it hands over to the next
+
+
+@dataclass(slots=True)
+class Succession:
+    """Adopts the runs of an earlier daemon, and hands this one's over."""
+
+    resources: Resources
+    machine: Machine
+    catalogue: RunCatalogue
+    announcer: Announcer
+    metering: Metering
+    budgets: BudgetKeeper
+    launching: Launching
+    arrivals: Arrivals
+    background: Background
+    feed: Callable[[e.Event], None]
+    adopted: int = 0
+    """Live runs that were adopted."""
+
+    def adopt(self, adoption: Adoption) -> None:
+        """Take in an earlier daemon's runs. The core knows them from `supervise` on."""
+        for one in adoption.runs:
+            self.catalogue.add(one.live)
+
+    async def supervise(self, adoption: Adoption, unwritten: Rows) -> None:
+        """Have the core adopt the runs, before a client asks anything. `unwritten` are rows that the ledger could not take."""
+        self._complete_records(adoption, unwritten)
+        for one in adoption.runs:
+            if one.live.stdin is not None:
+                self.background.start_soon(one.live.stdin.serve)
+            if one.live.main is not None:
+                self.resources.output.adopt(one.live.run.id, one.live.main.files)
+            if one.live.run.attempt:
+                self.metering.adopt(one.live, one.meter)
+        runs = adoption.event.runs
+        learnt = await self.metering.read_ended([one.run for one in runs if one.run.pid is None and not one.starting])
+        self.adopted = sum(1 for one in runs if one.run.pid is not None)
+        self.feed(structs.replace(adoption.event, learnt=learnt))
+        for starting in (one.run for one in runs if one.starting):
+            # not sooner: its time may come while ended runs are read, when the core does not know it yet
+            self.launching.expect(starting)
+        self.budgets.look()  # a tree that was paused for a budget goes on if that was renewed or raised since
+        for one in adoption.runs:
+            if one.exited is not None:
+                self.arrivals.arrived(one.exited)
+        self.resources.early_events.pass_on(self.arrivals.arrived)
+        if not adoption.event.continued:
+            self._tell_of_lost_stdin()
+
+    def tell_adopted(self, adoption: Adoption) -> None:
+        """Announce what was damaged, and what became of an earlier daemon's runs, if there were any."""
+        self.resources.damages.tell_events(lambda message: self.announcer.tell(EventType.DAEMON_STATE_DAMAGED, message, "high"))
+        if adoption.event.runs or adoption.rows:
+            message = f"{adoption.event.why}: {adoption}"
+            if adoption.event.continued:
+                self.announcer.tell(EventType.DAEMON_REEXECUTED, message, "low")
+            else:
+                self.announcer.tell(EventType.DAEMON_RECOVERED, message, "medium")
+
+    def _complete_records(self, adoption: Adoption, unwritten: Rows) -> None:
+        for info, extra in unwritten:
+            self.resources.ledger.upsert(info, extra)
+        for call in adoption.calls:  # nearly always they are there by now
+            self.resources.ledger.record_call(call)
+        later = {info.id for info, _ in unwritten}
+        closed = [info.id for info, _ in adoption.rows if info.status.terminal and info.id not in later]
+        self.resources.spool.ended.recorded([*closed, *adoption.over])
+        self.resources.spool.ended.forget(adoption.never)
+        self.resources.spool.spawns.forget_others(self.catalogue.live)
+        self.catalogue.forget_requests(adoption.never)
+        for info, _ in adoption.rows:
+            if info.status.terminal:
+                self._tell_of_end(info)
+
+    def _tell_of_end(self, info: RunInfo) -> None:
+        """Announce an end that an earlier daemon decided, or that was found, unless the ledger has the event."""
+        what = f"run_{info.status}"
+        if not self.resources.ledger.records.has_event(info.id, what):
+            why = info.reason.message if info.reason is not None else ""
+            event = Event(type=what, severity=severity_of_end(info.status), run_id=info.id, root_id=info.root_id,
+                          agent_name=info.name, user=info.user, message=why, channel=info.channel)  # fmt: skip
+            self.announcer.publish(event, tuple(self.catalogue.lineage(info.id)))
+
+    def _tell_of_lost_stdin(self) -> None:
+        for run, live in self.catalogue.live.items():
+            if live.spawn.stdin == "pipe" and live.stdin is None:
+                self.announcer.tell_of_run(EventType.RUN_PROGRESS, run, "its stdin has ended: the daemon that held it died")
+
+    def count_earlier_spawns(self) -> None:
+        """Count the spawns of the last hour, and the sessions: a restart of the daemon must not be a way around their rates."""
+        now, at = wall_clock(), trio.current_time()
+        records, window = self.resources.ledger.records, self.machine.policy.sessions.window
+        for found, count in (
+            (records.root_spawns(now - timedelta(seconds=HOUR)), self.machine.spawned_before),
+            (records.sessions(now - timedelta(seconds=window)), self.machine.session_started_before),
+        ):
+            for user, created in found:
+                ago = (now - created).total_seconds()
+                if ago >= 0:  # else the wall clock was set back
+                    count(user, at - ago)
+
+    def hand_over(self) -> dict[RunId, HandedRun]:
+        """Save every snapshot, and return what is not in one. Raises `OSError` where that cannot be, and where an earlier save has
+        failed."""
+        self.arrivals.feed_all()  # of what was reaped here, the next program could not learn how it ended
+        live_runs = self.catalogue.live
+        self.resources.spool.journal.save_all(live_runs.values(), self.metering.position)
+        remains = self.resources.launcher.hand_over()
+        return {
+            run: HandedRun(remains.get(run), live.descriptors, live.stdin.hand_over() if live.stdin is not None else None)
+            for run, live in live_runs.items()
+        }
+
+
+# ---- The parts of a daemon that goes on: makes them, serves them, and has them follow the config
 
 ReadConfig = Callable[[], tuple[configuration.Loaded, list[Change]]]
 

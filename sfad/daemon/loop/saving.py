@@ -10,8 +10,7 @@ import trio
 from ...core import commands as c
 from ...core import events as e
 from ...core.state.alerts import SavedAlerts
-from ...core.state.ids import run_number
-from ...core.state.run import Run
+from ...core.state.run import Run, run_number
 from ...durable.budgets import BudgetKeeper
 from ...durable.spool import nowhere
 from ...host.clock import wall_clock
@@ -24,11 +23,10 @@ from ...runs.live import Live, Subscribers
 from ...runs.showing import info_of
 from ...storage.ledger.ledger import CallKey
 from ...usage.metering import Metering
-from .announcing import Announcer
+from .announcing import Announcer, RunFeed
 from .hooking import Hooking
 from .launching import Feed
 from .resources import Resources
-from .run_feed import RunFeed
 
 # ---- Watches over the state directory: whether it is in its place, whether the ledger can be written, whether the disk is full
 

@@ -2,7 +2,7 @@
 
 `server`      one task for all connections over a nested epoll; the listening socket; clients before and after a re-execution
 `clients`     which clients are let in, what each makes the daemon keep, and which are dropped
-`connection`  one client: frames in, frames out, descriptors both ways
+`connection`  one client: frames in, frames out, descriptors both ways; replies that are encoded already
 `peers`       the process at the other end, from the kernel, and the user that its runs execute as
 `shares`      how much of the daemon each run, tree and user may take
 `dispatch`    what clients send: frames, and each request in them to the function that answers it, if the peer may use the verb
@@ -10,6 +10,5 @@
 `spawning`    what a request to start a run becomes, step by step, before the core decides about it
 `verbs`       what answers each kind of request
 `lookup`      which run an id, a name or a prefix means, and how a request fails
-`encoded`     replies with runs that are encoded already, and requests that share one
 `results`     the result and the transcript of a run, from its output
 """

@@ -14,15 +14,14 @@ from ...core import commands as c
 from ...core import events as e
 from ...core.admission.candidate import lowered
 from ...core.state.access import TABLE, Peer, Scope, unknown_run
-from ...core.state.money import to_usd
+from ...core.state.budgets import to_usd
 from ...core.state.run import Run
 from ...protocol import messages as m
 from ...protocol.types import ErrorCode, LimitRefusal, Lowered, RunId, RunInfo
 from ...storage.ledger.database import LedgerError
 from ..loop.pending_requests import PendingRequests
 from ..loop.runtime import Runtime
-from .connection import Connection
-from .encoded import Looks, RunRow, RunRows
+from .connection import Connection, Looks, RunRow, RunRows
 from .lookup import RequestError, find_run, unavailable
 from .shares import ClientBounds, Shares
 

@@ -7,20 +7,74 @@ from collections import deque
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import suppress
 from operator import sub
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from msgspec import structs
+from msgspec import Raw, Struct, structs
+from msgspec.msgpack import Encoder
 
 from ...core.state.access import Peer
 from ...durable.handover import Connected
-from ...host import fuse
-from ...host.descriptors import close_soon, without_linger
+from ...host.descriptors import close_soon, of_another_user, without_linger
 from ...host.probe import UCRED
-from ...protocol.framing import MAX_REQUEST, FrameDecoder
-from ...protocol.messages import MAX_DESCRIPTORS, Events, Wait, Watch, WatchRuns, Welcome
+from ...protocol.framing import HEADER, MAX_REQUEST, FrameDecoder
+from ...protocol.messages import MAX_DESCRIPTORS, Events, Info, List, Wait, Watch, WatchRuns, Welcome
 from ...protocol.requests.base import Reply
-from .encoded import RunRow, RunRows, framed
+from ...protocol.types import RunId
 from .shares import UNCHANGED, ClientLoad, PeerGroups
+
+# ---- Replies with runs that are encoded already, and requests that share one
+
+T = TypeVar("T")
+_encoder = Encoder()
+
+LOOKS = (Info, List)
+"""Requests that change nothing, and whose answers are shared."""
+
+
+class RunRow(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="run"):
+    """What a client reads as `RunReply`."""
+
+    id: int
+    run: Raw
+
+
+class RunRows(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="runs"):
+    """What a client reads as `RunList`."""
+
+    id: int
+    runs: list[Raw]
+    next: RunId | None = None
+
+
+class Looks:
+    """Looks at runs that requests share which have arrived together: the first one looks, and the others get what it has seen. All
+    had been received by then, so none is answered with something older than itself."""
+
+    def __init__(self) -> None:
+        self._seen: dict[object, Any] = {}
+
+    def of(self, key: object, look: Callable[[], T]) -> T:
+        """Return what `look` returns, or has returned for a request with the same key. The key has whatever makes a difference."""
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = look()
+        found: T = seen
+        return found
+
+    def forget(self) -> None:
+        """The next request may come after a change."""
+        self._seen.clear()
+
+
+def framed(reply: Reply | RunRow | RunRows) -> bytearray:
+    """Return the frame of a reply. It is written once: to copy a list of 1 000 runs takes longer than to encode it."""
+    frame = bytearray(HEADER)
+    _encoder.encode_into(reply, frame, HEADER)
+    frame[:HEADER] = (len(frame) - HEADER).to_bytes(HEADER, "big")
+    return frame
+
+
+# ---- One client's connection: frames in, frames out, descriptors both ways; never blocks
 
 MAX_READ = 64 * 1024
 """Bytes read at once. They may be thousands of requests, and the other clients wait while the daemon splits them."""
@@ -158,7 +212,7 @@ class Connection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = _descriptors(payload)
                 self.received.extend(received)
-                self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(map(fuse.of_another_user, received))
+                self.may_hang |= self.peer.uid not in (0, os.geteuid()) and any(map(of_another_user, received))
                 for descriptor in received:
                     without_linger(descriptor)  # a child that starts now closes its copy at execve(2), perhaps as the last
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:

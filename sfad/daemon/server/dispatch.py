@@ -21,8 +21,7 @@ from ..loop.runtime import Runtime
 from . import verbs  # noqa: F401 - each file registers its verb
 from .call import EXPECTED, INTERNAL, REGISTRY, Call, Services, Verb
 from .clients import ClientTable
-from .connection import Connection, DescriptorsLost
-from .encoded import LOOKS
+from .connection import LOOKS, Connection, DescriptorsLost
 from .lookup import RequestError, bad_request
 from .peers import run_of
 from .shares import ClientBounds, ShareGroup

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ...core.state.access import Peer
 from ...host.probe import SO_PEERPIDFD, UCRED, user_name
-from ...processes import pidfd, procfs
+from ...processes import procfs
 from ...processes.credentials import LIMIT_KINDS, MAX_GROUPS, UNLIMITED, Credentials, Rlimits
 from ...processes.launcher import Launcher, Unplaceable
 from ...protocol.types import ErrorCode, RunId
@@ -98,7 +98,7 @@ def _lives(connection: socket.socket) -> bool:
     if held is None:  # before Linux 6.5 its pid is all that is known
         return True
     try:
-        return not pidfd.ended(held)
+        return not procfs.ended(held)
     finally:
         os.close(held)
 
@@ -169,7 +169,7 @@ def _credentials(connection: Connection) -> Credentials:
         stack.callback(os.close, held)
         limits, status = _limits_of(pid), _status_of(pid)
         strange = _strange(peer, pid, status)
-        if pidfd.ended(held):  # until now it held its pid, so that all of this was its own
+        if procfs.ended(held):  # until now it held its pid, so that all of this was its own
             raise _refused(peer, f"process {pid} ended before the daemon could look at it")
     if strange is not None:
         raise _refused(peer, f"process {pid} {strange}")

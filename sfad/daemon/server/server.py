@@ -24,9 +24,8 @@ from ...protocol.types import ErrorCode
 from ..loop.runtime import Runtime
 from .call import Call, Services, withdraw_calls
 from .clients import ClientTable
-from .connection import Connection
+from .connection import Connection, Looks
 from .dispatch import Dispatcher, Receiver
-from .encoded import Looks
 from .shares import ClientBounds
 from .verbs.following import push
 

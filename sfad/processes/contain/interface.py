@@ -7,9 +7,7 @@ from typing import Literal, Protocol
 from ...protocol.types import RunId
 from ..launched_runs import LaunchedRun, LaunchedRuns
 from ..trampoline.spawner import Door
-from ..watch.mains import OwedEvents
-from ..watch.reactor import Complaints, Reactor
-from ..watch.reaper import Orphans
+from ..watch import Complaints, Orphans, OwedEvents, Reactor
 
 
 @dataclass(frozen=True, slots=True)

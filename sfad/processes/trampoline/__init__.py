@@ -3,6 +3,5 @@
 `executable`     what a trampoline does; which of the two is executed, and how it is recognised
 `elf_image`      the trampoline for x86_64
 `in_python`      the trampoline for other machines, and for commands with a terminal
-`spawner`        starts a child that executes one, and the search of execvp(3)
-`clone`          clone3(2) into a cgroup, with machine code that is in the image
+`spawner`        starts a child that executes one, by clone3(2) into a cgroup or posix_spawn(3), and the search of execvp(3)
 """

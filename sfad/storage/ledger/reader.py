@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any
 
 from ...core.state.access import Scope, means, values_of
-from ...core.state.ids import run_id
+from ...core.state.run import run_id
 from ...protocol.messages import List
 from ...protocol.structs import pack
 from ...protocol.types import CallInfo, Event, RunId, RunInfo, Status

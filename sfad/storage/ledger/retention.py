@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...core.state.ids import run_id
+from ...core.state.run import run_id
 from ...host.files import UNDECODABLE
 from ...protocol.paths import LEDGER
 from ...protocol.types import Status

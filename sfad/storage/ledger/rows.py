@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from ...core.state.ids import number_or_zero, run_id, run_number
+from ...core.state.run import number_or_zero, run_id, run_number
 from ...host.files import UNDECODABLE
 from ...protocol.encoding import lean
 from ...protocol.event_types import EventType

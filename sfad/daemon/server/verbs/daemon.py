@@ -9,8 +9,7 @@ from .... import __version__
 from ....config import ConfigError
 from ....core.state.access import EVERYTHING
 from ....core.state.alerts import subject_of
-from ....core.state.budgets import Budget
-from ....core.state.money import to_usd
+from ....core.state.budgets import Budget, to_usd
 from ....core.state.quotas import QuotaUse
 from ....core.state.run import Run
 from ....hooks.processes import OUTPUT, HookResult

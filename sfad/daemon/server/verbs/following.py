@@ -13,10 +13,9 @@ from ....protocol.types import ErrorCode, Event, RunId, RunInfo
 from ....runs.catalogue import KnownRun
 from ....storage.ledger.reader import Page
 from ....storage.ledger.reads import EventFilter, read_event_page
-from ...loop.run_feed import INTERVAL
+from ...loop.announcing import INTERVAL
 from ..call import EXPECTED, Call, answers, answers_about_run, told
-from ..connection import Pending
-from ..encoded import RunRows
+from ..connection import Pending, RunRows
 from ..lookup import MAX_CHOSEN, MAX_SECONDS, bad_request, check_filters, check_most, unavailable
 from .looking import MAX_ROWS
 

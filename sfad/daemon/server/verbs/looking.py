@@ -44,7 +44,7 @@ from ....storage.output import holes
 from ....storage.output.times import told
 from ...loop.runtime import Runtime
 from ..call import Call, answers, answers_about_run
-from ..encoded import RunRow, RunRows
+from ..connection import RunRow, RunRows
 from ..lookup import MAX_SECONDS, bad_request, check_filters, check_most, unavailable, wrong_state
 from ..results import MAX_LINES, NOT_KEPT, final_text, no_output
 from ..results import result as result_of

@@ -1,14 +1,36 @@
 """Verbs by which an agent tells its own use: `report`, `reserve`, `settle`."""
 
+import os
 from collections.abc import Callable
+from datetime import UTC, datetime
+
+import trio
 
 from ....config import NAME_MAX
 from ....core import events as e
-from ....core.state.account import NOTHING, Use
-from ....protocol.messages import Report, Reserve, Settle
-from ....protocol.types import ErrorCode, RunId
+from ....core.limits.calls import MAX_WORDS, rounded
+from ....core.state.account import NOTHING, Silence, Use
+from ....host.clock import wall_clock
+from ....protocol.messages import (
+    AdmitCall,
+    CallerPlaced,
+    Done,
+    EndCall,
+    GatewaySettings,
+    PlaceCaller,
+    RefusedEgress,
+    Report,
+    Reserve,
+    ServeGateway,
+    Settle,
+    SilentCall,
+    UnaskedCall,
+    UpstreamInfo,
+    WithdrawCall,
+)
+from ....protocol.types import CallInfo, ErrorCode, RunId
 from ....protocol.units import MOST_COUNTED, MOST_SPENT
-from ..call import Call, answers
+from ..call import Call, answers, withdraw_calls
 from ..lookup import bad_request
 
 # ---- `report`: count what an agent says it has used. `reserve` and `settle` share its checks, and the wait for the price.
@@ -112,3 +134,181 @@ def settle(call: Call, request: Settle) -> None:
     pricing, model = call.runtime.metering.report_pricing, reservation.model if request.cost_usd is None else None
     # after a re-execution the daemon has not yet loaded the prices that the reservation was made with
     once_priced(call, run, model, lambda: count(pricing.use_of_settlement(run, reservation, request)))
+
+
+# ---- What the gateway asks the daemon: whose a call is, whether it may be made, and what it has used
+
+# ---- `admit_call`: ask whether a model call may be made, and reserve what it may cost
+
+
+@answers(AdmitCall)
+def admit_call(call: Call, request: AdmitCall) -> None:
+    runtime, time, gateway = call.runtime, wall_clock(), call.peer.gateway_of
+    live = runtime.catalogue.live.get(request.run)
+    if live is not None and not runtime.gateways.may_ask(
+        gateway, live, runtime.catalogue.live[live.run.root.id].setups, request.upstream
+    ):
+        call.fail(ErrorCode.NOT_PERMITTED, f"calls of run {request.run} to upstream '{request.upstream}' are another gateway's")
+        return
+    least = request.max_output if request.fixed else min(runtime.config.gateway.min_output, request.max_output)
+
+    def ask(price: e.CallPrice) -> None:
+        if call.connection.closed:  # while the price was looked up
+            call.end()
+        else:
+            runtime.requests.ask(call, lambda token, now: e.CallAsked(now, token, request, price, least, time, gateway))
+
+    def priced() -> None:
+        ask(runtime.metering.report_pricing.price_of_call(request))
+
+    once_priced(call, request.run, request.model, priced, lambda why: ask(e.CallPrice(None, unsure=why)))
+
+
+# ---- `end_call`: count what a model call has used
+
+
+@answers(EndCall)
+def end_call(call: Call, request: EndCall) -> None:
+    runtime = call.runtime
+
+    def count() -> None:
+        found = runtime.machine.reservation(request.reservation)
+        if found is not None and found[1].gateway == call.peer.gateway_of:
+            used = runtime.metering.report_pricing.use_of_call(request, found[1])
+            runtime.feed(e.CallSettled(trio.current_time(), request, used))
+            _tell_of_tools(call, request)
+            runtime.arrivals.call_settled()
+        call.reply(Done(id=request.id))
+
+    once_priced(call, request.run, request.model if request.tokens is not None else None, count)
+
+
+def _tell_of_tools(call: Call, request: EndCall) -> None:
+    """Tell the core which tools a reply asks for, where the run may not use all."""
+    live = call.runtime.catalogue.live.get(request.run)
+    if live is None or not (live.spawn.allowed_tools or live.spawn.blocked_tools):
+        return
+    tools = tuple(name for name, _ in request.tools)
+    if live.program is not None and not live.program.names_tools_like_calls:
+        # the names of its events, by which tools are allowed, are not those of its calls
+        tools = tuple(name for name in tools if name in live.spawn.blocked_tools)
+    call.runtime.feed(e.ToolsCalled(trio.current_time(), request.run, tools))
+
+
+# ---- `place_caller`: find the run of a process that calls a model through the gateway
+
+
+@answers(PlaceCaller)
+def place_caller(call: Call, request: PlaceCaller) -> None:
+    runtime, gateway = call.runtime, call.peer.gateway_of
+    run = runtime.gateways.run_of(request.token) if request.token is not None else None
+    if run is None and request.cgroup is not None:
+        run = runtime.launcher.run_of_cgroup(request.cgroup)
+    live = call.runtime.catalogue.live.get(run) if run is not None else None
+    if live is not None and request.uid not in {None, 0, os.geteuid(), live.uid}:
+        live = None  # a run's calls are its user's: who has read its token may not make them
+    if live is not None and gateway not in {None, live.uid}:
+        call.fail(ErrorCode.NOT_PERMITTED, "this is another user's gateway: the addresses of your run's own are in its environment")
+        return
+    if live is None:
+        message = "the calling process is in no run of this daemon: start the agent with 'sfactl run' or 'sfactl spawn'"
+        call.fail(ErrorCode.NOT_PERMITTED, message)
+        return
+    if not live.spawn.gateway:
+        # it would spend the operator's key without the checks that its limits count on
+        message = f"run {live.run.id} was started without the gateway, so it may not call it: start the tree with --gateway"
+        call.fail(ErrorCode.NOT_PERMITTED, message)
+        return
+    root = call.runtime.catalogue.live[live.run.root.id]
+    upstreams = {name: UpstreamInfo(url=each.url, api=each.api) for name, each in root.setups.upstreams.items()}
+    keyed_only = runtime.gateways.leads_keyed_only(gateway, live.uid)
+    # a file that another user names could stand for any authority
+    trusts = not keyed_only and root.uid == live.uid
+    call.reply(
+        CallerPlaced(
+            id=request.id,
+            run=live.run.id,
+            upstreams=upstreams,
+            certificates=root.setups.certificates if trusts else [],
+            egress=live.spawn.isolation.egress if live.spawn.isolation is not None and not keyed_only else [],
+            keyed_only=keyed_only,
+            token=runtime.gateways.passage(gateway, live.run.id),
+        )
+    )
+
+
+# ---- `refused_egress`: tell that the gateway has refused a run a host
+
+
+@answers(RefusedEgress)
+def refused_egress(call: Call, request: RefusedEgress) -> None:
+    if request.run in call.runtime.catalogue.live:
+        call.runtime.feed(e.EgressRefused(trio.current_time(), request.run, request.host, request.port, request.why))
+    call.reply(Done(id=request.id))
+
+
+# ---- `serve_gateway`: what the gateway needs to know of the config, and its listener, which its next process needs
+
+
+@answers(ServeGateway)
+def serve_gateway(call: Call, request: ServeGateway) -> None:
+    runtime, user = call.runtime, call.peer.gateway_of
+    gateway = runtime.gateways.own if user is None else runtime.gateways.of(user)
+    for listener in call.connection.take(request.descriptors) or []:
+        gateway.keep(listener)
+    gateway.serves()
+    if request.reservations is not None:
+        runtime.feed(e.GatewayConnected(trio.current_time(), frozenset(request.reservations), user))
+    ungated = runtime.config.gateway.ungated
+    call.reply(GatewaySettings(id=request.id, upstreams=runtime.gateways.settings(user), ungated=ungated))
+
+
+# ---- `silent_call`: note that a model call gets no answer, or gets one after all
+
+
+MAX_HOST = 255
+"""Characters: DNS has no longer names (RFC 1035, section 2.3.4)."""
+
+
+@answers(SilentCall)
+def silent_call(call: Call, request: SilentCall) -> None:
+    now = trio.current_time()
+    silence = Silence(request.host[:MAX_HOST], now - request.silent_s) if request.silent_s is not None else None
+    found = call.runtime.machine.reservation(request.reservation)
+    if found is not None and found[1].gateway == call.peer.gateway_of:
+        call.runtime.feed(e.CallSilent(now, request.reservation, silence))
+    call.reply(Done(id=request.id))
+
+
+# ---- `unasked_call`: record a request that costs money and about which the gateway decided by itself
+
+
+@answers(UnaskedCall)
+def unasked_call(call: Call, request: UnaskedCall) -> None:
+    live = call.runtime.catalogue.live.get(request.run)
+    if live is not None:
+        info = CallInfo(
+            time=datetime.fromtimestamp(request.time, UTC),
+            run_id=request.run,
+            number=request.number,
+            state="ended" if request.refused is None else "refused",
+            upstream=request.upstream,
+            model=None,
+            status=request.status,
+            refused=request.refused,
+            error=request.error[:MAX_WORDS] if request.error is not None else None,
+            first_byte_s=rounded(request.first_byte_s),
+            elapsed_s=rounded(request.seconds),
+            path=request.path,
+        )
+        call.runtime.saver.record_call(info, live.lineage_ids)
+    call.reply(Done(id=request.id))
+
+
+# ---- `withdraw_call`: the caller of a call that waits has hung up
+
+
+@answers(WithdrawCall)
+def withdraw_call(call: Call, request: WithdrawCall) -> None:
+    withdraw_calls(call.runtime.requests, call.connection, request.call, "the caller hung up while the call waited")
+    call.reply(Done(id=request.id))

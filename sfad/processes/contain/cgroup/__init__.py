@@ -1,11 +1,7 @@
 """Containment in cgroup v2.
 
-`containment`      one cgroup a run: entering, leaving, what is in it; freezing it, and signals until nothing is left
+`containment`      one cgroup a run: entering, what is in it and what has left it; freezing it; signals until nothing is left
 `making`           makes, adopts and removes the cgroups of runs, with their bounds
-`cgroups`          the cgroups of runs, found by run, path or inode
-`escapes`          what `cgroup.events` tells, and processes that have left their run's cgroup
-`controllers`      enabling the controllers
-`probing`          whether runs can be contained in cgroups here
-`location`         where this instance's cgroups are
-`cgroupfs`         control files, and trees of cgroups
+`controllers`      enabling the controllers; whether runs can be contained in cgroups here
+`cgroupfs`         where the cgroups of this instance are; control files; the cgroups of runs, by run, path or inode
 """

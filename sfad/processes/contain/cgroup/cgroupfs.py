@@ -5,10 +5,138 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 
+import trio
+
+from ....protocol.types import RunId
 from ... import procfs
-from .location import below
+from ...launched_runs import LaunchedRun
+from ...launcher import UNBOUND, Bounds, CgroupImpossible
+from ...watch import Reactor
+
+# ---- Where the cgroups of this instance are, and how /proc/PID/cgroup names them. Makes nothing
+
+SUPERVISOR = "supervisor"
+"""The leaf for a daemon that enables controllers; see `controllers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A cgroup2 mount of this mount namespace."""
+
+    root: str
+    point: str
+
+    def directory(self, path: str) -> str | None:
+        """Return the directory of a cgroup by its path in the hierarchy; `None` if that is outside of what is mounted."""
+        inside = below(path, self.root)
+        return None if inside is None else _joined(self.point, inside)
+
+    def path(self, directory: str) -> str | None:
+        inside = below(directory, self.point)
+        return None if inside is None else _joined(self.root, inside)
+
+
+def below(path: str, top: str) -> str | None:
+    """Return the part of a path after `top`, without a slash at its start; `None` if it is not at or below `top`."""
+    if top == "/" or path == top or path.startswith(top + "/"):
+        return path[len(top) :].lstrip("/") if top != "/" else path.lstrip("/")
+    return None
+
+
+def _joined(top: str, inside: str) -> str:
+    # normpath keeps two slashes at the beginning, as POSIX has it; no path of the kernel begins with two
+    return os.path.normpath(f"{top.rstrip('/')}/{inside}")
+
+
+def mounts() -> list[Mount]:
+    """Return every cgroup2 mount: usually one, also on a hybrid host, where its directory is called `unified`."""
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    fields = [line.split(" ") for line in lines if " - cgroup2 " in line]
+    return [Mount(_unescaped(words[3]), _unescaped(words[4])) for words in fields]
+
+
+def _unescaped(text: str) -> str:
+    for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(octal, character)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCgroup:
+    """The directory of an instance, and how /proc/PID/cgroup names it."""
+
+    directory: str
+    path: str
+
+
+def locate(instance: str, parent: str | None = None) -> BaseCgroup:
+    """Return where the cgroups of this instance go: in `parent`, else in this process's own cgroup. Makes nothing.
+
+    Raises `CgroupImpossible`."""
+    found = mounts()
+    if not found:
+        raise CgroupImpossible("no cgroup2 file system is mounted")
+    own = procfs.cgroup(os.getpid()) or "/"
+    directories = [os.path.normpath(parent)] if parent else [_home(d) for m in found if (d := m.directory(own))]
+    for directory in directories:
+        for mount in found:
+            path = mount.path(directory)
+            if path is not None:
+                name = f"sfad-{instance}"
+                return BaseCgroup(f"{directory}/{name}", _joined(path, name))
+    raise CgroupImpossible(f"{parent or own} is not below a cgroup2 mount")
+
+
+def bases(instance: str, parent: str | None = None) -> Iterator[str]:
+    """Yield the instance's directories: where this process would make it, then each one that a process of the machine is in,
+    because an earlier daemon may have been started elsewhere. The caller may need the first only: then no process is looked at.
+
+    It does not walk the cgroups of other programs: any user may have made them thousands of levels deep. Raises `OSError`."""
+    seen: set[str] = set()
+    for directory in _candidates(instance, parent):
+        if directory is not None and directory not in seen and os.path.isdir(directory):
+            seen.add(directory)
+            yield directory
+
+
+def _candidates(instance: str, parent: str | None) -> Iterator[str | None]:
+    yield _located(instance, parent)
+    yield _located(instance)
+    name, mounted = f"sfad-{instance}", mounts()
+    for path in {_up_to(name, path) for pid in procfs.pids() if (path := procfs.cgroup(pid)) is not None}:
+        yield from (mount.directory(path) for mount in mounted if path)
+
+
+def _located(instance: str, parent: str | None = None) -> str | None:
+    try:
+        return locate(instance, parent).directory
+    except CgroupImpossible:
+        return None
+
+
+def _up_to(name: str, path: str) -> str | None:
+    """Return the outermost cgroup of that name in a path: an agent can make one inside its own."""
+    before, found, _ = f"{path}/".partition(f"/{name}/")
+    return f"{before}/{name}" if found else None
+
+
+def _home(own: str) -> str:
+    """Return where the daemon's runs belong: beside the leaf that the daemon was moved to, if it is in one."""
+    above, name = os.path.split(own)
+    ours = name == SUPERVISOR and os.access(above, os.W_OK) and os.access(f"{above}/cgroup.procs", os.W_OK)
+    return above if ours else own
+
+
+def directory_of(path: str | None) -> str | None:
+    found = (mount.directory(path) for mount in mounts()) if path is not None else ()
+    return next((directory for directory in found if directory is not None), None)
+
+
+# ---- The files of cgroup v2: control files, and trees of cgroups
 
 MAX_DEPTH, MAX_DESCENDANTS = 32, 1024
 """Levels, and cgroups, that the processes of one run may make below their own. Container runtimes and systemd need less than ten
@@ -156,3 +284,145 @@ def inner(directory: str, usual: str = "") -> list[str]:
         if error.errno in procfs.GONE:
             return []
         raise
+
+
+# ---- The cgroups of runs, found by run, path or inode
+
+MAX_SEARCHED = 10_000
+"""Cgroups that are searched for one that an agent has made."""
+LEAF = "self"
+"""The cgroup in a run's cgroup with its processes."""
+
+
+@dataclass(slots=True, eq=False)
+class RunCgroup:
+    directory: str
+    inode: int
+    """Of the leaf: the cgroup id that PIDFD_GET_INFO tells."""
+    halted: bool = False
+    """Whether a stop has frozen it, and nothing has thawed it since."""
+    killed: bool = False
+    """Whether `cgroup.kill` may have been written to since it was made: nothing can begin in it."""
+    metered: bool = False
+    """Whether its memory was charged to it from the start."""
+    events: int | None = None
+    """`cgroup.events`, open while it is watched."""
+    frozen: trio.Event = field(default_factory=trio.Event)
+    """Set when a stop's freeze has taken effect."""
+    bounds: Bounds = UNBOUND
+    """What was written to it."""
+    enforced: dict[str, int] = field(default_factory=dict)
+    """By kind of bound that the kernel enforces: how often the kernel had enforced that before."""
+
+    @property
+    def leaf(self) -> str:
+        return f"{self.directory}/{LEAF}"
+
+
+class RunCgroups:
+    """Knows the cgroups of runs below `base`."""
+
+    def __init__(self, base: BaseCgroup, reactor: Reactor) -> None:
+        self.base = base
+        self._reactor = reactor
+        self._by_run: dict[RunId, RunCgroup] = {}
+        self._by_inode: dict[int, RunId] = {}
+        self._by_directory: dict[str, RunId] = {}
+
+    def of(self, run: LaunchedRun) -> RunCgroup | None:
+        """Return the run's cgroup, if it was made or adopted."""
+        return self._by_run.get(run.id)
+
+    def directory(self, run: LaunchedRun) -> str:
+        """Return where the run's cgroup is, or would be."""
+        return "/".join([self.base.directory, *(above.id for above in reversed(list(run.upwards())))])
+
+    def run_with_inode(self, inode: int) -> RunId | None:
+        return self._by_inode.get(inode)
+
+    def run_of_cgroup(self, inode: int) -> RunId | None:
+        """Return the run of a cgroup, or of a cgroup that an agent has made below it."""
+        known = self.run_with_inode(inode)
+        return known if known is not None else self.nearest(self._directory_with(inode))
+
+    def _directory_with(self, inode: int) -> str | None:
+        waiting = [self.base.directory]
+        for _ in range(MAX_SEARCHED):
+            if not waiting:
+                return None
+            with suppress(OSError), os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.inode() == inode:
+                            return entry.path
+                        waiting.append(entry.path)
+        return None
+
+    def inside(self, path: str | None) -> str | None:
+        """Return the directory of a cgroup by its path in the hierarchy; None if it is not below the base."""
+        within = below(path, self.base.path) if path is not None else None
+        return f"{self.base.directory}/{within}" if within is not None else None
+
+    def nearest(self, directory: str | None) -> RunId | None:
+        """Return the run of a cgroup: the deepest run's at or above it."""
+        while directory is not None and len(directory) > len(self.base.directory):
+            run_id = self._by_directory.get(directory)
+            if run_id is not None:
+                return run_id
+            directory = os.path.dirname(directory)
+        return None
+
+    def run_of(self, pid: int) -> RunId | None:
+        return self.nearest(self.inside(procfs.cgroup(pid)))
+
+    def contains(self, run: LaunchedRun, pid: int) -> bool:
+        """Return whether a process is in the leaf of the run itself, or in a cgroup that the run has made there."""
+        directory = self.inside(procfs.cgroup(pid))
+        return directory is not None and below(directory, f"{self.directory(run)}/{LEAF}") is not None
+
+    def holds(self, run: LaunchedRun, pid: int) -> bool:
+        """Return whether a process is in the run's cgroup, or below it."""
+        directory = self.inside(procfs.cgroup(pid))
+        return directory is not None and below(directory, self.directory(run)) is not None
+
+    def members(self, *tops: LaunchedRun) -> Iterator[tuple[int, RunId]]:
+        """Yield every process in the cgroups of these runs, with the run it is in. Raises `OSError`."""
+        for run in tops:
+            group = self.of(run)
+            for directory in nested(group.directory, LEAF) if group else ():
+                for pid in pids(directory):
+                    yield pid, self.nearest(directory) or run.id
+
+    def own_members(self, run: LaunchedRun) -> Iterator[int]:
+        """Yield the processes that the run `contains`, and no others. Raises `OSError`."""
+        group = self.of(run)
+        for directory in nested(group.leaf) if group else ():
+            yield from pids(directory)
+
+    def populated(self, run: LaunchedRun) -> bool:
+        group = self.of(run)
+        return group is not None and b"populated 1" in read(f"{group.directory}/cgroup.events")
+
+    def add(self, run: LaunchedRun, group: RunCgroup) -> RunCgroup:
+        self._by_run[run.id] = group
+        self._by_inode[group.inode] = run.id
+        self._by_directory[group.directory] = run.id
+        return group
+
+    def forget(self, run: LaunchedRun) -> RunCgroup | None:
+        """Forget the run's cgroup, and leave it as it is."""
+        group = self._by_run.pop(run.id, None)
+        if group is not None:
+            self.unwatch(group)
+            del self._by_inode[group.inode], self._by_directory[group.directory]
+        return group
+
+    def unwatch(self, group: RunCgroup) -> None:
+        if group.events is not None:
+            self._reactor.discard(group.events)
+            os.close(group.events)
+            group.events = None
+
+    def unwatch_all(self) -> None:
+        for group in self._by_run.values():
+            self.unwatch(group)

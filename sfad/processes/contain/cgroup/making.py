@@ -8,11 +8,11 @@ import trio
 from ....protocol.types import RunId
 from ... import procfs
 from ...launched_runs import LaunchedRun, LaunchedRuns, cookie
-from ...watch.reactor import Complaints, Reactor
+from ...watch import Complaints, Reactor
 from ..interface import AdoptedRuns, RunLimits
-from ..mark_scan import RecentScan, scan_marks
+from ..membership import RecentScan, scan_marks
 from . import cgroupfs
-from .cgroups import LEAF, RunCgroup, RunCgroups
+from .cgroupfs import LEAF, RunCgroup, RunCgroups
 from .controllers import KINDS, Controllers
 
 _REMOVE_TRIES, _REMOVE_EVERY = 100, 0.02
