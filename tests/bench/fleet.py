@@ -1,4 +1,4 @@
-"""How many messages a fleet needs: `python -m tests.bench.fleet`. The core decides on each node; the network is simulated.
+"""How many messages a fleet needs: `python -m tests.bench.fleet [NODES TREES]`. The core decides on each node; the network is simulated.
 
 Every tree has children on other nodes, and each run makes model calls, which its node admits alone. A central daemon would be asked
 for each start, each call and each end."""
@@ -86,12 +86,11 @@ def _tend(net: Net, random: Random, lost: float) -> None:
 
 
 def main() -> None:
-    for nodes, trees in ((10, 1), (100, 1), (1000, 1), (100, 10), (1000, 10)):
+    sizes = [(int(sys.argv[1]), int(sys.argv[2]))] if len(sys.argv) > 2 else [(10, 1), (100, 1), (100, 10), (1000, 1)]
+    for nodes, trees in sizes:
         began = time.monotonic()
         found = simulate(nodes, trees, lost=0.02)
         print("  ".join(f"{name} {figure:g}" for name, figure in found.items()), f"({time.monotonic() - began:.0f} s)", flush=True)
-        if "--quick" in sys.argv:
-            return
 
 
 if __name__ == "__main__":

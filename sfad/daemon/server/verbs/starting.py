@@ -44,6 +44,8 @@ def spawn(call: Call, request: Spawn, session: SessionAsked | None = None) -> No
     descriptors, runtime, peer = _claim(call, request), call.runtime, call.peer
     request = msgspec.structs.replace(request, direct=None)
     try:
+        if request.placing is not None and not runtime.fleet.enabled:
+            raise unavailable("this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), or leave out --fleet")
         request = _with_awaited(call, request)
         user = submitter(call.connection, runtime.launcher.containment)
     except RequestError:
