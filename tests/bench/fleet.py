@@ -1,4 +1,4 @@
-"""How many messages a fleet needs: `python -m tests.bench.fleet [NODES TREES]`. The core decides on each node; the network is simulated.
+"""How many messages a fleet needs: `python -m tests.bench.fleet [NODES TREES]`. The network is simulated; the core decides.
 
 Every tree has children on other nodes, and each run makes model calls, which its node admits alone. A central daemon would be asked
 for each start, each call and each end."""
