@@ -17,6 +17,7 @@ import pytest
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Bound, Limit, LimitKind, Placing, RunInfo, Status
 from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
+from tests.leaks import stays
 
 from .cluster import LEASE, NAMES, Cluster, actor_pid, cluster, connected, daemons, kill
 
@@ -251,6 +252,7 @@ def test_a_kill_loses_doubles_and_leaves_nothing(fleet: Daemons, who: str) -> No
     if what == "daemon":
         fleet[node].kill()
         fleet[node].restart()
+        stays(fleet[node].pid)
     else:
         kill(actor_pid(fleet[node]))
         wait_until(lambda: connected(fleet[node]), "another actor is connected", seconds=2 * PATIENCE)
@@ -355,6 +357,7 @@ def test_events_of_all_nodes_have_their_node(fleet: Daemons) -> None:
 def test_nodes_and_status(fleet: Daemons) -> None:
     def all_answer() -> list[dict[str, Any]]:
         shown = fleet["n2"].sfactl("fleet", "nodes", "--json")
+        print(shown.stdout, shown.stderr)
         found: list[dict[str, Any]] = json.loads(shown.stdout)["nodes"] if shown.returncode == 0 else []
         return found
 
