@@ -110,7 +110,7 @@ class NodeActor:
                 refused = drain(push.node, undo=push.what == "undrain")
                 self._link.send(FleetTold(id=0, number=push.number, refused=refused))
             case "nodes":
-                self._link.send(FleetTold(id=0, number=push.number, nodes=all_nodes(self._identity, self._handle)))
+                self._link.send(FleetTold(id=0, number=push.number, nodes=all_nodes(self._identity)))
 
     def _trouble(self, push: FleetPush | None, error: Exception) -> None:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__

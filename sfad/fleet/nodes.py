@@ -1,7 +1,8 @@
 """What Ray knows of the nodes, and which of them have a daemon."""
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -58,9 +59,14 @@ def identity(node: str) -> dict[str, Any]:
     }
 
 
-def all_nodes(own: Mapping[str, Any], handle: Callable[[str], Any]) -> list[FleetNode]:
+def all_nodes(own: Mapping[str, Any]) -> list[FleetNode]:
     """Return the nodes with an actor, asked in parallel who they are, and Ray's nodes without one."""
-    asked = {name: handle(name).identity.remote() for name in names() if name != own["name"]}
+    asked: dict[str, Any] = {}
+    for name in names():
+        if name != own["name"]:
+            with suppress(ValueError):  # its actor has ended meanwhile
+                # not a handle that was used before: it may be of an actor that another one has replaced
+                asked[name] = ray.get_actor(actor_name(name), namespace=NAMESPACE).identity.remote()
     answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=ANSWER) if asked else ([], [])
     said: dict[str, Mapping[str, Any] | None] = {own["name"]: own}
     for name, ref in asked.items():

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from ..protocol.messages import FLEET_VERSION, Error, pack_message
 from ..protocol.types import ErrorCode
@@ -28,10 +28,21 @@ Call = Callable[[str, list[Message], Callable[[list[str] | None], None]], None]
 cannot be reached."""
 
 
-class Tunnel(NamedTuple):
+MAX_UNSENT = 8 << 20
+"""Bytes that may wait for a client, or a daemon, that does not read. Then its tunnel is closed: others must not wait for it."""
+_READ = select.EPOLLIN | select.EPOLLRDHUP
+
+
+@dataclass(slots=True, eq=False)
+class Tunnel:
     name: str
     node: str
     sock: socket.socket
+    unsent: bytearray = field(default_factory=bytearray)
+    resting: bool = False
+    """It is not read, because its node has calls enough."""
+    ends: bool = False
+    """The other end is closed: so is this one, once all is written."""
 
 
 class Tunnels:
@@ -45,14 +56,25 @@ class Tunnels:
         self._out: dict[str, list[Message]] = {}
         """Messages for each node that no call has taken."""
         self._in_flight: dict[str, int] = {}
-        self._resting: dict[str, set[int]] = {}
-        """Sockets that are not read, because their node has calls enough."""
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
         self._number = 0
         self._nonce = os.urandom(4).hex()
-        threading.Thread(target=self._run, name="tunnels", daemon=True).start()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tunnels", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close all tunnels, and end the thread."""
+        self._closed = True
+        self._notify()
+        self._thread.join()
+        with self._lock:
+            for tunnel in list(self._tunnels.values()):
+                self._close(tunnel, tell=False)
+        self._poll.close()
+        os.close(self._wake)
 
     def open(self, node: str, sock: socket.socket) -> None:
         """Pass on what comes through a socket to the daemon of a node, and what that answers."""
@@ -74,9 +96,11 @@ class Tunnels:
                 elif tunnel is None and kind == DATA:
                     unknown.append(name)
                 elif tunnel is not None and kind == CLOSE:
-                    self._close(tunnel, tell=False)
-            if tunnel is not None and kind == DATA:
-                self._write(tunnel, data)
+                    tunnel.ends = True
+                    self._flush(tunnel)
+                elif tunnel is not None:
+                    tunnel.unsent += data
+                    self._flush(tunnel)
         self._notify()
         return unknown
 
@@ -91,6 +115,7 @@ class Tunnels:
             self._say(node, (name, CLOSE, b""))
             return
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.setblocking(False)  # where too many wait for the daemon, the others must not wait for this one
         try:
             sock.connect(self._daemon)
         except OSError as error:
@@ -101,31 +126,40 @@ class Tunnels:
             return
         self._add(Tunnel(name, node, sock))
 
-    def _write(self, tunnel: Tunnel, data: bytes) -> None:
-        try:
-            tunnel.sock.settimeout(30.0)  # the daemon drops clients that do not read, and a client that does not may stay away
-            tunnel.sock.sendall(data)
-        except OSError:
-            with self._lock:
-                self._close(tunnel, tell=True)
-
     # ---- with the lock held
 
     def _add(self, tunnel: Tunnel) -> None:
         self._tunnels[tunnel.name] = self._by_fd[tunnel.sock.fileno()] = tunnel
-        self._poll.register(tunnel.sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+        self._poll.register(tunnel.sock.fileno(), _READ)
+
+    def _watch(self, tunnel: Tunnel) -> None:
+        reading = 0 if tunnel.resting else _READ
+        self._poll.modify(tunnel.sock.fileno(), reading | (select.EPOLLOUT if tunnel.unsent else 0))
+
+    def _flush(self, tunnel: Tunnel) -> None:
+        """Write what the socket takes now."""
+        try:
+            while tunnel.unsent:
+                del tunnel.unsent[: tunnel.sock.send(tunnel.unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            if len(tunnel.unsent) > MAX_UNSENT:
+                self._close(tunnel, tell=True)
+                return
+        except OSError:
+            self._close(tunnel, tell=True)
+            return
+        if tunnel.ends and not tunnel.unsent:
+            self._close(tunnel, tell=False)
+        else:
+            self._watch(tunnel)
 
     def _close(self, tunnel: Tunnel, *, tell: bool) -> None:
         if self._tunnels.pop(tunnel.name, None) is None:
             return
         fd = tunnel.sock.fileno()
         self._by_fd.pop(fd, None)
-        resting = fd in self._resting.get(tunnel.node, ())
-        if resting:
-            self._resting[tunnel.node].discard(fd)
-        else:
-            with suppress(OSError):
-                self._poll.unregister(fd)
+        with suppress(OSError):
+            self._poll.unregister(fd)
         tunnel.sock.close()
         if tell:
             self._say(tunnel.node, (tunnel.name, CLOSE, b""))
@@ -139,34 +173,39 @@ class Tunnels:
         os.eventfd_write(self._wake, 1)
 
     def _run(self) -> None:
-        while True:
-            for fd, _ in self._poll.poll():
+        while not self._closed:
+            for fd, events in self._poll.poll():
                 if fd == self._wake:
                     with suppress(BlockingIOError):
                         os.eventfd_read(self._wake)
-                else:
-                    self._read(fd)
+                    continue
+                with self._lock:
+                    tunnel = self._by_fd.get(fd)
+                    if tunnel is not None and events & select.EPOLLOUT:
+                        self._flush(tunnel)
+                    if tunnel is None or self._by_fd.get(fd) is not tunnel:
+                        continue
+                    if tunnel.resting and events & (select.EPOLLHUP | select.EPOLLERR):
+                        self._close(tunnel, tell=True)  # it would be told again and again
+                    elif events & ~select.EPOLLOUT:
+                        self._read(tunnel)
             self._send()
 
-    def _read(self, fd: int) -> None:
-        with self._lock:
-            tunnel = self._by_fd.get(fd)
-            if tunnel is None:
-                return
-            if self._in_flight.get(tunnel.node, 0) >= IN_FLIGHT:
-                self._poll.unregister(fd)
-                self._resting.setdefault(tunnel.node, set()).add(fd)
-                return
-            try:
-                data = tunnel.sock.recv(PIECE, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if data:
-                self._say(tunnel.node, (tunnel.name, DATA, data))
-            else:
-                self._close(tunnel, tell=True)
+    def _read(self, tunnel: Tunnel) -> None:
+        if self._in_flight.get(tunnel.node, 0) >= IN_FLIGHT:
+            tunnel.resting = True
+            self._watch(tunnel)
+            return
+        try:
+            data = tunnel.sock.recv(PIECE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._say(tunnel.node, (tunnel.name, DATA, data))
+        else:
+            self._close(tunnel, tell=True)
 
     def _send(self) -> None:
         with self._lock:
@@ -180,8 +219,10 @@ class Tunnels:
     def _answered(self, node: str, unknown: list[str] | None) -> None:
         with self._lock:
             self._in_flight[node] -= 1
-            for fd in self._resting.pop(node, ()):
-                self._poll.register(fd, select.EPOLLIN | select.EPOLLRDHUP)
+            for tunnel in self._tunnels.values():
+                if tunnel.node == node and tunnel.resting:
+                    tunnel.resting = False
+                    self._watch(tunnel)
             if unknown is None:
                 self._out.pop(node, None)
             lost = [each for each in self._tunnels.values() if each.node == node and (unknown is None or each.name in unknown)]

@@ -357,7 +357,6 @@ def test_events_of_all_nodes_have_their_node(fleet: Daemons) -> None:
 def test_nodes_and_status(fleet: Daemons) -> None:
     def all_answer() -> list[dict[str, Any]]:
         shown = fleet["n2"].sfactl("fleet", "nodes", "--json")
-        print(shown.stdout, shown.stderr)
         found: list[dict[str, Any]] = json.loads(shown.stdout)["nodes"] if shown.returncode == 0 else []
         return found
 
