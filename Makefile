@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help demo fleet-demo test agents vm matrix crash soak flat mutants lint bench docs wheel clean
+.PHONY: help demo fleet-demo test agents vm matrix crash soak flat mutants lint bench docs trampoline wheel clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench: $(READY) ## measure beside the floor of bare system calls and other super
 
 docs: $(READY) ## write the parts of docs/ that are generated, man pages among them
 	$(BIN)/python -m tests.docs
+
+trampoline: $(READY) ## compile trampoline.c into the module that the daemon executes it from (needs gcc and libc6-dev)
+	$(BIN)/python -m tests.processes.trampoline_image
 
 wheel: $(READY) ## build the wheel into dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

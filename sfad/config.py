@@ -25,7 +25,6 @@ from .config_values import (
     CLUSTER,
     COMMAND,
     COUNT,
-    DURATION,
     EGRESS,
     EVENTS,
     GROUP,
@@ -46,7 +45,7 @@ from .config_values import (
 )  # fmt: skip
 from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
-from .core.state.policy import Invalid, Policy
+from .core.state.policy import DURATION, AlertPolicy, CallBounds, Invalid, Policy
 from .protocol.kinds import KINDS
 from .protocol.known import AGENTS, METERS, PROGRAMS
 from .protocol.limits import parse_limit
@@ -217,13 +216,6 @@ class UpstreamConfig(Struct, frozen=True, kw_only=True):
     key_file: Annotated[str, Meta(extra=PATH)] | None = None
 
 
-class CallsConfig(Struct, frozen=True, kw_only=True):
-    """Bounds on the calls of each run, or of each user."""
-
-    calls_per_minute: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    concurrent_calls: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-
-
 class GatewayConfig(Struct, frozen=True, kw_only=True):
     enabled: bool | Literal["auto"] = "auto"
     """`auto`: runs use it, and it starts with the first call or agent program. `True`: it runs always. `False`: only with
@@ -237,8 +229,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True):
     ungated: bool = False
     models: Annotated[tuple[str, ...], Meta(extra=PATTERNS)] = ()
     """Patterns of models that may be called; all, where there is none."""
-    per_run: CallsConfig = CallsConfig()
-    per_user: CallsConfig = CallsConfig()
+    per_run: CallBounds = CallBounds()
+    per_user: CallBounds = CallBounds()
     upstreams: dict[str, UpstreamConfig] = msgspec.field(
         default_factory=lambda: {
             "anthropic": UpstreamConfig(url="https://api.anthropic.com", api="anthropic"),
@@ -273,14 +265,6 @@ class OtelConfig(Struct, frozen=True, kw_only=True):
 class MetricsConfig(Struct, frozen=True, kw_only=True):
     listen: Annotated[str, Meta(extra=LISTEN)] | None = None
     """Where Prometheus reads them."""
-
-
-class AlertsConfig(Struct, frozen=True, kw_only=True):
-    cost_usd: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 10.0
-    cost_usd_per_user: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = None
-    terminations: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 5
-    window: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
-    limit_share: Annotated[float, Meta(gt=0, lt=1)] = 0.8
 
 
 class Hook(Struct, frozen=True, kw_only=True):
@@ -355,7 +339,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     """By the model's name, as agents write it."""
     budgets: BudgetsConfig = BudgetsConfig()
     gateway: GatewayConfig = GatewayConfig()
-    alerts: AlertsConfig = AlertsConfig()
+    alerts: AlertPolicy = AlertPolicy()
     hooks: dict[str, Hook] = {}
     """By name. In a file they are an array of tables."""
     sessions: SessionsConfig = SessionsConfig()

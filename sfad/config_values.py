@@ -27,7 +27,6 @@ class NotAllowed(ValueError):
 OFF = "off"
 """The value for "no limit", where the field may be `None`."""
 
-DURATION = {"unit": "duration"}
 SIZE = {"unit": "size"}
 COUNT = {"unit": "count"}
 PATH = {"unit": "path"}

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import psutil
 import pytest
+import trio
 
 from sfactl.connection import Client
 from sfad.processes import procfs
@@ -40,13 +41,21 @@ def instance_of(state_dir: Path) -> str:
     return hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
 
 
-def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = PATIENCE, pause: float = 0.01) -> Any:
     """Poll until the condition holds; return its value. Only for conditions that no event reports."""
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.01)
+        time.sleep(pause)
     return value
+
+
+async def until(condition: Callable[[], object], what: str = "the condition holds") -> None:
+    """Do the same beside trio's other tasks. The time is real: the kernel and threads do not know a test's clock."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}"
+        await trio.sleep(0.002)
 
 
 PROGRAM = ("-m", "sfad")

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from sfactl.connection import Client
+from sfad.protocol import messages as m
 from tests.unprivileged import FIND_LIBPYTHON, MOUNTS
 
 FIRST, SECOND, THIRD = 61001, 61002, 61003
@@ -92,6 +94,21 @@ def waiting_as_user(uid: int, do: Callable[[], T]) -> Iterator[tuple[int, Callab
         finally:
             os.close(tell)
             os.waitid(os.P_PID, pid, os.WEXITED)
+
+
+def asked_as(socket: Path, requests: Sequence[m.Request], *, uid: int, **who: Any) -> list[m.Reply]:
+    """Return the replies that a user gets. `who`: as `as_user` has it."""
+
+    def ask() -> list[m.Reply]:
+        found = []
+        with Client(socket) as client:
+            for request in requests:
+                request.id = client.next_id()
+                client.send(request)
+                found.append(next(answer.reply for answer in client.arrived()))
+        return found
+
+    return as_user(uid, ask, **who)
 
 
 @contextmanager

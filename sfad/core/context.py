@@ -1,11 +1,11 @@
 """What all components of the machine share: the policy, the live runs, and what the present event calls for."""
 
 from collections.abc import Hashable, Sequence
-from typing import Literal, TypedDict, Unpack
 
-from ..protocol import types
+from msgspec.structs import replace
+
 from ..protocol.event_types import EventType
-from ..protocol.types import Action, ErrorCode, RunId, Severity
+from ..protocol.types import ErrorCode, Event, RunId, Severity
 from . import commands as c
 from .events import OfPeer
 from .state.access import FULL, Peer, Permissions, Scope, refuse_sessions, refuse_target, refuse_verb, unknown_run
@@ -52,28 +52,6 @@ class EventRate:
 
 
 # ---- context
-
-
-class Facts(TypedDict, total=False):
-    """What an event tells beside its words; see `types.Event`."""
-
-    scope: str
-    action: Action
-    limit_kind: str
-    threshold: float
-    used: float
-    exceeded_by: float | None
-    refused: bool
-    by: str
-    program: str
-    pid: int
-    command: str
-    depth: int
-    state: Literal["raised", "cleared"]
-    value: float
-    window_s: float
-    host: str
-    port: int
 
 
 class Context:
@@ -129,20 +107,15 @@ class Context:
     def fail(self, token: Token, code: ErrorCode, message: str) -> None:
         self.do(c.AnswerRequest(token, c.ErrorAnswer(code, message)))
 
-    def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low", **facts: Unpack[Facts]) -> None:
+    def publish(self, what: EventType, run: Run, message: str = "", severity: Severity = "low") -> None:
         """Have an event numbered, recorded, logged, and sent to each client that watches the run or an ancestor."""
+        self.tell(Event(type=what, severity=severity, message=message), run)
+
+    def tell(self, event: Event, run: Run) -> None:
+        """Publish an event that tells more than words; the fields about its run are filled in here."""
         lineage = run.lineage_ids
-        event = types.Event(
-            type=what,
-            severity=severity,
-            run_id=run.id,
-            root_id=lineage[0],
-            agent_name=run.name,
-            user=run.user,
-            message=message,
-            channel=run.birth.channel,
-            **facts,
-        )
+        birth = run.birth
+        event = replace(event, run_id=birth.id, root_id=lineage[0], agent_name=birth.name, user=birth.user, channel=birth.channel)
         self.do(c.Publish(event, lineage))
 
     def may_cause_event(self, peer: Peer, at: float) -> bool:
@@ -154,7 +127,7 @@ class Context:
         """Publish that a run was refused a host, unless it was too often: a program that tries again would fill the ledger."""
         if self._event_rate.admits((EventType.EGRESS_REFUSED, run.id), at):
             message = f"the gateway refused {host}, port {port}: {why}"
-            self.publish(EventType.EGRESS_REFUSED, run, message, "medium", host=host, port=port)
+            self.tell(Event(type=EventType.EGRESS_REFUSED, severity="medium", message=message, host=host, port=port), run)
 
     def end(self, run: Run) -> None:
         self.tree.remove(run)

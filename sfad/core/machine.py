@@ -78,7 +78,6 @@ class Machine:
         self.scope = context.scope
         self.refuse_sessions = context.refuse_sessions
         self.reservation = self._spending.reservation
-        self.next_number = self._spending.next_number
         self.waiting_calls = self._calls.waiting_of
         self.calls_under_way = self._calls.under_way_of
         self.tickets = self._stop_requests.tickets

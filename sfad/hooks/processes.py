@@ -1,7 +1,7 @@
 """Executes hooks: each in a containment of its own, so that whatever it has started ends with it, and dies with the daemon's
 next start if the daemon is killed.
 
-For the launcher a hook is a run that the core does not know. Its id is a number that no run reaches.
+The launcher contains a hook as it does a run, under a name that is not the id of a run: `hook-1f0a93c2-1`.
 """
 
 import os
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import trio
 
 from ..core import events as e
-from ..core.state.run import run_id
 from ..core.state.vocabulary import signal_name
 from ..host.log import Log
 from ..host.metrics import Counts
@@ -23,9 +22,6 @@ from ..protocol.event_types import EventType
 from ..protocol.redaction import redacted_end
 from ..protocol.sanitise import clean
 from ..protocol.types import RunId, Severity
-
-FIRST = 32**11
-"""Hooks have numbers from here on. Each daemon begins at a random one: what an earlier daemon could not kill has others."""
 
 OUTPUT = 4096
 """Characters that are shown of what a hook prints: the last ones, where the error is."""
@@ -78,7 +74,9 @@ class HookProcesses:
         self._launcher = launcher
         self._processes: dict[RunId, _Process] = {}
         self._operators: set[RunId] = set()
-        self._last = FIRST + secrets.randbelow(FIRST)
+        self._prefix = f"hook-{secrets.token_hex(4)}"
+        """Of the names of this daemon's hooks: those that an earlier daemon could not kill have another."""
+        self._last = 0
         self._resting = False
         self._ended: trio.lowlevel.ParkingLot = trio.lowlevel.ParkingLot()
 
@@ -110,7 +108,7 @@ class HookProcesses:
         if self._resting:
             return HookResult("not started: the daemon ends, or is replaced", ok=False, output=b"", elapsed_s=0.0)
         self._last += 1
-        name, process, began = run_id(self._last), _Process(stop=stop), trio.current_time()
+        name, process, began = f"{self._prefix}-{self._last}", _Process(stop=stop), trio.current_time()
         self._processes[name] = process
         if operators:
             self._operators.add(name)

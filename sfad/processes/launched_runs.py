@@ -8,10 +8,11 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import trio
 
-from ..core.state.run import run_number
+from ..core.state.run import number_or_zero
 from ..protocol.types import RunId
 from . import procfs
 from .credentials import COOKIE
@@ -33,11 +34,11 @@ CAPACITY = 819_200
 
 def tag(instance: str, run_id: RunId) -> int | None:
     """Return the number of a run: the same for the next daemon, unique among the live runs of an instance, and unlikely to be
-    another instance's. None if every process has that number by default."""
+    another instance's. That of a hook, whose name has none, is any. None if every process has that number by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)
     top = CAPACITY if hard == resource.RLIM_INFINITY else min(hard, CAPACITY)
     least = top // 2
-    number = least + (int(instance, 16) + run_number(run_id)) % max(1, top - least)
+    number = least + (int(instance, 16) + (number_or_zero(run_id) or crc32(run_id.encode()))) % max(1, top - least)
     return number if number != soft else None
 
 

@@ -1,4 +1,4 @@
-"""All requests and replies. `requests` declares them by subject, for programs that need few. docs/protocol.md describes each field.
+"""All requests and replies. `requests` declares them by subject, for programs that need few. docs/protocol.md is made from them.
 
 A connection begins with `Hello`, answered by `Welcome`. After that each request has an `id` that the client chose, and its reply
 has the same one. Replies may come in another order than their requests, because `Wait` takes as long as the run. Requests with

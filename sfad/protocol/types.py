@@ -1,8 +1,8 @@
 """The nouns of the protocol: a run as it is shown, limits, refusals, reasons.
 
-Fields are a contract with clients: docs/protocol.md describes each. Unknown is `None`, never 0. Times are aware UTC datetimes:
-RFC 3339 in JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv, environment, cwd) are
-bytes in requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
+Fields are a contract with clients: docs/protocol.md is made from their docstrings. Unknown is `None`, never 0. Times are aware
+UTC datetimes: RFC 3339 in JSON, the timestamp extension in msgpack. Operating-system strings that must not change (argv,
+environment, cwd) are bytes in requests; they are shown as text in which bytes that are not UTF-8 appear as `\\xNN`.
 """
 
 from __future__ import annotations
@@ -85,11 +85,13 @@ class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
 
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The chain that a peer outside any run, as in a container, claims to come from (`SFA_CALL_CHAIN` and `SFA_NAME`, `SFA_DEPTH`).
-    The daemon adds it to what it knows; it cannot loosen a rule."""
+    """The chain that a client outside any run, as in a container, claims to come from (`SFA_CALL_CHAIN` and `SFA_NAME`,
+    `SFA_DEPTH`). The daemon adds it to what it knows; it cannot loosen a rule."""
 
     names: list[str] = []
+    """Root first, including the run that the client is in."""
     depth: int = 0
+    """The larger of this and the number of names counts."""
 
 
 class Action(Word):
@@ -103,7 +105,7 @@ class Action(Word):
 
 
 class LimitKind(Word):
-    """A kind of limit, in the order in which limits are shown. `kinds.KINDS` describes each."""
+    """A kind of limit, in the order in which limits are shown (docs/limits.md#kinds)."""
 
     TIME = "time"
     TURNS = "turns"
@@ -125,8 +127,10 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
     threshold: float
     """In the unit of the kind: seconds, USD, bytes, cores, or a plain number."""
     action: Action | None = None
-    """`None` in a request: `--on-limit`, else the profile's, else terminate. Never `None` in what is shown."""
+    """`None` in a request: `on_limit`, else the profile's, else `terminate`. Never `None` in what is shown. `output` and `cpu` take
+    none."""
     source: str = "default"
+    """What set it: `--limit turns`, `type developer`, `config defaults.cost`. At most 128 characters."""
 
     @property
     def typed(self) -> bool:
@@ -135,17 +139,24 @@ class Limit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=Fa
 
 
 class LimitState(Struct, frozen=True, kw_only=True, gc=False):
+    """A limit that binds a run, and how far it is used."""
+
     kind: LimitKind
     threshold: float
     action: Action
     source: str
+    """As in `Limit`."""
     used: float | None = None
+    """Used and reserved so far; `None` if unknown."""
     scope: Literal["run", "tree"] = "run"
+    """`tree`: what descendants use counts too."""
     enforced_by: Literal["clock", "gateway", "ready", "meter", "kernel", "watching", "nothing"] = "clock"
     """`gateway`: before each call; `ready`: the gateway would, but no call has come through it; `meter`: after each call;
     `nothing`: the run's use is not known, so the limit is not enforceable."""
     bound_by: RunId | None = None
+    """The ancestor that has less."""
     bound: float | None = None
+    """The threshold of that ancestor."""
 
 
 class Tokens(Struct, frozen=True, kw_only=True, gc=False):
@@ -170,26 +181,30 @@ class Reason(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why a run ended or is being stopped. `kind` is for programs, `message` for people and models."""
 
     kind: str
-    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, or the rule that
-    refused; `after` where the run that it waited for did not complete;
-    `suspended` of a paused run; `no_daemon` where a run that had not ended is read from the ledger without a daemon;
-    `damaged` where its row cannot be read."""
+    """`exit`, `signal`, `limit`, `stop`, `ancestor`, `client`, `daemon`, `launch`, `output`, `ledger`, `budget`, `after`,
+    `suspended`, `no_daemon`, `damaged`, or the rule that refused (docs/states.md)."""
     message: str
+    """The reason in words, for people and models."""
     by: str | None = None
     """For `stop`, who requested it: `run ID` or `user NAME`. For `ancestor`, its id."""
     signal: int | None = None
+    """The signal that killed the run (`signal`), or that was used to stop it (`stop`, `daemon`)."""
     errno: int | None = None
+    """For `launch`, as `about`."""
     about: Literal["command", "directory"] | None = None
     """For `launch`: what `errno` is about."""
     limit_kind: str | None = None
+    """For `limit`, as those after it: a kind of limit, `tool`, or `pause_max` (paused too long)."""
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
     refused: bool = False
+    """`used` includes a refused reservation."""
     turns: int | None = None
     tokens: int | None = None
     cost_usd: float | None = None
     elapsed_s: float | None = None
+    """What the run had used at that moment, as `turns`, `tokens` and `cost_usd`."""
     below: list[RunId] = []
     """For `exit`: the runs through which the failure came that `message` tells, from a child to the deepest."""
 
@@ -201,18 +216,30 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     """What a run itself used, without its descendants. Only `elapsed_s` is known without a source."""
 
     turns: int | None = None
+    """Tool calls."""
     messages: int | None = None
+    """Messages of the model."""
     input_tokens: int | None = None
+    """With cached ones."""
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    """The part of `input_tokens` that was read from a cache."""
     tokens: int | None = None
+    """Input and output."""
     cost_usd: float | None = None
+    """`None` if neither the model nor its provider has a price."""
     cost_from: Literal["agent", "prices"] | None = None
+    """Whether the agent told the cost, or it was computed from tokens."""
     unpriced_tokens: int | None = None
+    """Tokens that `cost_usd` leaves out."""
     planning_cost_usd: float | None = None
+    """The cost of one role (docs/metering.md#roles)."""
     execution_cost_usd: float | None = None
+    """The cost of one role (docs/metering.md#roles)."""
     elapsed_s: float | None = None
+    """Seconds, without pauses and waits between attempts."""
     source: Source = "none"
+    """The best source that there is (docs/metering.md#sources)."""
     partial: bool = False
     """Tokens and costs are lower bounds: the agent has not told its final figures, and perhaps never will. Output tokens may be an
     estimate from the streamed text."""
@@ -227,11 +254,13 @@ _TIMES = ("no times", "once", "twice", *(f"{number} times" for number in _SMALL)
 
 
 class ApiTrouble(Struct, frozen=True, kw_only=True, gc=False):
-    """Failed calls of the model since its last answer, as the agent tells them."""
+    """Failed model calls since the model's last answer, as the agent tells them."""
 
     count: int
     status: int | None = None
+    """The last HTTP status, if known."""
     error: str = ""
+    """The agent's words for the last failure."""
 
     @property
     def sentence(self) -> str:
@@ -242,11 +271,12 @@ class ApiTrouble(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ApiSilence(Struct, frozen=True, kw_only=True, gc=False):
-    """Calls of the model under way that have had no byte of a reply for `SILENT_AFTER` seconds or more, as the gateway tells."""
+    """Model calls under way without a byte of a reply for 15 s or more, as the gateway tells."""
 
     host: str
     """Of the one that has waited longest."""
     since: datetime
+    """When that went out."""
     calls: int = 1
 
     def sentence(self, now: datetime) -> str:
@@ -270,7 +300,7 @@ class Repetition(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AlertState(Struct, frozen=True, kw_only=True, gc=False):
-    """An alert that is raised."""
+    """An alert that is raised (docs/hooks.md#alerts)."""
 
     type: str
     """`alert_cost`, `alert_budget`, `alert_terminations`, `alert_limit`, `alert_repeating` or `alert_unreachable`."""
@@ -354,10 +384,10 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 class QueueState(Struct, frozen=True, kw_only=True, gc=False):
-    """Which slot a queued tree waits for."""
+    """The slot that a queued tree waits for."""
 
     key: str
-    """The quota that has no room."""
+    """The quota, or `groups.NAME.slots`, that has no room."""
     used: int
     limit: int
     place: int
@@ -390,42 +420,69 @@ class FleetPlace(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
+    """A run as it is shown. A field that only a live run has is `None` or empty when the run has ended."""
+
     id: RunId
+    """A letter for the number of digits, then the run's number in base 32: `a1`, `bv0`. Text order is the order of admission."""
     name: str
     kind: str
     type: str | None = None
+    """`run_type` of `Spawn`."""
     status: Status
     parent_id: RunId | None = None
+    """`None` for a root."""
     root_id: RunId
+    """A root has its own id."""
     depth: int
+    """The number of its ancestors."""
     chain: list[str]
+    """Names from the root to this run."""
     pid: int | None = None
+    """The main process, while it exists."""
     argv: list[str]
     cwd: str
     user: str
+    """The owner."""
     channel: str
+    """As in `Spawn`."""
     exit_code: int | None = None
+    """The exit code of the last attempt's main process."""
     signal: int | None = None
+    """The signal that killed the main process."""
     reason: Reason | None = None
+    """Why it ended, is being stopped or is paused; `None` for `completed`."""
     attempts: int
+    """The number of attempts started so far."""
     limits: list[LimitState] = []
+    """Its own limits. Those of its ancestors bind it too."""
     usage: Usage
+    """Each figure comes from the best source that knows it (docs/metering.md#sources)."""
     processes: int | None = None
+    """Live processes, with those of child runs. Only in the answers to `Info`, and to `List` with `live`."""
     memory_bytes: int | None = None
+    """The memory of these processes (docs/containment.md#memory-processes-cpu)."""
     descendants: int
+    """Runs admitted below it so far, and `unadmitted` agents."""
     deadline: datetime | None = None
+    """The first of its own and its ancestors' deadlines; `None` while its clock stands."""
     milestone: str | None = None
+    """The newest line `[agent:NAME] text` on its stderr."""
     created_at: datetime
     started_at: datetime | None = None
+    """When it was executed first."""
     ended_at: datetime | None = None
     labels: dict[str, str] = {}
+    """With inherited ones."""
     usage_by_source: dict[Source, Usage] = {}
+    """Never add them up."""
     meter: str | None = None
+    """The meter that reads the run's stdout."""
     api_trouble: ApiTrouble | None = None
     """Of a live run whose agent cannot reach its model. A run that ended so has it in its `reason`."""
     total_cost_usd: float | None = None
     """Of the run and its descendants, as far as it is known. Only in the answers to `List`, `Info`, `Wait`."""
     total_tokens: int | None = None
+    """As `total_cost_usd`."""
     unadmitted: int | None = None
     """Of a live run: agent programs that were started within it without asking; `None` if none was noticed. They count in
     `descendants`, too."""
@@ -440,12 +497,13 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     calls: int | None = None
     """Model calls that it made through the gateway, those under way included. Only in the answer to `Info`."""
     calls_refused: int | None = None
+    """Those of `calls` that were refused."""
     last_refusal: str | None = None
     """Why the last of these was refused. Only in the answer to `Info`."""
     queue: QueueState | None = None
     """Of a tree that waits for a slot. Only in the answer to `Info`."""
     api_silence: ApiSilence | None = None
-    """Of a live run whose calls of the model are not answered."""
+    """Of a live run whose model calls are not answered."""
     cpu_cores: float | None = None
     """Cores that its processes used on average in the last seconds. Only in answers to `WatchRuns`."""
     isolation: Literal["on", "net", "offline"] | None = None
@@ -476,14 +534,16 @@ class Isolation(Struct, frozen=True, kw_only=True):
     network: bool = True
     """Whether it keeps the machine's network; else it reaches nothing but the gateway."""
     writable: list[bytes] = []
-    """Absolute paths that it may write to, beside its working directory."""
+    """Absolute paths that it may write to, beside its working directory; none for a run below an isolated one."""
     readable: list[bytes] = []
     """Absolute paths that it may read, beside programs and what it may write."""
     egress: list[str] = []
-    """Without `network`: hosts that it reaches through the gateway, as HOST, HOST:PORT, *.DOMAIN or * (docs/isolation.md)."""
+    """Without `network`: hosts that it reaches through the gateway, as HOST, HOST:PORT, *.DOMAIN or *
+    (docs/isolation.md#a-way-out)."""
     directory: bytes = b""
     """The working directory that is writable: that of the run that was isolated first."""
     home: bytes = b""
+    """Ignored in a request."""
     program: bytes = b""
     """The first word of its command, absolute if it is a path: the run sees where that is installed."""
     agent: str = ""
@@ -501,33 +561,42 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     number: int
     """With `time` and `run_id` it tells the call from all others."""
     state: Literal["waiting", "under_way", "ended", "refused", "withdrawn"]
+    """`withdrawn`: it was not made, because its caller hung up or a process died."""
     upstream: str
+    """The upstream's name."""
     model: str | None
-    """`None` for a request that is no model call and costs money all the same; then `path` tells what it is."""
+    """`None` for a billable request that is not a model call; then `path` tells what it is."""
     input_tokens: int | None = None
     cached_tokens: int | None = None
+    """The part of `input_tokens` that was read from a cache."""
     cache_write_tokens: int | None = None
+    """The part of `input_tokens` that was written to a cache."""
     output_tokens: int | None = None
     cost_usd: float | None = None
+    """`None` also for a model without a price."""
     partial: bool = False
     status: int | None = None
     """Of HTTP; `None` if no reply came."""
     clamped_to: int | None = None
     """Tokens to which its maximum output was lowered."""
     refused: str | None = None
+    """Why it was refused."""
     error: str | None = None
+    """What went wrong."""
     streamed: bool = False
     reserved_input: int | None = None
     """Tokens."""
     reserved_output: int | None = None
+    """Tokens."""
     tools: int = 0
-    """Calls of tools that the model asked for."""
+    """Tool calls that the model asked for."""
     waited_s: float | None = None
     """Seconds until it was admitted, refused or withdrawn."""
     first_byte_s: float | None = None
     """Seconds from its admission, as in `elapsed_s`."""
     elapsed_s: float | None = None
     path: str | None = None
+    """The path of a request that is not a model call."""
     more: int = 0
     """So many calls after it were refused or withdrawn in the same minute, and have no row of their own."""
     estimated: bool = False
@@ -537,28 +606,33 @@ class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
+    """A start that the guard refused (docs/guard.md#refusals-as-data)."""
+
     kind: Rule
     detail: str
+    """The value, the limit, and where it was set."""
     message: str
+    """For the model that will read it."""
     limit: int | float | None = None
     value: int | float | None = None
-    """A count, or USD of a budget."""
+    """A count, or USD of a budget; for `loop` the length of the circle."""
     path: list[str] | None = None
+    """For `loop`: from the first occurrence to the refused name."""
     key: str | None = None
     """For a quota, or a bound: the key of the config that sets `limit`."""
     possible_in_s: float | None = None
-    """For a quota: when a start will be possible, at the latest, as far as that is known."""
+    """Seconds until a start will be possible, at the latest, as far as that is known."""
 
 
 class QuotaState(Struct, frozen=True, kw_only=True):
-    """What a user, or the daemon, has of a quota."""
+    """What a user, or the daemon, has of a quota (docs/users.md#quotas)."""
 
     key: str
-    """Of the config."""
+    """The key of the config."""
     used: int
     limit: int
     possible_in_s: float | None = None
-    """When one more fits, if that is known; 0 if it does now."""
+    """Seconds until one more fits, if that is known; 0 if it does now."""
 
 
 class Lowered(Struct, frozen=True, kw_only=True):
@@ -569,6 +643,7 @@ class Lowered(Struct, frozen=True, kw_only=True):
     given: float
     source: str
     message: str
+    """The same in words."""
 
 
 class LimitRefusal(Struct, frozen=True, kw_only=True):
@@ -576,28 +651,39 @@ class LimitRefusal(Struct, frozen=True, kw_only=True):
 
     scope: Literal["run", "tree", "user", "team"]
     whose: str
+    """The run, user or team that has the limit."""
     limit_kind: LimitKind
     threshold: float
     used: float
+    """Used and reserved already."""
     asked: float
     message: str
+    """For the model that will read it."""
 
 
 class BudgetState(Struct, frozen=True, kw_only=True):
+    """A budget, and what of it is used (docs/limits.md#budgets-of-users-and-teams)."""
+
     scope: Literal["user", "team"]
     name: str
     period: Literal["day", "week", "month"]
     usd: float
+    """The amount for each period."""
     used_usd: float
+    """What is used in this period, with reservations."""
     renews: str
+    """When the next period begins, as RFC 3339."""
     partial: bool = False
     at_most: bool = False
 
 
 class Survivor(Struct, frozen=True, kw_only=True):
+    """A process that outlived SIGKILL. Its run stays `stopping`."""
+
     pid: int
     run_id: RunId
     why: str
+    """Such as `uninterruptible sleep (D) in nfs_wait`."""
 
 
 Severity = Literal["low", "medium", "high"]
@@ -607,32 +693,42 @@ SEVERITIES: tuple[Severity, ...] = ("low", "medium", "high")
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Something that has happened (docs/protocol.md#events)."""
+
     type: str
+    """One of the words below (docs/protocol.md#events)."""
     severity: Severity = "low"
     time: datetime | UnsetType = UNSET
     seq: int | UnsetType = UNSET
+    """Counts up across restarts; after a crash up to 1 000 numbers are skipped."""
     run_id: RunId | None = None
     root_id: RunId | None = None
     agent_name: str | None = None
+    """The run's name."""
     user: str | None = None
-    """Of the run."""
+    """The run's user."""
     message: str = ""
     scope: str | None = None
+    """Whose limit it is: `run`, `tree`, `user` or `team`."""
     action: Action | None = None
+    """The action that follows."""
     limit_kind: str | None = None
+    """A kind of limit, `tool` or `repeats`."""
     threshold: float | None = None
     used: float | None = None
     exceeded_by: float | None = None
     refused: bool = False
+    """`used` includes a refused reservation."""
     by: str | None = None
+    """`run ID` or `user NAME`."""
     program: str | None = None
-    """For `unadmitted`, with the next three: the agent program, its process, its command line (cut), and its depth, where a run
-    would have had it."""
+    """For `unadmitted`, with the next three: the agent program, its process, its command line (cut), and the depth that a run would
+    have there."""
     pid: int | None = None
     command: str | None = None
     depth: int | None = None
     channel: str | None = None
-    """Of the run."""
+    """The run's channel."""
     stdout_bytes: int | None = None
     """Of a session: how much output it had written, for its transcript."""
     stderr_bytes: int | None = None

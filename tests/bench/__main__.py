@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench import counts, gateway, meters, top
+from tests.bench import counts, gateway, meters, spool, top
 from tests.bench.native import NoCompiler
 from tests.bench.ours import Sfad, directory
 from tests.bench.peers import PEERS, Argv, Peer
 from tests.bench.rows import ROWS, Figures, Row, Start
 
-OTHERS = {"gateway": gateway.main, "meters": meters.main, "top": top.main}
+OTHERS = {"gateway": gateway.main, "meters": meters.main, "spool": spool.main, "top": top.main}
 """What is measured only where it is asked for, because the table does not have it."""
 Medians = dict[str, dict[str, float]]
 """What was measured, then of whom, then the median."""

@@ -55,9 +55,9 @@ def simulate(nodes: int, trees: int, *, lost: float = 0.0, seed: int = 1) -> dic
     spent = sum(sum(node.spent.values()) for node in net.nodes.values())
     assert spent <= to_nanos(1.0) * nodes * trees
     for node in net.nodes.values():
-        for run in list(node.machine.tree.roots()):
-            if run.lease is None:
-                node.stop(run.id)
+        for top in node.machine.tree.roots():
+            if top.lease is None:
+                node.stop(top.id)
     for _ in range(6):
         _tend(net, random, 0.0)
     net.wait(400)

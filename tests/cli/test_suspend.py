@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import argv
+from tests.harness import argv, wait_until
 
 from .conftest import PATIENCE, World
 from .test_terminal import Screen
@@ -71,9 +71,7 @@ def until_stopped(shell: Screen) -> None:
 
 
 def wait_for(daemon: World, run: str, *status: str) -> None:
-    give_up = time.monotonic() + PATIENCE
-    while daemon.status(run) not in status:
-        assert time.monotonic() < give_up, daemon.status(run)
+    wait_until(lambda: daemon.status(run) in status, f"{run} is {' or '.join(status)}")
 
 
 def test_a_program_that_knows_nothing_of_job_control(daemon: World, shell: Screen) -> None:

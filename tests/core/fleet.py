@@ -183,7 +183,9 @@ class Node:
             state = msgspec.msgpack.decode(msgspec.msgpack.encode(run, enc_hook=to_saved), type=State, dec_hook=from_saved)
             found[birth.id] = Run(birth, state, found.get(birth.parent or ""))
             found[birth.id].adopt(88 if birth.id in self.alive else None)
-        self.timers.clear(), self.stamps.clear(), self.unsent.clear()
+        self.timers.clear()
+        self.stamps.clear()
+        self.unsent.clear()
         self.machine = Machine(self.net.policy, next_number=number)
         inhabited = {above.id for run in self.alive if run in found for above in found[run].lineage}
         self.feed(
@@ -212,11 +214,11 @@ class Node:
             case c.Offer(run):
                 self.takers[run.id] = run.remote.node or "" if run.remote is not None else ""
                 self.unsent.add(run.id)
-            case c.Terminate(run_id, _) | c.Kill(run_id) if (run := self.machine.tree.get(run_id)) is not None:
-                if run.remote is not None:
+            case c.Terminate(run_id, _) | c.Kill(run_id) if (live := self.machine.tree.get(run_id)) is not None:
+                if live.remote is not None:
                     self.unsent.add(run_id)
                     return
-                for each in reversed(run.subtree()):
+                for each in reversed(live.subtree()):
                     if each.id in self.alive:
                         self.alive.discard(each.id)
                         self.feed(e.MainExited(self.now, each.id, None, 15))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sfad.core import commands as c
 from sfad.core import events as e
@@ -31,7 +30,7 @@ def last(t: Transcript) -> Event:
 
 def watched(**alerts: object) -> Transcript:
     """A machine without limits on numbers of runs and costs that are far above what the test uses."""
-    return Transcript(Policy(alerts=replace(AlertPolicy(), **alerts), repeats=3))  # type: ignore[arg-type]
+    return Transcript(Policy(alerts=replace(AlertPolicy(), **alerts), repeats=3))
 
 
 def due(t: Transcript) -> float | None:

@@ -14,7 +14,7 @@ from sfad.core import events as e
 from sfad.core.state.budgets import to_nanos
 from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
-from sfad.protocol.types import Action, Bound, Grant, Placing, RunId, Status
+from sfad.protocol.types import Action, Bound, Grant, LimitKind, Placing, RunId, Status
 from tests.bench.fleet import simulate
 
 from .fleet import Net, Node
@@ -56,7 +56,7 @@ def test_a_child_on_another_node_runs_and_ends() -> None:
     one, two = net.nodes["n1"], net.nodes["n2"]
     top = root(one)
     kid = child(one, top, "n2")
-    assert kid.status is Status.RUNNING
+    assert str(kid.status) == "running"
     assert two.alive == {"a1"}
     two.exit("a1")
     net.settle()
@@ -70,13 +70,13 @@ def test_its_share_is_counted_before_it_is_sent_and_the_rest_comes_back() -> Non
     top = one.machine.tree.get(root(one, max_descendants=bound(41)))
     assert top is not None
     one.spawn("kid", inside=top.id, placing=Placing(node="n2"))
-    assert (top.admitted, top.account.below["cost"]) == (10, to_nanos(0.25))  # 1 + 9 of 41; a quarter of 1 USD
+    assert (top.admitted, top.account.below[LimitKind.COST]) == (10, to_nanos(0.25))  # 1 + 9 of 41; a quarter of 1 USD
     net.settle()
     assert net.nodes["n2"].spend("a1", to_nanos(0.1))
     net.nodes["n2"].spawn("below", inside="a1")
     assert not net.nodes["n2"].spend("a1", to_nanos(0.2))  # its limit ends it
     net.settle()
-    assert (top.admitted, top.account.below["cost"]) == (2, to_nanos(0.1))
+    assert (top.admitted, top.account.below[LimitKind.COST]) == (2, to_nanos(0.1))
 
 
 def test_a_loop_across_nodes_is_refused_with_its_path() -> None:
@@ -157,12 +157,12 @@ def test_a_cut_off_node_stops_the_run_before_its_giver_gives_it_up() -> None:
     assert two.alive == {"a1"}
     net.wait(10)
     assert two.alive == set()
-    assert kid.status is Status.RUNNING
+    assert str(kid.status) == "running"
     net.wait(60)
     assert kid.status is Status.LOST
     above = one.machine.tree.get(top)
     assert above is not None
-    assert above.account.below["cost"] == to_nanos(0.25)  # what it has used is not known
+    assert above.account.below[LimitKind.COST] == to_nanos(0.25)  # what it has used is not known
 
 
 def test_a_node_that_is_away_for_less_than_the_lease_goes_on() -> None:

@@ -13,7 +13,7 @@ from sfad.protocol.limits_object import schema
 from sfad.protocol.messages import pack_message
 from sfad.protocol.requests.base import Reply, Request
 
-from . import man, notation
+from . import man, notation, protocol
 from .examples import EXAMPLES
 from .pages import DOCS, pages, regenerate
 
@@ -26,7 +26,7 @@ def parts() -> dict[str, str]:
     """Return every generated part, by the name in its marker."""
 
     fixed = {"states": f"```mermaid\n{mermaid()}```\n", "metrics": metrics(), "access": access_table()}
-    return fixed | {name: shown(message) for name, message in EXAMPLES.items()}
+    return fixed | protocol.parts() | {name: shown(message) for name, message in EXAMPLES.items()}
 
 
 def access_table() -> str:

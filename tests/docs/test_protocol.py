@@ -1,12 +1,13 @@
-"""Compare protocol.md with the code: bytes, fields, types, defaults, bounds."""
+"""Compare protocol.md with the code: that every message is there, bounds and ranges, bytes. Run its example."""
 
 from __future__ import annotations
 
+import os
 import re
-import types
-import typing
-from datetime import datetime
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,31 +23,16 @@ from sfad.daemon.server.verbs.steering import MAIN_SIGNALS
 from sfad.host import descriptors
 from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
-from sfad.protocol import types as t
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
-from sfad.protocol.requests import fleet, gateway
-from sfad.protocol.requests.advice import Advice, Breach, Costly, Failed, Group, Summary
 from sfad.protocol.types import ErrorCode
 from sfad.runs import live
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
 from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
+from tests.docs.protocol import answers, field_docs, fields_of, nested, prose, tag
+from tests.harness import Daemon
 
 PAGE = text_of("protocol.md")
-NESTED = (
-    t.Bound, t.Claim, t.Limit, t.LimitState, t.RunInfo, t.Reason, t.Usage, t.Refusal, t.LimitRefusal, t.BudgetState, t.QuotaState,
-    t.Survivor, t.QueueState, t.After,
-    t.ApiSilence, t.ApiTrouble, t.CallInfo, t.Lowered, t.Repetition, Advice, Summary, Group, Breach, Failed, Costly,
-    m.GatewayInfo, m.HookState, m.OnEndState, t.AlertState, t.Event, m.Setting,
-    t.Isolation, t.FleetPlace, t.Grant, t.Placing, m.AgentInfo, m.Change, m.Failure, m.OutputTime,
-)  # fmt: skip
-
-_OWN = (gateway.__name__, fleet.__name__)
-ASKED = [struct for struct in m.REQUESTS if struct.__module__ not in _OWN]
-TOLD = [struct for struct in m.REPLIES if struct.__module__ not in _OWN]
-"""Messages of any client. The page leaves out those between the daemon and its own gateway, and those of the fleet."""
-
-Struct = type[msgspec.Struct]
 
 
 def chapter(title: str) -> str:
@@ -59,115 +45,36 @@ def part(title: str) -> dict[str, str]:
     return sections(chapter(title))
 
 
-REQUESTS = part("Requests")
-SHARED, TYPES = part("Shared replies"), part("Types")
+REQUESTS = part("Requests") | part("Messages of the gateway")
 
 
-def tag(struct: Struct) -> str:
-    """Return the heading of a struct's section."""
-    return str(struct.__struct_config__.tag or struct.__name__)
+@pytest.mark.parametrize("struct", m.REQUESTS, ids=tag)
+def test_each_request_is_described_and_names_its_reply(struct: type[m.Request]) -> None:
+    assert tag(struct) in REQUESTS
+    assert answers(struct) or struct is m.StartSession  # its docstring refers to that of `Spawn`
+    assert [field.type for field in msgspec.structs.fields(struct) if field.name == "id"] == [int]
 
 
-WORDS: dict[Any, str] = {
-    int: "int", float: "float", str: "str", bytes: "bin", bool: "bool", type(None): "nil", Any: "any", datetime: "timestamp"
-}  # fmt: skip
+@pytest.mark.parametrize("struct", m.REPLIES, ids=tag)
+def test_each_reply_is_described_once(struct: type[m.Reply]) -> None:
+    below = [title for title, text in REQUESTS.items() if f"\nReply `{tag(struct)}`:\n" in text]
+    assert len(below) + (tag(struct) in part("Shared replies")) == 1
 
 
-def type_of(hint: Any) -> str:
-    """Return a field's type as the page writes it."""
-    if get_origin(hint) in (types.UnionType, typing.Union):
-        return " or ".join(type_of(each) for each in get_args(hint) if each is not msgspec.UnsetType)
-    if get_origin(hint) in (list, tuple):
-        return f"array of {type_of(get_args(hint)[0])}"
-    if get_origin(hint) is dict:
-        key, value = (f"({part})" if " or " in part else part for part in map(type_of, get_args(hint)))
-        return f"map of {key} to {value}"
-    if get_origin(hint) is Literal:
-        return " or ".join(f'"{choice}"' for choice in get_args(hint))
-    return WORDS.get(hint) or str(hint.__name__)
-
-
-def shown(hint: Any, field: msgspec.structs.FieldInfo) -> str:
-    """Return a field's type and default as the page writes them."""
-    kind, default = type_of(hint), field.default
-    if field.default_factory is not msgspec.NODEFAULT:
-        default = field.default_factory()
-    match default:
-        case msgspec.NODEFAULT:
-            return kind
-        case msgspec.UNSET:
-            return f"{kind}, or absent"
-        case None:
-            inner = kind.removesuffix(" or nil")
-            return f"({inner})?" if " " in inner else f"{inner}?"
-        case msgspec.Struct():
-            return f"{kind} = {{}}"
-    return f"{kind} = {msgspec.json.encode(default).decode()}"
-
-
-def declared(text: str) -> dict[str, str]:
-    """Return type and default by field, from the items of a list that begin with `name: type`."""
-    items = re.findall(r"^- ((?:`\w+: [^`]+`(?:,\s+)?)+)", text, re.MULTILINE)
-    return dict(span.split(": ", 1) for item in items for span in spans(item))
-
-
-def fields_of(struct: Struct) -> dict[str, str]:
-    """Return the same from the code, without the `id` that every message has."""
-    hints = get_type_hints(struct)
-    fields = [field for field in msgspec.structs.fields(struct) if field.name != "id" or struct in NESTED]
-    return {field.name: shown(hints[field.name], field) for field in fields}
-
-
-def request(name: str) -> dict[str, str]:
-    """Return the fields of a request: its own, and the shared ones that its section names."""
-    text = REQUESTS[name].partition("Reply `")[0]
-    named = re.search(r"Shared\s+fields:([^.;]+)", text)
-    shared = declared(REQUESTS["Shared fields"])
-    return declared(text) | {field: shared[field] for field in (spans(named[1]) if named else ())}
-
-
-def replies() -> dict[str, dict[str, str]]:
-    """Return the fields of each reply: below its request, or among the shared ones."""
-    own = [found for text in REQUESTS.values() for found in re.findall(r"Reply `(\w+)`(.*)", text, re.DOTALL)]
-    return {name: declared(text) for name, text in [*own, *SHARED.items()]}
-
-
-@pytest.mark.parametrize("struct", ASKED, ids=tag)
-def test_requests(struct: type[m.Request]) -> None:
-    assert request(tag(struct)) == fields_of(struct)
-
-
-@pytest.mark.parametrize("struct", [*m.REQUESTS, *m.REPLIES], ids=tag)
-def test_every_message_has_an_id(struct: type[m.Request] | type[m.Reply]) -> None:
-    [field] = [field for field in msgspec.structs.fields(struct) if field.name == "id"]
-    assert shown(get_type_hints(struct)["id"], field) == "int"
-
-
-@pytest.mark.parametrize("struct", TOLD, ids=tag)
-def test_replies(struct: type[m.Reply]) -> None:
-    assert replies()[tag(struct)] == fields_of(struct)
-
-
-@pytest.mark.parametrize("struct", NESTED, ids=tag)
-def test_types(struct: Struct) -> None:
-    assert declared(TYPES[tag(struct)]) == fields_of(struct)
-
-
-def test_every_section_describes_a_type_of_the_code() -> None:
-    assert REQUESTS.keys() == {tag(struct) for struct in ASKED} | {"Shared fields"}
-    assert replies().keys() == {tag(struct) for struct in TOLD}
-    assert TYPES.keys() == {tag(struct) for struct in NESTED} | {"Enumerations"}
+def test_a_docstring_becomes_the_words_of_the_page() -> None:
+    said = "`None`: as `Spawn.tied` of `RunInfo`,\n    answered by `RunReply` (docs/limits.md#kinds)."
+    assert prose(said) == "Nil: as `tied` of `spawn` of `RunInfo`, answered by `run` ([limits](limits.md#kinds))."
+    assert field_docs(m.Wait)["timeout"] == "Seconds; 0 answers at once."
+    assert fields_of(m.Wait) == {"run": "str", "timeout": "float?", "tie": "bool = false"}
 
 
 def test_which_types_leave_defaults_out() -> None:
     # the page says: the messages themselves, `Reason`, `Event` and `CallInfo`
     assert all(struct.__struct_config__.omit_defaults for struct in (*m.REQUESTS, *m.REPLIES))
-    assert {tag(struct) for struct in NESTED if struct.__struct_config__.omit_defaults} == {"Reason", "Event", "CallInfo"}
+    assert {tag(struct) for struct in nested() if struct.__struct_config__.omit_defaults} == {"Reason", "Event", "CallInfo"}
 
 
-def test_enumerations() -> None:
-    words = {re.sub(r"[][]|\(.*\)", "", row[0]): spans(row[1]) for row in rows(TYPES["Enumerations"])}
-    assert words == {"type": [], **{kind.__name__: list(kind) for kind in (t.Status, t.Rule, t.LimitKind, t.Action)}}
+def test_words() -> None:
     assert [row[0].strip("`") for row in rows(chapter("Errors"))][1:] == list(ErrorCode)
     assert set(spans(REQUESTS["spawn"])) >= VERBS
     assert all(signal.name in REQUESTS["signal"] for signal in MAIN_SIGNALS)
@@ -216,7 +123,7 @@ def test_ranges() -> None:
     spawn, stop, result = (
         {item.split(":")[0]: item for item in REQUESTS[name].split("\n- `")} for name in ("spawn", "stop", "result")
     )
-    assert f": 1 to {MAX_ATTEMPTS}:" in spawn["attempts"]
+    assert f": 1 to {MAX_ATTEMPTS}." in spawn["attempts"]
     assert f", 0 to {MAX_RETRY_DELAY:g};" in spawn["retry_delay"]
     assert f", 0 to {MAX_GRACE:g};" in spawn["grace"]
     assert f", 0 to {MAX_GRACE:g};" in stop["grace"]
@@ -243,3 +150,13 @@ def test_bytes_and_message_are_the_same(name: str) -> None:
     assert message == EXAMPLES[name]
     assert m.pack_message(message) == frame
     assert m.pack_message(msgspec.convert(shown, type(EXAMPLES[name]))) == frame
+
+
+def test_the_example(daemon: Daemon, tmp_path: Path) -> None:
+    [program] = [block.text for block in blocks(PAGE) if block.language == "python"]
+    file = tmp_path / "client.py"
+    file.write_text(program)
+    done = subprocess.run(
+        [sys.executable, file], env=os.environ | {"SFAD_SOCKET": str(daemon.socket)}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("completed\n", "")

@@ -21,8 +21,8 @@ from sfad.host.headroom import DiskReserve
 from sfad.protocol.types import Event, RunInfo, Status
 from sfad.storage.ledger import Ledger, OpenedLedger, backup
 from sfad.storage.output import OutputFiles
+from tests.harness import until
 from tests.ledger.samples import PLAIN, events, run, started
-from tests.processes.rig import until
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -12,7 +12,6 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.messages import pack_message
 from sfad.protocol.types import RunInfo
 from tests.harness import Daemon, running, spawn, unanswered, with_fuse
-from tests.users import FIRST, SECOND, Failed, as_user, become, needs_root, open_directory
+from tests.users import FIRST, SECOND, Failed, as_user, become, needs_root
 
 pytestmark = needs_root
 
@@ -38,18 +37,6 @@ echo "env $MARK $HOME"
 grep -E '^(CapEff|CapInh|NoNewPrivs):' /proc/self/status
 cat /proc/self/cgroup
 """
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with open_directory() as directory:
-        yield directory
-
-
-@pytest.fixture(scope="module")
-def everyones(place: Path) -> Iterator[Daemon]:
-    with running(place, config=CONFIG, mode="cgroup") as daemon:
-        yield daemon
 
 
 @pytest.fixture

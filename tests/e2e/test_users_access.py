@@ -14,7 +14,7 @@ from sfad.core.state.access import TABLE
 from sfad.protocol import messages as m
 from sfad.protocol.types import Action, ErrorCode, Limit, LimitKind
 from tests.harness import Daemon, ended, running, spawn, stopped, wait_until
-from tests.users import FIRST, SECOND, THIRD, as_user, needs_root, open_directory
+from tests.users import FIRST, SECOND, THIRD, as_user, asked_as, needs_root
 
 pytestmark = needs_root
 
@@ -54,18 +54,6 @@ OF_NO_OTHER = {"spawn", "start_session", "settle", "silent_call"}
 """They name no run."""
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with open_directory() as directory:
-        yield directory
-
-
-@pytest.fixture(scope="module")
-def everyones(place: Path) -> Iterator[Daemon]:
-    with running(place, config=CONFIG, mode="cgroup") as daemon:
-        yield daemon
-
-
 @pytest.fixture
 def daemon(everyones: Daemon) -> Iterator[Daemon]:
     yield everyones
@@ -85,21 +73,6 @@ def start(daemon: Daemon, uid: int, *argv: str, **options: Any) -> str:
             return reply.run.id
 
     return as_user(uid, request)
-
-
-def asked(daemon: Daemon, requests: list[m.Request], *, uid: int, **who: Any) -> list[m.Reply]:
-    """Return the replies that a user gets."""
-
-    def ask() -> list[m.Reply]:
-        replies = []
-        with Client(daemon.socket) as client:
-            for number, request in enumerate(requests, client.next_id() + 1):
-                request.id = number
-                client.send(request)
-                replies.append(next(answer.reply for answer in client.arrived()))
-        return replies
-
-    return as_user(uid, ask, **who)
 
 
 def about(run: str) -> dict[str, m.Request]:
@@ -126,20 +99,20 @@ def test_every_verb_treats_another_users_run_as_an_unknown_one(daemon: Daemon) -
     assert reserved is not None
     unknown = "zzz9"
     for run in (live, over):
-        expected = asked(daemon, list(about(unknown).values()), uid=FIRST)
-        answers = asked(daemon, list(about(run).values()), uid=FIRST)
+        expected = asked_as(daemon.socket, list(about(unknown).values()), uid=FIRST)
+        answers = asked_as(daemon.socket, list(about(run).values()), uid=FIRST)
         for verb, wanted, found in zip(about(run), expected, answers, strict=True):
             assert seen(found, run) == seen(wanted, unknown), verb
             assert seen(found, run)[0] is ErrorCode.NO_SUCH_RUN, verb
     many: list[m.Request] = [m.Stop(id=0, runs=[live]), m.List(id=0, root=live), m.Events(id=0, runs=[live])]
     many += [m.WatchRuns(id=0, root=live), m.Stop(id=0, runs=[live], sessions=True)]
-    for reply in asked(daemon, many, uid=FIRST):
+    for reply in asked_as(daemon.socket, many, uid=FIRST):
         assert seen(reply, live)[0] is ErrorCode.NO_SUCH_RUN
-    (selected,) = asked(daemon, [m.Select(id=0, verb="stop", runs=[live, over])], uid=FIRST)
+    (selected,) = asked_as(daemon.socket, [m.Select(id=0, verb="stop", runs=[live, over])], uid=FIRST)
     assert isinstance(selected, m.Selected)
     assert (selected.runs, [one.code for one in selected.failed]) == ([], [ErrorCode.NO_SUCH_RUN] * 2)
     settle: list[m.Request] = [m.Settle(id=0, reservation=name, input_tokens=1, output_tokens=1) for name in (reserved, "none")]
-    settled = asked(daemon, settle, uid=FIRST)
+    settled = asked_as(daemon.socket, settle, uid=FIRST)
     assert seen(settled[0], reserved) == seen(settled[1], "none")
     with daemon.client() as client:
         assert client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status == "running"
@@ -148,18 +121,18 @@ def test_every_verb_treats_another_users_run_as_an_unknown_one(daemon: Daemon) -
 def test_root_and_the_admin_group_do_everything_with_all_runs(daemon: Daemon) -> None:
     live = start(daemon, SECOND, stdin="pipe")
     for who in SUPER:
-        replies = asked(daemon, list(about(live).values()), **who)
+        replies = asked_as(daemon.socket, list(about(live).values()), **who)
         for verb, reply in zip(about(live), replies, strict=True):
             if isinstance(reply, m.Error):
                 assert reply.code not in {ErrorCode.NO_SUCH_RUN, ErrorCode.NOT_PERMITTED}, (verb, who)
         with daemon.client() as client:
             wait_until(lambda: client.call(m.Info(id=client.next_id(), run=live), m.RunReply).run.status == "running", "resumed")
-        config, metrics = asked(daemon, [m.Config(id=0), m.Metrics(id=0)], **who)
+        config, metrics = asked_as(daemon.socket, [m.Config(id=0), m.Metrics(id=0)], **who)
         assert isinstance(config, m.ConfigReply)
         assert isinstance(metrics, m.MetricsText)
-    (done,) = asked(daemon, [m.Stop(id=0, runs=[live], grace=0)], **SUPER[1])
+    (done,) = asked_as(daemon.socket, [m.Stop(id=0, runs=[live], grace=0)], **SUPER[1])
     assert isinstance(done, m.Stopped)
-    refused = asked(daemon, [m.Config(id=0), m.Metrics(id=0), m.Reload(id=0)], uid=THIRD)
+    refused = asked_as(daemon.socket, [m.Config(id=0), m.Metrics(id=0), m.Reload(id=0)], uid=THIRD)
     assert {seen(reply, "")[0] for reply in refused} == {ErrorCode.NOT_PERMITTED}
 
 
@@ -172,7 +145,7 @@ def test_what_an_administrator_does_to_runs_that_are_not_named_is_done_to_own_on
     for who in SUPER[1:]:
         own = start(daemon, THIRD, name="work")
         asks: list[m.Request] = [m.Select(id=0, verb="stop", name=["work"]), m.Prune(id=0, keep=0), m.Stop(id=0, everything=True)]
-        chosen, pruned, done = asked(daemon, asks, **who)
+        chosen, pruned, done = asked_as(daemon.socket, asks, **who)
         assert isinstance(chosen, m.Selected)
         assert chosen.runs == [own]
         assert isinstance(pruned, m.Pruned)
@@ -201,7 +174,7 @@ def test_lists_names_and_counts_are_a_users_own(daemon: Daemon) -> None:
             m.Select(id=0, verb="stop", everything=True),
             m.Recommend(id=0, name="worker"),
         ]
-        listed, info, status, events, summary, selected, advice = asked(daemon, unsorted, uid=uid)
+        listed, info, status, events, summary, selected, advice = asked_as(daemon.socket, unsorted, uid=uid)
         assert isinstance(listed, m.RunList)
         assert {run.id for run in listed.runs} == own[uid]
         assert isinstance(info, m.RunReply)
@@ -221,15 +194,15 @@ def test_lists_names_and_counts_are_a_users_own(daemon: Daemon) -> None:
         assert selected.runs == [live]
         assert isinstance(advice, m.Recommended)
         assert {one.ended for one in advice.advice} == {1}
-    (listed,) = asked(daemon, [m.List(id=0, rows=1000, labels={"team": "x"})], **SUPER[1])
+    (listed,) = asked_as(daemon.socket, [m.List(id=0, rows=1000, labels={"team": "x"})], **SUPER[1])
     assert isinstance(listed, m.RunList)
     assert {run.id for run in listed.runs} == own[FIRST] | own[SECOND]
-    (stop,) = asked(daemon, [m.Stop(id=0, everything=True, grace=0)], uid=FIRST)
+    (stop,) = asked_as(daemon.socket, [m.Stop(id=0, everything=True, grace=0)], uid=FIRST)
     assert isinstance(stop, m.Stopped)
     assert set(stop.stopped) <= own[FIRST]
-    (pruned,) = asked(daemon, [m.Prune(id=0)], uid=FIRST)
+    (pruned,) = asked_as(daemon.socket, [m.Prune(id=0)], uid=FIRST)
     assert isinstance(pruned, m.Pruned)
-    left = asked(daemon, [m.List(id=0, rows=1000, labels={"team": "x"})], uid=0)[0]
+    left = asked_as(daemon.socket, [m.List(id=0, rows=1000, labels={"team": "x"})], uid=0)[0]
     assert isinstance(left, m.RunList)
     assert {run.id for run in left.runs} == own[SECOND]
 
@@ -275,7 +248,7 @@ def test_a_team_shares_a_budget_across_users(daemon: Daemon) -> None:
     assert start(daemon, THIRD, "true") != "budget"
 
     def cost(uid: int) -> float | None:
-        (status,) = asked(daemon, [m.DaemonInfo(id=0)], uid=uid)
+        (status,) = asked_as(daemon.socket, [m.DaemonInfo(id=0)], uid=uid)
         assert isinstance(status, m.DaemonStatus)
         return status.cost_usd
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,13 @@ import pytest
 from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import After, Claim, RunInfo
-from tests.harness import Daemon, running, spawn, wait_until
-from tests.users import FIRST, SECOND, as_user, needs_root, open_directory, waiting_as_user
+from tests.harness import Daemon, spawn, wait_until
+from tests.users import FIRST, SECOND, as_user, asked_as, needs_root, waiting_as_user
 
 pytestmark = needs_root
 
 CONFIG = '[access]\nusers = "all"\n[groups.gpu]\nslots = 1\n'
 PATH = [b"PATH=/usr/bin:/bin"]
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with open_directory() as directory:
-        yield directory
-
-
-@pytest.fixture(scope="module")
-def everyones(place: Path) -> Iterator[Daemon]:
-    with running(place, config=CONFIG, mode="cgroup") as daemon:
-        yield daemon
 
 
 @pytest.fixture
@@ -50,25 +37,10 @@ def private(place: Path) -> Path:
     return made
 
 
-def asked(daemon: Daemon, uid: int, *requests: m.Request) -> list[m.Reply]:
-    """Return the replies that a user gets."""
-
-    def ask() -> list[m.Reply]:
-        with Client(daemon.socket) as client:
-            replies = []
-            for request in requests:
-                request.id = client.next_id()
-                client.send(request)
-                replies.append(next(answer.reply for answer in client.arrived()))
-            return replies
-
-    return as_user(uid, ask)
-
-
 def start(daemon: Daemon, uid: int, *argv: str, **options: Any) -> RunInfo:
     where: dict[str, Any] = {"cwd": b"/", "env": PATH}
     words = [word.encode() for word in argv]
-    (reply,) = asked(daemon, uid, m.Spawn(id=0, argv=words, **(where | options)))
+    (reply,) = asked_as(daemon.socket, [m.Spawn(id=0, argv=words, **(where | options))], uid=uid)
     assert isinstance(reply, m.RunReply), reply
     return reply.run
 
@@ -135,9 +107,8 @@ def test_a_key_is_a_users_own(everyones: Daemon) -> None:
 
 def test_no_run_waits_for_another_users(everyones: Daemon) -> None:
     other = start(everyones, SECOND, "sleep", "300").id
-    replies = asked(
-        everyones, FIRST, *(m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=PATH, after=[After(run=run)]) for run in (other, "a999"))
-    )
+    asks = [m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=PATH, after=[After(run=run)]) for run in (other, "a999")]
+    replies = asked_as(everyones.socket, asks, uid=FIRST)
     errors = [(reply.code, reply.message) for reply in replies if isinstance(reply, m.Error)]
     assert [(code, text.replace(other, "a999")) for code, text in errors] == [errors[1]] * 2
 

@@ -85,7 +85,12 @@ def test_bytes_go_both_ways_in_their_order(pair: Pair) -> None:
 def test_an_end_reaches_the_other_end_after_the_last_byte(pair: Pair) -> None:
     mine, far = pair.open()
     sent = b"x" * 1_000_000
-    threading.Thread(target=lambda: (far.sendall(sent), far.close()), daemon=True).start()
+
+    def send_and_end() -> None:
+        far.sendall(sent)
+        far.close()
+
+    threading.Thread(target=send_and_end, daemon=True).start()
     assert _received(mine, len(sent) + 1) == sent
     assert mine.recv(1) == b""
 
@@ -123,7 +128,12 @@ def test_a_node_that_cannot_be_reached_closes_the_tunnel(pair: Pair) -> None:
 
 def test_another_version_is_refused_with_both() -> None:
     said: list[Message] = []
-    node = Tunnels("/nonexistent", "c", lambda _node, messages, then: (said.extend(messages), then([]))[1])
+
+    def call(_node: str, messages: list[Message], then: Then) -> None:
+        said.extend(messages)
+        then([])
+
+    node = Tunnels("/nonexistent", "c", call)
     assert node.deliver("b", [("t", OPEN, b"99")]) == []
     wait_until(lambda: len(said) == 2, "the refusal was sent")
     assert b"node c has version 1 of the fleet's messages, and node b version 99" in said[0][2]

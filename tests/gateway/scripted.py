@@ -21,6 +21,7 @@ from sfad.gateway.reading import BodyReader
 from sfad.gateway.upstreams import Trust, Upstream
 from sfad.protocol.egress import destination
 from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall, SilentCall, UnaskedCall
+from tests.harness import until
 
 Script = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 """Answers a request: gets the connection and the request, head and body."""
@@ -56,14 +57,6 @@ class Provider:
         except trio.BrokenResourceError:
             pass
         self.hung_up.set()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(30):
-        while True:
-            if condition():
-                return
-            await trio.sleep(0.005)
 
 
 async def read_request(stream: trio.SocketStream) -> bytes:

@@ -15,8 +15,9 @@ import trustme
 
 from sfad.gateway import egress
 from sfad.gateway.upstreams import Upstream
+from tests.harness import until
 
-from .scripted import Answer, House, Provider, ScriptedGate, house, post, read_request, reply, saying, until
+from .scripted import Answer, House, Provider, ScriptedGate, house, post, read_request, reply, saying
 
 Serve = Callable[[Any], Awaitable[None]]
 """Serves a stream."""

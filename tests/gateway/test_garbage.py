@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from sfad.protocol.types import Tokens
+from tests.harness import until
 
-from .scripted import Answer, Provider, house, post, read_answer, reply, saying, until
+from .scripted import Answer, Provider, house, post, read_answer, reply, saying
 from .test_proxy import CALL, JSON, MESSAGES, WHOLE, chunk
 
 LENGTH = b"Content-Length: %d" % len(CALL)

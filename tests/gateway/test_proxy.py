@@ -31,8 +31,8 @@ from tests.gateway.scripted import (
     reply,
     reset,
     saying,
-    until,
 )
+from tests.harness import until
 
 MESSAGES = "/up/v1/messages"
 JSON = b"Content-Type: application/json"

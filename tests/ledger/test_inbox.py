@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import monotonic
@@ -15,6 +15,7 @@ import trio
 from sfad.protocol.types import Event, Status
 from sfad.storage.ledger import Ledger, OpenedLedger, writer
 from sfad.storage.ledger.writer import Inbox
+from tests.harness import until
 
 from .samples import PLAIN, WHEN, Answers, events, run, started
 
@@ -33,13 +34,6 @@ def transactions(ledger: Ledger) -> Iterator[list[str]]:
     ledger._writer._transactions.connection.set_trace_callback(lambda sql: seen.append(sql) if sql == "COMMIT" else None)
     yield seen
     ledger._writer._transactions.connection.set_trace_callback(None)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Poll: only admissions are answered, so there is no callback to wait for."""
-    with trio.fail_after(60):
-        while not true():  # noqa: ASYNC110
-            await trio.sleep(0.001)
 
 
 def begin(ledger: Ledger, number: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -71,12 +71,6 @@ async def spawned(runtime: Runtime, spawn: Spawn = AGENT, peer: Peer = ANN) -> s
         return answer.run
     assert isinstance(answer, c.SpawnDone)
     return answer.run.id
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a result of the ledger's thread."""
-    while not condition():  # noqa: ASYNC110 - there is no event for it
-        await trio.sleep(0.01)
 
 
 async def refused(runtime: Runtime) -> str:

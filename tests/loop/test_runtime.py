@@ -19,7 +19,8 @@ from sfad.protocol.messages import Spawn
 from sfad.protocol.types import Status
 from sfad.storage.ledger import writer
 from sfad.storage.spool import Store
-from tests.loop.shell import refused, shell, spawned, stopped, until
+from tests.harness import until
+from tests.loop.shell import refused, shell, spawned, stopped
 from tests.processes.fake import FakeLauncher
 
 

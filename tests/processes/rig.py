@@ -210,11 +210,3 @@ def _end_what_is_left(rig: Rig) -> None:
     while procfs.children() and time.monotonic() < until:
         launcher._orphans.reap()
         time.sleep(0.001)
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for a condition that no event reports."""
-    with trio.move_on_after(PATIENCE) as scope:
-        while not condition():  # noqa: ASYNC110 - there is no event to wait for
-            await trio.sleep(0.01)
-    assert not scope.cancelled_caught, f"not within {PATIENCE:g} s: {what}"

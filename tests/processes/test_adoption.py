@@ -25,10 +25,10 @@ from sfad.processes.launcher import Adopted, Bounds, Remains
 from sfad.processes.procfs import tells_exits
 from sfad.processes.sweep import sweep
 from sfad.processes.trampoline.executable import is_one
-from tests.harness import wait_until
+from tests.harness import until, wait_until
 from tests.processes import programs
 from tests.processes.earlier_daemon import Plan, daemon, dead
-from tests.processes.rig import PATIENCE, Rig, rigged, until
+from tests.processes.rig import PATIENCE, Rig, rigged
 
 TICK = "trap 'exit 7' TERM; while :; do printf . >> \"$0\"; sleep 0.02; done"
 PYTHON = (sys.executable, "-I", "-S", "-c")

@@ -21,8 +21,9 @@ from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.contain.cgroup.making import settings
 from sfad.processes.contain.membership import Affinity, bind
 from sfad.processes.launcher import Bounds, Launcher
+from tests.harness import until
 from tests.processes import programs
-from tests.processes.rig import Rig, until
+from tests.processes.rig import Rig
 from tests.processes.test_containment import processes, ready
 
 MIB = 1 << 20

@@ -9,7 +9,6 @@ import platform
 import pty
 import resource
 import signal
-import struct
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,11 +23,11 @@ from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.credentials import LIMIT_KINDS, Credentials
 from sfad.processes.launcher import LaunchError
-from sfad.processes.trampoline import elf_image, executable
+from sfad.processes.trampoline import executable
 from sfad.processes.trampoline.spawner import Cloner, candidates
-from tests.harness import unanswered, with_fuse
+from tests.harness import unanswered, until, with_fuse
 from tests.loader import traced, tracing
-from tests.processes.rig import PATIENCE, Rig, rigged, until
+from tests.processes.rig import PATIENCE, Rig, rigged
 from tests.users import FIRST, open_directory
 
 SHOW = "import os,sys; sys.stdout.buffer.write(open('/proc/self/environ','rb').read())"
@@ -405,19 +404,6 @@ async def test_a_mount_whose_server_has_gone_is_searched_past(either: Rig, tmp_p
         failed = await either.failure("a3", "true", cwd=str(mount))
         assert failed.errno == errno.ENOTCONN
         either.launcher.release("a1")
-
-
-def test_the_table_lists_its_addresses() -> None:
-    end = 64 + 2 * 56
-    for listing in (elf_image._X86_64, elf_image._CLONE):
-        begin = end
-        for line in listing.strip().splitlines():
-            assert int(line[:3], 16) == end - begin
-            end += len(bytes.fromhex(line[4 : elf_image._MNEMONIC]))
-    assert begin == elf_image.CLONE_AT
-    content = elf_image.image()
-    assert struct.unpack_from("<16xHH", content) == (2, elf_image._EM_X86_64)
-    assert len(content) == end
 
 
 async def test_the_trampoline_in_python_where_memfds_cannot_be_executed(monkeypatch: pytest.MonkeyPatch, containment: str) -> None:

@@ -25,8 +25,9 @@ from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.contain.cgroup.cgroupfs import RunCgroups
 from sfad.processes.launcher import CgroupImpossible
 from sfad.processes.local_launcher import choose_launcher
+from tests.harness import until
 from tests.processes import programs
-from tests.processes.rig import Rig, rigged, until
+from tests.processes.rig import Rig, rigged
 from tests.template import close_template
 
 

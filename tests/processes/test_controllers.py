@@ -17,8 +17,9 @@ from sfad.processes.contain.cgroup import cgroupfs, controllers
 from sfad.processes.contain.cgroup.containment import CgroupContainment
 from sfad.processes.launcher import Bounds
 from sfad.processes.sweep import sweep
+from tests.harness import until
 from tests.processes import programs
-from tests.processes.rig import Rig, make, rigged, until
+from tests.processes.rig import Rig, make, rigged
 
 MIB = 1 << 20
 

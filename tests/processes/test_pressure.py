@@ -22,8 +22,9 @@ from sfad.core.events import Emptied, Event, Frozen, LaunchFailed, LaunchSucceed
 from sfad.processes import procfs
 from sfad.processes.contain.cgroup import cgroupfs
 from sfad.processes.watch import Reactor
+from tests.harness import until
 from tests.processes import programs
-from tests.processes.rig import Rig, until
+from tests.processes.rig import Rig
 
 A_WHILE = 0.6
 """Seconds: more than two tries."""

@@ -1,4 +1,4 @@
-"""The contract of each trampoline: the image for x86_64, and the one in Python."""
+"""The contract of each trampoline: the image for x86_64, what this compiler makes of its source, and the one in Python."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from sfad.processes.credentials import LIMIT_KINDS, Credentials
-from sfad.processes.trampoline import elf_image, executable
+from sfad.processes.trampoline import executable, image
 from sfad.processes.trampoline.executable import ATTACH, ENTER, EXEC, INTERPRET, REPORT, SHELL
+from tests.bench.native import COMPILER
+from tests.processes.trampoline_image import compiled, source
 
-KINDS = ["image", "python"]
+KINDS = ["image", "compiled", "python"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ class Bench:
             return made.path, [*made.prefix, SHELL]
         if platform.machine() != "x86_64":
             pytest.skip("the image is for x86_64")
+        if kind == "compiled" and COMPILER is None:
+            pytest.skip("needs a C compiler")
         program = self.directory / "trampoline"
-        program.write_bytes(elf_image.image())
+        program.write_bytes(compiled().image if kind == "compiled" else image.IMAGE)
         program.chmod(0o755)
         return os.fsencode(program), [SHELL]
 
@@ -150,3 +154,15 @@ def test_the_user_enters_the_directory(bench: Bench) -> None:
 
 def test_a_shut_gate(bench: Bench) -> None:
     assert bench.run(["/bin/sh"], "sh", "-c", "echo executed", gate=b"") == Outcome("", 0, 0, 127, "0")
+
+
+def test_the_image_is_of_this_source() -> None:
+    assert source() == image.SOURCE, "trampoline.c has changed: make trampoline"
+
+
+@pytest.mark.skipif(COMPILER is None or platform.machine() != "x86_64", reason="needs a C compiler, for x86_64")
+def test_the_same_compiler_makes_the_same_image() -> None:
+    """The contract holds for what others make; see `KINDS`."""
+    made = compiled()
+    if made.compiler == image.COMPILER:
+        assert made == (image.COMPILER, image.SOURCE, image.CLONE_AT, image.IMAGE)

@@ -27,7 +27,8 @@ from sfad.runs import catalogue
 from sfad.runs import catalogue as module
 from sfad.runs.catalogue import EncodedRuns, RunCatalogue, row_of
 from sfad.storage.ledger.reader import Page
-from tests.loop.shell import refused, shell, spawned, stopped, until
+from tests.harness import until
+from tests.loop.shell import refused, shell, spawned, stopped
 from tests.processes.fake import FakeLauncher
 
 

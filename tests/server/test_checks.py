@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
+from sfad.core.state.request import Asked
 from sfad.daemon.server.lookup import MAX_CHOSEN, MAX_SOURCE, RequestError, check_filters, check_limits
+from sfad.daemon.server.spawning import asked_of
 from sfad.protocol import messages as m
-from sfad.protocol.types import ErrorCode, Limit
+from sfad.protocol.types import Action, After, Bound, Claim, ErrorCode, Limit, LimitKind
 
 
 def limit(kind: str = "turns", threshold: float = 1, source: str = "") -> Limit:
@@ -40,3 +43,37 @@ def test_filters_as_many_as_allowed() -> None:
     check_filters(m.List(id=1, name=names))
     with pytest.raises(RequestError, match=f"{MAX_CHOSEN + 1} names; at most {MAX_CHOSEN}"):
         check_filters(m.List(id=1, name=[*names, "other"]))
+
+
+def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
+    given: dict[str, Any] = {
+        "kind": "skill",
+        "limits": [Limit(kind=LimitKind.TURNS, threshold=3.0)],
+        "on_limit": Action.WARN,
+        "max_depth": Bound(value=2, source="x"),
+        "max_descendants": Bound(value=3, source="x"),
+        "attempts": 2,
+        "retry_delay": 1.5,
+        "grace": 2.5,
+        "detach": True,
+        "leaf": True,
+        "queue": False,
+        "priority": 4,
+        "labels": {"a": "b"},
+        "channel": "web",
+        "allow": ["stop"],
+        "deny": ["list"],
+        "allowed_tools": ["Read"],
+        "blocked_tools": ["Bash"],
+        "claim": Claim(depth=1),
+        "nested": True,
+        "after": [After(run="a1")],
+        "group": "gpu",
+    }
+    asked, _ = asked_of(m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **given), 1)
+    decided = {"argv", "cwd", "name", "session"}
+    assert given.keys() == set(Asked.__struct_fields__) & set(m.Spawn.__struct_fields__) - decided
+    for name, value in given.items():
+        told = getattr(asked, name)
+        assert told != getattr(Asked(()), name), name
+        assert type(told)(value) == told if isinstance(value, list) else value == told, name

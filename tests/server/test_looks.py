@@ -23,8 +23,8 @@ from sfad.daemon.server.server import Server
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, FrameDecoder
 from sfad.protocol.types import Limit, LimitKind, RunId, RunInfo
-from tests.harness import PATIENCE
-from tests.loop.shell import ANN, shell, spawned, stopped, until
+from tests.harness import PATIENCE, until
+from tests.loop.shell import ANN, shell, spawned, stopped
 from tests.processes.fake import FakeLauncher
 
 BOB = Peer(1, "bob", owner=False)

@@ -543,7 +543,7 @@ WRITER = """
 import os, sys
 from pathlib import Path
 from sfad.storage.spool import Store
-from sfad.storage.spool import store as journal
+from sfad.storage import spool as journal
 journal.COMPACT_ABOVE = 300_000
 one = Store(Path(sys.argv[1]))
 assert one.sound, one.notes

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,15 +34,6 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 NEWER = "/opt/newer"
 """A directory in the module path of each `sfad` there."""
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Poll until true. Each look starts a process or two, so the pauses are long."""
-    end = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}"
-        time.sleep(0.1)
-    return value
 
 
 def impossible() -> str | None:
@@ -143,7 +133,7 @@ class Service:
         """Start a run that ignores SIGTERM. It counts as well."""
         count = f"trap '' TERM; while :; do echo >> {self._file(mark)}; sleep 0.05; done"
         self.sfactl("spawn", "--quiet", "--timeout", "1h", "--", "sh", "-c", count)
-        until(lambda: self.system.run("find", self._file(mark), code=None), "it no longer minds SIGTERM")
+        wait_until(lambda: self.system.run("find", self._file(mark), code=None), "it no longer minds SIGTERM")
 
     def ticks(self, mark: str) -> int:
         """Return how far the run has counted."""
@@ -166,7 +156,7 @@ class Service:
 
     def restarted(self, before: int) -> None:
         """Wait for another daemon."""
-        until(lambda: self.next_is("active", before=before), "the daemon is started again")
+        wait_until(lambda: self.next_is("active", before=before), "the daemon is started again")
 
 
 _SECONDS = 98765

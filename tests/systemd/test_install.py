@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from .booted import UID, USER, Booted, booted, impossible, until
+from tests.harness import wait_until
+
+from .booted import UID, USER, Booted, booted, impossible
 
 pytestmark = pytest.mark.skipif(impossible() is not None, reason=f"cannot boot a systemd: {impossible()}")
 
@@ -50,7 +52,7 @@ class Machine:
 
     def manager_ended(self) -> None:
         """Wait until the user's systemd has ended."""
-        until(lambda: not self.system.run("find", f"/run/user/{UID}", code=None), "the user's systemd has ended")
+        wait_until(lambda: not self.system.run("find", f"/run/user/{UID}", code=None), "the user's systemd has ended")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def test_a_night_without_lingering_and_one_with_it(machine: Machine) -> None:
     machine.manager_ended()
 
     machine.as_root(advice)
-    until(lambda: machine.system.run("find", f"/run/user/{UID}/systemd/private", code=None), "the user's systemd has started")
+    wait_until(lambda: machine.system.run("find", f"/run/user/{UID}/systemd/private", code=None), "the user's systemd has started")
     started = machine.cron(f"for i in $(seq {NIGHT}); do {agent}; done")
     assert not WARNING.search(started)
     machine.system.run("touch", f"{HOME}/go")
@@ -169,7 +171,7 @@ def two_users_share_it(machine: Machine) -> None:
 
     for uid in OTHERS:
         sfactl(uid, "spawn", "--quiet", "--name", f"of-{uid}", "--cwd", "/", "--", "sh", "-c", "id -u; exec sleep 600")
-        until(lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n", "it runs as its submitter")  # type: ignore[misc]
+        wait_until(lambda uid=uid: sfactl(uid, "logs", f"of-{uid}") == f"{uid}\n", "it runs as its submitter")  # type: ignore[misc]
     ann, ben = OTHERS
     assert (seen(ann), seen(ben), seen(0)) == ({f"of-{ann}"}, {f"of-{ben}"}, {f"of-{ann}", f"of-{ben}"})
     sfactl(ben, "stop", f"of-{ann}", code=None)

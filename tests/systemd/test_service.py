@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from sfad.processes.procfs import tells_exits
+from tests.harness import wait_until
 
-from .booted import NEWER, UID, USER, Booted, Service, booted, impossible, until
+from .booted import NEWER, UID, USER, Booted, Service, booted, impossible
 
 pytestmark = pytest.mark.skipif(impossible() is not None, reason=f"cannot boot a systemd: {impossible()}")
 
@@ -61,12 +62,12 @@ def goes_on(service: Service, runs: dict[str, int]) -> None:
     """The same runs, with the same processes, still count."""
     assert service.runs() == runs
     before = [service.ticks(mark) for mark in MARKS]
-    until(lambda: all(service.ticks(mark) > ticks for mark, ticks in zip(MARKS, before, strict=True)), "they count")
+    wait_until(lambda: all(service.ticks(mark) > ticks for mark, ticks in zip(MARKS, before, strict=True)), "they count")
 
 
 def shows(service: Service, text: str) -> None:
     """`systemctl status` says what the daemon does."""
-    until(lambda: text in service.show("StatusText"), f"the status text has {text!r}")
+    wait_until(lambda: text in service.show("StatusText"), f"the status text has {text!r}")
 
 
 def killed(service: Service) -> int:
@@ -89,14 +90,14 @@ def reloaded(service: Service) -> None:
     shows(service, "2 runs live, 0 queued; config rejected: ")
     service.set_config("[guard]\nmax_depth = 7\n")
     service.systemctl("reload", "sfad.service")
-    until(lambda: "config reloaded" in service.journal(), "the config is reloaded")
+    wait_until(lambda: "config reloaded" in service.journal(), "the config is reloaded")
     same_and_active(service, pid)
     assert "re-executing" not in service.journal()
 
 
 def same_and_active(service: Service, pid: int) -> None:
     """The unit was `reloading` in between, and in no other state."""
-    until(lambda: service.show("ActiveState") == "active", "it is active again")
+    wait_until(lambda: service.show("ActiveState") == "active", "it is active again")
     assert service.show("MainPID", "NRestarts") == f"{pid}\n1"
 
 
@@ -114,8 +115,8 @@ def given_up(service: Service) -> None:
         crowd(service)
     service.configure("ExecStart=", "ExecStart=/bin/false", "[Unit]", "StartLimitBurst=2")
     service.signal(signal.SIGKILL)
-    until(lambda: service.show("ActiveState") == "failed", "systemd gives up")
-    until(lambda: service.swept() not in ("", "0\nactivating"), "the sweep is done")
+    wait_until(lambda: service.show("ActiveState") == "failed", "systemd gives up")
+    wait_until(lambda: service.swept() not in ("", "0\nactivating"), "the sweep is done")
     assert service.swept() == "0\ninactive"
     assert service.alive() == []
     assert service.system.run("systemctl", "is-active", "stranger.service").strip() == "active"
@@ -129,8 +130,8 @@ def waits_for_a_config(service: Service) -> None:
     state = f"/home/{USER}/.local/state/sfad" if service.user else "/var/lib/sfad"
     service.system.run("rm", f"{state}/config.kept")
     service.signal(signal.SIGKILL)
-    until(lambda: service.show("ActiveState") == "failed", "systemd gives up")
-    until(lambda: service.swept() == "2\nfailed", "the sweep is refused")
+    wait_until(lambda: service.show("ActiveState") == "failed", "systemd gives up")
+    wait_until(lambda: service.swept() == "2\nfailed", "the sweep is refused")
     service.set_config("")
     service.systemctl("reset-failed")
     service.systemctl("start", "sfad.service")
@@ -148,7 +149,7 @@ def test_a_services_life(unified: Booted) -> None:
         assert service.swept() == "69\nfailed"  # a daemon is alive
         unified.write(f"{NEWER}/sfad-99.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: sfad\nVersion: 99.0\n")
         service.systemctl("reload", "sfad.service")
-        until(lambda: "re-executing" in service.journal(), "the other version is executed")
+        wait_until(lambda: "re-executing" in service.journal(), "the other version is executed")
         unified.run("rm", "-r", f"{NEWER}/sfad-99.0.dist-info")
         same_and_active(service, pid)
         goes_on(service, runs)
@@ -172,7 +173,7 @@ def test_the_life_of_a_users_service(unified: Booted) -> None:
         settings = {each["key"]: each["value"] for each in json.loads(service.sfactl("config", "--json"))["settings"]}
         assert [settings[key] for key in ("guard.max_depth", "guard.max_descendants", "access.users")] == [7, 9, "auto"]
         service.signal(signal.SIGUSR2)
-        until(lambda: "re-executing" in service.journal(), "SIGUSR2 is obeyed")
+        wait_until(lambda: "re-executing" in service.journal(), "SIGUSR2 is obeyed")
         same_and_active(service, pid)
         goes_on(service, runs)
         waits_for_a_config(service)
@@ -204,7 +205,7 @@ def test_a_daemon_that_hangs_and_one_that_takes_too_long_to_stop(unified: Booted
         service.spawn_stubborn("third")
         service.systemctl("stop", "sfad.service")  # which waits for its grace
         assert service.show("Result") == "timeout"
-        until(lambda: service.alive() == [], "what it left is ended")
+        wait_until(lambda: service.alive() == [], "what it left is ended")
 
 
 def test_stopped_before_the_next_daemon_serves(unified: Booted) -> None:
@@ -215,7 +216,7 @@ def test_stopped_before_the_next_daemon_serves(unified: Booted) -> None:
         unified.write("/run/slow", "")
         before = service.pid
         service.signal(signal.SIGKILL)
-        until(lambda: service.next_is("activating", before=before), "the next one starts")
+        wait_until(lambda: service.next_is("activating", before=before), "the next one starts")
         service.systemctl("stop", "sfad.service")
         assert service.alive() == []
         assert service.show("Result") == "success"
@@ -229,7 +230,7 @@ def test_systemd_keeps_a_pidfd_that_tells_the_exit_code_to_the_next_daemon(unifi
     assert kept(unified) == "1"
     unified.run("systemctl", "kill", "--kill-who=main", "--signal=KILL", "keeper.service")
     unified.run("sh", "-c", "echo > /run/keeper.fifo")
-    until(lambda: kept(unified) == "0", "the next one has forgotten it")
+    wait_until(lambda: kept(unified) == "0", "the next one has forgotten it")
     code = 7 if tells_exits() else None
     assert unified.run("cat", "/run/keeper.told") == f"{ {'a1': code} } {{}} []"
     unified.run("systemctl", "stop", "keeper.service")

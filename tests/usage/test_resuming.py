@@ -25,8 +25,9 @@ from sfad.usage import tail
 from sfad.usage.stdout import READ_AT_ONCE, MeterPosition
 from sfad.usage.tail import FREE_AFTER, Tail
 from sfad.usage.tailed_run import FORMAT_VERSION
+from tests.harness import until
 from tests.output.test_holes import KIB, MIB, numbered
-from tests.usage.test_tail import Lines, NewMeter, Rig, serving, until
+from tests.usage.test_tail import Lines, NewMeter, Rig, serving
 
 Again = Callable[..., Rig]
 

@@ -15,9 +15,10 @@ from sfad.core.events import Frozen
 from sfad.host.process_events import ForkAlarm
 from sfad.processes.launcher import LaunchSpec
 from sfad.usage.sampling import MachineTotals, Sampler
+from tests.harness import until
 from tests.processes import programs
 from tests.processes.fake import FakeLauncher, Script
-from tests.processes.rig import PATIENCE, Rig, rigged, until
+from tests.processes.rig import PATIENCE, Rig, rigged
 
 MIB = 1 << 20
 

@@ -20,8 +20,7 @@ from sfad.protocol.types import Tokens
 from sfad.usage import sessions
 from sfad.usage import sessions as module
 from sfad.usage.sessions import FileSearch, Session, Sessions, TooMany
-from tests.gateway.scripted import until
-from tests.harness import GONE, as_root
+from tests.harness import GONE, as_root, until
 
 ONE, OTHER = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 BEGAN = datetime.now(UTC) - timedelta(minutes=1)

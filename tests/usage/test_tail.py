@@ -27,6 +27,7 @@ from sfad.storage.output import OutputFiles, files, holes
 from sfad.usage import tail as module
 from sfad.usage.stdout import READ_AT_ONCE
 from sfad.usage.tail import FREE_AFTER, NEWEST, NEWEST_AT_LEAST, NEWEST_OF_ALL, RESERVE, Tail
+from tests.harness import until
 from tests.output.test_holes import KIB, MIB, Refusing, held, numbered
 
 
@@ -120,13 +121,6 @@ async def serving(rig: Rig) -> AsyncIterator[None]:
         await nursery.start(rig.tail.serve)
         yield
         nursery.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until other tasks have made the condition true."""
-    with trio.fail_after(seconds):
-        while not condition():  # noqa: ASYNC110 - the kernel, threads and callbacks bring it about
-            await trio.sleep(0.002)
 
 
 # ---- meters
@@ -532,7 +526,7 @@ async def test_a_slow_meter_reports_the_bytes_that_it_loses(served: Rig, monkeyp
     served.begin(limit=MIB, meter=Slower)
     lines = 8 * MIB // 64
     served.write(b"%063d\n" % 7 * lines)
-    await until(lambda: held(served.store) <= 2 * MIB + 64 * KIB, 1)  # twice the limit, so that the meter can read
+    await until(lambda: held(served.store) <= 2 * MIB + 64 * KIB)  # twice the limit, so that the meter can read
     await until(lambda: served.turns() + served.missed() // 64 >= lines)
     assert 2 * MIB <= served.missed() <= 6 * MIB
     assert "freed before its meter" in served.lost["a1"][0]

@@ -63,8 +63,8 @@ def _share(run: Run, kind: LimitKind) -> None:
         raise Invalid(f"run {whose} has {format_amount(kind, to_wire(kind, max(0, left)))} of its {kind} limit left: no share fits")
     if own is not None and own.binds and any(limit.kind is kind for limit in run.asked.limits):
         if own.threshold > left:
-            asked, most = (format_amount(kind, to_wire(kind, amount)) for amount in (own.threshold, left))
-            raise Invalid(f"its share of the {kind} limit would be {asked}, and run {whose} has {most} left; ask for less")
+            asked, there = (format_amount(kind, to_wire(kind, amount)) for amount in (own.threshold, left))
+            raise Invalid(f"its share of the {kind} limit would be {asked}, and run {whose} has {there} left; ask for less")
         return
     most = max(left // PART, least)
     if own is None or not own.binds or own.threshold > most:

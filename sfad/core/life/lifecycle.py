@@ -5,11 +5,10 @@ It knows none of the components above it, which say when.
 
 from dataclasses import dataclass
 
-from ...protocol import types
 from ...protocol.event_types import EventType
-from ...protocol.types import ENDED, Action, ApiTrouble, ErrorCode, LimitKind, Reason, RunId, Severity, Status
+from ...protocol.types import ENDED, Action, ApiTrouble, ErrorCode, Event, LimitKind, Reason, RunId, Severity, Status
 from .. import commands as c
-from ..context import Context, Facts
+from ..context import Context
 from ..state.account import NOTHING
 from ..state.alerts import Change, Measure, Scope
 from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
@@ -26,15 +25,11 @@ class AlertBoard:
         """When the timer `alert` of a run fires."""
 
     def tell_of_run(self, what: EventType, change: Change, measure: Measure, message: str, run: Run) -> None:
-        self._ctx.publish(what, run, _words(change, message), _severity(change), **_facts(change, measure, "run"))
+        self._ctx.tell(_event(what, change, measure, message, "run"), run)
 
     def tell_of_all(self, what: EventType, change: Change, measure: Measure, message: str, scope: Scope) -> None:
         """Publish an alert about all runs, or those of a user or a team."""
-        severity, facts = _severity(change), _facts(change, measure, scope)
-        if what is EventType.ALERT_BUDGET and change == "raised" and measure.threshold < 1:
-            severity = "medium"  # a part of it is left
-        event = types.Event(type=what, severity=severity, message=_words(change, message), **facts)
-        self._ctx.do(c.Publish(event, ()))
+        self._ctx.do(c.Publish(_event(what, change, measure, message, scope), ()))
 
     def look_at(self, run: Run, due: float | None) -> None:
         """Have the run looked at again at that time; `None`: when something happens."""
@@ -55,21 +50,17 @@ class AlertBoard:
         self.look_at(run, None)
 
 
-def _facts(change: Change, measure: Measure, scope: str) -> Facts:
-    facts = Facts(scope=scope, state=change, value=measure.value, threshold=measure.threshold)
-    if measure.window is not None:
-        facts["window_s"] = measure.window
-    return facts
-
-
-def _severity(change: Change) -> Severity:
-    return "high" if change == "raised" else "low"
-
-
-def _words(change: Change, message: str) -> str:
+def _event(what: EventType, change: Change, measure: Measure, message: str, scope: str) -> Event:
+    severity: Severity = "low"
     if change == "raised":
-        return message
-    return f"over: {message}" if message else "over"
+        part_left = what is EventType.ALERT_BUDGET and measure.threshold < 1
+        severity = "medium" if part_left else "high"
+    else:
+        message = f"over: {message}" if message else "over"
+    return Event(
+        type=what, severity=severity, message=message, scope=scope, state=change, value=measure.value,
+        threshold=measure.threshold, window_s=measure.window,
+    )  # fmt: skip
 
 
 # ---- lifecycle

@@ -9,7 +9,7 @@ from msgspec.structs import replace as changed
 
 from ...protocol.event_types import EventType
 from ...protocol.kinds import TREE_USE
-from ...protocol.types import LimitKind, Source, Status
+from ...protocol.types import Event, LimitKind, Source, Status
 from ...protocol.units import format_usd
 from .. import commands as c
 from ..context import Context
@@ -266,14 +266,15 @@ class Spending:
     def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
         used = budget.charged + (refused or 0)
         over = round(to_usd(max(0, used - budget.allowed)), 6)
-        self._ctx.publish(
-            what,
-            run,
-            budget.sentence if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}",
+        words = budget.sentence if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}"
+        event = Event(
+            type=what,
             severity="medium",
+            message=words,
             scope=budget.scope,
             limit_kind=LimitKind.COST,
             threshold=to_usd(budget.allowed),
             used=round(to_usd(used), 6),
             exceeded_by=over if what is EventType.LIMIT_EXCEEDED else None,
         )
+        self._ctx.tell(event, run)

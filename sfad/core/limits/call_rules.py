@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ...protocol.event_types import EventType
-from ...protocol.types import LimitKind, Repetition
-from ..context import Context, Facts
+from ...protocol.types import Event, LimitKind, Repetition
+from ..context import Context
 from ..life.spending import Spending
 from ..state.policy import CallBounds, Policy
 from ..state.quotas import SlidingWindow
@@ -145,7 +145,10 @@ class Repeats:
 
     def _tell(self, run: Run, repetition: Repetition) -> None:
         most = self._ctx.policy.repeats
-        facts = Facts(scope="run", limit_kind="repeats", threshold=most, used=repetition.count)
         where = f" in {file}" if (file := self._ctx.policy.files.get("limits.repeats")) else ""
         message = f"{repetition.sentence} (limits.repeats{where} is {most})"
-        self._ctx.publish(EventType.RUN_REPEATING, run, message, "high", **facts)
+        event = Event(
+            type=EventType.RUN_REPEATING, severity="high", message=message, scope="run", limit_kind="repeats", threshold=most,
+            used=repetition.count,
+        )  # fmt: skip
+        self._ctx.tell(event, run)

@@ -6,13 +6,12 @@ once is answered with the strongest action.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Unpack
 
 from ...protocol.event_types import EventType
 from ...protocol.kinds import KINDS
-from ...protocol.types import Action, Limit, LimitKind, Reason, Severity, Status
+from ...protocol.types import Action, Event, Limit, LimitKind, Reason, Severity, Status
 from .. import events as e
-from ..context import Context, Facts
+from ..context import Context
 from ..life.lifecycle import Lifecycle
 from ..life.pausing import Pausing
 from ..life.spending import Spending
@@ -276,11 +275,25 @@ class LimitEnforcement:
         )
 
     def publish_about(
-        self, what: EventType, run: Run, active: ActiveLimit, message: str, severity: Severity = "low", **facts: Unpack[Facts]
+        self,
+        what: EventType,
+        run: Run,
+        active: ActiveLimit,
+        message: str,
+        severity: Severity = "low",
+        *,
+        used: float | None = None,
+        exceeded_by: float | None = None,
+        refused: bool = False,
+        by: str | None = None,
     ) -> None:
-        kind, threshold = active.limit.kind, active.limit.threshold
-        about = Facts(scope=KINDS[kind].scope, action=active.action, limit_kind=kind, threshold=threshold)
-        self._ctx.publish(what, run, message, severity, **(about | facts))
+        """Publish what has become of a limit."""
+        kind = active.limit.kind
+        event = Event(
+            type=what, severity=severity, message=message, scope=KINDS[kind].scope, action=active.action, limit_kind=kind,
+            threshold=active.limit.threshold, used=used, exceeded_by=exceeded_by, refused=refused, by=by,
+        )  # fmt: skip
+        self._ctx.tell(event, run)
 
     def clock_due(self, run: Run, at: float) -> None:
         if run.status is Status.STARTING and not run.standing_still:

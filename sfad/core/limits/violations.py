@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from ...protocol.event_types import EventType
-from ...protocol.types import Action, LimitKind, Reason, Source, Status
+from ...protocol.types import Action, Event, LimitKind, Reason, Source, Status
 from .. import commands as c
 from .. import events as e
-from ..context import Context, Facts
+from ..context import Context
 from ..life.stopping import Stopping
 from ..state.limits import NEED_COUNTING
 from ..state.naming import program_name
@@ -47,10 +47,11 @@ class Unadmitted:
         )
         advice = f"to have it ask: sfactl shim install {process.program}, or start it with sfactl run"
         if policy == "terminate" or run.unadmitted <= _EACH_TOLD or run.unadmitted.bit_count() == 1:
-            self._ctx.publish(
-                EventType.UNADMITTED, run, f"{message}; {advice}", "medium",
-                action=Action(policy), program=process.program, pid=process.pid, command=process.command, depth=depth,
+            event = Event(
+                type=EventType.UNADMITTED, severity="medium", message=f"{message}; {advice}", action=Action(policy),
+                program=process.program, pid=process.pid, command=process.command, depth=depth,
             )  # fmt: skip
+            self._ctx.tell(event, run)
         if policy == "terminate":
             why = f'{message}; guard.unadmitted = "terminate" ends the run; {advice}'
             self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=why, limit_kind="unadmitted"), ev.at)
@@ -172,8 +173,11 @@ class ToolRules:
                 self._forbid(run, f"its agent called the tool '{tool}', {forbidden}", ev.at)
 
     def _forbid(self, run: Run, message: str, at: float) -> None:
-        facts = Facts(scope="run", limit_kind="tool", threshold=0, used=1, exceeded_by=1)
-        self._ctx.publish(EventType.LIMIT_EXCEEDED, run, message, "medium", **facts)
+        event = Event(
+            type=EventType.LIMIT_EXCEEDED, severity="medium", message=message, scope="run", limit_kind="tool", threshold=0, used=1,
+            exceeded_by=1,
+        )  # fmt: skip
+        self._ctx.tell(event, run)
         if run.asked.on_limit is not Action.WARN:
             self._stopping.stop_for(run, Reason(kind=ReasonKind.LIMIT, message=message, limit_kind="tool"), at)
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
 
 from ...protocol.kinds import KINDS
 from ...protocol.known import PROGRAMS
@@ -29,6 +31,10 @@ DEFAULT_LIMITS = {
 """The limits of a run where neither its request nor the config sets any."""
 
 
+DURATION = {"unit": "duration"}
+"""Marks a number of the config that may be written with a unit of time; see `config_values`."""
+
+
 class Invalid(Exception):
     """A request holds a value outside its range. The message names the value, the range and what to do."""
 
@@ -51,30 +57,31 @@ class SessionPolicy:
     window: float = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class CallBounds:
+class CallBounds(Struct, frozen=True, kw_only=True):
     """How many model calls a run, or a user, may make. `None`: any number."""
 
-    calls_per_minute: int | None = None
-    concurrent_calls: int | None = None
+    calls_per_minute: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    concurrent_calls: Annotated[int, Meta(ge=1, le=100_000)] | None = None
 
     @property
     def any(self) -> bool:
         return self.calls_per_minute is not None or self.concurrent_calls is not None
 
 
-@dataclass(frozen=True, slots=True)
-class AlertPolicy:
-    """`[alerts]` of the config. `None`: no such alert."""
+class AlertPolicy(Struct, frozen=True, kw_only=True):
+    """`[alerts]` of the config, with the range of each key. `None`: no such alert."""
 
-    cost_usd: float | None = 10.0
+    cost_usd: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = 10.0
     """USD that all runs may cost within the window."""
-    cost_usd_per_user: float | None = None
-    terminations: int | None = 5
+    cost_usd_per_user: Annotated[float, Meta(ge=0.01, le=1_000_000)] | None = None
+    terminations: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 5
     """Runs that the daemon may end for a limit or a budget within the window."""
-    window: float = 3600.0
-    limit_share: float = 0.8
+    window: Annotated[float, Meta(ge=60, le=31 * 86400, extra=DURATION)] = 3600.0
+    limit_share: Annotated[float, Meta(gt=0, lt=1)] = 0.8
     """The share of a limit."""
+
+
+NO_BOUNDS, ALERTS = CallBounds(), AlertPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +123,8 @@ class Policy:
     """How long a model call waits for others."""
     models: tuple[str, ...] = ()
     """Patterns of models that may be called; all, where there is none."""
-    calls_per_run: CallBounds = CallBounds()
-    calls_per_user: CallBounds = CallBounds()
+    calls_per_run: CallBounds = NO_BOUNDS
+    calls_per_user: CallBounds = NO_BOUNDS
     budget_action: Action = Action.PAUSE
     """What becomes of a user's live trees when a budget of the user or of a team has run out: pause, terminate or warn."""
     result_wait: float = 30.0
@@ -137,7 +144,7 @@ class Policy:
     """How many trees a user may have at once in each group."""
     sessions: SessionPolicy = SessionPolicy()
     access: AccessRules = OPERATOR_ONLY
-    alerts: AlertPolicy = AlertPolicy()
+    alerts: AlertPolicy = ALERTS
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
     lease: float = 60.0

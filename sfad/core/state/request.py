@@ -59,8 +59,8 @@ class SessionAsked(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True, omit_defaults=True):
-    """What a spawn asked for. Environment and descriptors stay with the shell. A run is saved with it, so a default of a field
-    stays what it is."""
+    """What a spawn asked for. Environment and descriptors stay with the shell. A field that the request has under the same name is
+    taken from there (`spawning.asked_of`). A run is saved with it, so a default of a field stays what it is."""
 
     argv: tuple[str, ...]
     cwd: str = "/"

@@ -11,7 +11,7 @@ from ...agents import NO_SETUPS, AgentProgram, TreeSetups
 from ...core import commands as c
 from ...core import events as e
 from ...core.state.access import AccessRules, Peer
-from ...core.state.policy import AlertPolicy, CallBounds, Policy, SessionPolicy
+from ...core.state.policy import Policy, SessionPolicy
 from ...core.state.request import Asked
 from ...core.state.run import Run
 from ...host.clock import wall_clock
@@ -60,12 +60,12 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         call_wait=config.gateway.wait,
         models=config.gateway.models,
         bypass=config.gateway.bypass,
-        calls_per_run=CallBounds(**asdict(config.gateway.per_run)),
-        calls_per_user=CallBounds(**asdict(config.gateway.per_user)),
+        calls_per_run=config.gateway.per_run,
+        calls_per_user=config.gateway.per_user,
         budget_action=Action(config.budgets.action),
         sessions=_session_policy(config.sessions),
         access=AccessRules(all_users=everyone, admin_gid=config.access.admin_group),
-        alerts=AlertPolicy(**asdict(config.alerts)),
+        alerts=config.alerts,
         interrupted=frozenset(name for name, program in config.programs.items() if program.stop == "SIGINT-main"),
         groups={name: group.slots for name, group in config.groups.items()},
         retry_delay=config.attempts.delay,

@@ -185,6 +185,7 @@ class Runtime:
         """`read_config` reads the config again, and returns what is in force then and what has changed. `began`: when the daemon
         was started, if it was re-executed since."""
         now, config, queue = trio.current_time(), loaded.config, EventQueue()
+        self.resources = resources
         self.log, self.timers, self.spool, self.ledger = resources.log, resources.timers, resources.spool, resources.ledger
         self.output, self.launcher = resources.output, resources.launcher
         self.socket, self.state_dir = resources.socket, resources.state_dir

@@ -17,8 +17,10 @@ from ...durable.handover import Connected
 from ...host import descriptors
 from ...host.descriptors import close_soon
 from ...protocol.messages import Error, pack_message
-from ...protocol.types import ErrorCode
-from ..loop.runtime import Runtime
+from ...protocol.types import ErrorCode, RunId
+from ..loop.launching import Feed
+from ..loop.pending_requests import PendingRequests
+from ..loop.resources import Resources
 from .call import withdraw_calls
 from .connection import MAX_UNSENT, Connection
 from .shares import ClientBounds, PeerGroups, ShareGroup
@@ -33,17 +35,24 @@ class ClientTable:
     def __init__(
         self,
         epoll: select.epoll,
-        runtime: Runtime,
+        resources: Resources,
+        requests: PendingRequests,
+        feed: Feed,
+        root: Callable[[RunId], RunId],
         bounds: ClientBounds,
         identify: Callable[[socket.socket], Peer],
         last_number: int,
     ) -> None:
+        """`root` returns the root of a run."""
         self.by_fd: dict[int, Connection] = {}
         """Read by others, changed here only."""
         self.last_number = last_number
         """The highest that a connection has had."""
         self._epoll = epoll
-        self._runtime = runtime
+        self._resources = resources
+        self._requests = requests
+        self._feed = feed
+        self._root = root
         self._bounds = bounds
         self._identify = identify
 
@@ -82,11 +91,11 @@ class ClientTable:
         try:
             return self._identify(sock)
         except Exception as error:  # noqa: BLE001 - a peer with odd data in /proc must not crash the daemon
-            self._runtime.log.error("a peer could not be identified", traceback=traceback.format_exc())
+            self._resources.log.error("a peer could not be identified", traceback=traceback.format_exc())
             return Peer(-1, "unknown", owner=False, unplaced=f"it could not be identified: {error}")
 
     def _groups(self, peer: Peer) -> PeerGroups:
-        return PeerGroups.of(peer, self._runtime.catalogue.root(peer.run) if peer.run is not None else None)
+        return PeerGroups.of(peer, self._root(peer.run) if peer.run is not None else None)
 
     def give_time(self, connection: Connection) -> None:
         """Drop the client unless its handshake, or the rest of its frame, comes in time."""
@@ -95,7 +104,7 @@ class ClientTable:
         def over() -> None:
             self.drop_with_error(connection, ErrorCode.BAD_REQUEST, f"{what} did not come within {FRAME_TIME:g} s")
 
-        self._runtime.timers.arm(("connection", connection.number), trio.current_time() + FRAME_TIME, over)
+        self._resources.timers.arm(("connection", connection.number), trio.current_time() + FRAME_TIME, over)
 
     def relieve_input(self, connection: Connection) -> None:
         """Drop the clients with the largest unfinished requests until each group is within its share."""
@@ -134,8 +143,8 @@ class ClientTable:
 
     def _drop_slow(self, connection: Connection, why: str) -> None:
         peer = connection.peer
-        self._runtime.counts.slow_clients += 1
-        self._runtime.log.warning(f"dropped a slow client: {why}", connection=connection.number, user=peer.user, run=peer.run)
+        self._resources.counts.slow_clients += 1
+        self._resources.log.warning(f"dropped a slow client: {why}", connection=connection.number, user=peer.user, run=peer.run)
         self.drop(connection)
 
     def drop_with_error(self, connection: Connection, code: ErrorCode, message: str) -> None:
@@ -145,18 +154,18 @@ class ClientTable:
 
     def drop_for_bug(self, connection: Connection) -> None:
         """Log the exception that is being handled, and drop the connection that caused it."""
-        self._runtime.log.error("internal error while serving a client", traceback=traceback.format_exc())
+        self._resources.log.error("internal error while serving a client", traceback=traceback.format_exc())
         self.drop(connection)
 
     def drop(self, connection: Connection) -> None:
         if connection.closed:
             return
-        self._runtime.timers.disarm(("connection", connection.number))
+        self._resources.timers.disarm(("connection", connection.number))
         with suppress(OSError):  # the kernel has dropped a socket that was reset
             self._epoll.unregister(connection.fd)
         del self.by_fd[connection.fd]
         if connection.peer.gateway:
-            withdraw_calls(self._runtime.requests, connection, None, "the gateway ended while the call waited")
+            withdraw_calls(self._requests, connection, None, "the gateway ended while the call waited")
         connection.close()
         self._bounds.count(connection.groups, connection.count())
-        self._runtime.feed(ClientGone(trio.current_time(), connection.number))
+        self._feed(ClientGone(trio.current_time(), connection.number))

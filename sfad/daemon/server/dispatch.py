@@ -3,7 +3,7 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,8 +16,8 @@ from ...protocol import messages as m
 from ...protocol.encoding import request_id
 from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
 from ...protocol.messages import Error, unpack_request
-from ...protocol.types import ErrorCode, FleetPlace
-from ..loop.runtime import Runtime
+from ...protocol.types import ErrorCode, FleetPlace, RunId
+from ..loop.resources import Resources
 from . import verbs  # noqa: F401 - each file registers its verb
 from .call import EXPECTED, INTERNAL, REGISTRY, Call, Services, Verb
 from .clients import ClientTable
@@ -32,7 +32,7 @@ from .shares import ClientBounds, ShareGroup
 class Dispatcher:
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._runtime = services.runtime
+        self._resources = services.runtime.resources
 
     def greet(self, connection: Connection, request: m.Request) -> None:
         peer = connection.peer
@@ -40,7 +40,7 @@ class Dispatcher:
             message = "the first message must be 'hello'"
             connection.send(m.Error(id=request.id, code=ErrorCode.BAD_REQUEST, message=message))
             return
-        self._runtime.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
+        self._resources.log.debug("client", name=request.client[:100], user=peer.user, run=peer.run)
         common = set(request.versions) & set(SUPPORTED)
         if not common:
             spoken, supported = request.versions[:16], list(SUPPORTED)
@@ -53,7 +53,7 @@ class Dispatcher:
                 version=max(common),
                 daemon=__version__,
                 pid=os.getpid(),
-                state_dir=str(self._runtime.state_dir),
+                state_dir=str(self._resources.state_dir),
                 run=peer.run,
             )
         )
@@ -73,7 +73,7 @@ class Dispatcher:
         except EXPECTED as error:
             call.fail(ErrorCode.UNAVAILABLE, f"the daemon could not do it: {error}")
         except Exception:  # noqa: BLE001 - a bug in one request must not leave every tree without a supervisor
-            self._runtime.log.internal_error(request)
+            self._resources.log.internal_error(request)
             call.fail(ErrorCode.INTERNAL, INTERNAL)
         if not call.answered:
             call.wait()
@@ -182,8 +182,11 @@ class Turns:
 class Receiver:
     """Reads from each client that has sent something, and dispatches its requests when its turn comes."""
 
-    def __init__(self, runtime: Runtime, bounds: ClientBounds, clients: ClientTable, dispatcher: Dispatcher) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, resources: Resources, live: Container[RunId], bounds: ClientBounds, clients: ClientTable, dispatcher: Dispatcher
+    ) -> None:
+        self._resources = resources
+        self._live = live
         self._bounds = bounds
         self._clients = clients
         self._dispatcher = dispatcher
@@ -212,7 +215,7 @@ class Receiver:
         if connection.bodies:
             # the rest of a frame is read after these; until then its time does not run
             self.turns.add(connection)
-            self._runtime.timers.disarm(("connection", connection.number))
+            self._resources.timers.disarm(("connection", connection.number))
         elif connection.decoder.pending and not before:
             self._clients.give_time(connection)
         if len(connection.received) > received and (refusal := self._bounds.refusal(connection.groups)) is not None:
@@ -233,7 +236,7 @@ class Receiver:
         if connection.sender == connection.maker:
             return None
         try:
-            run = run_of(connection.sender, self._runtime.launcher)
+            run = run_of(connection.sender, self._resources.launcher)
         except (Unplaceable, OSError) as error:
             return f"process {connection.sender}, which did not make this connection, could not be placed: {error}"
         if run == connection.peer.run:
@@ -251,7 +254,7 @@ class Receiver:
             self._clients.drop_for_bug(connection)
 
     def _handle_some(self, connection: Connection) -> None:
-        if connection.peer.run is not None and connection.peer.run not in self._runtime.catalogue.live:
+        if connection.peer.run is not None and connection.peer.run not in self._live:
             # no process of an ended run is alive to read the answers, and its requests may take minutes
             self._clients.drop(connection)
             return

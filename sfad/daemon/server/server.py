@@ -17,10 +17,11 @@ from ...durable.handover import Clients, Handover
 from ...host import systemd
 from ...host.displacement import Displacement
 from ...host.files import identity
-from ...host.socket_file import PathError, bind_socket, directory_mode, socket_mode, unbind_socket
+from ...host.socket_file import PathError, Users, bind_socket, directory_mode, socket_mode, unbind_socket
 from ...protocol.event_types import EventType
 from ...protocol.messages import Events, Wait, Watch, WatchRuns
-from ...protocol.types import ErrorCode
+from ...protocol.types import ErrorCode, Severity
+from ..loop.resources import Resources
 from ..loop.runtime import Runtime
 from .call import Call, Services, withdraw_calls
 from .clients import ClientTable
@@ -46,16 +47,21 @@ class Listener:
         self,
         sock: socket.socket,
         epoll: select.epoll,
-        runtime: Runtime,
+        resources: Resources,
+        users: Users,
         admit: Callable[[socket.socket], None],
+        tell: Callable[[EventType, str, Severity], object],
         inode: tuple[int, int] | None = None,
     ) -> None:
-        """`admit` takes each connection. `inode`: the socket's in the file system, if not the one at its path now."""
-        self._path = Path(runtime.socket)
+        """`users`: of `[access]`. `admit` takes each connection. `tell` announces an event of the daemon. `inode`: the socket's in
+        the file system, if not the one at its path now."""
+        self._path = Path(resources.socket)
         self._epoll = epoll
-        self._runtime = runtime
+        self._resources = resources
+        self._users = users
         self._admit = admit
-        self._log = runtime.log
+        self._tell = tell
+        self._log = resources.log
         self._bound_here = not systemd.listens(sock)
         """Whether this daemon has bound what is at the path: else systemd did, which also removes it."""
         self._unbound: str | None = None
@@ -63,7 +69,7 @@ class Listener:
         self._listen_on(sock, inode or identity(self._path))
         if self._bound_here and self.inode == identity(self._path):
             # that of the program which this process was before may have served others
-            os.chmod(self._path, socket_mode(everyone=runtime.everyone))
+            os.chmod(self._path, socket_mode(everyone=resources.everyone))
 
     def _listen_on(self, sock: socket.socket, inode: tuple[int, int] | None) -> None:
         sock.setblocking(False)
@@ -98,7 +104,7 @@ class Listener:
             if self._sock.fileno() >= 0:
                 self._epoll.modify(self._sock, select.EPOLLIN)
 
-        self._runtime.timers.arm("listener", trio.current_time() + ACCEPT_PAUSE, again)
+        self._resources.timers.arm("listener", trio.current_time() + ACCEPT_PAUSE, again)
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
@@ -111,7 +117,7 @@ class Listener:
         if not self._bound_here or identity(self._path) != self.inode:
             return
         try:
-            unbind_socket(self._path, held=Path(self._runtime.state_dir))
+            unbind_socket(self._path, held=Path(self._resources.state_dir))
         except PathError as error:
             self._log.warning(str(error))  # the next daemon finds it stale and replaces it
 
@@ -145,15 +151,14 @@ class Listener:
         self._listen_on(*bound)
         what = f"another process removed or replaced the socket {self._path}; the daemon has made it again"
         self._log.warning(what)
-        self._runtime.announcer.tell(EventType.DAEMON_SOCKET_RENEWED, what, "medium")
+        self._tell(EventType.DAEMON_SOCKET_RENEWED, what, "medium")
 
     def _bound_again(self) -> tuple[socket.socket, tuple[int, int] | None] | None:
         if self._sock.fileno() < 0 or identity(self._path) == self.inode:
             return None
-        mode = socket_mode(everyone=self._runtime.everyone)
-        users = self._runtime.config.access.users
+        mode = socket_mode(everyone=self._resources.everyone)
         bound = bind_socket(
-            self._path, held=Path(self._runtime.state_dir), mode=mode, directory_mode=directory_mode(users, self._path)
+            self._path, held=Path(self._resources.state_dir), mode=mode, directory_mode=directory_mode(self._users, self._path)
         )
         return bound, identity(self._path)
 
@@ -251,17 +256,23 @@ class Server:
         """`handed`: this process was re-executed. Make the server before anything is answered: it takes the clients over."""
         self._epoll = select.epoll()
         bounds = ClientBounds(runtime.descriptors)
-        self._clients = ClientTable(self._epoll, runtime, bounds, identify, handed.clients.last_number if handed is not None else 0)
+        resources, live = runtime.resources, runtime.catalogue.live
+        last_number = handed.clients.last_number if handed is not None else 0
+        self._clients = ClientTable(
+            self._epoll, resources, runtime.requests, runtime.feed, runtime.catalogue.root, bounds, identify, last_number
+        )
         runtime.measuring.connections = self._clients.by_fd.__len__
         self._looks = Looks()
         services = Services(runtime, bounds, self._clients.by_fd, self._looks)
         dispatcher = Dispatcher(services)
-        self._receiver = Receiver(runtime, bounds, self._clients, dispatcher)
+        self._receiver = Receiver(resources, live, bounds, self._clients, dispatcher)
         self.handover = ClientHandover(services, self._clients, self._receiver, dispatcher)
         if handed is not None:
             self.handover.take_over(handed.clients, handed.last_token)
         inode = handed.inode if handed is not None else None
-        self.listener = Listener(listener, self._epoll, runtime, self._clients.admit, inode)
+        self.listener = Listener(
+            listener, self._epoll, resources, runtime.config.access.users, self._clients.admit, runtime.announcer.tell, inode
+        )
         self._awake = trio.Event()
         self._awake.set()
 

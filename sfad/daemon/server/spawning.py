@@ -8,7 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from msgspec.structs import replace
+from msgspec import convert
+from msgspec.structs import asdict, replace
 
 from ...agents import PROGRAMS, UNREAD, AgentProgram, TreeSetups, session_files_of
 from ...agents.registered import Registered, filled_in
@@ -303,49 +304,27 @@ def asked_of(spawn: Spawn, client: int, session: SessionAsked | None = None) -> 
     # something beside the gateway tells what it uses
     metered = program is not None or spawn.meter == BY_REPORT
     metered = metered or (spawn.meter != NO_METER and session_files_of(spawn.meter, argv) is not None)
-    asked = Asked(
-        argv=abridged(argv),
-        cwd=shown(spawn.cwd),
+    decided = {
+        "argv": abridged(argv),
+        "cwd": shown(spawn.cwd),
         # derived from the whole command: a hash of its beginning would be the same for several agents
-        name=spawn.name if spawn.name is not None else spawn.agent if spawn.placing is not None and spawn.agent else derived,
-        kind=spawn.kind,
-        identity=spawn.agent,
-        agent_program=derived in AGENT_PROGRAMS,
-        tells_each_call=spawn.meter == ANY_PROGRAM,
-        type=spawn.run_type,
-        limits=tuple(spawn.limits),
-        on_limit=spawn.on_limit,
-        max_depth=spawn.max_depth,
-        max_descendants=spawn.max_descendants,
-        attempts=spawn.attempts,
-        retry_delay=spawn.retry_delay,
-        grace=spawn.grace,
-        tied_to=client if spawn.tied else None,
-        detach=spawn.detach,
-        leaf=spawn.leaf,
-        interactive=spawn.stdin == "pipe",
-        queue=spawn.queue,
-        priority=spawn.priority,
-        labels=spawn.labels,
-        channel=spawn.channel,
-        allow=frozenset(spawn.allow),
-        deny=frozenset(spawn.deny),
-        allowed_tools=tuple(spawn.allowed_tools),
-        blocked_tools=tuple(spawn.blocked_tools),
-        claim=spawn.claim,
-        gated=bool(spawn.gateway) and spawn.direct is None,
-        metered=metered,
-        uncounted=None if metered else _uncounted(spawn),
-        unnamed=spawn.automatic and spawn.name is None,
-        models=tuple(spawn.allowed_models),
-        nested=spawn.nested,
-        session=session,
-        inherits=spawn.stdio == "inherit",
-        after=tuple(spawn.after),
-        group=spawn.group,
-        placing=spawn.placing,
-        grant=spawn.grant,
-    )
+        "name": spawn.name if spawn.name is not None else spawn.agent if spawn.placing is not None and spawn.agent else derived,
+        "identity": spawn.agent,
+        "agent_program": derived in AGENT_PROGRAMS,
+        "tells_each_call": spawn.meter == ANY_PROGRAM,
+        "type": spawn.run_type,
+        "tied_to": client if spawn.tied else None,
+        "interactive": spawn.stdin == "pipe",
+        "gated": bool(spawn.gateway) and spawn.direct is None,
+        "metered": metered,
+        "uncounted": None if metered else _uncounted(spawn),
+        "unnamed": spawn.automatic and spawn.name is None,
+        "models": spawn.allowed_models,
+        "session": session,
+        "inherits": spawn.stdio == "inherit",
+    }
+    # the other fields have the same names in both, and are what was asked for
+    asked = convert(asdict(spawn) | decided, Asked, from_attributes=True)
     return asked, program
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .. import procfs
 from ..launcher import LaunchError
-from .elf_image import image
+from .image import IMAGE
 
 # ---- The trampoline: a few hundred instructions between the daemon and a run's command
 #
@@ -129,7 +129,7 @@ def _memfd() -> int | None:
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
         except OSError:
             continue
-        os.write(fd, image())
+        os.write(fd, IMAGE)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FD_FREE)  # above the descriptors that the contract names
         os.close(fd)

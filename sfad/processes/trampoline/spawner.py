@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from ..credentials import sealed
 from ..launcher import LaunchError, LaunchSpec
-from .elf_image import CLONE_AT, image
 from .executable import FD_DOOR, FD_FREE, FD_REPORT, Trampoline, python
+from .image import CLONE_AT, IMAGE
 
 # ---- clone3(2) into a run's cgroup, sharing the daemon's memory: what posix_spawn(3) cannot do before glibc 2.39
 #
@@ -60,9 +60,9 @@ _MAY_FAIL = 1 << 32
 _CALL = 5
 """Words of a call in the table: its number and four arguments."""
 
-_PIDFD, _WAITING, _ZERO, _LIMITS, _CPUS, _STACK, _CALLS = 11, 12, 13, 17, 21, 37, 45
+_PIDFD, _WAITING, _ZERO, _LIMITS, _CPUS, _STACK, _CALLS = 11, 12, 13, 17, 21, 37, 69
 """Where the memory has, in words, after the arguments of clone3(2): the pidfd, a word that the kernel clears when the child
-executes or ends, 32 bytes of zeros, two limits, a mask of 1 024 CPUs, a stack of 64 bytes, and the table of calls. Addresses of
+executes or ends, 32 bytes of zeros, two limits, a mask of 1 024 CPUs, a stack of 256 bytes, and the table of calls. Addresses of
 strings and the strings come last."""
 _MAX_CPU = 64 * (_STACK - _CPUS)
 
@@ -76,7 +76,7 @@ class Cloner:
     def __init__(self, executable: int) -> None:
         """Raises `OSError` where a security module forbids to execute the image in this process."""
         # never unmapped: a child that has not executed yet runs it
-        code = _pylibc.mmap(None, len(image()), mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, executable, 0)
+        code = _pylibc.mmap(None, len(IMAGE), mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, executable, 0)
         if code == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

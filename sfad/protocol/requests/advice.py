@@ -6,25 +6,30 @@ from ..structs import Literal, Struct, datetime
 from ..types import Limit, LimitKind, RunId, Status
 from .base import Reply, Request
 
-# ---- The answers to `recommend` and `summary`. docs/protocol.md describes each field.
+# ---- The answers to `recommend` and `summary`.
 
 
 class Advice(Struct, frozen=True, kw_only=True):
-    """Advice about one kind of limit. The unit is that of `Limit.threshold`: seconds, USD, else a number."""
+    """Advice about one kind of limit, in the unit of `Limit.threshold`."""
 
     kind: LimitKind
     runs: int
+    """Successful runs with known use."""
     p95: float | None
-    """What 95 in 100 of them used at most; `None` if they are too few."""
+    """What 95 in 100 of them used at most; `None` for fewer than 20 runs."""
     suggested: float | None
+    """`p95` and a quarter."""
     failed_share: float | None
     """The share of all ended runs that ended by a breach of it, 0 to 1; `None` if none has ended."""
     ended: int = 0
+    """Ended runs, successful or not."""
     limit: float | None = None
+    """The limit of the newest run that had one."""
     least: float | None = None
     """The lower end of the range. `most` is the upper end; `None` if there is none."""
     most: float | None = None
     note: str = ""
+    """Why there is no suggestion."""
 
 
 By = Literal["name", "label", "user", "model", "type"]
@@ -32,16 +37,22 @@ GROUPED_BY: tuple[By, ...] = ("name", "label", "user", "model", "type")
 
 
 class Group(Struct, frozen=True, kw_only=True):
+    """The runs of a group: what they used, and how many failed, timed out or were lost."""
+
     key: str | None
+    """A label as `K=V`; `None` for runs without a model or type."""
     runs: int
     cost_usd: float | None
     tokens: int | None
     failed: int
+    """Failed, timed out or lost."""
     partial: bool = False
     at_most: bool = False
 
 
 class Breach(Struct, frozen=True, kw_only=True):
+    """A limit that was exceeded, with any action."""
+
     run_id: RunId
     limit_kind: str
     used: float | None
@@ -51,38 +62,49 @@ class Breach(Struct, frozen=True, kw_only=True):
 
 
 class Failed(Struct, frozen=True, kw_only=True):
+    """A run that failed."""
+
     run_id: RunId
     name: str
     reason: str
+    """For people."""
     below: list[RunId] = []
     """The path to the run whose failure is the cause: the end of `reason`, after the path."""
 
 
 class Costly(Struct, frozen=True, kw_only=True):
+    """One of the most expensive runs, with what it used itself."""
+
     run_id: RunId
     name: str
     status: Status
     cost_usd: float
+    """What it has used itself, without its descendants."""
     tokens: int | None
     partial: bool
     at_most: bool = False
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """The runs that were created in a period, children included. Each run's own use is counted once."""
+    """The runs created in a period, with descendants. Each run's own use counts once."""
 
     since: datetime
     until: datetime
     runs: int
     by_status: dict[Status, int]
     cost_usd: float | None
+    """`None` if no cost is known, as `tokens`."""
     tokens: int | None
     partial: bool
     """The sums are that much at least."""
     groups: list[Group]
+    """Most expensive first, at most 100."""
     breaches: list[Breach]
+    """The newest 1 000, oldest first."""
     failed: list[Failed]
+    """The newest 1 000, oldest first."""
     costly: list[Costly] = []
+    """The most expensive runs, at most 5."""
     at_most: bool = False
     """A part of the sums is an upper bound."""
 
@@ -96,24 +118,31 @@ class Recommend(Request, tag="recommend"):
     repeats = 1
 
     run_type: str | None = None
+    """Only runs of this type."""
     name: str | None = None
+    """Only runs with this name."""
 
 
 class Recommended(Reply, tag="recommended"):
     """Advice for each kind of limit, and the limits in force for a run of this type that sets none itself."""
 
     runs: int
+    """The successful runs that the advice is based on."""
     advice: list[Advice]
+    """For time, tool calls, messages, tokens and cost."""
     in_force: list[Limit]
+    """The limits of a run of this type that asks for none."""
 
 
 class Summarise(Request, tag="summary"):
-    """Report how the runs created since a time ended, and what they used; live runs as they are now. Answered by `Summarised`."""
+    """Return how runs ended and what they used. Answered by `Summarised`."""
 
     repeats = 1
 
     since: float
+    """Unix time, as in `List`."""
     by: By = "name"
+    """What groups are made by."""
     name: str | list[str] | None = None
     user: str | None = None
     labels: dict[str, str | list[str]] = {}

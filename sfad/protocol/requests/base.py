@@ -24,10 +24,12 @@ class Request(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class Hello(Request, tag="hello"):
-    """The first message of a connection. `client` names the program, only for the daemon's log at level debug."""
+    """The first message of a connection: which versions the client speaks. The daemon chooses the highest that it speaks too.
+    Answered by `Welcome`."""
 
     versions: list[int]
     client: str = ""
+    """The program's name, for the daemon's log at level `debug`."""
 
 
 class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
@@ -37,13 +39,14 @@ class Reply(Struct, kw_only=True, omit_defaults=True, tag_field="type"):
 
 
 class Welcome(Reply, tag="welcome"):
-    """The answer to `Hello`. `run`: the run that the peer is in, according to the kernel."""
-
     version: int
+    """The version of this connection."""
     daemon: str
+    """The daemon's release."""
     pid: int
     state_dir: str
     run: RunId | None = None
+    """The run that the client is in, according to the kernel."""
 
 
 class Done(Reply, tag="done"):
@@ -54,7 +57,9 @@ class Error(Reply, tag="error"):
     """The request failed. `message` says what failed, with the value; why; and what to do."""
 
     code: ErrorCode
+    """One of the codes (docs/protocol.md#errors)."""
     message: str
+    """What failed, with the value; why; and what to do."""
 
 
 class RunReply(Reply, tag="run"):

@@ -8,13 +8,13 @@ from .base import Reply, Request
 
 
 class DaemonInfo(Request, tag="status"):
-    """Return the state of the daemon. Answered by `DaemonStatus`."""
+    """Describe the daemon. Answered by `DaemonStatus`."""
 
     repeats = 1
 
 
 class GatewayInfo(Struct, frozen=True, kw_only=True):
-    """The gateway of a user, which is running."""
+    """The gateway of a user, which is running (docs/gateway.md#many-users)."""
 
     user: str
     url: str
@@ -29,25 +29,33 @@ class DaemonStatus(Reply, tag="daemon_status"):
     state_dir: str
     containment: Literal["cgroup", "tags"]
     containment_detail: str
+    """The runs' cgroup, or why there is none."""
     draining: bool
+    """The daemon is stopping and starts nothing."""
     live: int
-    """Runs in the caller's scope, as `queued`."""
+    """Runs in the client's scope, as `queued`."""
     queued: int
     admitted: int | None
-    """The whole daemon's, as `refused` and `connections`: `None` for a caller who may not know of all runs."""
+    """Starts since the daemon's start; `None`, as `refused` and `connections`, for a client that may not know of all runs."""
     refused: int | None
     connections: int | None
+    """Including this one."""
     memory_bytes: int
     ledger_bytes: int
     ledger_trouble: str | None = None
+    """Why the ledger cannot be written; until then nothing is started."""
     backup_bytes: int | None = None
     backup_at: datetime | None = None
     adopted: int = 0
+    """Runs that this daemon adopted."""
     enforcement: dict[str, str] = {}
+    """How the kinds `memory`, `pids` and `cpu` are enforced: `kernel`, `watching` or `nothing`."""
     budgets: list[BudgetState] = []
+    """Those of the client's user; empty inside a run."""
     linger_command: str | None = None
+    """Run this, or logging out ends the daemon."""
     gateway: str | None = None
-    """The address of that of the caller's user; `None` while there is none."""
+    """The address of that of the client's user; `None` while there is none."""
     gateway_pid: int | None = None
     """`None` also while it is being started again."""
     shim_dir: str = ""
@@ -55,7 +63,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
     shims: list[str] = []
     """The programs in it."""
     quotas: list[QuotaState] = []
-    """Of the caller's user; empty inside a run."""
+    """Of the client's user; empty inside a run."""
     metrics: str | None = None
     """Where Prometheus reads metrics; `None` if nowhere. What is configured, as this, `otel`, `config_files` and `log`, and
     what is wrong with it, is told to the daemon's own user and root only."""
@@ -68,9 +76,9 @@ class DaemonStatus(Reply, tag="daemon_status"):
     rejected_config: str | None = None
     """Why the daemon does not use its config files as they are now."""
     alerts: list[AlertState] = []
-    """Those that are raised, the oldest first; for a peer in a run, those about its subtree."""
+    """Those that are raised, the oldest first; for a client in a run, those about its subtree."""
     config_files: list[str] | None = None
-    """Those in force, the weakest first."""
+    """The config files in force, the weakest first. Told, as `log`, to the daemon's own user and root only."""
     log: str | None = None
     """Where the daemon's log goes: a file, or `stderr`, or `journal`."""
     hooks: list[HookState] = []
@@ -78,7 +86,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
     on_ends: list[OnEndState] = []
     """Commands of `--on-end` that wait or run."""
     cost_usd: float | None = None
-    """What runs have cost within the last `window_s`: those of all users, or of the caller's user if it may not know of others;
+    """What runs have cost within the last `window_s`: those of all users, or of the client's user if it may not know of others;
     `None` inside a run."""
     window_s: float = 3600.0
     """`alerts.window` of the config."""
@@ -89,7 +97,7 @@ class DaemonStatus(Reply, tag="daemon_status"):
 
 
 class TryHook(Request, tag="test_hook"):
-    """Execute a hook of the config for an invented event. Answered by `HookTested` once it has ended."""
+    """Execute a hook of the config for an invented event (docs/hooks.md#hooks). Answered by `HookTested` once it has ended."""
 
     name: str
     event: str = ""
@@ -100,43 +108,52 @@ class HookTested(Reply, tag="hook_tested"):
     how: str
     """How it ended: `exit code 0`."""
     ok: bool
+    """It exited with 0."""
     output: str
     """The end of what it printed."""
     elapsed_s: float
 
 
 class Metrics(Request, tag="metrics"):
-    """Return the daemon's metrics. Answered by `MetricsText`."""
+    """Return the daemon's metrics (docs/metrics.md). Answered by `MetricsText`."""
 
     repeats = 1
 
 
 class MetricsText(Reply, tag="metrics_text"):
-    """`text`: the text format of Prometheus, version 0.0.4."""
-
     text: str
+    """The text format of Prometheus, version 0.0.4."""
 
 
 class Agents(Request, tag="agents"):
-    """Return the registered agents. Answered by `AgentList`."""
+    """List the registered agents. Answered by `AgentList`."""
 
     repeats = 1
 
 
 class AgentInfo(Struct, frozen=True, kw_only=True):
+    """A registered agent (docs/agents.md)."""
+
     name: str
+    """`agent` of `spawn`."""
     description: str
     command: list[str]
+    """With its placeholders (docs/agents.md#placeholders)."""
     kind: Kind
     type: str | None
+    """`run_type` of its runs."""
     meter: str
+    """A meter, `auto` (by the command) or `none`."""
     limits: list[str]
     stdin: bool
+    """Background runs keep their stdin open."""
     source: str
+    """The config file, or `built-in`."""
 
 
 class AgentList(Reply, tag="agent_list"):
     agents: list[AgentInfo]
+    """Sorted by name."""
 
 
 class Config(Request, tag="config"):
@@ -146,41 +163,58 @@ class Config(Request, tag="config"):
 
 
 class Setting(Struct, frozen=True, kw_only=True):
+    """A key of the config, as `guard.max_depth`."""
+
     key: str
+    """Dotted: `guard.max_depth`."""
     value: Any
+    """Durations in seconds."""
     source: str
+    """The config file, or `built-in`."""
 
 
 class ConfigReply(Reply, tag="config"):
     settings: list[Setting]
+    """Every key."""
 
 
 class Reload(Request, tag="reload"):
-    """Read the config again, as SIGHUP does. Answered by `Reloaded`; by `Error` if the config is wrong, and then nothing
-    changes."""
+    """Read the config files again, as SIGHUP does. Answered by `Reloaded`; `bad_request` if a file is wrong: the old config stays,
+    and the message names file, key and allowed values."""
 
     repeats = 1
 
 
 class Change(Struct, frozen=True, kw_only=True):
+    """A setting that a reload found changed."""
+
     key: str
     old: Any
+    """`None` if the key is new."""
     new: Any
+    """`None` if the key is gone."""
     source: str
+    """What set the new value: a file, `built-in`, `removed`."""
     waits: bool
+    """Takes effect at the daemon's next start."""
 
 
 class Reloaded(Reply, tag="reloaded"):
     files: list[str]
+    """Existing config files, lowest precedence first."""
     changed: list[Change]
 
 
 class Prune(Request, tag="prune"):
-    """Remove rows and output of ended trees. Answered by `Pruned`. A caller that is not root removes its own trees only."""
+    """Remove ended trees: their rows and events in the ledger, and their output. A tree with a live run stays whole. A user other
+    than root removes their own trees only. Answered by `Pruned`; `unavailable` if not everything could be removed."""
 
     older_than: float | None = None
+    """Only trees whose last run ended so many seconds ago; at most 100 years."""
     keep: int = 0
+    """Spare this many of the newest ended trees."""
     dry_run: bool = False
+    """Only count."""
 
 
 class Pruned(Reply, tag="pruned"):
@@ -188,12 +222,15 @@ class Pruned(Reply, tag="pruned"):
     runs: int
     events: int
     files: int
+    """Files of output."""
     output_bytes: int
+    """Disk space of these files."""
     ledger_bytes: int
+    """By how much the ledger's file shrank."""
 
 
 class HookState(Struct, frozen=True, kw_only=True):
-    """A hook of the config, and what became of it since the daemon's start."""
+    """A hook of the config, and what became of it since the daemon's start (docs/hooks.md#hooks)."""
 
     name: str
     on: list[str]

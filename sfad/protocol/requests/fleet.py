@@ -19,7 +19,7 @@ class OpenFleet(Request, tag="open_fleet"):
     node: str | None = None
 
 
-class FleetNode(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FleetNode(Struct, frozen=True, kw_only=True):
     name: str
     alive: bool = True
     """As Ray tells. It takes up to a minute to notice a machine that hangs."""
@@ -87,7 +87,7 @@ class Forgotten(Reply, tag="forgotten"):
 
 class ServeFleet(Request, tag="serve_fleet"):
     """The node's actor begins, or has lost its connection. What is pushed to it bears this request's id. An actor that was
-    connected before is told to end."""
+    connected before is told to end. Answered by `Done`, then by `FleetPush`."""
 
     node: str
     version: int
@@ -109,7 +109,7 @@ class FleetPush(Reply, tag="fleet_push"):
 
 
 class FleetTold(Request, tag="fleet_told"):
-    """The answer to a push. It has no answer itself."""
+    """The answer to a push. Answered by `Done`."""
 
     number: int = 0
     run: RunId = ""

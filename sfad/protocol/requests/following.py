@@ -8,41 +8,52 @@ from .base import ALWAYS, Reply, Request
 
 
 class Wait(Request, tag="wait"):
-    """Wait for the end of a run, until the ledger holds it, or for `timeout` seconds. Answered by `RunReply`."""
+    """Wait for the end of a run. Answered by `RunReply` when the ledger has its end, or after `timeout`."""
 
     repeats = ALWAYS
 
     run: str
     timeout: float | None = None
+    """Seconds; 0 answers at once."""
     tie: bool = False
-    """As `Spawn.tied`, for the client of a foreground run that has lost its connection."""
+    """Stop the run when this connection ends. It needs the permission for `stop`."""
 
 
 class Watch(Request, tag="watch"):
-    """Push the events of a run and its descendants from now on. Answered by `Done`, then by `EventPush` with the same id."""
+    """Push the events of a run and its descendants from now on. Answered by `Done`, then by an `EventPush` for each event until the
+    connection ends. No message marks the last one: wait for `run_completed`, `run_failed`, `run_timeout` or `run_cancelled` of the
+    run itself."""
 
     repeats = 1
 
     run: str
     calls: bool = False
-    """Push their model calls instead, each when it begins to wait and when it has ended or is not made, by `CallPush`."""
+    """Push their model calls instead, as `CallPush`: each when it begins to wait, and when it has ended or is not made. It needs
+    the permission for `calls`."""
 
 
 class EventPush(Reply, tag="event"):
+    """An event. It has the `id` of the request that asked for it: `Watch`, `Spawn` or `Events`."""
+
     event: Event
 
 
 class CallPush(Reply, tag="call"):
+    """A model call. It has the `id` of the `Watch`."""
+
     call: CallInfo
 
 
 class Logs(Request, tag="logs"):
-    """Open the run's output files, which exist from its admission on, for reading. Answered by `LogFiles` with two descriptors."""
+    """Open the run's output files for reading; they exist from its admission on. To follow them, read as they grow (inotify(7)) and
+    send `Wait` on the same connection; after its reply read to the end once more. Answered by `LogFiles` with two descriptors;
+    `wrong_state` if there are no files."""
 
     repeats = 1
 
     run: str
     form: Literal["raw", "text", "auto"] = "raw"
+    """`auto`: text if the client is in a run that has a meter."""
     times: bool = False
     """Tell when the output was written."""
 
@@ -73,39 +84,51 @@ class OutputTime(Struct, frozen=True, gc=False):
     offset: int
     time: datetime
     exact: bool
-    """Within a second before it."""
+    """They were written within the second before it."""
 
 
 class LogFiles(Reply, tag="log_files"):
-    """Two descriptors: stdout, stderr. `ended`: the run has ended already. `kept`: the run's output goes to these files."""
+    """The descriptors are those of stdout and stderr."""
 
     run: RunId
     ended: bool
     kept: bool = True
+    """False: the files stay empty."""
     descriptors: int = 2
     text: bool = False
+    """Ask for stdout with `Text`; the descriptor only tells when it grows."""
     name: str = ""
     out_times: list[OutputTime] = []
     """Of stdout, if `Logs.times`."""
     err_times: list[OutputTime] = []
+    """Of stderr, likewise."""
 
 
 class Text(Request, tag="text"):
-    """Return more of the text in the events of a run's stdout, if `LogFiles.text` says so. Answered by `TextPart` at once."""
+    """Return the next part of the text in the events of a run's stdout; other lines come unchanged. Ask again when `more` is true,
+    when stdout has grown, and when the run has ended, until a reply has `ended` without `more`. It needs the permission for `logs`.
+    Answered by `TextPart` at once, except for the final answer; `wrong_state` if there is no meter or no output; `bad_request` for
+    a cursor of another version of the daemon."""
 
     repeats = 1
 
     run: str
     cursor: bytes = b""
+    """The one of the last reply; empty: from the beginning."""
     final: bool = False
-    """No text but the final answer, in the last part."""
+    """Each part has an empty `text`, and the last one has the final answer."""
 
 
 class TextPart(Reply, tag="text"):
     run: RunId
     text: bytes
     cursor: bytes
+    """Where this part ends; opaque."""
     tools: list[str] = []
+    """The tool calls in this part, one line each."""
     notes: list[str] = []
+    """Why something is missing in this part."""
     more: bool = False
+    """More is available already."""
     ended: bool = False
+    """The run has ended."""

@@ -11,9 +11,9 @@ class ServeGateway(Request, tag="serve_gateway"):
     """The gateway begins, or has lost its connection. Answered by `GatewaySettings`."""
 
     descriptors: int = 0
-    """1: its listener. An adopted gateway's daemon has none, and a gateway that is started later needs it."""
+    """1: the gateway's listening socket travels with this message. The next daemon needs it for a gateway that it starts later."""
     reservations: list[str] | None = None
-    """Those of calls whose end was not answered yet, on a new connection. Others, whose answers were lost, are given back."""
+    """On a new connection: the reservations of calls whose end is not answered yet. All others are given back."""
 
 
 class PlaceCaller(Request, tag="place_caller"):
@@ -32,11 +32,11 @@ class AdmitCall(Request, tag="admit_call"):
     run: str
     model: str
     input_tokens: int
-    """Estimated."""
+    """An estimate."""
     max_output: int
     """Tokens that an answer may have."""
     fixed: bool = False
-    """That cannot be lowered."""
+    """`max_output` cannot be lowered."""
     choices: int = 1
     caches: bool = False
     """Its input may be written to a cache."""
@@ -51,7 +51,7 @@ class AdmitCall(Request, tag="admit_call"):
     upstream: str = ""
     streamed: bool = False
     others: list[str] = []
-    """Models that the provider may ask for it. The call is refused if the run may not call one of them."""
+    """Other models that the provider may ask for this call. The call is refused if the run may not call one of them."""
     api: str = ""
     """The format of its upstream, which tells the provider of a model without a price."""
 
@@ -77,13 +77,13 @@ class EndCall(Request, tag="end_call"):
     status: int | None = None
     """Of HTTP; `None` if no reply came."""
     tools: list[tuple[str, str]] = []
-    """Calls of tools that the model has asked for: name, digest of the arguments."""
+    """Tool calls that the model has asked for: name, digest of the arguments."""
     factor: float = 1.0
     long_cached: int = 0
     """Tokens of `tokens.cache_write` that are kept for an hour."""
     fees_usd: float = 0.0
     others: dict[str, Tokens] = {}
-    """What other models have used that the provider asked for it, by their names."""
+    """What other models have used that the provider asked for this call, by their names."""
     first_byte_s: float | None = None
     seconds: float = 0.0
     error: str | None = None
@@ -106,7 +106,7 @@ class SilentCall(Request, tag="silent_call"):
 
 
 class UnaskedCall(Request, tag="unasked_call"):
-    """Tell of a request that costs money and is no model call: the gateway let it pass, or refused it. Answered by `Done`."""
+    """Tell of a billable request that is not a model call: the gateway let it pass, or refused it. Answered by `Done`."""
 
     run: str
     time: float

@@ -15,47 +15,64 @@ class Info(Request, tag="info"):
 
 
 class List(Request, tag="list"):
-    """Return a page of runs: the live ones, and the newest `rows` of the ended ones. Answered by `RunList`."""
+    """Return a page of runs, oldest first: every matching live run, and the newest `rows` matching ended ones. Answered by
+    `RunList`.
+
+    A page that is not the last may hold fewer runs than `rows`, even none. A run that ends between two pages may be in both.
+    """
 
     repeats = 1
 
     status: list[Status] = []
+    """Only these."""
     name: str | list[str] | None = None
     user: str | None = None
     root: str | None = None
+    """Only this run and those below it."""
     since: float | None = None
+    """Only runs created at or after this Unix time."""
     labels: dict[str, str | list[str]] = {}
     rows: int = 50
+    """Ended runs, 0 to 1 000."""
     live: bool = False
+    """Fill in `processes` and `memory_bytes`."""
     before: RunId | None = None
+    """Only ended runs with lower ids."""
     group: str | None = None
+    """Only trees of this group."""
     sessions: bool = False
     """Only sessions; in a session, those below it."""
     limits: bool = True
-    """Whether rows are whole. Else ended runs have no limits, which are half of a row and bind nothing any more, and what is nil or
-    as its default is left out."""
+    """False: ended runs come without limits, and without what is `None` or as its default."""
 
 
 class RunList(Reply, tag="runs"):
     runs: list[RunInfo]
     next: RunId | None = None
+    """`before` of the next page; `None`: this is the last."""
 
 
 class WatchRuns(Request, tag="watch_runs"):
-    """Return runs as `List` does, with their processes, memory and cores, and then push those that change. It needs the permission
-    for `list`. Answered by `RunList`, then by `RunsPush` with the same id; by `RunList` again where all runs must be read again;
-    and by `Error` at the end, if the client does not read."""
+    """Return runs as `List` does, in one page, with `processes`, `memory_bytes`, `cpu_cores` and totals of live ones. Then push
+    those that change, at most four times a second. It needs the permission for `list`.
+
+    Answered by `RunList`, then by `RunsPush` with the same id, or by a `RunList` that replaces everything before it. A client that
+    leaves a push unread gets the next one when it has read it, and after 30 s an `Error` (`unavailable`) as the last message.
+    """
 
     repeats = ALWAYS
 
     name: str | list[str] | None = None
     user: str | None = None
     root: str | None = None
+    """Only this run and those below it."""
     labels: dict[str, str | list[str]] = {}
     rows: int = 50
+    """Ended runs, 0 to 1 000."""
 
 
 class RunsPush(Reply, tag="runs_changed"):
     """Runs that have changed since they were sent last, or are new."""
 
     runs: list[RunInfo]
+    """Passing time does not count as a change."""

@@ -8,13 +8,14 @@ from .base import ALWAYS, Reply, Request
 
 
 class Result(Request, tag="result"):
-    """Return a finished run's final answer, or else its stdout: as it is, or made safe for a language model. Answered by
-    `ResultText`."""
+    """Return a finished run's final answer, or its stdout if it has no meter or no answer is found. Answered by `ResultText`;
+    `wrong_state` if the run has not ended, or its output is missing or was replaced by another process."""
 
     repeats = 1
 
     run: str
     max_bytes: int = 64 * 1024
+    """Bytes of the text, and of stdout if that is returned, cut to 1 to 1 048 576. The newest part is kept."""
     raw: bool = False
     """Always stdout."""
     wrapped: bool = True
@@ -24,12 +25,15 @@ class Result(Request, tag="result"):
 class ResultText(Reply, tag="result"):
     run: RunId
     text: str
+    """With `wrapped`, a `<subagent_result>` block."""
     truncated: bool
+    """Older output was cut."""
 
 
 class Events(Request, tag="events"):
-    """Return the oldest `rows` events with a higher number than `after`, or without it the newest ones. Answered by `EventPage`.
-    With `follow`, after a page that has no more behind it, each later event comes as `EventPush`, once the ledger has it."""
+    """Return the oldest `rows` events (at most 1 000) with a higher number than `after`, or without it the newest ones. Answered by
+    `EventPage`. With `follow`, after a page that is the last, each later event comes as `EventPush`. A client that is cut off asks
+    again with the last number that it has seen."""
 
     repeats = ALWAYS
 
@@ -42,36 +46,39 @@ class Events(Request, tag="events"):
     severity: Severity = "low"
     """The least."""
     since: float | None = None
+    """Unix seconds."""
     follow: bool = False
     milestones: bool = True
     """Also what runs tell of their progress themselves, unless `types` names `run_progress`."""
 
 
 class EventPage(Reply, tag="events"):
-    """`reached`: `after` for the next page, or where the page is the last one, to resume later."""
-
     events: list[Event]
+    """The oldest first."""
     reached: int
+    """`after` for the next page, or to resume later."""
     more: bool = False
+    """There are further pages."""
 
 
 class ListCalls(Request, tag="calls"):
-    """Return a page of a run's model calls, in the order of their time. Answered by `CallPage`."""
+    """Return a page of the model calls that a run has made through the gateway (docs/gateway.md), in the order of their time. To
+    follow them, first send `Watch` with `calls`. Answered by `CallPage`. Calls that wait or are under way are in the last page."""
 
     repeats = 1
 
     run: str
     after: datetime | None = None
-    """Only those after the call with this time and, of several, this number."""
+    """Only calls after this time."""
     after_number: int = 0
+    """With `after`: of the calls at this very time, only those with a higher number."""
 
 
 class CallPage(Reply, tag="calls"):
-    """`more`: there are more after the last one. Calls that wait or are under way are in the last page."""
-
     run: RunId
     calls: list[CallInfo]
     more: bool = False
+    """There are more after the last one."""
     ended: bool = False
     """The run has ended."""
     gateway: bool = False

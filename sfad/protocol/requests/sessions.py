@@ -7,12 +7,15 @@ from .base import Reply, Request
 
 
 class StartSession(Request, tag="start_session"):
-    """Start a session: a run of a registered agent, with a task, under `[sessions]` of the config. It needs the permission for
-    `spawn`, and of a subagent that it is `nested`. Answered by `RunReply` as `Spawn` is, or by `Refused`."""
+    """Start a session (docs/sessions.md): a run of a registered agent, with a task, under `[sessions]` of the config. It needs the
+    permission for `spawn`. Answered as `Spawn` is, with `lowered` where limits are lower than asked for; `bad_request` for an
+    unknown agent, and for more time or tool calls than a session may have. Fields that `Spawn` has too mean the same."""
 
     repeats = 3
 
     task: str
+    """A placeholder of the agent, as `model`, `provider` and `instructions` (docs/agents.md#placeholders). At most 120 000 bytes.
+    """
     cwd: bytes
     env: list[bytes]
     umask: int = 0o022
@@ -31,41 +34,44 @@ class StartSession(Request, tag="start_session"):
     labels: dict[str, str] = {}
     claim: Claim = Claim()
     key: str | None = None
-    """As `Spawn.key`."""
+    """As in `Spawn`."""
 
 
 class SessionRights(Request, tag="session_rights"):
-    """Ask what the peer may do with sessions. Answered by `SessionRules`."""
+    """Ask what the client may do with sessions. Answered by `SessionRules`."""
 
     repeats = 1
 
 
 class SessionRules(Reply, tag="session_rules"):
-    """`refused`: why the peer may not start sessions, nor stop them; `None` if it may."""
-
     sync_timeout_s: float
-    """How long `delegate` waits for a session."""
+    """How long a tool should wait for a session, in seconds."""
     default_timeout_s: float
+    """From `[sessions]`, as the next four fields."""
     max_timeout_s: float
     max_turns: int
     default_tokens: int
     max_tokens: int
     refused: str | None = None
+    """Why it may neither start nor stop sessions; `None` if it may."""
     default_agent: str | None = None
+    """The agent of a session that names none."""
 
 
 class Transcript(Request, tag="transcript"):
-    """Return a run's events and the newest part of its output, made safe for a language model. It needs the permission for `logs`.
+    """Return a run's events and the newest lines of its output, made safe for a language model. It needs the permission for `logs`.
     Answered by `TranscriptText`."""
 
     repeats = 1
 
     run: str
     tail: int = 100
-    """Lines at most."""
+    """Lines, 1 to 2 000."""
 
 
 class TranscriptText(Reply, tag="transcript_text"):
     run: RunId
     text: str
+    """A block that marks it as data; at most 64 KiB of lines."""
     truncated: bool
+    """Only the newest part is there."""

@@ -8,71 +8,116 @@ from .base import Reply, Request
 
 
 class Spawn(Request, tag="spawn"):
-    """Start a run. Answered by `RunReply` once it has started, failed to start or is queued; or by `Refused`."""
+    """Start a run. Answered by `RunReply` once the command has been executed, could not be executed or is queued; by `Refused`; or,
+    to a shim, by `OwnProgram`.
+
+    A second request with the same `key`, from the same user and the same run (or from outside any run), starts nothing. The reply
+    is the run that the first one started, as it is now. The daemon remembers the keys of live runs and of the last 1000 that ended,
+    across restarts.
+
+    `allow` and `deny` take the verbs `agents`, `calls`, `config`, `events`, `info`, `limit`, `list`, `logs`, `pause`, `report`,
+    `reserve`, `result`, `resume`, `send`, `settle`, `signal`, `spawn`, `status`, `stop`, `summary`, `wait`, `watch`. Any other is
+    `bad_request`.
+    """
 
     repeats = 3  # with its key, a run is admitted once however often it is asked for
 
     argv: list[bytes]
+    """The command, found by the `PATH` in `env` as execvp(3) does. It is not empty and has no NUL bytes. With `agent`: the words
+    after the agent's name."""
     cwd: bytes
+    """An absolute path."""
     env: list[bytes]
-    """`KEY=VALUE`, as execve(2) takes them. The daemon adds SFA_* and removes its own variables."""
+    """The whole environment, as `KEY=VALUE`. The daemon changes some variables (docs/configuration.md#environment-of-a-run)."""
     umask: int = 0o022
+    """18 is octal 022."""
     agent: str | None = None
-    """A registered agent. `argv` then holds the words after its name: options of its program, and the task."""
+    """A registered agent (docs/agents.md). Its entry and `argv`, where one word after `--` is the task, make the command."""
     placeholders: dict[str, str] = {}
+    """With `agent`: `task`, `model`, `provider`, `instructions`. With a `task`, all of `argv` goes to the program."""
     session: str | None = None
-    """A session id that is a word of `argv`. Each further attempt gets a new id in its place."""
+    """Without `agent`: a session id of at most 64 characters that is a word of `argv`. Each further attempt gets a new id in its
+    place."""
     name: str | None = None
+    """1 to 64 letters and digits of any script, `.`, `_` and `-`; else made from `argv` (docs/guard.md#names)."""
     kind: Kind = "agent"
+    """The loop rule compares it, with the name."""
     run_type: str | None = None
+    """Shown as `type`. Some types bring a profile of limits (docs/limits.md#profiles)."""
     max_depth: Bound | None = None
+    """Runs in a chain, from the root: at a root up to `guard.depth_ceiling`; below a root it only narrows."""
     max_descendants: Bound | None = None
+    """Runs below this one, with the same rule."""
     limits: list[Limit] = []
+    """At most one of a kind, within its range (docs/limits.md#kinds), else `bad_request`."""
     on_limit: Action | None = None
+    """The action of each limit that names none."""
     meter: str | None = None
+    """The meter that reads stdout (docs/metering.md#what-each-program-tells), or `report` or `none`. `None`: the meter of the
+    command."""
     attempts: int = 1
+    """1 to 100. The daemon starts the command again if it fails."""
     retry_delay: float | None = None
+    """Seconds before the second attempt, 0 to 3600; doubles each time."""
     grace: float | None = None
+    """Seconds from the stop signal to SIGKILL, 0 to 60; else `stop.grace`."""
     tied: bool = False
     """Stop the run when this connection ends: a foreground run without `--keep`."""
     detach: bool = False
+    """From inside a run: start a new root."""
     leaf: bool = False
+    """The run may not spawn."""
     nested: bool = False
-    """The run may start sessions and stop them, although it is a subagent."""
+    """The run may use sessions although it is below another run (docs/sessions.md#who-may)."""
     queue: bool = True
+    """Wait if all slots for trees are taken. False: be refused."""
     priority: int = 0
+    """A higher one leaves the queue first."""
     group: str | None = None
-    """The group whose slots the tree shares."""
+    """The group whose slots the tree shares (docs/guard.md#groups)."""
     after: list[After] = []
-    """The run is queued until each of these has ended."""
+    """The run is queued until each of these has ended (docs/guard.md#after-another-run). At most 64."""
     log: bool = True
+    """Keep stdout and stderr in files."""
     quiet: bool = False
+    """The run sees it as `SFA_QUIET=1`."""
     gateway: bool | None = None
-    """Send its model calls through the gateway. `None`: as its parent does; a root's where that is enabled."""
+    """Send its model calls through the gateway (docs/gateway.md). `None`: as its parent does; a root does if the gateway is
+    enabled."""
     shim: bool = False
-    """A shim asks."""
+    """The client is a shim (docs/agents.md#shims). If the reply is `OwnProgram`, it executes the program itself."""
     stdin: Literal["null", "descriptor", "pipe"] = "null"
     """`descriptor`: the descriptor that travels with this message. `pipe`: a pipe that `Send` writes to."""
     stdio: Literal["files", "inherit"] = "files"
     """`inherit`: the three descriptors that travel with this message are the run's stdin, stdout and stderr."""
     labels: dict[str, str] = {}
+    """The parent's other keys are added. At most 64 in all."""
     channel: str | None = None
+    """Where the request comes from; else the parent's channel, else `cli`."""
     allow: list[str] = []
+    """Verbs that clients inside the run may use. It only narrows."""
     deny: list[str] = []
+    """Verbs that clients inside the run may not use."""
     allowed_tools: list[str] = []
+    """The run sees them as `SFA_ALLOWED_TOOLS`."""
     blocked_tools: list[str] = []
+    """The run sees them as `SFA_BLOCKED_TOOLS`."""
     allowed_models: list[str] = []
     """Patterns of the models that the run and all below it may call. They need the gateway."""
     claim: Claim = Claim()
+    """The chain that a client outside any run claims (docs/guard.md#claims)."""
     watch: bool = False
-    """Push the events of the run and its descendants, from its admission on, as `Watch` does. They carry the id of this request."""
+    """Push an `EventPush` for each event of the run and its descendants, from its admission on, as `Watch` does."""
     on_end: str | None = None
-    """A command for `sh -c`, executed once the run has ended."""
+    """A command for `sh -c`, executed once the run has ended (docs/hooks.md#a-command-for-one-run). At most 4 096 characters, and
+    only from outside any run."""
     key: str | None = None
-    """A random word of the client. The same user asking again from the same run with the same key gets the run admitted before."""
+    """A random word of at most 64 characters. The same user asking again from the same run with the same key gets the run admitted
+    before."""
     descriptors: int = 0
+    """How many descriptors travel with this message."""
     isolation: Isolation | None = None
-    """Start the command in a sandbox. `None`: as the config says, and its parent is."""
+    """Start the command in a sandbox (docs/isolation.md). `None`: as the config says, and as its parent is."""
     automatic: bool = False
     """The shim that asks is one that the daemon has made: no person wants a child run."""
     direct: str | None = None
@@ -86,7 +131,8 @@ class Spawn(Request, tag="spawn"):
 
 
 class Recall(Request, tag="recall"):
-    """Ask what a run was started with, in order to start it again. Answered by `Recalled`."""
+    """Ask what a run was started with, in order to start it again (docs/guard.md#again). It needs the permission for `info`.
+    Answered by `Recalled`; `wrong_state` if the request is not kept."""
 
     repeats = 1
 
@@ -98,9 +144,12 @@ class Recalled(Reply, tag="recalled"):
     its way to its model, its sandbox, its tools, its models, its labels."""
 
     run: RunId
+    """The run's id."""
     request: Spawn
+    """The `spawn` as it was sent, with `id` 0, without `env`, `umask`, `key` and `claim`. Of a run below another it has what that
+    run had inherited."""
     owner: str | None = None
-    """The run's user, if that is not the caller: a `spawn` of this request would execute it as the caller."""
+    """The run's user, if that is not the client's."""
 
 
 class OwnProgram(Reply, tag="own_program"):
@@ -116,3 +165,4 @@ class Refused(Reply, tag="refused"):
 
     refused: Refusal
     run: RunId | None = None
+    """The id that recorded the refusal; `None` if it was only counted (docs/guard.md#refusals-as-data)."""

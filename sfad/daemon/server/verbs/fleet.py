@@ -121,7 +121,7 @@ def serve_fleet(call: Call, request: ServeFleet) -> None:
 
 @answers(FleetTold)
 def fleet_told(call: Call, request: FleetTold) -> None:
-    call.end()
+    call.reply(Done(id=call.id))
     call.runtime.fleet.told(request)
 
 
