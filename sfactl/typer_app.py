@@ -74,7 +74,7 @@ def invoke(arguments: Sequence[str], verb: str | None, run: Run, completing: boo
     """Let typer read `arguments`, and exit. Load only the module of `verb`. Raise `UsageError`."""
     app = build(verb, run, completing, helping={"-h", "--help"}.intersection(arguments) != set())
     try:
-        code = app(args=None if completing else _with_values(arguments, verb), prog_name="sfactl", standalone_mode=not arguments)
+        code = app(args=None if completing else with_values(arguments, verb), prog_name="sfactl", standalone_mode=not arguments)
     except _UsageError as error:
         group = next((word for word in arguments[:1] if verb is None and verbs.is_group(word)), None)
         raise exits.UsageError(
@@ -95,7 +95,7 @@ def _words_of(error: Any, group: str | None) -> str:
     return f"{what[:1].lower()}{what[1:]}"
 
 
-def _with_values(arguments: Sequence[str], verb: str | None) -> list[str]:
+def with_values(arguments: Sequence[str], verb: str | None) -> list[str]:
     """Return the arguments, with the value of each option that is complete without one: typer would take the next word for it."""
     module = verbs.load(verb) if verb is not None else None  # a group has no module: `sfactl help hooks`
     declared = module.PARAMETERS if module is not None else ()

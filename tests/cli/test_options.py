@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sfactl import verbs
 from sfactl.__main__ import split
 from sfactl.options import Heading, NotPlain, Option, Parameter, read
-from sfactl.typer_app import build
+from sfactl.typer_app import build, with_values
 
 WORDS = st.text("abcXYZ019=,.:/ é-", min_size=1, max_size=8)
 PLAIN_WORDS = WORDS.filter(lambda word: not word.startswith("-"))
@@ -27,7 +27,7 @@ def by_typer(verb: str, arguments: Sequence[str]) -> dict[str, Any] | None:
         return 0
 
     with pytest.raises(SystemExit):
-        build(verb, note)(args=[*verb.split(), *arguments], prog_name="sfactl")
+        build(verb, note)(args=with_values([*verb.split(), *arguments], verb), prog_name="sfactl")
     return seen[0] if seen else None
 
 

@@ -74,7 +74,8 @@ class Shown:
             await drawn.wait()
             await self.app.typed.join()
             drawn.clear()
-            self.app.screen.call_after_refresh(drawn.set)
+            # a screen that is being left drops its callbacks; the application and its first screen stay
+            (self.app if len(self.app.screen_stack) > 1 else self.app.screen).call_after_refresh(drawn.set)
             await drawn.wait()
 
     @property

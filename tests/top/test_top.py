@@ -148,7 +148,7 @@ def test_the_tree_its_folds_its_filter_and_its_panes(daemon: Daemon) -> None:
         wait_until(lambda: client.call(m.Info(id=0, run=root), m.RunReply).run.descendants == 1, "it has a child")
         with top(daemon.env, columns=120, lines=30) as terminal:
             terminal.until(r"(?m)└─\w+ leaf +running")
-            terminal.until(lambda: re.search(r"running +\S+ +0 +3 ", terminal.line_of("root")))  # its processes
+            terminal.until(lambda: re.search(r"running +\S+ +\S+ +0 +3 ", terminal.line_of("root")))  # its processes
             terminal.press("o")
             terminal.until(rf"── output of {root} root")
             terminal.until(r"(?m)^one\n\[red\]two\[/red\] \\x1b\[31m$")
