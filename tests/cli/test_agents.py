@@ -54,7 +54,8 @@ def test_a_known_program_is_started_with_what_sfad_needs_and_its_profile(there: 
     ]
     assert words[7:] == ["[--model]", "[opus]", "[--]", "[look at HEAD~1]", ""]
     assert done.stderr.startswith(
-        "[agent:claude] starting: 5m (--timeout), 100 turns, 5 USD, silence 30m (profile coding-agent; change with --timeout, --limit)\n"
+        "[agent:claude] starting: 5m (--timeout), 100 turns, 5 USD, silence 30m"
+        " (profile coding-agent; change with --timeout, --limit)\n"
     )
     assert there.json("list")["runs"][-1]["meter"] == "claude"
 
