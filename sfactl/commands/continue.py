@@ -64,7 +64,9 @@ def main(
 ) -> int:
     given["limit"] = [text for text in limit if text != REST]
     rest = REST in limit
-    spawn_options.check(spawn_options.SpawnOptions(command=["-"], **given))
+    wanted = spawn_options.SpawnOptions(command=["-"], **given)
+    spawn_options.check(wanted)
+    spawn_options.message(wanted)  # what is written wrongly is told before the daemon is asked for anything
     if lost:
         if run is not None:
             raise exits.UsageError("--lost means all lost runs: leave out RUN and TASK")

@@ -274,7 +274,7 @@ def test_completion(daemon: World, client: Client) -> None:
 def test_completion_is_silent_without_a_daemon(world: World) -> None:
     assert completed(world, "sfactl stop a") == []
     assert completed(world, "sfactl run --type q") == ["qa"]
-    assert completed(world, "sfactl run --meter co") == ["codex"]
+    assert completed(world, "sfactl run --meter co") == ["codex", "copilot"]
 
 
 def test_every_kind_of_word_is_known() -> None:

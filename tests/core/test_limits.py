@@ -33,6 +33,7 @@ RANGES: dict[str, tuple[float, float | None, bool, bool]] = {
     "memory": (1 << 20, None, True, True),
     "pids": (1, None, True, True),
     "cpu": (0.01, None, False, False),
+    "plan": (1, 100, False, True),
 }
 # turns, seconds, USD, action
 OF_TYPES = {

@@ -226,7 +226,7 @@ def test_bytes_that_are_not_utf_8_are_replaced_within_a_text(alone: Line) -> Non
 
 def test_a_line_may_have_ten_megabytes_but_not_twenty(line: Line) -> None:
     line.shake_hands()
-    number = line.call("sessions_send", run_id="a1", message="x" * 10_000_000)
+    number = line.call("sessions_send", run_id=spawned(line, "exec sleep 1000"), message="x" * 10_000_000)
     answer = line.read()
     assert answer["id"] == number
     assert "bytes long; the daemon takes 4194304" in answer["result"]["content"][0]["text"]

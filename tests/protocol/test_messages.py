@@ -138,7 +138,11 @@ def sample(kind: type[R]) -> R:
     """A message with nothing but its required fields, for a kind that has no better one above."""
     hints = typing.get_type_hints(kind)
     required = [field.name for field in msgspec.structs.fields(kind) if field.required]
-    return kind(**{field: VALUES_OF.get(hints[field], []) for field in required})
+    return kind(**{field: one_of(hints[field]) for field in required})
+
+
+def one_of(hint: typing.Any) -> typing.Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Literal else VALUES_OF.get(hint, [])
 
 
 REQUESTS += [sample(kind) for kind in m.REQUESTS if kind not in map(type, REQUESTS)]

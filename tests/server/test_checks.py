@@ -69,9 +69,10 @@ def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
         "nested": True,
         "after": [After(run="a1")],
         "group": "gpu",
+        "resume": True,
     }
     asked, _ = asked_of(m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **given), 1)
-    decided = {"argv", "cwd", "name", "session"}
+    decided = {"argv", "cwd", "name", "session", "continues"}
     assert given.keys() == set(Asked.__struct_fields__) & set(m.Spawn.__struct_fields__) - decided
     for name, value in given.items():
         told = getattr(asked, name)
