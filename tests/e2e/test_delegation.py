@@ -252,7 +252,7 @@ def test_a_message_reaches_the_session_or_the_sender_learns_why_not(at: Daemon) 
             sessions.send(closed.run_id, "x", socket=place(at))
         assert caught.value.code == 1
     sessions.stop(reader.run_id, closed.run_id, deaf.run_id, socket=place(at))
-    with pytest.raises(Quit, match="cannot be continued: its command .*is no agent program"):
+    with pytest.raises(Quit, match=r"cannot be continued: its command .*is no agent program"):
         sessions.send(reader.run_id, "x", socket=place(at))
 
 
