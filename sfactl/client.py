@@ -35,7 +35,7 @@ from .exits import Quit
 
 __all__ = ["DaemonUnreachable", "LimitReached", "NotInARun", "RequestFailed", "Reservation", "Sfad", "SfadError", "Unanswered"]
 
-PATIENCE = 60.0
+CALL_SECONDS = 60.0
 """Seconds to wait for a reply. The daemon usually needs milliseconds: it decides in memory and commits to its ledger."""
 NO_RUN = "this process is not in a run of the daemon; name one, as in Sfad(run='a1')"
 R = TypeVar("R", bound=m.Reply)
@@ -142,7 +142,7 @@ class Sfad:
     places that `sfactl` tries). `timeout` is in seconds, for one reply; `None` waits without end. A daemon that went away is waited
     for at most 10 s."""
 
-    def __init__(self, *, run: str | None = None, socket: str | None = None, timeout: float | None = PATIENCE) -> None:
+    def __init__(self, *, run: str | None = None, socket: str | None = None, timeout: float | None = CALL_SECONDS) -> None:
         self._run = run
         self._place = socket
         self._timeout = timeout

@@ -6,7 +6,7 @@ from itertools import groupby
 from math import ceil
 
 from sfad.protocol import limits as written
-from sfad.protocol.kinds import COUNTS, KINDS, METERED, TIMED
+from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
 from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
 from sfad.protocol.units import counted, format_usd
@@ -89,14 +89,14 @@ def _short(state: LimitState) -> str:
     amount = format_amount(state.kind, state.threshold)
     if state.kind is LimitKind.COST:
         return amount.replace(".00 ", " ")
-    if state.kind in METERED and not KINDS[state.kind].unit:
+    if state.kind in METERED_KINDS and not KINDS[state.kind].unit:
         return f"{amount} {state.kind}"
     return amount if state.kind is LimitKind.TIME else f"{state.kind} {amount}"
 
 
 def unenforceable(run: RunInfo, asked: Sequence[Limit]) -> str | None:
     """Return a warning about requested limits that cannot be enforced, because no source reports what the run uses."""
-    wanted = {limit.kind for limit in asked} & METERED
+    wanted = {limit.kind for limit in asked} & METERED_KINDS
     kept = [state for state in run.limits if state.kind in wanted and state.enforced_by == "nothing"]
     if not kept:
         return None

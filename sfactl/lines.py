@@ -10,7 +10,7 @@ from sfad.protocol.types import ErrorCode, RunId, RunInfo
 from . import output
 from .connection import Client, DaemonError
 
-MOST = 100
+MAX_LINE = 100
 """Runs before, and after, the one that is shown."""
 
 
@@ -36,13 +36,13 @@ def line_of(client: Client, run: RunInfo) -> Line | None:
     if run.continues is None and run.continued_by is None:
         return None
     found, lacks = [run], False
-    while found[0].continues is not None and len(found) < MOST:
+    while found[0].continues is not None and len(found) < MAX_LINE:
         before = _info(client, found[0].continues)
         if before is None:
             lacks = True
             break
         found.insert(0, before)
-    for _ in range(MOST):
+    for _ in range(MAX_LINE):
         if (next_ := found[-1].continued_by) is None:
             break
         after = _info(client, next_)

@@ -240,10 +240,10 @@ ANSWER_EXPECTED = 30.0
 
 def unanswered(run: RunInfo) -> bool:
     """Whether the model should have answered by now, in an agent that does not report retries."""
-    from sfad.protocol.known import METERED  # not for verbs that show no runs
+    from sfad.protocol.known import METERED_PROGRAMS  # not for verbs that show no runs
 
     late = (run.usage.elapsed_s or 0.0) >= ANSWER_EXPECTED and not run.usage.messages
-    silent = run.meter in METERED and METERED[run.meter].retries_silently
+    silent = run.meter in METERED_PROGRAMS and METERED_PROGRAMS[run.meter].retries_silently
     return run.status is Status.RUNNING and silent and late
 
 
@@ -320,10 +320,10 @@ def pause_warning(run: RunInfo) -> str | None:
 
     Measured with Claude Code 2.1 and Codex 0.169: after 240 s in the middle of a reply both continue; after 330 s Claude fails
     and Codex repeats the call."""
-    from sfad.protocol.known import METERED
+    from sfad.protocol.known import METERED_PROGRAMS
 
     program = os.path.basename(run.argv[0]) if run.argv else ""
-    if program not in METERED and run.meter not in METERED:
+    if program not in METERED_PROGRAMS and run.meter not in METERED_PROGRAMS:
         return None
     bill = "the gateway reads and counts it" if run.by_gateway else "its cost is known after the resume"
     late = "a pause of more than 4 minutes in the middle of a reply makes the agent fail or repeat the call"

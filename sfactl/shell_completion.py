@@ -1,11 +1,11 @@
 """The words that a shell completes: runs, names, labels and agents from the daemon, and words that never change.
 
-The user waits after pressing Tab, so completion gives up after `PATIENCE` seconds. It prints nothing if no daemon is running.
+The user waits after pressing Tab, so it gives up after `COMPLETION_SECONDS`. It prints nothing if no daemon is running.
 """
 
 from __future__ import annotations
 
-from sfad.protocol.known import AGENTS, METERS, PROFILES, PROGRAMS
+from sfad.protocol.known import AGENTS, KNOWN_PROGRAMS, METERS, PROFILES
 from sfad.protocol.requests.daemon import AgentList, Agents, DaemonInfo, DaemonStatus
 from sfad.protocol.requests.listing import List, RunList
 from sfad.protocol.types import Action, LimitKind, RunInfo, Status
@@ -52,7 +52,7 @@ def _late(_number: int, _frame: object) -> None:
 
 # ---- The words that a shell completes: runs, names, labels and agents from the daemon, and words that never change
 
-PATIENCE = 0.5
+COMPLETION_SECONDS = 0.5
 """Seconds to wait for the daemon."""
 Candidate = tuple[str, str]
 """A word, and the description that the shell shows."""
@@ -62,7 +62,7 @@ def candidates(kind: str, begun: str, socket: str | None = None) -> list[Candida
     """Return the words of a kind of `CANDIDATES` that begin with `begun`, except those that the daemon does not send in time."""
     found: dict[str, str] = {}
     try:
-        with within(PATIENCE):
+        with within(COMPLETION_SECONDS):
             for word, about in CANDIDATES[kind](socket):
                 found.setdefault(word, about)
     except (Quit, OSError, Late):
@@ -127,7 +127,7 @@ CANDIDATES: dict[str, Callable[[str | None], Iterable[Candidate]]] = {
     "action": _fixed(*Action),
     "kind of limit": _fixed(*(f"{kind}=" for kind in LimitKind)),
     "shim": _fixed("install", "list", "remove"),
-    "program": _fixed(*PROGRAMS),
+    "program": _fixed(*KNOWN_PROGRAMS),
     "shell": _fixed("bash", "zsh", "fish"),
     "verb": lambda _socket: ((verb, verbs.summary(verb)) for verb in verbs.everything()),
 }

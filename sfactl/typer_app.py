@@ -220,7 +220,7 @@ def _completer(kind: str) -> Callable[[typer.Context, str], list[tuple[str, str]
 # ---- The limits of a run without options, for `run --help` and `spawn --help`: those of the running daemon, else those in the
 # config that a daemon started now would read.
 
-PATIENCE = 1.0
+ADVICE_SECONDS = 1.0
 """Seconds to wait for the daemon's answer."""
 SHOWN = [kind for kind in KINDS if kind.value in Profile.__struct_fields__]
 """The kinds that the help shows: those that a profile sets."""
@@ -248,7 +248,7 @@ def paragraph() -> str:
 
 def _settings() -> list[Setting]:
     try:
-        with within(PATIENCE), connect(None, tell=False) as client:
+        with within(ADVICE_SECONDS), connect(None, tell=False) as client:
             return client.call(Config(id=0), ConfigReply).settings
     except (Quit, Late):
         pass  # the help must work if no daemon is running

@@ -46,7 +46,7 @@ from .core.state.limits import check_range
 from .core.state.naming import NAME, is_name
 from .core.state.policy import DURATION, AlertPolicy, CallBounds, Invalid, Policy
 from .protocol.kinds import KINDS
-from .protocol.known import AGENTS, METERS, PROGRAMS
+from .protocol.known import AGENTS, KNOWN_PROGRAMS, METERS
 from .protocol.limits import parse_limit
 from .protocol.messages import Setting
 from .protocol.paths import is_systems, state_dir, xdg
@@ -351,7 +351,9 @@ class Configuration(Struct, frozen=True, kw_only=True):
     log: LogConfig = LogConfig()
     retention: RetentionConfig = RetentionConfig()
     programs: dict[str, ProgramConfig] = msgspec.field(
-        default_factory=lambda: {name: ProgramConfig(stop="SIGINT-main") for name, known in PROGRAMS.items() if known.interrupted}
+        default_factory=lambda: {
+            name: ProgramConfig(stop="SIGINT-main") for name, known in KNOWN_PROGRAMS.items() if known.interrupted
+        }
     )
     """By the program's name, as the loop rule derives it from a command."""
     prices: dict[str, Price] = {}

@@ -31,7 +31,7 @@ from ..options import COMMON, Parameter
 
 PARAMETERS: tuple[Parameter, ...] = COMMON
 
-PATIENCE = 10.0
+STEP_SECONDS = 10.0
 """Seconds that one step may take before the demo gives up."""
 CALL = '"$DEMO_PYTHON" -m sfactl'
 
@@ -198,7 +198,7 @@ def _surroundings(directory: Path) -> dict[str, str]:
 
 
 def _await_ready(readable: int, directory: Path) -> None:
-    ready, _, _ = select.select([readable], [], [], PATIENCE)
+    ready, _, _ = select.select([readable], [], [], STEP_SECONDS)
     told = os.read(readable, 16) if ready else b""
     os.close(readable)
     if not told:
@@ -259,7 +259,7 @@ class Stage:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE,
+            timeout=STEP_SECONDS,
             check=False,
         )
         lines = done.stdout.splitlines()
@@ -283,7 +283,7 @@ class Stage:
         # Open for writing too: otherwise the pipe ends when one process has written and the next has not opened it.
         gate = os.open(self._directory / "gate", os.O_RDWR)
         try:
-            while len(pids) < STUBBORN_PROCESSES and select.select([gate], [], [], PATIENCE)[0]:
+            while len(pids) < STUBBORN_PROCESSES and select.select([gate], [], [], STEP_SECONDS)[0]:
                 pids += map(int, os.read(gate, 4096).split())
         finally:
             os.close(gate)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sfad.protocol import shim_files
-from sfad.protocol.known import PROGRAMS
+from sfad.protocol.known import KNOWN_PROGRAMS
 from sfad.protocol.paths import SYSTEM_SHIMS, shim_dir, state_dir
 from sfad.protocol.requests.daemon import DaemonInfo, DaemonStatus
 from sfad.protocol.structs import Struct
@@ -133,7 +133,7 @@ def _install(directory: Path, programs: Sequence[str]) -> None:
             file.write(shim_files.text(program))
             os.fchmod(file.fileno(), 0o755)
         temporary.rename(directory / program)
-        if program not in PROGRAMS:
+        if program not in KNOWN_PROGRAMS:
             output.note(f"sfactl: {program} is not an agent program that sfad knows; each call of it in a run is now a child run")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sfad.protocol.known import METERED as KNOWN
+from sfad.protocol.known import METERED_PROGRAMS as KNOWN
 from sfad.protocol.paths import not_only_of_root, xdg
 from sfad.protocol.requests.daemon import AgentList, Agents
 from sfad.protocol.requests.starting import Spawn
@@ -26,7 +26,7 @@ from ..exits import UsageError
 SERVER = "sfad"
 ANSWER_WITHIN = 120
 """Seconds that a registered server takes for an answer at most: `sessions.sync_timeout_seconds`."""
-PATIENCE = 150
+TOOL_SECONDS = 150
 """Seconds that the program is told to wait for it."""
 
 
@@ -114,7 +114,7 @@ def _added(program: str, command: Sequence[str], given: Mapping[str, str]) -> tu
 
 
 def _entry(command: Sequence[str]) -> dict[str, Any]:
-    return {"command": command[0], "args": list(command[1:]), "timeout": PATIENCE * 1000}
+    return {"command": command[0], "args": list(command[1:]), "timeout": TOOL_SECONDS * 1000}
 
 
 def _servers(command: Sequence[str]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _servers(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _codex(command: Sequence[str]) -> dict[str, Any]:
-    return {"command": command[0], "args": list(command[1:]), "tool_timeout_sec": PATIENCE}
+    return {"command": command[0], "args": list(command[1:]), "tool_timeout_sec": TOOL_SECONDS}
 
 
 def _toml(value: str | float | list[str]) -> str:
@@ -131,7 +131,7 @@ def _toml(value: str | float | list[str]) -> str:
 
 
 def _opencode(command: Sequence[str]) -> dict[str, Any]:
-    return {"mcp": {SERVER: {"type": "local", "command": list(command), "enabled": True, "timeout": PATIENCE * 1000}}}
+    return {"mcp": {SERVER: {"type": "local", "command": list(command), "enabled": True, "timeout": TOOL_SECONDS * 1000}}}
 
 
 _OPENCODE_CONFIG = "OPENCODE_CONFIG_CONTENT"

@@ -27,7 +27,7 @@ AGAIN = 0.5
 """Seconds between attempts to reach a daemon that is away."""
 BEFORE = 64 * 1024
 """Bytes of earlier output that are shown."""
-MOST = 1024 * 1024
+MAX_TAIL = 1024 * 1024
 """Bytes that are shown of output which comes faster than it is read: the newest."""
 LOOK = 1.0
 """Seconds after which an agent's text is asked for again without a change of its file."""
@@ -174,7 +174,7 @@ class OutputTail:
         while True:
             reader.offset = max(reader.offset, os.fstat(file).st_size - before)
             yield reader.take() if reader.fill() else b""
-            before = MOST
+            before = MAX_TAIL
 
     def _texts(self, client: Client) -> Iterator[bytes]:
         """Yield what the agent's events say; nothing if they say nothing more so far."""

@@ -28,7 +28,7 @@ How to add a program: docs/metering.md.
 from collections.abc import Sequence
 
 from ..core.state.naming import program_name
-from ..protocol.known import ANY_PROGRAM, BY_REPORT, METERED, NO_METER
+from ..protocol.known import ANY_PROGRAM, BY_REPORT, METERED_PROGRAMS, NO_METER
 from .counters import Meter, Reading
 from .program import AgentProgram, SessionFiles, arguments, program_called
 from .setup_reader import NO_SETUPS as NO_SETUPS
@@ -38,20 +38,30 @@ from .setups import Setup as Setup
 from .setups import Surroundings as Surroundings
 from .setups import TreeUpstream as TreeUpstream
 
-__all__ = ["PROGRAMS", "SESSION_VARIABLES", "UNREAD", "AgentProgram", "Meter", "Reading", "chosen", "named", "session_files_of"]
+__all__ = [
+    "AGENT_PROGRAMS",
+    "SESSION_VARIABLES",
+    "UNREAD",
+    "AgentProgram",
+    "Meter",
+    "Reading",
+    "chosen",
+    "named",
+    "session_files_of",
+]
 
 
-PROGRAMS = tuple(program_called(name) for name in (*METERED, ANY_PROGRAM))
+AGENT_PROGRAMS = tuple(program_called(name) for name in (*METERED_PROGRAMS, ANY_PROGRAM))
 """Those with a meter, in the order in which they are tried for a command."""
 
-SESSION_VARIABLES = ("HOME", *(program.session_files.variable for program in PROGRAMS if program.session_files is not None))
+SESSION_VARIABLES = ("HOME", *(program.session_files.variable for program in AGENT_PROGRAMS if program.session_files is not None))
 
 UNREAD = (NO_METER, BY_REPORT)
 """Values of `--meter` for which no output is read."""
 
 
 def named(name: str | None) -> AgentProgram | None:
-    return next((program for program in PROGRAMS if program.name == name), None)
+    return next((program for program in AGENT_PROGRAMS if program.name == name), None)
 
 
 def chosen(argv: Sequence[str]) -> AgentProgram | None:
@@ -70,4 +80,4 @@ def session_files_of(meter: str | None, argv: Sequence[str]) -> SessionFiles | N
 
 def _of_command(argv: Sequence[str]) -> AgentProgram | None:
     name = program_name(argv)
-    return named(name) if name in METERED else None
+    return named(name) if name in METERED_PROGRAMS else None

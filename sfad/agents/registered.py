@@ -18,7 +18,7 @@ import msgspec
 from ..config import BUILT_IN, Agent, Configuration, entry_key
 from ..core.state.naming import executed_word, program_name
 from ..core.state.policy import Invalid
-from ..protocol.known import AGENTS, PROGRAMS
+from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from ..protocol.limits import parse_limit
 from ..protocol.messages import AgentInfo, Setting, Spawn
 from ..protocol.types import Limit
@@ -27,7 +27,7 @@ from .program import AgentProgram, program_called
 _PLACEHOLDER = re.compile(r"\{(task|model|provider|instructions|session|gateway)\}")
 _OPTIONS = "{options}"
 
-KNOWN_PROGRAMS = {name: Agent(description=PROGRAMS[name].title, command=program_called(name).command) for name in AGENTS}
+BUILT_IN_AGENTS = {name: Agent(description=KNOWN_PROGRAMS[name].title, command=program_called(name).command) for name in AGENTS}
 """Built-in agents. Each command starts a program without a terminal that prints the events that its meter reads."""
 
 
@@ -53,7 +53,7 @@ class Registered:
 def registered(config: Configuration, settings: Sequence[Setting]) -> dict[str, Registered]:
     """Return all agents by name. An entry of the config replaces a built-in agent."""
     source = {setting.key: setting.source for setting in settings}
-    found = {name: Registered(name, agent, BUILT_IN) for name, agent in KNOWN_PROGRAMS.items()}
+    found = {name: Registered(name, agent, BUILT_IN) for name, agent in BUILT_IN_AGENTS.items()}
     for name, agent in config.agents.items():
         found[name] = Registered(name, agent, source[f"{entry_key('agents', name)}.command"])
     return dict(sorted(found.items()))
@@ -124,7 +124,7 @@ def resumed_command(spawn: Spawn, session: str, task: str | None) -> list[bytes]
     words = [os.fsdecode(word) for word in spawn.argv]
     name = program_name(words)
     at = executed_word(words, name)
-    known = PROGRAMS.get(name)
+    known = KNOWN_PROGRAMS.get(name)
     if at is None or known is None or not known.title:
         return None
     own = words[at + 1 :]

@@ -1,7 +1,7 @@
 """Finds out, when a person starts a root, how the agent programs of its tree are to be led through the gateway.
 
 The files are a user's, on file systems that may not answer. So they are read in threads, at most `MOST_THREADS` of a user at a
-time, and no start waits longer than `PATIENCE`.
+time, and no start waits longer than `FILES_SECONDS`.
 """
 
 import math
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ..host.tasks import in_thread
 from ..protocol import shim_files
-from ..protocol.known import AGENTS, PROGRAMS
+from ..protocol.known import AGENTS, KNOWN_PROGRAMS
 from . import claude, gemini, setups
 from .program import program_called
 from .setups import Setup, Surroundings, TreeUpstream, UnreadableError, upwards
@@ -125,7 +125,7 @@ def tree_setups(surroundings: Surroundings, programs: Iterable[str]) -> TreeSetu
 
 T = TypeVar("T")
 
-PATIENCE = 1.0
+FILES_SECONDS = 1.0
 """Seconds that a start waits for the files."""
 MOST_THREADS = 4
 KEPT_FOR = 1.0
@@ -202,7 +202,7 @@ class SetupReader:
             finally:
                 self._reading[uid] -= 1
 
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(FILES_SECONDS):
             return await in_thread(counted, abandon=True, limiter=self._threads)
         return None
 
@@ -305,7 +305,7 @@ def _readable(status: os.stat_result, uid: int) -> bool:
 def _programs(path: str) -> list[str]:
     """Return the known agent programs that a PATH has, shims aside."""
     directories = [directory for directory in path.split(":")[:MOST_DIRECTORIES] if directory.startswith("/")]
-    return [program for program in PROGRAMS if any(_is_program(f"{directory}/{program}") for directory in directories)]
+    return [program for program in KNOWN_PROGRAMS if any(_is_program(f"{directory}/{program}") for directory in directories)]
 
 
 def _is_program(path: str) -> bool:

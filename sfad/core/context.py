@@ -18,7 +18,7 @@ from .state.vocabulary import Timer
 # ---- How many events may come of what an agent does at will: each is a row of the ledger, which it must not fill
 
 
-MOST = 10
+MAX_EVENTS = 10
 WINDOW = 60.0
 """Seconds."""
 MAX_CAUSES = 1000
@@ -26,7 +26,7 @@ MAX_CAUSES = 1000
 
 
 class EventRate:
-    """Admits `MOST` events in a `WINDOW` for each cause."""
+    """Admits `MAX_EVENTS` events in a `WINDOW` for each cause."""
 
     def __init__(self) -> None:
         self._told: dict[Hashable, list[float]] = {}
@@ -38,7 +38,7 @@ class EventRate:
         if told is None:
             self._forget_old(at)
             told = self._told[cause] = []
-        if len(told) == MOST:
+        if len(told) == MAX_EVENTS:
             if at - told[0] < WINDOW:
                 return False
             del told[0]

@@ -254,7 +254,7 @@ KEPT = (
 )  # fmt: skip
 """And `LC_*`."""
 
-MOST = 4096
+MAX_SAVED = 4096
 """Bytes of a variable with its name."""
 
 _KEPT = (b"LC_", *(f"{name}=".encode() for name in KEPT))
@@ -264,7 +264,7 @@ def kept_variables(env: Iterable[bytes]) -> list[bytes]:
     """Return these variables of an environment. Of two with one name the first counts, as for getenv(3)."""
     found: dict[bytes, bytes] = {}
     for item in env:
-        if item.startswith(_KEPT) and len(item) <= MOST:
+        if item.startswith(_KEPT) and len(item) <= MAX_SAVED:
             found.setdefault(item.partition(b"=")[0], item)
     return list(found.values())
 

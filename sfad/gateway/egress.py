@@ -26,7 +26,7 @@ from .upstreams import downward, upward
 # ---- Reads the name of the server from the first message of a TLS connection (RFC 8446, section 4.1.2; RFC 6066, section 3)
 
 
-MOST = 16 << 10
+MAX_HELLO = 16 << 10
 """Bytes of a ClientHello. With keys that withstand quantum computers they have 2 KiB."""
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
 _RECORD_HEAD, _MESSAGE_HEAD = 5, 4
@@ -65,8 +65,8 @@ class ClientHello:
             del self._records[:end]
             if self._is_whole():
                 return True
-        if len(self._records) + len(self._message) > MOST:
-            raise MalformedHelloError(f"it has more than {MOST >> 10} KiB")
+        if len(self._records) + len(self._message) > MAX_HELLO:
+            raise MalformedHelloError(f"it has more than {MAX_HELLO >> 10} KiB")
         return False
 
     def _is_whole(self) -> bool:

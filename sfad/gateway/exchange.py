@@ -37,7 +37,7 @@ from .upstreams import RawHeaders, Route, Trust, Upstream, downward, proxy_token
 # ---- What `sfactl doctor` asks the gateway: whether upstreams answer, their keys can be read, and the kernel tells who calls
 
 
-PATIENCE = 5.0
+CHECKUP_SECONDS = 5.0
 """Seconds that an upstream may take to answer."""
 
 
@@ -58,13 +58,13 @@ async def _look_at(client: httpx2.AsyncClient, upstream: Upstream, found: dict[s
         found["exposed"] = upstream.exposed()
     except (OSError, LookupError) as error:
         found["key_error"] = str(error)
-    with trio.move_on_after(PATIENCE) as waiting:
+    with trio.move_on_after(CHECKUP_SECONDS) as waiting:
         try:
             found["status"] = (await client.head(upstream.url)).status_code
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             found["error"] = str(error) or type(error).__name__
     if waiting.cancelled_caught:
-        found["error"] = f"no answer within {PATIENCE:g} s"
+        found["error"] = f"no answer within {CHECKUP_SECONDS:g} s"
 
 
 # ---- exchange

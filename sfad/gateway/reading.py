@@ -27,7 +27,7 @@ MAX_BODY = 64 << 20
 """Bytes of a call's body. The providers take 32 MiB at most, or 100 MiB of which nearly all is an uploaded file."""
 SMALL = 128 << 10
 """Bytes of a body that is read at once. Whatever it holds, that takes some milliseconds."""
-PATIENCE = 10.0
+ANSWER_SECONDS = 10.0
 """Seconds that one body may take. One of 64 MiB takes about one."""
 MAX_MEMORY = 1 << 30
 """Bytes of address space of the process. JSON can take thirty times its size."""
@@ -107,10 +107,10 @@ class BodyReader:
         of_run, of_user = (self._turns.setdefault(whose, trio.Lock()) for whose in (run, user))
         async with of_run, of_user, self._turn:
             try:
-                with trio.fail_after(PATIENCE):
+                with trio.fail_after(ANSWER_SECONDS):
                     return await self._ask(question, raw)
             except trio.TooSlowError:
-                raise ValueError(f"it takes more than {PATIENCE:g} s") from None
+                raise ValueError(f"it takes more than {ANSWER_SECONDS:g} s") from None
             except (trio.BrokenResourceError, EOFError, OSError):
                 raise ValueError("the process that reads it has ended, as by lack of memory") from None
 

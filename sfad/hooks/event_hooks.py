@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from ..config import Hook
-from ..core.context import MOST, EventRate
+from ..core.context import MAX_EVENTS, EventRate
 from ..host.tasks import Background
 from ..protocol.event_types import HOOK_TYPES
 from ..protocol.messages import HookState
@@ -151,7 +151,7 @@ class EventHooks:
                 if self._rate.admits((name, event.type, event.run_id, event.scope), trio.current_time()):
                     self._drop(name, hook, self._push(hook, event), "more events wait than may")
                 else:
-                    self._drop(name, hook, event, f"it is started {MOST} times a minute for one type of event of one run")
+                    self._drop(name, hook, event, f"it is started {MAX_EVENTS} times a minute for one type of event of one run")
         self._start()
 
     def _drop(self, name: str, hook: _Hook, event: Event | None, why: str) -> None:

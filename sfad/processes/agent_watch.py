@@ -15,7 +15,7 @@ import trio
 from ..core.events import AgentProcess, AgentSeen
 from ..core.state.naming import agent_of, executed_word
 from ..host.process_events import ExecEvents
-from ..protocol.known import PROGRAMS
+from ..protocol.known import KNOWN_PROGRAMS
 from . import procfs
 from .contain.interface import RunContainment
 from .launched_runs import LaunchedRun, LaunchedRuns
@@ -176,5 +176,5 @@ class AgentWatch:
 
 def _serves(words: list[str], program: str) -> bool:
     """Return whether a process is a background process of an agent program's own."""
-    at, known = executed_word(words, program), PROGRAMS.get(program)
+    at, known = executed_word(words, program), KNOWN_PROGRAMS.get(program)
     return at is not None and known is not None and known.serves is not None and words[at + 1 : at + 2] == [known.serves]

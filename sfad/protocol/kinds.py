@@ -99,17 +99,17 @@ KINDS: dict[LimitKind, LimitSpec] = {
 TIMED = frozenset(kind for kind, spec in KINDS.items() if spec.unit == "s")
 """Kinds of which a breach is use at the threshold, not above it."""
 
-METERED = frozenset(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")
+METERED_KINDS = frozenset(kind for kind, spec in KINDS.items() if spec.counted_by == "meter")
 """Kinds that cannot be enforced unless a meter or the agent tells what the run uses."""
 
 COSTS = frozenset(kind for kind, spec in KINDS.items() if spec.unit == "USD")
 
 BY_KERNEL = tuple(kind for kind, spec in KINDS.items() if spec.counted_by == "kernel")
 
-TREE_USE = tuple(kind for kind in KINDS if kind in METERED and KINDS[kind].scope == "tree")
+TREE_USE = tuple(kind for kind in KINDS if kind in METERED_KINDS and KINDS[kind].scope == "tree")
 """Kinds of use that count against every ancestor as well."""
 
-COUNTS = tuple(kind.value for kind in KINDS if kind in METERED and KINDS[kind].scope == "run")
+COUNTS = tuple(kind.value for kind in KINDS if kind in METERED_KINDS and KINDS[kind].scope == "run")
 """Numbers that a source tells and the daemon only adds up. They have these names in `Reading`, `Use`, `Usage` and `Report`."""
 
 DEFAULT_KEYS = {kind: spec.key or kind.value for kind, spec in KINDS.items()}

@@ -35,7 +35,7 @@ class KnownProgram(Struct, frozen=True):
     """The file of JSON in which a person registers one."""
 
 
-PROGRAMS: dict[str, KnownProgram] = {
+KNOWN_PROGRAMS: dict[str, KnownProgram] = {
     "claude": KnownProgram(
         "Claude Code",
         metered=True,
@@ -100,10 +100,10 @@ PROGRAMS: dict[str, KnownProgram] = {
 }
 """Agent programs. `sfad.agents` has a module of the same name for each that has a title; docs/metering.md says how to add one."""
 
-METERED = {name: program for name, program in PROGRAMS.items() if program.metered}
+METERED_PROGRAMS = {name: program for name, program in KNOWN_PROGRAMS.items() if program.metered}
 """Agent programs whose events a meter reads."""
 
-AGENTS = tuple(name for name, program in PROGRAMS.items() if program.title)
+AGENTS = tuple(name for name, program in KNOWN_PROGRAMS.items() if program.title)
 """Built-in agents: programs that can be started by their names."""
 
 BASE_URLS = {
@@ -129,7 +129,7 @@ NO_METER = "none"
 BY_REPORT = "report"
 """The value of `--meter` for an agent that reports what it uses (`sfactl report`, `sfactl.client`). Its output is not read."""
 
-METERS = (*METERED, ANY_PROGRAM, BY_REPORT, NO_METER)
+METERS = (*METERED_PROGRAMS, ANY_PROGRAM, BY_REPORT, NO_METER)
 
 CODING_AGENT = "coding-agent"
 """The profile of a run of a known agent program that names no profile."""

@@ -386,7 +386,7 @@ def bounds_of(run: Run) -> Bounds:
 # ---- The command of `--on-end`, as it is saved from its run's admission until it was executed
 
 
-MOST = 4096
+MAX_ON_END = 4096
 """Characters of the command."""
 
 

@@ -40,7 +40,7 @@ from .live import Live
 # ---- Alerts that are raised, as they are shown
 
 
-MOST = 500
+MAX_ALERTS = 500
 """Alerts that one answer has, the oldest: each is about 300 bytes."""
 
 
@@ -50,7 +50,7 @@ def alerts_of(run: Run, now: float) -> list[AlertState]:
 
 def all_alerts(runs: Iterable[Run], shared: Mapping[Key, RaisedAlert], now: float) -> list[AlertState]:
     """Return the alerts about these runs, and `shared` ones, the oldest first. `now`: on the core's clock."""
-    return sorted([*_shared(shared, now), *(state for run in runs for state in alerts_of(run, now))], key=_since)[:MOST]
+    return sorted([*_shared(shared, now), *(state for run in runs for state in alerts_of(run, now))], key=_since)[:MAX_ALERTS]
 
 
 def _shared(shared: Mapping[Key, RaisedAlert], now: float) -> Iterator[AlertState]:
@@ -305,7 +305,7 @@ MOST_RECALLED = 64 << 10
 
 
 def to_recall(asked: Spawn, decided: Spawn, above: Live | None) -> bytes | None:
-    """Return what is to be kept of a request, or `None` if it is larger than `MOST`. `decided`: what the daemon has made of it;
+    """Return what is to be kept of a request, or `None` if that is too large. `decided`: what the daemon has made of it;
     `above`: the run that the new one inherits from."""
     if sum(map(len, asked.argv)) > MOST_RECALLED:
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ..agents.program import AgentProgram, SessionFiles, SessionPlace, SessionQuery, SessionSearch
-from ..protocol.known import PROGRAMS
+from ..protocol.known import KNOWN_PROGRAMS
 from .sessions import OWNER_WITHIN, FileSearch
 
 LAST_LINE = 4 << 20
@@ -59,7 +59,7 @@ class WantedSession:
 
     @property
     def _title(self) -> str:
-        return PROGRAMS[self.program.name].title
+        return KNOWN_PROGRAMS[self.program.name].title
 
     def _check_files(self, files: SessionFiles, places: list[SessionPlace], session: str, project: str, cwd: str) -> None:
         for path, descriptor in FileSearch(self.uid, 0.0).found(places):

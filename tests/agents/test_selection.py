@@ -6,8 +6,8 @@ import shlex
 
 import pytest
 
-from sfad.agents import PROGRAMS, AgentProgram, chosen, named
-from sfad.protocol.known import METERED
+from sfad.agents import AGENT_PROGRAMS, AgentProgram, chosen, named
+from sfad.protocol.known import METERED_PROGRAMS
 
 COMMANDS = """
 claude -p hi --output-format stream-json --verbose                     claude
@@ -69,12 +69,12 @@ def test_no_command_has_no_meter() -> None:
 
 
 def test_every_program_has_a_name_of_its_own() -> None:
-    assert [program.name for program in PROGRAMS] == [*METERED, "jsonl"]
-    assert [named(program.name) for program in PROGRAMS] == list(PROGRAMS)
+    assert [program.name for program in AGENT_PROGRAMS] == [*METERED_PROGRAMS, "jsonl"]
+    assert [named(program.name) for program in AGENT_PROGRAMS] == list(AGENT_PROGRAMS)
     assert named("aider") is None
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", AGENT_PROGRAMS, ids=lambda program: program.name)
 def test_a_meter_may_be_named_for_any_command(program: AgentProgram) -> None:
     for argv in ([], ["sh", "agent.sh"], ["\udcff"], ["claude"], ["codex", "-m"]):
         program.meter(argv).feed(b"x\n")

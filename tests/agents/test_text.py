@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sfad.agents import PROGRAMS, AgentProgram, named
+from sfad.agents import AGENT_PROGRAMS, AgentProgram, named
 from sfad.agents.text import MAX_EVENT, READ_SIZE, Cursor, TextReader, answer
 from tests.agents.recordings import STREAMS
 
@@ -204,7 +204,7 @@ def test_answer_of_a_stream_without_its_beginning() -> None:
     assert answer(CLAUDE, lines(said("so far"), result("no", is_error=True))) == b"so far\nThe agent failed: no"
 
 
-@pytest.mark.parametrize("speaker", PROGRAMS, ids=lambda each: each.name)
+@pytest.mark.parametrize("speaker", AGENT_PROGRAMS, ids=lambda each: each.name)
 def test_no_event_of_wrong_types_breaks_a_reader(speaker: AgentProgram) -> None:
     odd: list[Any] = [None, 1, "x", [], {}, [None], {"type": 1}]
     for path in STREAMS.glob("*.jsonl"):

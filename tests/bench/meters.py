@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from sfad.agents import PROGRAMS, Meter
+from sfad.agents import AGENT_PROGRAMS, Meter
 
 PIECE = 262_144
 TOTAL = 200_000_000
@@ -25,7 +25,7 @@ def main() -> None:
     """Print a line for each kind of output."""
     for name, line in LINES.items():
         piece = (line * (PIECE // len(line) + 1))[:PIECE]
-        figures = (f"{program.name} {seconds(program.meter([]), piece):.2f}" for program in PROGRAMS)
+        figures = (f"{program.name} {seconds(program.meter([]), piece):.2f}" for program in AGENT_PROGRAMS)
         print(f"{name:14}", *figures, sep="  ")
 
 

@@ -87,7 +87,7 @@ def test_a_meter_and_the_variable_that_keeps_no_output() -> None:
 
 
 def test_every_meter_is_one_of_the_daemons() -> None:
-    assert set(METERS) == {program.name for program in agents.PROGRAMS} | {"none", "report"}
+    assert set(METERS) == {program.name for program in agents.AGENT_PROGRAMS} | {"none", "report"}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sfad.core.context import MAX_CAUSES, MOST, WINDOW, EventRate
+from sfad.core.context import MAX_CAUSES, MAX_EVENTS, WINDOW, EventRate
 
 
 def test_each_cause_has_its_own_rate() -> None:
     rate = EventRate()
-    assert [rate.admits("a", at) for at in range(MOST + 2)] == [True] * MOST + [False] * 2
-    assert rate.admits("b", MOST)
+    assert [rate.admits("a", at) for at in range(MAX_EVENTS + 2)] == [True] * MAX_EVENTS + [False] * 2
+    assert rate.admits("b", MAX_EVENTS)
     assert rate.admits("a", WINDOW)
     assert not rate.admits("a", WINDOW + 0.5)
     assert rate.admits("a", WINDOW + 1)

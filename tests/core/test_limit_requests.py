@@ -6,7 +6,7 @@ import pytest
 
 from sfad.core import commands as c
 from sfad.core import events as e
-from sfad.core.context import MOST, WINDOW
+from sfad.core.context import MAX_EVENTS, WINDOW
 from sfad.core.state.policy import Policy
 from sfad.core.state.run import Run
 from sfad.protocol.types import ErrorCode, Status
@@ -163,7 +163,7 @@ def test_what_a_run_does_in_a_loop_becomes_ten_events_a_minute_and_what_the_oper
     a = t.start("a", limits="turns=100")
     for turns in range(90, 70, -1):
         (t >> t.limit(a, f"turns={turns}", inside(a))).skip()
-    assert len(t.said) == MOST
+    assert len(t.said) == MAX_EVENTS
     assert t.held(a, "turns").limit.threshold == 71
     t.later(WINDOW)
     (t >> t.limit(a, "turns=70", inside(a))).skip()

@@ -12,7 +12,7 @@ from sfad.core import events as e
 from sfad.core.state.budgets import to_core
 from sfad.core.state.limits import ActiveLimit, crossings
 from sfad.core.state.policy import DEFAULT_LIMITS, Policy
-from sfad.protocol.kinds import KINDS, METERED
+from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.known import PROFILES
 from sfad.protocol.limits import format_amount
 from sfad.protocol.types import Action, ErrorCode, Limit, LimitKind, Status
@@ -135,7 +135,7 @@ def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
     least, _, _, acts = RANGES[kind]
     t = Transcript()
     event = t.spawn("a", limits=asking(kind, least, action), attempts=2)
-    if acts and action is Action.REFUSE and LimitKind(kind) not in METERED:
+    if acts and action is Action.REFUSE and LimitKind(kind) not in METERED_KINDS:
         assert t.failed(event).startswith(f"the limit '{kind}' cannot refuse (--limit)")
     elif acts and action is Action.CONTINUE and kind != "silence":
         assert t.failed(event).startswith(f"the limit '{kind}' cannot continue a session (--limit)")
@@ -149,7 +149,7 @@ def test_which_kinds_take_an_action(kind: str, action: Action) -> None:
 def test_scopes() -> None:
     of_runs = {kind.value for kind in KINDS if KINDS[kind].scope == "run"}
     assert of_runs == {"time", "turns", "messages", "output", "silence"}
-    assert {"turns", "messages", "tokens", "cost", "planning_cost", "execution_cost"} == {kind.value for kind in METERED}
+    assert {"turns", "messages", "tokens", "cost", "planning_cost", "execution_cost"} == {kind.value for kind in METERED_KINDS}
 
 
 # ---- defaults, profiles, precedence

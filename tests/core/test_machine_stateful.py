@@ -21,7 +21,7 @@ from sfad.core.state.policy import Policy
 from sfad.core.state.request import Asked
 from sfad.core.state.run import Run, Rung
 from sfad.core.state.vocabulary import Timer
-from sfad.protocol.kinds import KINDS, METERED
+from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.types import Action, After, Bound, Claim, Limit, LimitKind, RunId, Source, Status
 
 from .machine_model import BEFORE, OF_RUNS, OF_TREES, Book, Box, Crashed, World, every_move, snapshot
@@ -64,7 +64,7 @@ def limits_of(kinds: list[LimitKind], *, acting: bool = True) -> st.SearchStrate
 
 
 def _takes(kind: LimitKind, action: Action | None) -> bool:
-    return KINDS[kind].acts and (action is not Action.REFUSE or kind in METERED)
+    return KINDS[kind].acts and (action is not Action.REFUSE or kind in METERED_KINDS)
 
 
 OFTEN = [LimitKind.TURNS, LimitKind.TOKENS, LimitKind.COST]

@@ -23,7 +23,7 @@ from sfad.core.state.account import OpenReservation, Use
 from sfad.core.state.budgets import NANOS
 from sfad.core.state.policy import Policy
 from sfad.core.state.request import Asked
-from sfad.protocol.kinds import METERED
+from sfad.protocol.kinds import METERED_KINDS
 from sfad.protocol.types import Action, Limit, LimitKind, Role
 
 from .machine_model import BEFORE, Book, Crashed, World
@@ -93,7 +93,7 @@ class Walk:
     def limit(self, kinds: list[LimitKind]) -> Limit:
         kind = self.dice.choice(kinds)
         action = self.dice.choice(EVERY_ACTION) if kind not in {LimitKind.OUTPUT, LimitKind.CPU} else None
-        action = action if action is not Action.REFUSE or kind in METERED else None
+        action = action if action is not Action.REFUSE or kind in METERED_KINDS else None
         return Limit(kind=kind, threshold=self.dice.choice(THRESHOLDS[kind]), action=action, source="--limit")
 
     def limits(self) -> tuple[Limit, ...]:

@@ -13,11 +13,11 @@ import typer
 from sfactl import verbs
 from sfactl.__main__ import split
 from sfactl.options import NotPlain, before_command, read
-from sfad.agents.registered import KNOWN_PROGRAMS
+from sfad.agents.registered import BUILT_IN_AGENTS
 from sfad.cli import app
 from tests.docs.pages import DOCS, README, blocks, pages, spans
 
-AGENTS = {*KNOWN_PROGRAMS, "reviewer"}
+AGENTS = {*BUILT_IN_AGENTS, "reviewer"}
 """Agents that the pages start by name."""
 
 _ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "<", "(", ")"}

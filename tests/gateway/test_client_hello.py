@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.gateway.egress import MOST, ClientHello, MalformedHelloError, NotTlsError
+from sfad.gateway.egress import MAX_HELLO, ClientHello, MalformedHelloError, NotTlsError
 
 
 def real(name: str | None, *, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
@@ -41,7 +41,7 @@ def name_of(data: bytes, step: int) -> str | None:
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("name", ["site.example", "a.very-long.name.example", None])
 def test_the_name_of_a_real_one(name: str | None, newest: ssl.TLSVersion) -> None:
-    assert name_of(real(name, newest=newest), MOST) == name
+    assert name_of(real(name, newest=newest), MAX_HELLO) == name
 
 
 @given(record=st.integers(1, 600), step=st.integers(1, 700))
@@ -77,11 +77,11 @@ def with_names(*names: bytes) -> bytes:
 
 def test_an_ambiguous_one_is_malformed() -> None:
     """The server could read another name than the gateway."""
-    assert name_of(with_names(b"Site.example"), MOST) == "site.example"
+    assert name_of(with_names(b"Site.example"), MAX_HELLO) == "site.example"
     twice = with_names(b"a.example", b"b.example")
     empty_record = b"\x16\x03\x01\0\0" + real("site.example")
     alert = recut(real("site.example"), 100)[:105] + b"\x15\x03\x01\0\2\2\x70"
-    long = with_names(b"a" * MOST)
+    long = with_names(b"a" * MAX_HELLO)
     for data in (twice, empty_record, alert, long, with_names(b"\xff.example")):
         with pytest.raises(MalformedHelloError):
             name_of(data, 100)

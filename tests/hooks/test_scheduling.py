@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sfad.config import Hook
-from sfad.core.context import MOST, WINDOW
+from sfad.core.context import MAX_EVENTS, WINDOW
 from sfad.hooks.end_hooks import AT_ONCE, AT_ONCE_IN_ALL, AT_ONCE_RESERVED, EndHooks
 from sfad.hooks.event_hooks import WAITING, EventHooks
 from sfad.hooks.processes import HookCommand, HookProcesses, HookReports, HookResult
@@ -112,21 +112,21 @@ async def test_events_that_hooks_cause_themselves_start_them_so_often(mock_clock
     told, commands = Told(), Commands(lambda _: False)
     async with background() as tasks:
         hooks = event_hooks(commands, tasks, told, "resumes")
-        for number in range(1, MOST + 4):
+        for number in range(1, MAX_EVENTS + 4):
             hooks.take(happened(number))
             await wait_all_tasks_blocked()
-        assert len(commands.ended) == MOST
+        assert len(commands.ended) == MAX_EVENTS
         assert hooks.states()[0].dropped == 3
         assert [message for message, _ in told] == [
-            f"hook 'resumes' is not started for each event: it is started {MOST} times a minute for one type of event of one run,"
-            f" beginning with run_paused 1 (event {MOST + 1})"
+            f"hook 'resumes' is not started for each event: it is started {MAX_EVENTS} times a minute for one type of event of one"
+            f" run, beginning with run_paused 1 (event {MAX_EVENTS + 1})"
         ]
         hooks.take(happened(100, what="run_failed"))
         hooks.take(happened(101, "2"))
         mock_clock.jump(WINDOW)
         hooks.take(happened(102))
         await wait_all_tasks_blocked()
-        assert len(commands.ended) == MOST + 3
+        assert len(commands.ended) == MAX_EVENTS + 3
 
 
 async def test_commands_of_users_that_hang_hold_up_no_other_users() -> None:

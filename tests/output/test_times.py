@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sfad.protocol.requests.following import OutputTime
 from sfad.storage.output.files import OutputFiles, Suffix
-from sfad.storage.output.times import MOST, WriteTimes, read, told
+from sfad.storage.output.times import MAX_ENTRIES, WriteTimes, read, told
 from tests.ledger.samples import run as info
 
 BEGAN = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -109,12 +109,12 @@ def test_times_of_a_truncated_file_begin_again(tmp_path: Path) -> None:
 def test_an_index_is_bounded_and_says_where_it_has_lost_detail(tmp_path: Path) -> None:
     run = Writing(tmp_path)
     run.begin()
-    for after in range(2, 3 * MOST, 2):
+    for after in range(2, 3 * MAX_ENTRIES, 2):
         run.write(after)
-    assert run.index.stat().st_size <= (MOST + 1) * 16
+    assert run.index.stat().st_size <= (MAX_ENTRIES + 1) * 16
     times = run.told()[0]
     assert times == sorted(times)
-    assert times[-2:] == [(3 * MOST - 4, 3 * MOST - 4, True), (3 * MOST - 2, 3 * MOST - 2, True)]
+    assert times[-2:] == [(3 * MAX_ENTRIES - 4, 3 * MAX_ENTRIES - 4, True), (3 * MAX_ENTRIES - 2, 3 * MAX_ENTRIES - 2, True)]
     assert not times[1][2]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfad.agents import PROGRAMS
+from sfad.agents import AGENT_PROGRAMS
 from sfad.daemon.server.results import MAX_READ, MAX_TEXT, composed
 from sfad.protocol.types import Event, Status
 from tests.ledger.samples import run
@@ -30,7 +30,9 @@ def told(
     return composed(info, events, [(start, stdout), (0, stderr)], tail)
 
 
-@given(stdout=HOSTILE, stderr=HOSTILE, message=st.text(), meter=st.sampled_from([None, *(program.name for program in PROGRAMS)]))
+@given(
+    stdout=HOSTILE, stderr=HOSTILE, message=st.text(), meter=st.sampled_from([None, *(program.name for program in AGENT_PROGRAMS)])
+)
 def test_nothing_dangerous_is_left(stdout: bytes, stderr: bytes, message: str, meter: str | None) -> None:
     block, _ = told(stdout, stderr, Event(type="run_progress", message=message), meter=meter)
     assert block.count("<") == block.count(">") == 2

@@ -25,7 +25,7 @@ from ..life.stopping import Stopping
 from ..limits.enforcement import LimitEnforcement
 from ..limits.plans import PlanBar, Plans
 from ..state.limits import PROFILED, ActiveLimit, is_default, is_from_above, narrow, profile_limits, step
-from ..state.naming import AGENT_PROGRAMS, program_name
+from ..state.naming import AGENT_COMMANDS, program_name
 from ..state.policy import Invalid
 from ..state.quotas import HOUR, QuotaUse, SlidingWindow
 from ..state.run import Ending, Run
@@ -133,7 +133,7 @@ class Widening:
     def agent_started(self, run: Run, program: str, at: float) -> bool:
         """Raise the limits of the run and of those above it, because an agent program starts in it. Return whether that changed
         any."""
-        if program not in AGENT_PROGRAMS or not self._ctx.policy.program_profile:
+        if program not in AGENT_COMMANDS or not self._ctx.policy.program_profile:
             return False
         # from the root down, because the limits of a run are never above those of its parent
         widened = [each for each in run.lineage if self._widen(each, program, at)]

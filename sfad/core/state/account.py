@@ -75,7 +75,7 @@ _SUMMED = tuple(name for name in Use.__dataclass_fields__ if name not in ("cost_
 
 NOTHING = Use()
 
-MOST = 10**15
+MAX_USE = 10**15
 """The largest sum of tokens, or of dollars: whatever an agent reports, its descendants' sum can be encoded in 64 bits."""
 
 
@@ -85,7 +85,7 @@ _MONEY = COSTS | {"unsure_cost"}
 def _sum(name: str, one: int | None, other: int | None) -> int | None:
     if one is None or other is None:
         return other if one is None else one
-    return min(one + other, MOST * NANOS if name in _MONEY else MOST)
+    return min(one + other, MAX_USE * NANOS if name in _MONEY else MAX_USE)
 
 
 def _first(figures: Iterable[int | None]) -> int | None:

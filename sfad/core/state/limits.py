@@ -7,7 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...protocol.kinds import BY_KERNEL, COSTS, KINDS, METERED, TIMED
+from ...protocol.kinds import BY_KERNEL, COSTS, KINDS, METERED_KINDS, TIMED
 from ...protocol.known import CODING_AGENT, PROFILES, Profile
 from ...protocol.limits import format_amount
 from ...protocol.types import Action, Limit, LimitKind, RunId
@@ -25,7 +25,7 @@ NEED_COUNTING = (LimitKind.COST, LimitKind.PLANNING_COST, LimitKind.EXECUTION_CO
 _OF_ONE_RUN = tuple(kind for kind, spec in KINDS.items() if spec.scope == "run" and kind is not LimitKind.TIME)
 """Kinds that a child's own limits are lowered in, to its parent's."""
 
-_ANSWERED = METERED | {LimitKind.TIME}
+_ANSWERED = METERED_KINDS | {LimitKind.TIME}
 """Kinds whose defaults `--on-limit` changes. Those of memory and processes protect the machine, and only change where the limit
 itself was asked for."""
 
@@ -34,7 +34,7 @@ SILENT_AGENT = Limit(kind=LimitKind.SILENCE, threshold=1800.0, action=Action.WAR
 """Of known agent programs: a model call seldom takes longer than ten minutes, and a person is told of a run that hangs."""
 
 
-_ONLY_OF: Mapping[Action, Collection[LimitKind]] = {Action.REFUSE: METERED, Action.CONTINUE: (LimitKind.SILENCE,)}
+_ONLY_OF: Mapping[Action, Collection[LimitKind]] = {Action.REFUSE: METERED_KINDS, Action.CONTINUE: (LimitKind.SILENCE,)}
 """Actions that only some kinds can have: what is reserved before it is used can be refused; after any other breach than of silence,
 a continued session would exceed the limit again."""
 
@@ -232,10 +232,10 @@ def check_range(limit: Limit, policy: Policy) -> None:
             f"the limit '{limit.kind}' cannot continue a session ({limit.source}), because it would be exceeded again; only "
             "silence can, as in silence=15m:continue. After another limit: sfactl continue RUN --limit …"
         )
-    if limit.action is Action.REFUSE and limit.kind not in METERED:
+    if limit.action is Action.REFUSE and limit.kind not in METERED_KINDS:
         raise Invalid(
             f"the limit '{limit.kind}' cannot refuse ({limit.source}): only what is reserved before it is used can be refused, "
-            f"which is {', '.join(sorted(METERED))}"
+            f"which is {', '.join(sorted(METERED_KINDS))}"
         )
     within = spec.least <= threshold < inf and (most is None or threshold <= most)  # false for a NaN, too
     if not within or (threshold != int(threshold) and spec.whole):

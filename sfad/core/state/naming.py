@@ -11,7 +11,7 @@ import shlex
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 
-from ...protocol.known import PROGRAMS
+from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.sanitise import is_invisible
 
 NAME = "1 to 64 letters, digits, . _ and -"
@@ -19,8 +19,8 @@ NAME = "1 to 64 letters, digits, . _ and -"
 LONGEST = 64
 _PLAIN = re.compile(r"[A-Za-z0-9._-]*")
 
-_BY_PACKAGE = {package: name for name, program in PROGRAMS.items() for package in program.packages}
-AGENT_PROGRAMS = frozenset({*PROGRAMS, *_BY_PACKAGE})
+_BY_PACKAGE = {package: name for name, program in KNOWN_PROGRAMS.items() for package in program.packages}
+AGENT_COMMANDS = frozenset({*KNOWN_PROGRAMS, *_BY_PACKAGE})
 """Derived names of programs that are coding agents, and of the packages that they come in."""
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "busybox"})

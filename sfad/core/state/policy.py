@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from ...protocol.kinds import KINDS
-from ...protocol.known import PROGRAMS
+from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.types import Action, Bound, Limit, LimitKind
 from .access import OPERATOR_ONLY, AccessRules
 
@@ -148,7 +148,7 @@ class Policy:
     grace: float = 5.0
     polite: float = 1.0
     """The part of the grace that the main processes of `interrupted` programs have for themselves."""
-    interrupted: frozenset[str] = frozenset(name for name, program in PROGRAMS.items() if program.interrupted)
+    interrupted: frozenset[str] = frozenset(name for name, program in KNOWN_PROGRAMS.items() if program.interrupted)
     """Programs (`naming.program_name`) whose main process gets SIGINT alone before their run is signalled."""
     kill_wait: float = 10.0
     trees_per_user: int = 32

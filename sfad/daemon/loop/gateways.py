@@ -29,7 +29,7 @@ from ...host.tasks import in_thread, keep_serving
 from ...processes import procfs
 from ...processes.launcher import Launcher
 from ...protocol.event_types import EventType
-from ...protocol.known import PROGRAMS
+from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.messages import EndCall, UpstreamInfo
 from ...protocol.types import RunId, Severity
 from ...runs.live import Live
@@ -327,7 +327,7 @@ class ConnectionWatch:
 
 def _connects(program: str) -> str | None:
     """Return the host to which a program connects for other things than calls."""
-    known = PROGRAMS.get(program)
+    known = KNOWN_PROGRAMS.get(program)
     return known.connects if known is not None else None
 
 

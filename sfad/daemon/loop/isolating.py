@@ -13,7 +13,7 @@ from ...gateway.egress_rules import is_model_api
 from ...processes.isolation.programs import VARIABLES
 from ...processes.isolation.sandbox import Sandbox, impossible
 from ...protocol.egress import Destination, destination
-from ...protocol.known import PROGRAMS
+from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.messages import Spawn
 from ...protocol.types import Isolation
 from ...runs.live import Live
@@ -22,7 +22,7 @@ from .worktrees import isolated
 
 Least = Literal["off", "on", "net"]
 _PLACES = (
-    *(f"{each.files_variable}=/".encode() for each in PROGRAMS.values() if each.files_variable),
+    *(f"{each.files_variable}=/".encode() for each in KNOWN_PROGRAMS.values() if each.files_variable),
     *(f"{name}=".encode() for name in VARIABLES),
 )
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "npm_config_proxy", "npm_config_https_proxy")
@@ -117,7 +117,7 @@ class Isolating:
             directory=request.cwd,
             home=home,
             program=os.path.join(request.cwd, word) if b"/" in word else word,
-            agent=program if program in PROGRAMS else "",
+            agent=program if program in KNOWN_PROGRAMS else "",
             variables=[item for item in request.env if item.startswith(_PLACES)],
         )
         return isolated(isolation, request.worktree)

@@ -13,7 +13,7 @@ from ...config import UpstreamConfig
 from ...config_values import is_base_url
 from ...core.state.naming import executed_word, program_name
 from ...core.state.policy import Invalid
-from ...protocol.known import KEYS, PROGRAMS
+from ...protocol.known import KEYS, KNOWN_PROGRAMS
 from ...protocol.messages import Spawn
 from .gateways import Gateways
 
@@ -171,7 +171,7 @@ def keyless(
         and not any(secret in item for secret in secrets)
     ]
     called = [name for name in keyed if name in KEYS and not {*KEYS[name]}.issubset(setup.keys)]
-    known = PROGRAMS.get(program)
+    known = KNOWN_PROGRAMS.get(program)
     own = known.keys if known is not None else ()
     variables = {next((key for key in own if key in KEYS[name]), KEYS[name][0]).encode() for name in called}
     missing = variables - {item.partition(b"=")[0] for item in kept}

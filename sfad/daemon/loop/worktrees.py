@@ -22,7 +22,7 @@ from ...protocol.types import Isolation, RunInfo, Worktree
 from ...protocol.worktrees import LOCAL, Record, branch_of, slug
 from ...runs.live import Live
 
-PATIENCE = 20.0
+LOOK_SECONDS = 20.0
 """Seconds that git may take to look at a repository, which may be on a slow network."""
 
 _LOCAL = tuple(f"{name}=".encode() for name in LOCAL)
@@ -87,7 +87,7 @@ class Worktrees:
 
     async def _look(self, request: Spawn, branch: str | None, again: bytes, uid: int, user: Credentials | None) -> _Looked:
         env = [item for item in request.env if not item.startswith(_LOCAL)]
-        command = HookCommand(look_words(branch, again), request.cwd, env, b"", PATIENCE, user)
+        command = HookCommand(look_words(branch, again), request.cwd, env, b"", LOOK_SECONDS, user)
         async with self._turns.setdefault(uid, trio.Lock()):
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
         answer = result.output.rpartition(b"\n" + ANSWER)[2]

@@ -12,7 +12,7 @@ from ...core.state.naming import program_name
 from ...host.clock import wall_clock
 from ...host.tasks import in_thread
 from ...protocol.kinds import KINDS
-from ...protocol.known import PROGRAMS
+from ...protocol.known import KNOWN_PROGRAMS
 from ...protocol.limits import format_amount
 from ...protocol.messages import Continuation, Spawn
 from ...protocol.types import Limit, LimitKind, RunInfo
@@ -46,7 +46,7 @@ def continued(request: Spawn, kept: Spawn, info: RunInfo) -> Spawn:
     terminal = request.stdio == "inherit"
     program = resumable_program(info.argv)
     if terminal and asked.task is not None and program is not None and not program.resumes_with_task_in_terminal:
-        title = PROGRAMS[program.name].title
+        title = KNOWN_PROGRAMS[program.name].title
         raise bad_request(
             f"{title}, continued in a terminal, would send the task before it has loaded the session: leave the task out, and type "
             "it there"
@@ -144,7 +144,7 @@ def directory(program: AgentProgram, info: RunInfo) -> str:
 def resumable_program(argv: Sequence[str]) -> AgentProgram | None:
     """Return the program of a command if sfad knows how to continue its sessions."""
     name = program_name(argv)
-    known = PROGRAMS.get(name)
+    known = KNOWN_PROGRAMS.get(name)
     program = program_called(name) if known is not None and known.title else None
     return program if program is not None and program.resumed([], "0", None, terminal=False) is not None else None
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from msgspec import convert
 from msgspec.structs import asdict, replace
 
-from ...agents import NO_SETUPS, PROGRAMS, UNREAD, AgentProgram, TreeSetups, session_files_of
+from ...agents import AGENT_PROGRAMS, NO_SETUPS, UNREAD, AgentProgram, TreeSetups, session_files_of
 from ...agents.account_hash import digest
 from ...agents.registered import Registered, filled_in, resumed_command
 from ...core.state.access import VERBS, Peer
-from ...core.state.naming import AGENT_PROGRAMS, derive_name, executes, program_name
+from ...core.state.naming import AGENT_COMMANDS, derive_name, executes, program_name
 from ...core.state.policy import MAX_LABELS, Invalid
 from ...core.state.request import Asked, SessionAsked, ToolLists, narrowed
 from ...hooks.event_hooks import CHANNEL
@@ -24,8 +24,7 @@ from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
 from ...protocol.messages import Spawn
 from ...protocol.requests.plans import Provider
 from ...protocol.types import Isolation, RunId
-from ...runs.live import MOST as MOST_ON_END
-from ...runs.live import Live
+from ...runs.live import MAX_ON_END, Live
 from ...usage.metering import program_of
 from ..loop.gateways import Gateways
 from ..loop.isolating import Isolating, IsolationImpossible
@@ -261,7 +260,7 @@ def check_values(request: Spawn, _: SpawnContext) -> None:
 def check_meter(request: Spawn, _: SpawnContext) -> None:
     if request.meter is None or request.meter in UNREAD:
         return
-    known = [program.name for program in PROGRAMS]
+    known = [program.name for program in AGENT_PROGRAMS]
     if request.meter not in known:
         names = ", ".join([*known, *UNREAD])
         raise bad_request(f"unknown meter '{request.meter[:80]}'; choose from: {names}")
@@ -274,7 +273,7 @@ def check_on_end(request: Spawn, context: SpawnContext) -> None:
         return
     if context.peer.run is not None:
         raise bad_request("--on-end is for runs that are started from outside any run: leave it out, and wait for the run instead")
-    check_most("characters of --on-end", len(request.on_end), MOST_ON_END)
+    check_most("characters of --on-end", len(request.on_end), MAX_ON_END)
     if "\0" in request.on_end:
         raise bad_request("a NUL character in --on-end")
 
@@ -326,7 +325,7 @@ def asked_of(
         # derived from the whole command: a hash of its beginning would be the same for several agents
         "name": spawn.name if spawn.name is not None else derived,
         "identity": spawn.agent,
-        "agent_program": derived in AGENT_PROGRAMS,
+        "agent_program": derived in AGENT_COMMANDS,
         "tells_each_call": spawn.meter == ANY_PROGRAM,
         "type": spawn.run_type,
         "tied_to": client if spawn.tied else None,

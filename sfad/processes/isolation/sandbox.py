@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from ...host.probe import FIX, bubblewrap, namespaces_forbidden
-from ...protocol.known import PROGRAMS
+from ...protocol.known import KNOWN_PROGRAMS
 from .kernel import compiled
 
 _PATIENCE = 10.0
@@ -70,7 +70,7 @@ class Sandbox:
     def _agent_files(self) -> Iterator[tuple[str, bytes]]:
         """Yield where agent programs keep login, settings and sessions: those of this run's program, and those that it must not
         see."""
-        for name, program in PROGRAMS.items():
+        for name, program in KNOWN_PROGRAMS.items():
             whose = "own" if name == self.agent else "other"
             yield from ((whose, file.encode()) for file in program.files)
             if program.files_variable is not None:

@@ -2,7 +2,7 @@
 
 An entry says that at a time a file had so many bytes. What a run writes within `SPAN` is one entry, which is appended when the run
 writes again later. So a run that writes for a second, or nothing, has no index: the time of the last write, which the file has, is
-that of all lines. An index has at most `MOST` entries: then each two become one.
+that of all lines. An index has at most `MAX_ENTRIES` entries: then each two become one.
 """
 
 import os
@@ -19,7 +19,7 @@ from .files import SUFFIXES, TIMES, OutputFiles, Suffix
 
 SPAN = 1.0
 """Seconds of output that have one time."""
-MOST = 4096
+MAX_ENTRIES = 4096
 """Entries of an index: 64 KiB, an hour of a run that writes without pause."""
 
 _ENTRY = struct.Struct("<QQ")
@@ -85,7 +85,7 @@ class WriteTimes:
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _OPEN, 0o600)
             try:
                 os.write(file, _packed(suffix, mark))
-                full = os.fstat(file).st_size > MOST * _ENTRY.size
+                full = os.fstat(file).st_size > MAX_ENTRIES * _ENTRY.size
             finally:
                 os.close(file)
             if full:
@@ -112,7 +112,7 @@ def read(path: str) -> dict[Suffix, list[Mark]]:
     except OSError:
         return marks
     try:
-        data = os.read(file, (MOST + 1) * _ENTRY.size)
+        data = os.read(file, (MAX_ENTRIES + 1) * _ENTRY.size)
     except OSError:
         return marks
     finally:

@@ -18,7 +18,7 @@ from ....core.state.policy import Invalid
 from ....core.state.request import SessionAsked
 from ....host.descriptors import close_soon
 from ....processes.credentials import Credentials
-from ....protocol.known import PROGRAMS as KNOWN
+from ....protocol.known import KNOWN_PROGRAMS as KNOWN
 from ....protocol.messages import (
     MAX_DESCRIPTORS,
     Continuation,
