@@ -22,7 +22,7 @@ def test_a_known_program_is_started_by_its_name_and_metered(desk: MakeDesk, any_
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("Done.\n")
     assert (done.stdout.count("Done."), done.stdout.count("{")) == (1, 0)
-    assert f"[agent:{any_cli.name}] starting: 30m, 100 turns, 5 USD (profile coding-agent" in done.stderr
+    assert f"[agent:{any_cli.name}] starting: 30m, 100 turns, 5 USD, silence 30m (profile coding-agent" in done.stderr
     (run,) = at.listed()
     assert "\nDone.\n<" in at.sfactl("result", run["id"]).stdout
     assert (run["name"], run["meter"], run["status"]) == (any_cli.name, any_cli.name, "completed")
