@@ -16,20 +16,24 @@ from tests.real_agents.desk import Desk, held_up
 from tests.real_agents.script import Say, Shell, Stall
 
 
-def use_after(at: Desk, run: str, *, turns: int) -> dict[str, Any] | None:
-    """What a run that goes on is known to have used, if it is known to have taken so many turns."""
+def use_after(at: Desk, run: str, *, turns: int, input_tokens: int = 0) -> dict[str, Any] | None:
+    """What a run that goes on is known to have used, if it is known to have taken so many turns and read so many tokens: Copilot's
+    events tell its turns, and its session file the tokens, a moment later."""
     usage: dict[str, Any] = at.running(run)["usage"]
-    return usage if (usage["turns"] or 0) >= turns else None
+    return usage if (usage["turns"] or 0) >= turns and (usage["input_tokens"] or 0) >= input_tokens else None
 
 
 def test_usage_is_seen_while_the_agent_runs_and_is_exact_at_its_end(desk: MakeDesk, any_cli: Cli, tmp_path: Path) -> None:
     with held_up(tmp_path / "gate") as command:
         at = desk(**{any_cli.name: [Shell("echo one"), Shell(command), Say("Done.")]})
         run = at.spawn("planner", *any_cli.argv)
-        early = wait_until(lambda: use_after(at, run, turns=any_cli.turns_seen(2)), "turns are seen while the second goes on")
+        least = 2 * any_cli.price.input if any_cli.tells_early else 0
+        early = wait_until(
+            lambda: use_after(at, run, turns=any_cli.turns_seen(2), input_tokens=least), "turns are seen while the second goes on"
+        )
         assert early["source"] == "stream"
         assert early["partial"] or early["input_tokens"] is None or any_cli is OPENCODE
-        assert (early["input_tokens"] or 0) in [count * any_cli.price.input for count in range(any_cli.tells_early and 2, 3)]
+        assert (early["input_tokens"] or 0) in [count * any_cli.price.input for count in range(least and 2, 3)]
     assert at.sfactl("wait", run).returncode == 0
     info = at.json("info", run)
     assert info["status"] == "completed"
