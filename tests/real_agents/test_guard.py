@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -84,8 +85,11 @@ def test_the_background_processes_of_codex_are_no_agents_of_their_own(desk: Make
     at = desk_of(desk, CODEX, PRICES)
 
     def alive(words: str) -> bool:
-        lines = (file.read_bytes().replace(b"\0", b" ").decode() for file in processes(at.env["CODEX_HOME"]))
-        return any(words in line for line in lines)
+        for file in processes(at.env["CODEX_HOME"]):
+            with suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+                if words in file.read_bytes().replace(b"\0", b" ").decode():
+                    return True
+        return False
 
     words = ("--no-gateway", "--stdio", "inherit", "--name", "planner", "--")
     with in_a_terminal(at, "run", *words, *command(CODEX, "in_terminal")):
