@@ -56,7 +56,7 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## measure beside the floor of bare system calls and other supervisors (ten minutes; tests.bench --help)
+bench: $(READY) ## measure beside the floor of bare system calls and other supervisors (a quarter of an hour; tests.bench --help)
 	$(BIN)/python -m tests.bench
 
 docs: $(READY) ## write the parts of docs/ that are generated, man pages among them

@@ -34,6 +34,7 @@ Connections:
 `sessions`          what `sfactl session` and `sfactl mcp` do
 `client`            the public API for authors of agents
 `top`               the full-screen view of runs
+`web`               the console, in a browser
 `mcp`               the MCP server, and how programs are told of it
 `otel`              the exporter of spans
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-LONG_LIVED = frozenset({"top", "otel"})
+LONG_LIVED = frozenset({"top", "otel", "web"})
 """Verbs for which reading fast counts more than starting fast."""
 if not LONG_LIVED.intersection(sys.argv):
     import sfad.protocol.light  # noqa: F401 - before any declaration of the protocol

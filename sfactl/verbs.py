@@ -18,7 +18,7 @@ ALIASES = {"ps": "list"}
 
 HEADINGS = {
     "Start": ("run", "spawn", "continue", "rerun", "session", "agents"),
-    "Look": ("list", "tree", "top", "info", "why", "logs", "result", "summary", "events", "wait"),
+    "Look": ("list", "tree", "top", "web", "info", "why", "logs", "result", "summary", "events", "wait"),
     "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send"),
     "Money": ("calls", "plans", "recommend", "report", "reserve", "settle"),
     "Set up": ("status", "doctor", "demo"),

@@ -129,7 +129,7 @@ class History:
         page = page_of(request, EVERYTHING)
         found = (self._reader.get(info.id) for info in self._reader.open_runs() if page.admits(info, None, ()))
         live = [(info, extra.model) for info, extra in filter(None, found)]
-        return m.Summarised(id=request.id, summary=Summariser(self._connection, page, request.by, live).summary())
+        return m.Summarised(id=request.id, summary=Summariser(self._connection, page, request, live).summary())
 
     def _events(self, request: m.Events) -> m.Reply:
         if request.follow:

@@ -7,5 +7,4 @@
 `prompt`    questions to the person
 `app`       the Textual application: what else is on the screen, and what keys do
 `daemon`    threads that receive runs, send requests, and follow output
-`web`       the same in a browser
 """

@@ -280,10 +280,10 @@ def rank(run: RunInfo, limit_share: float) -> int:
     return NEARING if near(run, limit_share) else QUIET
 
 
-def reason(run: RunInfo, limit_share: float, now: datetime | None = None) -> str:
-    """Return a sentence about a run for the lines below the tree: its trouble, else what it does."""
+def reason(run: RunInfo, limit_share: float, now: datetime | None = None, *, keys: bool = True) -> str:
+    """Return a sentence about a run for the lines below the tree: its trouble, else what it does. `keys`: name those that help."""
     now = now or datetime.now(UTC)
-    if run.status is Status.PAUSED and (paused := _paused(run, now)):
+    if run.status is Status.PAUSED and (paused := _paused(run, now, keys=keys)):
         return paused
     if not run.status.terminal and (found := list(troubles(run, now, limit_share))):
         return "; ".join(found)
@@ -297,13 +297,13 @@ def reason(run: RunInfo, limit_share: float, now: datetime | None = None) -> str
     return f"{run.status.value}: {said}"
 
 
-def _paused(run: RunInfo, now: datetime) -> str | None:
-    """Return which limit paused a run, and the keys that answer; `None` if no limit did."""
+def _paused(run: RunInfo, now: datetime, *, keys: bool) -> str | None:
+    """Return which limit paused a run; `None` if no limit did."""
     state = next((state for state in run.limits if run.reason is not None and state.kind == run.reason.limit_kind), None)
     if state is None or state.used is None:
         return None
     told = f"{state.kind} {of(state)}"
     if not output.waits_for_approval(run):
-        return f"paused: {told}; r resumes it with more room, s stops it"
+        return f"paused: {told}{'; r resumes it with more room, s stops it' if keys else ''}"
     until = f" until {output.clock(run.deadline, now)}, {output.until(run.deadline, now)} left" if run.deadline is not None else ""
-    return f"waits for approval{until}: {told}; a approves, d denies"
+    return f"waits for approval{until}: {told}{'; a approves, d denies' if keys else ''}"

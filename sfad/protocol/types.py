@@ -459,6 +459,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of a queued run: the runs whose ends it still waits for."""
     group: str | None = None
     """The group whose slots its tree shares."""
+    stdin: bool = False
+    """Of a live run: `send` can write to its stdin."""
     worktree: str | None = None
     """The git worktree that it works in, if that was made for it or for a run above it."""
     branch: str | None = None

@@ -137,6 +137,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         direct=live.spawn.direct if not ended else None,
         after=list(run.awaits) if run.status is Status.QUEUED else [],
         group=run.asked.group,
+        stdin=live.stdin is not None,
         worktree=worktree.path.decode(errors="backslashreplace") if worktree is not None else None,
         branch=branch_of(worktree.branch, run.name, run.id) if worktree is not None else None,
         session_id=live.session_id,

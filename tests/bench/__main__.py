@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.bench import counts, gateway, meters, spool, top
+from tests.bench import counts, gateway, meters, spool, top, web
 from tests.bench.native import NoCompiler
 from tests.bench.ours import Sfad, directory
 from tests.bench.peers import PEERS, Argv, Peer
 from tests.bench.rows import ROWS, Figures, Row, Start
 
-OTHERS = {"gateway": gateway.main, "meters": meters.main, "spool": spool.main, "top": top.main}
+OTHERS = {"gateway": gateway.main, "meters": meters.main, "spool": spool.main, "top": top.main, "web": web.main}
 """What is measured only where it is asked for, because the table does not have it."""
 Medians = dict[str, dict[str, float]]
 """What was measured, then of whom, then the median."""
@@ -36,7 +36,8 @@ def main() -> None:
     """Measure what the command line asks for."""
     options = _options()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each start of the client would compile it
-    wanted = options.only.split(",") if options.only else ["W", "recovery", "core", "counts"]
+    brief = ["W", "recovery", "core", "counts"]
+    wanted = options.only.split(",") if options.only else brief if options.quick or options.growth else [*brief, "web"]
     rows = [row for row in ROWS if any(row.name.startswith(each) for each in wanted)]
     found: dict[str, object] = {"machine": machine()}
     if options.growth:

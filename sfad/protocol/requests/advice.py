@@ -165,6 +165,10 @@ class Summarise(Request, tag="summary"):
     name: str | list[str] | None = None
     user: str | None = None
     labels: dict[str, str | list[str]] = {}
+    until: float | None = None
+    """Only runs created before."""
+    groups_only: bool = False
+    """Leave all but the groups empty: each other figure reads all rows again."""
 
 
 class Summarised(Reply, tag="summarised"):

@@ -58,23 +58,25 @@ def page_of(request: Summarise, scope: Scope) -> Page:
     return Page(query, scope)
 
 
-def summarise(directory: Path, page: Page, by: By, unwritten: Unwritten) -> Summary:
+def summarise(directory: Path, page: Page, request: Summarise, unwritten: Unwritten) -> Summary:
     """Return the summary of the runs of a page, which has a `since`, from the ledger in `directory`. Raises `LedgerError`."""
     try:
         with closing(open_reader(directory)) as connection:
-            return Summariser(connection, page, by, unwritten).summary()
+            return Summariser(connection, page, request, unwritten).summary()
     except (sqlite3.Error, *UNDECODABLE) as error:
         raise LedgerError(f"the ledger {directory / LEDGER} cannot be read: {error}") from error
 
 
 class Summariser:
-    def __init__(self, connection: sqlite3.Connection, page: Page, by: By, unwritten: Unwritten) -> None:
+    def __init__(self, connection: sqlite3.Connection, page: Page, request: Summarise, unwritten: Unwritten) -> None:
         assert page.query.since is not None
         self._connection = connection
         self._since: float = page.query.since
+        self._until = until = request.until
         self._page = page
-        self._by = by
-        self._unwritten = unwritten
+        self._by = request.by
+        self._groups_only = request.groups_only
+        self._unwritten = [(info, model) for info, model in unwritten if until is None or info.created_at.timestamp() < until]
         numbers = [run_number(info.id) for info, _ in unwritten]
         terms = list(filters(page))
         # a run that is live, or has just ended, may be written before this reads the file
@@ -82,13 +84,23 @@ class Summariser:
             ["runs.ended = 1", "runs.number NOT IN (SELECT value FROM json_each(?))", *(t.plain for t in terms)]
         )
         self._values = [msgspec.json.encode(numbers).decode(), *(value for term in terms for value in term.values)]
+        if until is not None:
+            self._where += " AND runs.created_at < ?"
+            self._values.append(until)
 
     def summary(self) -> Summary:
         """Raises `sqlite3.Error`, and what `UNDECODABLE` names for a damaged row."""
+        since = datetime.fromtimestamp(self._since, UTC)
+        until = datetime.now(UTC) if self._until is None else datetime.fromtimestamp(self._until, UTC)
+        if self._groups_only:
+            return Summary(
+                since=since, until=until, runs=0, by_status={}, cost_usd=None, tokens=None, partial=False, groups=self._groups(),
+                breaches=[], failed=[],
+            )  # fmt: skip
         by_status, use = self._totals()
         return Summary(
-            since=datetime.fromtimestamp(self._since, UTC),
-            until=datetime.now(UTC),
+            since=since,
+            until=until,
             runs=sum(by_status.values()),
             by_status=dict(sorted(by_status.items())),
             cost_usd=use.cost_usd,

@@ -225,10 +225,11 @@ def _cursor(data: bytes) -> Cursor:
 @answers(Summarise)
 def summary(call: Call, request: Summarise) -> None:
     check_filters(request)
-    if not abs(request.since) <= MAX_SECONDS:  # also false for a NaN
-        raise bad_request(f"since must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
+    if not (abs(request.since) <= MAX_SECONDS and abs(request.until or 0.0) <= MAX_SECONDS):  # also false for a NaN
+        raise bad_request(f"since and until must be Unix seconds, at most {MAX_SECONDS:.0f} from 1970")
     page = page_of(request, call.scope)
-    work = partial(summarise, call.runtime.ledger.file.directory, page, request.by, call.runtime.catalogue.unwritten(page))
+    unwritten = call.runtime.catalogue.unwritten(page)
+    work = partial(summarise, call.runtime.ledger.file.directory, page, request, unwritten)
     call.later(
         lambda: call.runtime.background.walk(work, call.connection.groups.all), lambda found: Summarised(id=call.id, summary=found)
     )

@@ -1,0 +1,337 @@
+"""The pages, what they read, and what they ask for."""
+
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable
+from html import escape
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from sfad.protocol import messages as m
+from sfad.protocol.requests.advice import GROUPED_BY, Group
+from sfad.protocol.types import SEVERITIES, ErrorCode, Event, RunId, Severity, Status
+from sfad.protocol.units import parse_duration
+
+from ..connection import ABSENT, DaemonError, Unreachable
+from ..exits import Quit, UsageError, understood
+from ..selection import labels
+from . import actions, views
+from .access import MOST_BODY, Gate
+from .daemon import ask
+from .feed import Feed
+from .static_files import Static
+from .stream import EventStream
+
+PAGES = {"/": "now", "/runs/{run}": "run", "/history": "history", "/plans": "plans", "/events": "events"}
+"""Each path, and the module in static/ that fills the page."""
+TITLES = {"now": "Now", "run": "Run", "history": "History", "plans": "Plans and budgets", "events": "Events and alerts"}
+ROWS = 50
+"""Ended runs of one page of the history."""
+MOST_DAYS = 62
+"""Bars of the chart."""
+MOST_CALLS = 2000
+"""Model calls that are read for a run's page, the first ones."""
+SERIES = 7
+"""Groups that have a colour of their own in the chart."""
+
+
+class Console:
+    """What the handlers share."""
+
+    def __init__(self, socket: str | None, gate: Gate, nursery: trio.Nursery) -> None:
+        self.socket, self.gate = socket, gate
+        self.feed = Feed(socket, nursery)
+        self.static = Static()
+
+    def page(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        title = TITLES[name]
+
+        async def show(request: Request) -> Response:
+            fields = {
+                "page": name,
+                "title": title,
+                "token": request.state.session.token,
+                "run": request.path_params.get("run", ""),
+            }
+            text = self.static.shell(name)
+            for key, value in fields.items():
+                text = text.replace("{{" + key + "}}", escape(value, quote=True))
+            return HTMLResponse(text.replace(f'data-to="{name}"', f'data-to="{name}" aria-current="page"'))
+
+        return show
+
+    def read(self, handler: Callable[["Console", Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint that answers with JSON, or with the words of an error."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                found = await handler(self, request)
+            except (Quit, OSError) as error:
+                return refused(error)
+            return found if isinstance(found, Response) else json(found)
+
+        return answer
+
+    async def stream(self, request: Request) -> Response:
+        return EventStream(request, self.socket, self.feed)
+
+
+def json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def refused(error: Quit | OSError) -> Response:
+    """Return what a page shows of an error."""
+    status, words = 409, error.message if isinstance(error, Quit) else str(error)
+    if isinstance(error, UsageError):
+        status = 400
+    elif isinstance(error, DaemonError):
+        status = _STATUS.get(error.error, 409)
+    elif isinstance(error, Unreachable):
+        status = 503
+        words = "the daemon is away" if error.kind in (*ABSENT, "gone") else words
+    return json({"error": words}, status)
+
+
+_STATUS = {
+    ErrorCode.NO_SUCH_RUN: 404, ErrorCode.NOT_PERMITTED: 403, ErrorCode.BAD_REQUEST: 400, ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.INTERNAL: 500,
+}  # fmt: skip
+
+
+# ---- a run
+
+
+async def _run(console: Console, request: Request) -> Any:
+    run = (await ask(console.socket, m.Info(id=0, run=request.path_params["run"]), m.RunReply)).run
+    return {"row": views.alone(run, console.feed.table.limit_share), **views.details(run)}
+
+
+async def _tree(console: Console, request: Request) -> Any:
+    """Return the runs below one, at most 500."""
+    top = request.path_params["run"]
+    found: list[Any] = []
+    before: RunId | None = None
+    while len(found) < 500:
+        page = await ask(console.socket, m.List(id=0, root=top, rows=100, before=before), m.RunList)
+        found += [views.alone(run, console.feed.table.limit_share) for run in page.runs if run.id != top]
+        before = page.next
+        if before is None:
+            break
+    return {"rows": sorted(found, key=lambda row: row["id"]), "more": before is not None}
+
+
+async def _calls(console: Console, request: Request) -> Any:
+    """Return a run's model calls, and what was used after each of them; without the gateway, what this process has seen."""
+    run = request.path_params["run"]
+    found: list[Any] = []
+    page, wanted = None, m.ListCalls(id=0, run=run)
+    while len(found) < MOST_CALLS:
+        page = await ask(console.socket, wanted, m.CallPage)
+        found += page.calls
+        if not page.more:
+            break
+        wanted = m.ListCalls(id=0, run=run, after=page.calls[-1].time, after_number=page.calls[-1].number)
+    known = console.feed.points.get(run)
+    return {
+        "calls": [views.call(each) for each in found],
+        "more": page is not None and page.more,
+        "gateway": page is not None and page.gateway,
+        "points": known.listed() if known is not None else [],
+    }
+
+
+# ---- the history
+
+
+async def _history(console: Console, request: Request) -> Any:
+    query = request.query_params
+    status = [_status(each) for each in query.get("status", "").split(",") if each]
+    wanted = m.List(
+        id=0,
+        status=status,
+        name=query.get("name") or None,
+        user=query.get("user") or None,
+        since=_since(query.get("since", "")),
+        labels=labels([query["label"]] if query.get("label") else []),
+        rows=ROWS,
+        before=query.get("before") or None,
+    )
+    page = await ask(console.socket, wanted, m.RunList)
+    runs = sorted(page.runs, key=lambda run: run.created_at, reverse=True)
+    return {"rows": [views.alone(run, console.feed.table.limit_share) for run in runs], "next": page.next}
+
+
+async def _costs(console: Console, request: Request) -> Any:
+    """Return what the runs of each day have cost, by group, and the summary of the whole period."""
+    query = request.query_params
+    by = query.get("by", "name")
+    if by not in GROUPED_BY:
+        raise UsageError(f"by: unknown key {by!r}; choose from: {', '.join(GROUPED_BY)}")
+    days = [float(day) for day in query.get("days", "").split(",") if day.replace(".", "", 1).isdecimal()]
+    if not 2 <= len(days) <= MOST_DAYS + 1 or days != sorted(days):
+        raise UsageError(f"days: give 2 to {MOST_DAYS + 1} Unix times, the first one first")
+    whole = m.Summarise(
+        id=0,
+        since=days[0],
+        by=by,
+        name=query.get("name") or None,
+        user=query.get("user") or None,
+        labels=labels([query["label"]] if query.get("label") else []),
+    )
+    found = (await ask(console.socket, whole, m.Summarised)).summary
+    cost: list[dict[str, float]] = []
+    for start, end in pairwise(days):
+        part = msgspec.structs.replace(whole, since=start, until=end, groups_only=True)
+        groups: list[Group] = []
+        if found.runs:
+            groups = (await ask(console.socket, part, m.Summarised)).summary.groups
+        cost.append({each.key or "-": each.cost_usd for each in groups if each.cost_usd})
+    dearest = [each.key or "-" for each in found.groups if each.cost_usd][:SERIES]
+    others = any(name not in dearest for day in cost for name in day)
+    return {
+        "by": by,
+        "runs": found.runs,
+        "cost": found.cost_usd,
+        "tokens": found.tokens,
+        "mark": views.MARKS[found.partial, found.at_most],
+        "statuses": {status.value.replace("_", " "): count for status, count in found.by_status.items()},
+        "series": [{"name": name, "values": [day.get(name, 0.0) for day in cost]} for name in dearest]
+        + ([{"name": "others", "values": [_others(day, dearest) for day in cost]}] if others else []),
+        "breaches": [
+            {"run": each.run_id, "kind": each.limit_kind, "used": each.used, "of": each.threshold}
+            for each in reversed(found.breaches[-20:])
+        ],
+        "failed": [{"run": each.run_id, "name": each.name, "reason": each.reason[: views.LONGEST]} for each in found.failed[-20:]],
+    }
+
+
+def _others(day: dict[str, float], dearest: list[str]) -> float:
+    return sum(value for name, value in day.items() if name not in dearest)
+
+
+def _status(text: str) -> Status:
+    try:
+        return Status(text)
+    except ValueError:
+        raise UsageError(f"status: unknown state {text!r}") from None
+
+
+def _since(text: str) -> float | None:
+    if not text:
+        return None
+    seconds = understood("since", parse_duration, text)
+    return views.now() - seconds
+
+
+# ---- events, money, agents
+
+
+async def _events(console: Console, request: Request) -> Any:
+    """Return the events before one, the newest first."""
+    query = request.query_params
+    before = int(query["before"]) if query.get("before", "").isdecimal() else 0
+    wanted = m.Events(id=0, rows=1000, types=[each for each in query.get("type", "").split(",") if each])
+    wanted.severity = _severity(query.get("severity", "low"))
+    # the daemon reads forward: begin so far back that some are found, farther each time
+    back, found = ROWS, deque[Event](maxlen=ROWS)
+    while before > 1 and not found:
+        wanted.after = max(before - back - 1, 0)
+        more = True
+        while more:
+            page = await ask(console.socket, wanted, m.EventPage)
+            found.extend(event for event in page.events if event.number < before)
+            more, wanted.after = page.more and page.reached < before - 1, page.reached
+        if back >= before:
+            break
+        back *= 8
+    return {"events": [views.event(each) for each in reversed(found)], "more": bool(found) and found[0].number > 1}
+
+
+def _severity(text: str) -> Severity:
+    for each in SEVERITIES:
+        if each == text:
+            return each
+    raise UsageError(f"severity: unknown word {text!r}; choose from: {', '.join(SEVERITIES)}")
+
+
+async def _money(console: Console, _request: Request) -> Any:
+    return views.money(await ask(console.socket, m.DaemonInfo(id=0), m.DaemonStatus))
+
+
+async def _agents(console: Console, _request: Request) -> Any:
+    found = (await ask(console.socket, m.Agents(id=0), m.AgentList)).agents
+    return {"agents": [{"name": each.name, "description": each.description} for each in found], "directory": os.getcwd()}
+
+
+# ---- what changes something: POSTs, which the gate has checked
+
+
+async def _act(console: Console, request: Request) -> Any:
+    act = actions.ON_RUNS.get(request.path_params["verb"])
+    if act is None:
+        return json({"error": "there is no such action"}, 404)
+    return await act(console.socket, request.path_params["run"], await _body(request))
+
+
+async def _start(console: Console, request: Request) -> Any:
+    return await actions.start(console.socket, await _body(request))
+
+
+async def _link(console: Console, _request: Request) -> Any:
+    return {"link": console.gate.link()}
+
+
+async def _log_out(console: Console, request: Request) -> Any:
+    console.gate.log_out(request.state.session)
+    return {"said": "logged out"}
+
+
+async def _body(request: Request) -> actions.Body:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MOST_BODY:
+            raise UsageError(f"the body is longer than {MOST_BODY} bytes")
+    try:
+        return msgspec.json.decode(data or b"{}", type=actions.Body)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the body is not a JSON object: {error}") from None
+
+
+# ---- the application
+
+
+async def _missing(_request: Request, _error: Exception) -> Response:
+    return PlainTextResponse("there is no such page\n", 404)
+
+
+def application(socket: str | None, gate: Gate, nursery: trio.Nursery) -> Starlette:
+    """Return the pages, which ask the daemon at `socket`. Background tasks live in `nursery`."""
+    console = Console(socket, gate, nursery)
+    read = {
+        "/api/runs/{run}": _run, "/api/runs/{run}/tree": _tree, "/api/runs/{run}/calls": _calls, "/api/history": _history,
+        "/api/costs": _costs, "/api/events": _events, "/api/money": _money, "/api/agents": _agents,
+    }  # fmt: skip
+    return Starlette(
+        routes=[
+            *(Route(path, console.page(name)) for path, name in PAGES.items()),
+            Route("/api/stream", console.stream),
+            *(Route(path, console.read(handler)) for path, handler in read.items()),
+            Route("/api/runs/{run}/{verb}", console.read(_act), methods=["POST"]),
+            Route("/api/start", console.read(_start), methods=["POST"]),
+            Route("/api/link", console.read(_link), methods=["POST"]),
+            Route("/api/logout", console.read(_log_out), methods=["POST"]),
+            Route("/sw.js", console.static.worker),
+            Route("/static/{name}", console.static.file),
+            Route("/static/{version}/{name}", console.static.file),
+        ],
+        exception_handlers={404: _missing},
+    )

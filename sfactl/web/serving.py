@@ -1,0 +1,184 @@
+"""Serve the console: where it listens, whose connections it accepts, and how it ends."""
+
+import os
+import pwd
+import signal
+import socket
+import ssl
+import sys
+import webbrowser
+from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_address
+from math import inf
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+
+from ..exits import ExitCode, UsageError
+from .access import Gate
+from .pages import application
+from .peers import NO_PEER, PeerListener, from_address, of_users, user_of
+
+GOODBYE = 1.0
+"""Seconds that answers under way get at the end."""
+
+
+class Place(NamedTuple):
+    """Where the console listens, and how browsers reach it. Made by `place_of` from the command line."""
+
+    host: str
+    port: int
+    cert: str | None
+    key: str | None
+    proxy: str | None
+    """The origin of a proxy in front: `https://agents.example.org`."""
+    accepts: Callable[[trio.SocketStream], bool]
+    checks_users: bool
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+
+def place_of(listen: str, cert: str | None, key: str | None, proxy: str | None, sender: str | None) -> Place:
+    """Return the place of a command line. Raise `UsageError` for one that is wrong or not safe."""
+    host, port = _address(listen)
+    if (cert is None) != (key is None):
+        raise UsageError("--cert and --key need each other")
+    if proxy is not None:
+        parts = urlsplit(proxy)
+        if parts.scheme != "https" or not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise UsageError(f"--proxy: {proxy!r} is not an address such as https://agents.example.org")
+        proxy = f"https://{parts.netloc.lower()}"
+    if sender is not None and proxy is None:
+        raise UsageError("--from needs --proxy: it names whose connections are the proxy's")
+    if ip_address(host).is_loopback:
+        users = {os.geteuid()} if sender is None else {os.geteuid(), _uid(sender)}
+        return Place(host, port, cert, key, proxy, of_users(frozenset(users)), True)
+    if proxy is not None:
+        if sender is None:
+            raise UsageError(f"--listen {listen}: other machines can connect; name the proxy's IP address with --from")
+        return Place(host, port, cert, key, proxy, from_address(_ip("--from", sender)), False)
+    if cert is None:
+        raise UsageError(
+            f"--listen {listen}: other machines can connect; give a certificate (--cert FILE --key FILE), or the proxy in front "
+            "(--proxy https://NAME --from ADDRESS), or listen on 127.0.0.1 and forward the port with ssh -L"
+        )
+    return Place(host, port, cert, key, None, lambda _: True, False)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"--listen: {listen!r} is not of the form ADDRESS:PORT, as 127.0.0.1:8477")
+    return _ip("--listen", host.strip("[]")), int(port)
+
+
+def _ip(option: str, text: str) -> str:
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise UsageError(f"{option}: {text!r} is not an IP address") from None
+
+
+def _uid(name: str) -> int:
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise UsageError(f"--from: there is no user {name!r}; behind loopback it names the user of the proxy") from None
+
+
+def _bound(place: Place) -> socket.socket:
+    listener = socket.socket(place.family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((place.host, place.port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        hint = "; --listen 127.0.0.1:0 takes a free port" if place.port else ""
+        raise UsageError(f"cannot listen on {place.host} port {place.port}: {error.strerror}{hint}") from None
+    if place.checks_users:
+        try:
+            user_of(place.family, listener.getsockname()[:2], NO_PEER[place.family])
+        except OSError:  # every browser would be cut off
+            listener.close()
+            raise UsageError("the kernel does not tell whose a connection is (sock_diag, CONFIG_INET_DIAG)") from None
+    return listener
+
+
+def _tls(place: Place) -> ssl.SSLContext | None:
+    if place.cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(place.cert, place.key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"--cert {place.cert}, --key {place.key}: {error.strerror or error}") from None
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
+
+
+def _origin(place: Place, port: int) -> str:
+    if place.proxy is not None:
+        return place.proxy
+    host = place.host
+    if ip_address(host).is_unspecified:
+        host = socket.getfqdn()
+    scheme, default = ("https", 443) if place.cert is not None else ("http", 80)
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}{'' if port == default else f':{port}'}"
+
+
+def serve(daemon: str | None, place: Place, *, opens: bool) -> int:
+    """Serve until SIGINT, SIGTERM or SIGHUP. `daemon`: its socket, as `--socket`. Return the exit code."""
+    context = _tls(place)
+    listener = _bound(place)
+    gate = Gate(_origin(place, listener.getsockname()[1]))
+    link = gate.link(inf)
+    print(f"open {link}", flush=True)
+    print("the link works once, in one browser; Ctrl-C ends this", file=sys.stderr, flush=True)
+    trio.run(_serve, daemon, listener, place, context, gate, link if opens else None)
+    return ExitCode.DONE
+
+
+async def _serve(
+    daemon: str | None, sock: socket.socket, place: Place, tls: ssl.SSLContext | None, gate: Gate, link: str | None
+) -> None:
+    config = Config()
+    config.loglevel = "ERROR"
+    config.include_server_header = False
+    config.keep_alive_timeout = 75
+    config.h11_max_incomplete_size = 64 * 1024
+    listener = PeerListener(trio.SocketListener(trio.socket.from_stdlib_socket(sock)), place.accepts)
+    end = WorkerContext(None)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        async with trio.open_nursery() as nursery:
+            pages: Any = gate.guard(application(daemon, gate, nursery))
+            app = ASGIWrapper(pages)
+            handler = partial(TCPServer, app, config, end, ConnectionState({}))
+            if link is not None:
+                nursery.start_soon(partial(trio.to_thread.run_sync, webbrowser.open, link, abandon_on_cancel=True))
+            async with trio.open_nursery() as serving:
+                reached: Any = listener if tls is None else trio.SSLListener(listener, tls, https_compatible=True)
+                serving.start_soon(partial(trio.serve_listeners, handler, [reached], handler_nursery=nursery))
+                async for _ in signals:
+                    break
+                serving.cancel_scope.cancel()
+            await end.terminated.set()
+            nursery.cancel_scope.deadline = trio.current_time() + GOODBYE
+            nursery.start_soon(_hang_up, listener)
+
+
+async def _hang_up(listener: PeerListener) -> None:
+    """Close what is still open at the end: hypercorn shields its sending, and another end that does not read would keep it here."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        listener.hang_up()

@@ -1,0 +1,260 @@
+"""What a page is told of runs, events and budgets: JSON with the words for people that other views have.
+
+Times are Unix seconds, which a page shows in its reader's zone. Texts of runs have no control characters.
+"""
+
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+from sfad.protocol.kinds import KINDS, METERED
+from sfad.protocol.limits import format_amount
+from sfad.protocol.requests.daemon import DaemonStatus
+from sfad.protocol.requests.plans import PlanAccount
+from sfad.protocol.types import AlertState, CallInfo, Event, LimitKind, LimitState, RunInfo, Status
+from sfad.protocol.units import counted, format_duration
+
+from .. import limits, output
+from ..output import percent, plain
+from ..plans import fullest
+from ..top.table import RunTable, reason
+from ..waiting import of, share
+
+MARKS = {(False, False): "", (True, False): "≥", (False, True): "≤", (True, True): "≈"}
+LONGEST = 400
+"""Characters of a text of a run in a row."""
+
+
+def now() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+def moment(time: datetime | None) -> float | None:
+    return None if time is None else round(time.timestamp(), 3)
+
+
+def word(run: RunInfo) -> str:
+    """Return the state of a run for people."""
+    return "waiting for approval" if output.waits_for_approval(run) else run.status.value.replace("_", " ")
+
+
+def verbs(run: RunInfo) -> list[str]:
+    """Return what a person may do with a run now, the answer to what it waits for first."""
+    if run.status.terminal:
+        ends_here = run.session_id is None or run.continued_by is not None or run.session or run.status.rejected
+        return [] if ends_here else ["continue"]
+    send = ["send"] if run.stdin else []
+    if output.waits_for_approval(run):
+        return ["approve", "deny", "limit", "stop", *send]
+    if run.status is Status.PAUSED:
+        return ["resume", "limit", "stop", *send]
+    if run.status is Status.RUNNING:
+        return ["stop", "pause", "limit", *send]
+    return ["stop"] if run.status is Status.STOPPING else ["stop", "limit"]
+
+
+def limit(state: LimitState) -> dict[str, Any]:
+    part = share(state) if state.used is not None else None
+    unknown = ", use unknown" if state.kind in METERED else ""
+    return {
+        "kind": state.kind.value,
+        "used": state.used,
+        "threshold": state.threshold,
+        "part": part,
+        "text": of(state) if part is not None else format_amount(state.kind, state.threshold) + unknown,
+        "acts": KINDS[state.kind].acts,
+        "action": KINDS[state.kind].instead or state.action.value,
+    }
+
+
+def row(run: RunInfo, table: RunTable, now: datetime) -> dict[str, Any]:
+    """Return what a line about a run shows. `table` knows the run."""
+    total = bool(run.descendants) and run.total_cost_usd is not None
+    usage = run.usage
+    partial, at_most = (run.total_partial, run.total_at_most) if total else (usage.partial, usage.at_most)
+    return {
+        "id": run.id,
+        "name": plain(run.name),
+        "status": run.status.value,
+        "word": word(run),
+        "ended": run.status.terminal,
+        "parent": run.parent_id,
+        "root": run.root_id,
+        "depth": run.depth,
+        "user": plain(run.user),
+        "type": plain(run.type or ""),
+        "labels": {plain(key): plain(value) for key, value in run.labels.items()},
+        "created": moment(run.created_at),
+        "started": moment(run.started_at),
+        "over": moment(run.ended_at),
+        "elapsed": usage.elapsed_s,
+        "told": round(now.timestamp() - table.elapsed_since(run, monotonic()), 3),
+        "ticks": run.started_at is not None and run.status in (Status.RUNNING, Status.STOPPING),
+        "cost": run.total_cost_usd if total else usage.cost_usd,
+        "mark": MARKS[partial, at_most],
+        "tokens": run.total_tokens if run.descendants and run.total_tokens is not None else usage.tokens,
+        "turns": usage.turns,
+        "below": run.descendants,
+        "processes": run.processes,
+        "memory": run.memory_bytes,
+        "cpu": run.cpu_cores,
+        "limits": [] if run.status.terminal else [limit(state) for state in run.limits if state.used is not None],
+        "rank": table.rank(run),
+        "why": reason(run, table.limit_share, now, keys=False)[:LONGEST],
+        "verbs": verbs(run),
+    }
+
+
+def alone(run: RunInfo, limit_share: float) -> dict[str, Any]:
+    """Return the line of a run that the feed does not know."""
+    table = RunTable()
+    table.warn_from(limit_share)
+    table.update([run], monotonic())
+    return row(run, table, datetime.now(UTC))
+
+
+def details(run: RunInfo) -> dict[str, Any]:
+    """Return what only the page of a run shows."""
+    return {
+        "sentence": story(run) if run.status.terminal else "",
+        "limits": [limit(state) | {"words": limits.describe(state)} for state in run.limits],
+        "kinds": [[kind.value, set_to(run, kind)] for kind in LimitKind],
+        "facts": [[name, value] for name, value in _facts(run) if value],
+    }
+
+
+def set_to(run: RunInfo, kind: LimitKind) -> str:
+    """Return what a limit is now; empty if the run has none of this kind."""
+    return next((format_amount(kind, state.threshold) for state in run.limits if state.kind is kind), "")
+
+
+def story(run: RunInfo) -> str:
+    """Return how a run has ended, and why."""
+    reason = plain(run.reason.message) if run.reason is not None else ""
+    if run.status.rejected:
+        return f"refused by the {run.status.value.removeprefix('rejected_')} rule: {reason}"
+    after = f" after {output.seconds(run.usage.elapsed_s)}" if run.usage.elapsed_s is not None else ""
+    ended = f"{'completed' if run.status is Status.COMPLETED else f'ended as {run.status.value}'}{after}"
+    used = output.bounded_use(run.usage)
+    more = [
+        f"it could not reach its model: {plain(run.api_trouble.sentence)}" if run.api_trouble is not None else "",
+        f"{counted(run.calls_refused, 'model call was', 'model calls were')} refused" if run.calls_refused else "",
+        f"it used {used}" if used else "",
+    ]
+    return "; ".join(filter(None, (": ".join(filter(None, (ended, reason))), *more)))
+
+
+def _facts(run: RunInfo) -> list[tuple[str, str]]:
+    return [
+        ("continues", run.continues or ""),
+        ("continued by", run.continued_by or ""),
+        ("used", "; ".join(limits.by_source(run))),
+        ("in all", limits.totals(run)),
+        ("milestone", plain(run.milestone or "")),
+        ("agent", plain(run.type or "")),
+        ("user", plain(run.user)),
+        ("labels", ", ".join(plain(f"{key}={value}") for key, value in run.labels.items())),
+        ("metered by", output.meter(run)),
+        ("attempt", str(run.attempts) if run.attempts > 1 else ""),
+        ("exit code", "" if run.exit_code is None else str(run.exit_code)),
+        ("processes", "" if run.processes is None else str(run.processes)),
+        ("memory", "" if run.memory_bytes is None else output.size(run.memory_bytes)),
+        ("isolation", run.isolation or ""),
+        ("group", plain(run.group or "")),
+        ("channel", plain(run.channel)),
+        ("chain", plain(" → ".join(run.chain))),
+        ("directory", plain(run.cwd)),
+        ("command", output.command(run)[:4000]),
+    ]
+
+
+def event(one: Event) -> dict[str, Any]:
+    return {
+        "seq": one.number,
+        "time": one.time.timestamp() if isinstance(one.time, datetime) else None,
+        "type": one.type,
+        "severity": one.severity,
+        "run": one.run_id,
+        "name": plain(one.agent_name or ""),
+        "message": plain(one.message)[:LONGEST],
+        "state": one.state,
+    }
+
+
+def alert(one: AlertState) -> dict[str, Any]:
+    return {"type": one.type, "run": one.run_id, "message": plain(one.message), "since": moment(one.since)}
+
+
+def call(one: CallInfo) -> dict[str, Any]:
+    return {
+        "key": f"{one.time.timestamp():.6f}-{one.number}",
+        "time": moment(one.time),
+        "state": one.state.replace("_", " "),
+        "model": plain(one.model or one.path or ""),
+        "input": one.input_tokens,
+        "cached": one.cached_tokens,
+        "output": one.output_tokens,
+        "cost": one.cost_usd,
+        "mark": MARKS[one.partial, one.at_most],
+        "seconds": one.elapsed_s,
+        "note": plain(one.refused or one.error or "")[:LONGEST],
+    }
+
+
+def daemon(status: DaemonStatus, table: RunTable) -> dict[str, Any]:
+    """Return what every page shows of the daemon."""
+    return {
+        "cost": status.cost_usd,
+        "window": format_duration(status.window_s),
+        "alerts": [alert(one) for one in status.alerts],
+        "others": table.of_others,
+        "fullest": _fullest(status),
+    }
+
+
+def _fullest(status: DaemonStatus) -> str | None:
+    """Return the window of a subscription of which most is used."""
+    found = fullest(status.plans)
+    return None if found is None else f"{percent(found[1].used_ratio or 0.0)} of the {plain(found[1].window)} window"
+
+
+def plan_account(account: PlanAccount) -> dict[str, Any]:
+    """Return the windows of a subscription."""
+    return {
+        "name": f"{account.provider} {plain(account.plan_type or '')}".strip(),
+        "account": plain(account.account),
+        "status": plain(account.status or ""),
+        "heard": moment(account.heard_at),
+        "action": account.action,
+        "held": account.held,
+        "windows": [
+            {
+                "name": plain(each.window),
+                "used": each.used_ratio,
+                "may": 1 - each.keep_ratio,
+                "resets": moment(each.resets_at),
+                "refused": each.rejected,
+                "empty": moment(each.empty_at),
+            }
+            for each in account.windows
+        ],
+    }
+
+
+def money(status: DaemonStatus) -> dict[str, Any]:
+    """Return the windows of subscriptions, budgets and quotas."""
+    return {
+        "plans": [plan_account(each) for each in status.plans],
+        "budgets": [
+            {
+                "who": f"{each.scope} {plain(each.name)}",
+                "period": each.period,
+                "used": each.used_usd,
+                "of": each.usd,
+                "mark": MARKS[each.partial, each.at_most],
+                "renews": plain(each.renews),
+            }
+            for each in status.budgets
+        ],
+        "quotas": [{"key": each.key, "used": each.used, "of": each.limit, "free": each.possible_in_s} for each in status.quotas],
+    }
