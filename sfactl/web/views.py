@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
 
-from sfad.protocol.kinds import KINDS, METERED
+from sfad.protocol.kinds import KINDS, METERED_KINDS
 from sfad.protocol.limits import format_amount
 from sfad.protocol.requests.daemon import DaemonStatus
 from sfad.protocol.requests.plans import PlanAccount
@@ -55,7 +55,7 @@ def verbs(run: RunInfo) -> list[str]:
 
 def limit(state: LimitState) -> dict[str, Any]:
     part = share(state) if state.used is not None else None
-    unknown = ", use unknown" if state.kind in METERED else ""
+    unknown = ", use unknown" if state.kind in METERED_KINDS else ""
     return {
         "kind": state.kind.value,
         "used": state.used,
