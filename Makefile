@@ -6,10 +6,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help demo test agents vm matrix crash soak flat mutants lint bench docs trampoline wheel clean
+.PHONY: help demo fleet-demo test agents vm matrix crash soak flat mutants lint bench docs trampoline wheel clean
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sfad needs Python 3.11 or newer; %s is %s: make PYTHON=..." % (sys.executable, sys.version.split()[0]) or 0)'
@@ -46,6 +46,9 @@ soak: $(READY) ## ten minutes of everything at random
 
 flat: $(READY) ## an hour's load in ten minutes: memory, descriptors and cgroups stay flat
 	$(BIN)/python -m tests.soak.flat --minutes 10
+
+fleet-demo: $(READY) ## three nodes of Ray on this machine, and a tree over all three (a minute; Ray needs 1.5 GB)
+	$(BIN)/python -m tests.fleet.demo
 
 mutants: $(READY) ## plant 300 defects one at a time: which does no test notice? (half an hour, as root; tests.mutants --help)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]'

@@ -32,6 +32,10 @@ Connections:
 `history`           connects, or reads the ledger if no daemon is running
 `ledger_reader`     a connection to a process that reads a ledger
 `sessions`          what `sfactl session` and `sfactl mcp` do
+`over_fleet`        verbs with --fleet, and runs that are named NODE/ID
+`fleet`             the nodes of the fleet, a connection to each, and their runs as one list
+`fleet_list`        `list` and `tree` of all nodes
+`fleet_run`         output of runs on other nodes; `run --fleet`
 `client`            the public API for authors of agents
 `top`               the full-screen view of runs
 `web`               the console, in a browser

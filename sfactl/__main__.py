@@ -78,12 +78,25 @@ def _call(verb: str, values: dict[str, Any], command: tuple[str, ...]) -> int:
     module = verbs.load(verb)
     if getattr(module, "TAKES_COMMAND", False):
         values |= agent_or_command(command)
+    over_fleet = values.pop("over_fleet", False) or _names_node(values)
     try:
-        code: int = module.main(**values)
+        if over_fleet:
+            from .over_fleet import carry_out
+
+            code: int = carry_out(verb, module.main, values)
+        else:
+            code = module.main(**values)
     except UsageError as error:
         raise UsageError(f"{error.message}\nTry 'sfactl {verb} --help'.") from error
     sys.stdout.flush()
     return code
+
+
+def _names_node(values: dict[str, Any]) -> bool:
+    """Return whether a run is named as the fleet knows it, NODE/ID."""
+    words = values.get("words", ()) if "run" not in values else ()
+    named = [*values.get("runs", ()), *words, *([values["run"]] if isinstance(values.get("run"), str) else [])]
+    return any("/" in run and "=" not in run for run in named)
 
 
 def _by_typer(arguments: Sequence[str], verb: str | None, command: tuple[str, ...] = (), *, completing: bool = False) -> int:

@@ -82,11 +82,17 @@ class Answer(Struct, frozen=True):
     descriptors: list[int]
 
 
+other_node: Callable[[str], Client] | None = None
+"""Connects to the daemon of another node, at a place `fleet:NODE:SOCKET`. Set by `fleet`, which is imported where it is needed."""
+
+
 def connect(flag: str | None, *, tell: bool = True) -> Client:
     """Connect to the daemon at `--socket`, SFA_SOCKET, SFAD_SOCKET, or the first of the user's and the system's
     sockets that exists. If a daemon hangs or denies access, the next place is not tried, with one exception: root's
     daemon at the system's place may serve no other user. Raise `Unreachable` for the first place, or for one that has
     a socket. `tell`: print a note if the system's daemon answers in place of the user's own."""
+    if other_node is not None and flag is not None and flag.startswith("fleet:"):
+        return other_node(flag)
     try:
         places = client_sockets(os.environ, os.getuid(), flag)
     except ValueError as error:

@@ -54,6 +54,7 @@ Parameter = Option | Argument | Heading
 SOCKET = Option(("--socket",), "socket", "The daemon's socket (default: SFA_SOCKET, SFAD_SOCKET, the user's, the system's)", "PATH")
 JSON = Option(("--json",), "json", "Print JSON on stdout; notes stay on stderr")
 COMMON: tuple[Parameter, ...] = (SOCKET, JSON)
+FLEET = Option(("--fleet",), "over_fleet", "On all nodes of the fleet, or on the node of a run that is named NODE/ID")
 RUNS = Argument("runs", "RUN", "Ids, names, or unique prefixes of ids", many=True, complete="run")
 NAME = Option(("--name",), "name", "Only runs of this name", "NAME", many=True, complete="name")
 LABEL = Option(

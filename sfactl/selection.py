@@ -7,7 +7,7 @@ from sfad.protocol.structs import Struct, TypedDict, replace
 
 from . import exits, output
 from .connection import Client, DaemonError
-from .options import COMMON, LABEL, RUNS, Option, Parameter, pair
+from .options import COMMON, FLEET, LABEL, RUNS, Option, Parameter, pair
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ FILTERS: tuple[Parameter, ...] = (
     replace(LABEL, help="Live runs with this label; several values of a key match any of them"),
 )
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, LIVE_RUNS, *FILTERS)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, FLEET, LIVE_RUNS, *FILTERS)
 """For verbs that choose among the live runs."""
 
 

@@ -7,11 +7,11 @@ import os
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.structs import Struct
-from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, RunInfo, Worktree
-from sfad.protocol.units import MOST_WHOLE
+from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, Placing, RunInfo, Worktree
+from sfad.protocol.units import MOST_WHOLE, parse_size
 
 from . import environment
-from .exits import UsageError
+from .exits import UsageError, understood
 from .options import COMMON, Argument, Heading, Option, Parameter, duration, pair, seconds, whole
 
 TYPE_CHECKING = False
@@ -90,6 +90,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         "Maximum runs below this one; 0 inherits (default: SFA_MAX_DESCENDANTS)", "N"),
     Option(("--leaf",), "leaf", "The run may not start other runs"),
     Option(("--nested",), "nested", "The run may use `sfactl session`, although a run started it"),
+    Heading("On another node"),
+    Option(("--fleet",), "fleet", "Execute the run on a node of the fleet that has room for it (docs/fleet.md)"),
+    Option(("--on",), "on", "Only on this node, or on nodes with this label. Implies --fleet", "NODE|LABEL=VALUE", many=True),
+    Option(("--cpus",), "cpus", "CPUs that Ray reserves for the tree. Implies --fleet", "N"),
+    Option(("--gpus",), "gpus", "GPUs that Ray reserves for the tree. Implies --fleet", "N"),
+    Option(("--memory",), "memory", "Memory that Ray reserves for the tree: 4G. Implies --fleet", "SIZE"),
+    Option(("--restart-elsewhere",), "restart_elsewhere",
+        "If its node is lost, a further attempt (--attempts) begins on another one after the lease. Implies --fleet"),
     Heading("What it may do"),
     Option(("--allow",), "allow", "A verb that the run may use; all others are then forbidden", "VERB", many=True),
     Option(("--deny",), "deny", "A verb that the run may not use", "VERB", many=True),
@@ -171,6 +179,12 @@ class SpawnOptions(Struct, frozen=True):
     model_allow: Sequence[str] = ()
     on_end: str | None = None
     status_file: str | None = None
+    fleet: bool = False
+    on: Sequence[str] = ()
+    cpus: str | None = None
+    gpus: str | None = None
+    memory: str | None = None
+    restart_elsewhere: bool = False
 
 
 def check(wanted: SpawnOptions) -> None:
@@ -269,6 +283,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
         isolation=isolation,
+        placing=_placing(wanted),
         env_set=bool(wanted.env),
         worktree=_worktree(wanted),
     )
@@ -285,6 +300,33 @@ def _worktree(wanted: SpawnOptions) -> Worktree | None:
     if wanted.worktree is None and wanted.worktree_of is None:
         return None
     return Worktree(branch=None if wanted.worktree in (None, "-") else wanted.worktree, of=wanted.worktree_of)
+
+
+def _placing(wanted: SpawnOptions) -> Placing | None:
+    asked = (wanted.fleet, wanted.on, wanted.cpus, wanted.gpus, wanted.memory, wanted.restart_elsewhere)
+    if not any(asked):
+        return None
+    if wanted.stdio == "inherit":
+        raise UsageError("--fleet and --stdio inherit exclude each other: the run may be on another machine")
+    nodes = [text for text in wanted.on if "=" not in text]
+    if len(nodes) > 1:
+        raise UsageError(f"--on: {' and '.join(nodes)} are several nodes; name one, or a label that they share")
+    amounts = (understood("--cpus", _amount, wanted.cpus), understood("--gpus", _amount, wanted.gpus))
+    return Placing(
+        node=nodes[0] if nodes else None,
+        labels=pairs("--on", [text for text in wanted.on if "=" in text]),
+        cpus=amounts[0],
+        gpus=amounts[1],
+        memory=0 if wanted.memory is None else int(understood("--memory", parse_size, wanted.memory)),
+        restart_elsewhere=wanted.restart_elsewhere,
+    )
+
+
+def _amount(text: str | None) -> float:
+    value = 0.0 if text is None else float(text)
+    if not 0 <= value <= 1_000_000:
+        raise ValueError(f"{text} is not from 0 to 1000000")
+    return value
 
 
 def _isolation(wanted: SpawnOptions) -> Isolation | None:

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from .config_values import (
     AGENT,
+    CLUSTER,
     COMMAND,
     COUNT,
     EGRESS,
@@ -30,6 +31,7 @@ from .config_values import (
     LIMITS,
     LISTEN,
     NAMES,
+    NODE,
     PATH,
     PATHS,
     PATTERNS,
@@ -266,6 +268,18 @@ class PlansConfig(Struct, frozen=True, kw_only=True):
     openai: ProviderPlanConfig = ProviderPlanConfig()
 
 
+class FleetConfig(Struct, frozen=True, kw_only=True):
+    """The cluster of Ray that this daemon is a node of."""
+
+    address: Annotated[str, Meta(pattern=r"^(auto|[^\s:]+:[0-9]{1,5})$", extra=CLUSTER)] | None = None
+    """`auto`: that of this machine. `None`: it is in no fleet."""
+    node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = None
+    """`None`: the name of the host."""
+    lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
+    insecure: bool = False
+    """Also join a cluster that asks for no token."""
+
+
 class OtelConfig(Struct, frozen=True, kw_only=True):
     """Where spans of runs and calls go, by OTLP over HTTP."""
 
@@ -367,6 +381,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     sessions: SessionsConfig = SessionsConfig()
     metrics: MetricsConfig = MetricsConfig()
     otel: OtelConfig = OtelConfig()
+    fleet: FleetConfig = FleetConfig()
     agents: dict[str, Agent] = {}
 
 

@@ -43,6 +43,8 @@ EVENTS = {"unit": "events"}
 VARIABLE = {"unit": "variable"}
 AGENT = {"unit": "agent"}
 LISTEN = {"unit": "listen"}
+CLUSTER = {"unit": "cluster"}
+NODE = {"unit": "node"}
 GROUP = {"unit": "group"}
 
 
@@ -80,6 +82,8 @@ _WORDS = {
     "egress": f"a list of hosts, each as {FORMS}",
     "names": "a list of names of 1 to 64 of A-Z a-z 0-9 . _ -",
     "agent": "the name of an agent",
+    "cluster": '"auto" or "HOST:PORT"',
+    "node": "a name of at most 63 letters, digits, dots, _ and -",
     "listen": '"127.0.0.1:PORT", "[::1]:PORT" or "unix:/PATH"',
     "group": "name or number of a group of this machine",
     "variable": "the name of an environment variable",

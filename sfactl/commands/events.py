@@ -16,23 +16,24 @@ from dataclasses import dataclass
 from sfad.protocol.event_types import EVENT_TYPES, unknown_pattern
 from sfad.protocol.requests.following import EventPush
 from sfad.protocol.requests.records import EventPage, Events
-from sfad.protocol.structs import replace
+from sfad.protocol.structs import replace, to_json
 from sfad.protocol.types import SEVERITIES, ErrorCode, Event
 from sfad.protocol.units import MOST_WHOLE
 
 from .. import connection, history, output
 from ..connection import ABSENT, AGAIN, Client, ConnectionLost, DaemonError, Unreachable, check
 from ..exits import ExitCode, UsageError
-from ..options import COMMON, Option, Parameter, whole
+from ..options import COMMON, FLEET, Option, Parameter, whole
 from .list import moment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     Option(("--follow", "-f"), "follow_", "Print further events until Ctrl-C"),
     Option(
         ("--since",),
@@ -64,7 +65,10 @@ def main(
     all_: bool = False,
     socket: str | None = None,
     json: bool = False,
+    tell: Callable[[str], None] | None = None,
+    node: str | None = None,
 ) -> int:
+    """`tell`: is given each line instead of stdout, with the name of the `node`."""
     if severity not in SEVERITIES:
         raise UsageError(f"--severity: unknown severity {severity!r}; choose from: {', '.join(SEVERITIES)}")
     if (unknown := unknown_pattern(type_)) is not None:
@@ -83,7 +87,11 @@ def main(
     with _connect_when_there(socket) if follow_ else history.connect(socket) as client:
         for event in _Events(client, wanted):
             found = True
-            if json:
+            if tell is not None and json:
+                tell(f'{{"node":{to_json(node).decode()},{to_json(event).decode()[1:]}')
+            elif tell is not None:
+                tell(f"{node}  {_line(event, own)}")
+            elif json:
                 output.print_json(event)
             else:
                 print(_line(event, own), flush=follow_)

@@ -15,7 +15,7 @@ from .. import limits, output
 from ..connection import Client
 from ..history import connect
 from ..lines import line_of
-from ..options import COMMON, RUNS, Option, Parameter
+from ..options import COMMON, FLEET, RUNS, Option, Parameter
 from ..selection import RunSelection
 from ..waiting import after_others
 
@@ -64,6 +64,7 @@ def moments(run: RunInfo, events: Sequence[Event]) -> Iterator[str]:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     RUNS,
     Option(("--timeline",), "timeline", "Also what has happened to each run, with times"),
 )

@@ -18,7 +18,7 @@ from sfad.protocol.types import Limit, RunInfo
 from .. import limits, output, selection
 from ..connection import connect
 from ..exits import UsageError
-from ..options import COMMON, RUNS, Parameter
+from ..options import COMMON, FLEET, RUNS, Parameter
 from ..selection import RunSelection, SelectionOptions
 
 TYPE_CHECKING = False
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     replace(
         RUNS, target="words", metavar="RUN|KIND=VALUE", help="Runs, then limits: turns=50, time=2h, cost=5:pause", complete="limit"
     ),

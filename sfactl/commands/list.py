@@ -21,7 +21,7 @@ from .. import output, table
 from ..connection import Client
 from ..exits import ExitCode, UsageError
 from ..history import connect
-from ..options import COMMON, LABEL, NAME, USER, Option, Parameter, count
+from ..options import COMMON, FLEET, LABEL, NAME, USER, Option, Parameter, count
 from ..selection import RunSelection
 from ..selection import labels as wanted_labels
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     Option(("--status",), "status", "Only runs with this status", "STATUS", many=True, complete="status"),
     NAME,
     USER,
@@ -74,7 +75,7 @@ def main(
 ) -> int:
     wanted = List(
         id=0,
-        status=[_status(text) for text in status],
+        status=[status_of(text) for text in status],
         name=list(name) or None,
         user=user,
         root=root,
@@ -101,7 +102,7 @@ def main(
     return ExitCode.DONE
 
 
-def _status(text: str) -> Status:
+def status_of(text: str) -> Status:
     try:
         return Status(text)
     except ValueError:

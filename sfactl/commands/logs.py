@@ -33,7 +33,7 @@ from ..exits import ExitCode, UsageError
 from ..follower import Copying, Follower, data_from
 from ..history import connect
 from ..in_flight import RequestsInFlight, carry_on, wait
-from ..options import COMMON, LABEL, NAME, RUNS, Option, Parameter
+from ..options import COMMON, FLEET, LABEL, NAME, RUNS, Option, Parameter
 from ..selection import RunSelection, SelectionOptions
 
 # ---- Copy output files line by line: with their run, with the time a line was seen, or as JSON
@@ -150,6 +150,7 @@ class LineFollower(Follower):
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     replace(RUNS, required=False),
     Option(("--all",), "everything", "The live runs and the last 50 that ended"),
     NAME,

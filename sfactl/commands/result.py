@@ -16,7 +16,7 @@ from .. import exits, output
 from ..connection import Client
 from ..history import connect
 from ..inside import inside_run
-from ..options import COMMON, RUNS, Option, Parameter, count
+from ..options import COMMON, FLEET, RUNS, Option, Parameter, count
 from ..selection import RunSelection
 
 TYPE_CHECKING = False
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     RUNS,
     Option(("--max-bytes",), "max_bytes", "Print at most the newest N bytes (default: 65536)", "N"),
     Option(("--plain",), "plain", "Print the answer as it is (default at a terminal outside runs)"),

@@ -15,7 +15,7 @@ from sfad.protocol.structs import replace
 from .. import output
 from ..connection import connect
 from ..exits import ExitCode
-from ..options import COMMON, RUN, Argument, Option, Parameter
+from ..options import COMMON, FLEET, RUN, Argument, Option, Parameter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ CHUNK = 64 * 1024
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     replace(RUN, complete="live"),
     Argument("words", "MESSAGE", "The line to send; - is stdin", many=True, required=False),
     Option(("--eof",), "eof", "Close the run's stdin afterwards"),

@@ -55,6 +55,10 @@ def start(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
 def _foreground(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
     client = connect_or_start(wanted.socket)
     message = _with_mcp(wanted, message, client)
+    if message.placing is not None:
+        from ..fleet_run import run
+
+        return run(client, message, wanted)
     from ..foreground import Foreground
 
     inside = client.welcome.run is not None
@@ -95,6 +99,8 @@ def _waits(run: RunInfo) -> str:
         from ..waiting import after_others
 
         return after_others(run)
+    if run.fleet is not None:
+        return run.fleet.waits or "it is being placed"
     return "every slot for trees is taken" + (f", or every slot of its group '{run.group}'" if run.group is not None else "")
 
 

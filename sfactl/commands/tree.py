@@ -16,12 +16,13 @@ from .. import output
 from ..connection import connect
 from ..exits import ExitCode
 from ..lines import Line, line_of
-from ..options import COMMON, RUN, Option, Parameter
+from ..options import COMMON, FLEET, RUN, Option, Parameter
 from ..top.table import children
 from ..waiting import awaited, near, share
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     replace(RUN, target="root", metavar="RUN", required=False),
     Option(("--live",), "live", "Show the processes and memory of each run"),
 )
@@ -36,6 +37,10 @@ def main(*, root: str | None = None, live: bool = False, socket: str | None = No
         ends = (
             {} if json else {run.id: line_of(client, run) for run in runs if run.continues is not None and run.continued_by is None}
         )
+    return show(runs, json=json, ends=ends)
+
+
+def show(runs: Sequence[RunInfo], *, json: bool, ends: Mapping[str, Line | None] | None = None) -> int:
     below = children(runs)
     if json:
         output.print_json({"tree": [_nested(run, below) for run in below.get(None, ())]})

@@ -21,7 +21,7 @@ from ..connection import Client, DaemonError
 from ..history import connect
 from ..limits import share
 from ..lines import line_of
-from ..options import COMMON, RUNS, Parameter
+from ..options import COMMON, FLEET, RUNS, Parameter
 from ..selection import RunSelection
 from ..waiting import after_others, queued, troubles
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-PARAMETERS: tuple[Parameter, ...] = (*COMMON, RUNS)
+PARAMETERS: tuple[Parameter, ...] = (*COMMON, FLEET, RUNS)
 
 
 def main(*, runs: Sequence[str], socket: str | None = None, json: bool = False) -> int:
@@ -124,6 +124,12 @@ def _queued(run: RunInfo, now: datetime) -> str:
     """Return what a queued run waits for."""
     if run.after:
         return f": {after_others(run)}"
+    if run.fleet is not None and run.fleet.waits:
+        return f": {output.plain(run.fleet.waits)}"
+    if run.fleet is not None and run.fleet.unreachable_since is not None:
+        return f" on node {run.fleet.node}, which has not answered since {output.clock(run.fleet.unreachable_since, now)}"
+    if run.fleet is not None and run.fleet.node is not None:
+        return f" on node {run.fleet.node}"
     return f": {queued(run.queue, now)}" if run.queue else ""
 
 

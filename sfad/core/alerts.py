@@ -103,7 +103,7 @@ def _used(run: Run, at: float) -> list[tuple[ActiveLimit, float]]:
     """Return each limit of which something is used, without what calls under way have reserved: they rarely use it."""
     time, account = run.limits.get(LimitKind.TIME), run.account
     found = [(time, run.clock.elapsed(at))] if time is not None else []
-    if account.known:
+    if account.known and run.remote is None:  # else all that it was granted counts as used
         for kind, active in run.limits.items():
             if kind is not LimitKind.TIME and not KINDS[kind].instead and (used := account.used(kind)) is not None:
                 found.append((active, used - account.under_way.get(kind, 0)))

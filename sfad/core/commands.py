@@ -76,6 +76,18 @@ class Launch(WithRun, frozen=True):
     comes before the run's time is over, its timer `deadline` fires."""
 
 
+class Place(WithRun, frozen=True):
+    """Find a node for the run; answer `PlacementWaits` as long as there is none, then `Placed`, or `GrantRefused`."""
+
+
+class Offer(WithRun, frozen=True):
+    """Send the run's grant to its node, again and again until `GrantSeen` or `GrantRefused` can be answered."""
+
+
+class Tend(WithId, frozen=True):
+    """What is wanted of a run on another node has changed (`grants.wanted_of`): tell its node."""
+
+
 class Terminate(WithId, frozen=True):
     """Freeze the run's containment, send `signal` to every process in it, thaw it. From now on report `Emptied`.
 
@@ -210,11 +222,12 @@ class ErrorAnswer(Struct, frozen=True):
 
 Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAdmitted | ErrorAnswer
 
+ToFleet = Place | Offer | Tend
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
 ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish | SaveAlerts | SavePlan
 ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | ArmPlans | Rebound | TellEnd | AnswerRequest | Shutdown
 
-Command = ToLauncher | ToLedger | ToLoop
+Command = ToLauncher | ToFleet | ToLedger | ToLoop
 
 
 class Outcome(Struct, frozen=True):

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from ..protocol.requests.gateway import AdmitCall, EndCall
 from ..protocol.requests.plans import Provider, SeenWindow
-from ..protocol.types import ApiTrouble, Limit, LimitKind, RunId, Source, Status, Survivor
+from ..protocol.types import ApiTrouble, Limit, LimitKind, Reason, RunId, Source, Status, Survivor, Wanted
 from .state.access import Peer
-from .state.account import OpenReservation, Silence, Use
+from .state.account import NOTHING, OpenReservation, Silence, Use
 from .state.budgets import Budget
 from .state.policy import Policy
 from .state.request import Asked
@@ -51,6 +51,8 @@ class SpawnRequested(OfPeer, frozen=True):
     """How those of `asked.after` have ended that are not live."""
     continued_by: RunId | None = None
     """The ended run that has continued `asked.continues` already."""
+    lease_until: float | None = None
+    """Of a grant with a lease: when that ends, on this node's clock."""
 
 
 class StopRequested(OfPeer, frozen=True):
@@ -262,6 +264,67 @@ class AgentProcess(NamedTuple):
     """Its command is one with which the program serves itself (`KnownProgram.serves`)."""
 
 
+class PlacementWaits(OfRun, frozen=True):
+    """No node can take a run that is to be placed: none now, or none of the fleet ever (`infeasible`)."""
+
+    why: str
+    infeasible: bool = False
+
+
+class Placed(OfRun, frozen=True):
+    """A node has room for a run that is to be placed, and has it reserved. `local`: it is this one."""
+
+    node: str
+    local: bool = False
+
+
+class GrantRefused(OfRun, frozen=True):
+    """The other node has refused a run, or it was never asked. Nothing of the grant was used."""
+
+    reason: Reason
+
+
+class GrantState(Struct, frozen=True):
+    """A run of another node, as that one tells."""
+
+    status: Status
+    id: RunId = ""
+    """Its id there."""
+    used: Use = NOTHING
+    """With its descendants."""
+    admitted: int = 0
+    """Descendants."""
+    reason: Reason | None = None
+    code: int | None = None
+    signal: int | None = None
+
+
+class GrantSeen(OfRun, frozen=True):
+    """The node of a run has told how the run is. Messages may come late, twice, and in any order."""
+
+    node: str
+    state: GrantState
+
+
+class GrantLost(OfRun, frozen=True):
+    """The node of a run has come back without it, or an operator says that it will not come back."""
+
+    why: str
+
+
+class GrantsRenewed(At, frozen=True):
+    """The node of these runs is about to be told that the giver has heard of it at `at`: their leases begin again."""
+
+    runs: tuple[RunId, ...]
+
+
+class GrantTended(OfRun, frozen=True):
+    """The giver of this run's grant has told what it wants. `lease_until`: on this node's clock; `None`: as before."""
+
+    wanted: Wanted
+    lease_until: float | None = None
+
+
 class AgentSeen(OfRun, frozen=True):
     """An agent program was seen in a run: its own, one that it has started itself, or a part of one of these. The same process may
     be told again."""
@@ -406,7 +469,8 @@ class Reconfigured(At, frozen=True):
 
 OfLauncher = LaunchSucceeded | LaunchFailed | MainExited | Emptied | Frozen | Surveyed | AgentSeen | ModelReached
 OfMeters = SessionSaved | UseSeen | LevelSeen | ToolsCalled | AgentSaid
-OfRuns = OfLauncher | OfMeters | ClientBack | TimerFired | EgressRefused
+OfFleet = PlacementWaits | Placed | GrantRefused | GrantSeen | GrantLost | GrantTended
+OfRuns = OfLauncher | OfMeters | OfFleet | ClientBack | TimerFired | EgressRefused
 OfAgentsOnRuns = ReportRequested | ReserveRequested
 OfPeopleOnRuns = PauseRequested | ResumeRequested | ApproveRequested | DenyRequested | LimitRequested
 OfPeersOnRuns = OfAgentsOnRuns | OfPeopleOnRuns
@@ -414,7 +478,16 @@ OfPeers = SpawnRequested | StopRequested | SettleRequested
 OfGateway = CallAsked | CallWithdrawn | CallSettled | CallSilent | GatewayStarted | GatewayConnected
 OfPlans = PlanSeen | PlansDue
 OfDaemon = (
-    Committed | CommitFailed | ClientGone | BudgetsKnown | AdviceLearned | AlertsDue | Reconfigured | DrainRequested | RunsAdopted
+    Committed
+    | CommitFailed
+    | ClientGone
+    | BudgetsKnown
+    | AdviceLearned
+    | AlertsDue
+    | Reconfigured
+    | DrainRequested
+    | RunsAdopted
+    | GrantsRenewed
 )
 
 Event = OfRuns | OfPeersOnRuns | OfPeers | OfGateway | OfPlans | OfDaemon

@@ -11,10 +11,12 @@ from .admission.adopting import Adopting
 from .alerts import Alerts
 from .context import Context
 from .life.attempts import AttemptTracker
+from .life.giving import Giving
 from .life.lifecycle import AlertBoard, Lifecycle
 from .life.pausing import Pausing
 from .life.spending import Spending
 from .life.stopping import Stopping, StopRequests
+from .life.taking import Taking
 from .limits.calls import Calls, UseRequests
 from .limits.enforcement import BudgetEnforcement, LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
@@ -61,11 +63,15 @@ class Machine:
         self._plans = Plans(context, self._lifecycle, self._pausing, self._limit_enforcement)
         self._calls = Calls(context, self._spending, self._limit_enforcement, self._budget_enforcement, self._attempts, self._plans)
         self._widening = Widening(context, self._limit_enforcement)
+        self._giving = Giving(context, self._lifecycle, self._spending, self._stopping, self._pausing, self._attempts)
+        self._taking = Taking(context, self._stopping, self._pausing)
         awaiting = Awaiting(context, self._stopping)
-        self._admission = Admission(context, self._lifecycle, self._spending, self._widening, awaiting, self._plans, next_number)
+        self._admission = Admission(
+            context, self._lifecycle, self._spending, self._widening, awaiting, self._plans, self._taking, next_number
+        )
         self._adopting = Adopting(
             context, self._lifecycle, self._spending, self._stopping, self._stop_requests, self._pausing, self._attempts,
-            self._limit_holds, self._admission, self._plans,
+            self._limit_holds, self._admission, self._plans, self._giving, self._taking,
         )  # fmt: skip
 
         self._alerts = Alerts(context, board, self._spending, self._plans)
@@ -199,6 +205,8 @@ class Machine:
                 self._reconfigured(event)
             case e.DrainRequested():
                 self._stop_requests.drain_requested(event)
+            case e.GrantsRenewed():
+                self._giving.renewed(event)
             case e.RunsAdopted():
                 self._adopting.runs_adopted(event, self._route)
             case _:
@@ -242,6 +250,18 @@ class Machine:
                 self._attempts.session_saved(run, event)
             case e.ClientBack():
                 self._stop_requests.client_back(run, event)
+            case e.PlacementWaits():
+                self._giving.placement_waits(run, event)
+            case e.Placed():
+                self._giving.placed(run, event)
+            case e.GrantRefused():
+                self._giving.refused(run, event)
+            case e.GrantSeen():
+                self._giving.seen(run, event)
+            case e.GrantLost():
+                self._giving.lost(run, event)
+            case e.GrantTended():
+                self._taking.tended(run, event)
             case _:
                 assert_never(event)
 
@@ -286,6 +306,10 @@ class Machine:
                 self._limit_holds.pause_due(run, at)
             case Timer.RECONNECT:
                 self._stop_requests.reconnect_due(run, at)
+            case Timer.LEASE if run.remote is not None:
+                self._giving.lease_due(run, at)
+            case Timer.LEASE:
+                self._taking.lease_due(run, at)
             case Timer.CALLS:
                 pass  # calls that wait are looked at after each event
             case Timer.ALERT:

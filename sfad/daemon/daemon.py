@@ -305,6 +305,7 @@ class Daemon:
                 runtime.launcher.watch_children(children)
                 nursery.start_soon(keep_serving, runtime.gateways.serve, log.internal_error)
                 nursery.start_soon(keep_serving, runtime.otel.serve, log.internal_error)
+                nursery.start_soon(keep_serving, runtime.fleet_process.serve, log.internal_error)
                 nursery.start_soon(self._obey, signals, nursery)
                 nursery.start_soon(systemd.feed_watchdog)
                 self.files.keep()

@@ -141,7 +141,7 @@ def forget(state_dir: Path) -> None:
 REMOVED = "removed"
 """The source of a setting that no file has any more."""
 
-AT_START = ("access.users", "containment.", "log.")
+AT_START = ("access.users", "containment.", "fleet.", "log.")
 """Settings that a running daemon cannot change."""
 
 

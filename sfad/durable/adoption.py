@@ -257,7 +257,7 @@ class EarlierRuns:
 
     def _found(self, live: Live) -> Adopted:
         run = live.run
-        if not run.attempt or not self._same_boot:
+        if not run.attempt or run.remote is not None or not self._same_boot:
             return Adopted(None, empty=True)
         handed = self.handed.runs.get(run.id, NOTHING_HANDED) if self.handed is not None else NOTHING_HANDED
         return self.launcher.adopt(run.id, run.parent.id if run.parent is not None else None, handed.remains or _remains(live))
@@ -289,7 +289,7 @@ class EarlierRuns:
 def _startable(live: Live) -> bool:
     spawn = live.spawn
     descriptors = 3 if spawn.stdio == "inherit" else 1 if spawn.stdin == "descriptor" else 0
-    return bool(spawn.argv) and len(live.descriptors) >= descriptors
+    return bool(spawn.argv or (spawn.agent and spawn.env)) and len(live.descriptors) >= descriptors
 
 
 def _remains(live: Live) -> Remains:

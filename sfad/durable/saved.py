@@ -74,7 +74,7 @@ class SavedSpawns:
     def save(self, live: Live) -> None:
         """Save the request of a run that was admitted, if it does not start at once and for the only time. Raises `OSError`."""
         run = live.run
-        if run.status is Status.QUEUED or run.asked.attempts > 1:
+        if run.status is Status.QUEUED or run.asked.attempts > 1 or run.remote is not None:
             self._files.save(run.id, encode(live.spawn))
             crash_point("spawn kept")
 

@@ -12,6 +12,7 @@ from .requests.advice import *
 from .requests.base import *
 from .requests.base import Reply, Request
 from .requests.daemon import *
+from .requests.fleet import *
 from .requests.following import *
 from .requests.gateway import *
 from .requests.listing import *

@@ -336,6 +336,57 @@ class After(Struct, frozen=True, kw_only=True, gc=False):
         return f"{self.run}:ok" if self.ok else self.run
 
 
+class Placing(Struct, frozen=True, kw_only=True):
+    """Where in the fleet a run may execute, and what Ray reserves there for its tree."""
+
+    node: str | None = None
+    labels: dict[str, str] = {}
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory: int = 0
+    """Bytes."""
+    restart_elsewhere: bool = False
+    """A further attempt may begin on another node, once the lease of the one before is over."""
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """What a run on another node may take out of its tree. The giver has counted all of it as spent before it sends it.
+
+    The limits that come with it are those of the request."""
+
+    giver: str
+    """The node that gives."""
+    run: RunId
+    """The run's id there, under which the fleet knows it."""
+    root: str
+    """Global ids of its root and its parent."""
+    parent: str | None = None
+    chain: list[tuple[str | None, str]] = []
+    """Kinds and names of the runs above it, root first, for the loop rule. The kind is `None` where a peer has claimed the name."""
+    depth: int = 0
+    """Runs above it."""
+    max_depth: int
+    descendants: int
+    """Runs that it and what is below it may start."""
+    models: list[list[str]] = []
+    """Patterns of models; each list must allow a model."""
+    sessions: bool = False
+    lease: float | None = None
+    """Seconds without a sign of the giver after which the taker stops the run; `None`: it goes on."""
+    stamp: str = ""
+    """The taker's clock, as it has told the giver: the lease begins then."""
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What the giver of a grant wants of the run now. `number` grows with each change."""
+
+    number: int
+    paused: bool = False
+    stop: int | None = None
+    """The signal."""
+    grace: float = 0.0
+
+
 class QueueState(Struct, frozen=True, kw_only=True, gc=False):
     """The slot that a queued tree waits for."""
 
@@ -358,6 +409,28 @@ class PlanShare(Struct, frozen=True, kw_only=True, gc=False):
     window: str
     share: float
     """0.12 is 12 %. Of all windows of this name together, where the run lasted longer than one."""
+
+
+class FleetPlace(Struct, frozen=True, kw_only=True, gc=False):
+    """Where a run is in the fleet. Of a run that executes on another node: `node`, `run`. Of one that another node has granted: the
+    rest."""
+
+    node: str | None = None
+    run: RunId = ""
+    """Its id there."""
+    waits: str | None = None
+    """Why it is not placed."""
+    infeasible: bool = False
+    """No node that is there now could ever take it."""
+    unreachable_since: datetime | None = None
+    """When its node was heard of last, if that is long ago."""
+    giver: str | None = None
+    id: str = ""
+    """The run's id on the node that gave it, under which the fleet knows it, as a global id."""
+    root: str = ""
+    parent: str | None = None
+    depth: int = 0
+    """Runs above it."""
 
 
 class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
@@ -477,6 +550,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, gc=False):
     """Of an ended run: the run that continues its session."""
     plans: list[PlanShare] = []
     """Its shares of the windows of subscriptions (docs/plans.md)."""
+    fleet: FleetPlace | None = None
+    """Of a run that executes on another node than the one that it was started on."""
 
     @property
     def by_gateway(self) -> bool:

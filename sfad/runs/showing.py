@@ -24,6 +24,7 @@ from ..protocol.types import (
     ApiSilence,
     ApiTrouble,
     Claim,
+    FleetPlace,
     Isolation,
     LimitKind,
     LimitState,
@@ -143,6 +144,7 @@ def info_of(live: Live, now: float, footprint: Footprint | None = None) -> RunIn
         session_id=live.session_id,
         continues=run.asked.continues,
         plans=_plan_shares(run.plan_shares) if run.plan_shares else [],
+        fleet=_fleet(run, now) if run.remote is not None or run.lease is not None else None,
     )
 
 
@@ -152,6 +154,26 @@ def _plan_shares(shares: Mapping[str, float]) -> list[PlanShare]:
         provider, account, window = key.split("/", 2)
         found.append(PlanShare(provider=provider, account=account, window=window, share=round(share, 4)))
     return found
+
+
+AWAY = 20.0
+"""Seconds without a word from a node after which its runs are shown as unreachable."""
+
+
+def _fleet(run: Run, now: float) -> FleetPlace:
+    remote, grant = run.remote, run.asked.grant
+    if remote is not None:
+        away = now - remote.heard_at
+        shown = remote.node is not None and not run.status.terminal and away > AWAY + (remote.lease or 60.0) / 4
+        return FleetPlace(
+            node=remote.node,
+            run=remote.id,
+            waits=remote.waits,
+            infeasible=remote.infeasible,
+            unreachable_since=wall_clock() - timedelta(seconds=away) if shown else None,
+        )
+    assert grant is not None
+    return FleetPlace(giver=grant.giver, id=f"{grant.giver}/{grant.run}", root=grant.root, parent=grant.parent, depth=grant.depth)
 
 
 def _silence(run: Run, now: float) -> ApiSilence | None:

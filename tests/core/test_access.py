@@ -54,11 +54,12 @@ OF_GATEWAY = {
     "unasked_call",
     "withdraw_call",
 }
-OF_ADMINS = {"config", "metrics", "reload", "test_hook"}
-OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload", "test_hook"}
+OF_FLEET = {"drain_node", "fleet_status", "fleet_told", "forget_node", "open_fleet", "serve_fleet", "tend"}
+OF_ADMINS = {"config", "metrics", "reload", "test_hook"} | OF_FLEET
+OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload", "test_hook"} | OF_FLEET
 UNBOUND = {"hello", "select", "session_rights"}
 """What no `--deny` takes away."""
-WITH = {"info": {"recall"}, "logs": {"text", "transcript"}, "list": {"watch_runs"}, "spawn": {"start_session"}}
+WITH = {"info": {"recall"}, "logs": {"read_output", "text", "transcript"}, "list": {"watch_runs"}, "spawn": {"start_session"}}
 """What a verb takes along where it is denied."""
 STARTS = {"spawn", "start_session"}
 

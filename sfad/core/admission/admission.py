@@ -15,13 +15,15 @@ from msgspec.structs import replace
 
 from ...protocol.event_types import EventType
 from ...protocol.known import CODING_AGENT, PROFILES
-from ...protocol.types import After, ErrorCode, Reason, Refusal, RunId, Status
+from ...protocol.types import Action, After, ErrorCode, Reason, Refusal, RunId, Status
 from .. import commands as c
 from .. import events as e
 from ..context import Context
+from ..life.giving import share_out
 from ..life.lifecycle import Lifecycle
 from ..life.spending import Spending
 from ..life.stopping import Stopping
+from ..life.taking import Taking
 from ..limits.enforcement import LimitEnforcement
 from ..limits.plans import PlanBar, Plans
 from ..state.limits import PROFILED, ActiveLimit, is_default, is_from_above, narrow, profile_limits, step
@@ -194,10 +196,12 @@ class Admission:
         widening: Widening,
         awaiting: Awaiting,
         plans: Plans,
+        taking: Taking,
         next_number: int,
     ) -> None:
         self._ctx = context
         self._plans = plans
+        self._taking = taking
         self._awaiting = awaiting
         self._widening = widening
         self._lifecycle = lifecycle
@@ -233,6 +237,9 @@ class Admission:
                 peer_run=caller,
                 permissions=self._ctx.permissions(ev.peer),
             )
+            if run.asked.placing is not None:
+                bound = self._ctx.policy.budget_action is not Action.WARN
+                share_out(run, self._spending.budgets_of(run) if bound else (), self._ctx.policy.lease)
             awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.after else ()
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))
@@ -332,19 +339,28 @@ class Admission:
 
     def _admit(self, run: Run, awaits: tuple[After, ...], at: float) -> None:
         agent = run.asked.agent_program
-        if agent and run.parent is not None and self._widening.agent_started(run.parent, program_name(run.asked.argv), at):
+        if (
+            agent
+            and run.parent is not None
+            and run.remote is None
+            and self._widening.agent_started(run.parent, program_name(run.asked.argv), at)
+        ):
             run.limits = limits_for(run.asked, run.parent, self._ctx.policy, run.birth.uid)
         self._number += 1
         self.admitted += 1
         self._ctx.tree.add(run)
         self._changed_above(run)
-        if run.parent is None:
+        if run.remote is not None:
+            self._spending.grant(run)
+        if run.lease is not None:
+            self._taking.expect(run)
+        elif run.parent is None:
             self._rate(run.user).take(run.birth.created_at)
         if awaits:
             run.awaits = awaits
             run.move(Status.QUEUED)
             self._hold(run)
-        elif run.parent is None:
+        elif run.needs_slot:
             self._take_slot(run, at)
         if run.asked.session is not None:
             self._session_rate(run.user).take(run.birth.created_at)
@@ -353,7 +369,7 @@ class Admission:
     def _hold(self, run: Run) -> None:
         """Let a queued run wait for other runs."""
         self._awaiting.wait(run)
-        if run.parent is None:
+        if run.needs_slot:
             self._ctx.slots.hold(run.id, run.user)
 
     def _take_slot(self, root: Run, at: float) -> None:
@@ -417,7 +433,7 @@ class Admission:
         self.admitted -= 1
         self._ctx.tree.refund(run)
         self._changed_above(run)
-        if run.parent is None:
+        if run.parent is None and run.lease is None:
             self._rate(run.user).give_back(run.birth.created_at)
         if run.asked.session is not None:
             self._session_rate(run.user).give_back(run.birth.created_at)
@@ -433,7 +449,7 @@ class Admission:
 
     def _release(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            if run.parent is not None:
+            if not run.needs_slot:
                 self.ready[run.id] = run
                 continue
             # `launch_waiting` follows, and gives it a slot if there is one for it
@@ -469,11 +485,11 @@ class Admission:
             self._hold(run)
         elif run.status is Status.QUEUED and run.plan_hold is not None:
             self._ctx.slots.hold(run.id, run.user)
-        elif run.status is Status.QUEUED and run.parent is None:
+        elif run.status is Status.QUEUED and run.needs_slot:
             self._enqueue(run)
         elif run.status is Status.QUEUED:
             self.ready[run.id] = run
-        elif run.parent is None:
+        elif run.needs_slot:
             self._ctx.slots.take(run.id, run.user, run.asked.group)
 
     def forget(self, ended: Iterable[Run]) -> None:

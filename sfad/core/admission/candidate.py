@@ -6,9 +6,10 @@ from msgspec.structs import replace
 
 from ...protocol.kinds import KINDS
 from ...protocol.limits import format_amount
-from ...protocol.types import Action, Bound, Limit, LimitKind, Lowered, RunId, Status
+from ...protocol.types import Action, Bound, Grant, Limit, LimitKind, Lowered, RunId, Status
 from ..events import SpawnRequested
 from ..state.access import Permissions
+from ..state.grants import Lease
 from ..state.limits import ActiveLimit, Limits, Parent, limits_of, most_of
 from ..state.naming import NAME, derive_name, is_name, one_form
 from ..state.policy import MAX_ATTEMPTS, MAX_LABELS, MAX_RETRY_DELAY, Invalid, Policy
@@ -145,6 +146,9 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
     do. Raise `Invalid`."""
     above = None if ev.asked.detach else peer_run
     _check(ev)
+    grant = ev.asked.grant
+    if grant is not None:
+        _check_grant(grant, ev, policy)
     if ev.asked.group is not None:
         _check_group(ev.asked.group, above, policy)
     asked = _with_labels_of(above, ev.asked)
@@ -163,11 +167,13 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
         channel=asked.channel or (above.birth.channel if above is not None else "cli"),
         parent=above.id if above is not None else None,
         created_at=ev.at,
-        max_depth=_bound(
-            asked.max_depth, above.birth.max_depth if above else None, policy.max_depth, policy.depth_ceiling, "depth"
-        ),
+        max_depth=_granted(grant, grant.max_depth)
+        if grant is not None
+        else _bound(asked.max_depth, above.birth.max_depth if above else None, policy.max_depth, policy.depth_ceiling, "depth"),
         # each run has a bound of its own; the guard asks the ancestors' one by one
-        max_descendants=_bound(
+        max_descendants=_granted(grant, grant.descendants)
+        if grant is not None
+        else _bound(
             asked.max_descendants,
             above.birth.max_descendants if above else None,
             policy.max_descendants,
@@ -180,7 +186,7 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
             allow=asked.allow,
             deny=asked.deny,
             leaf=asked.leaf,
-            sessions=asked.nested or (peer_run is None and asked.session is None),
+            sessions=grant.sessions if grant is not None else asked.nested or (peer_run is None and asked.session is None),
             session=asked.session is not None,
         ),
         origin=origin,
@@ -189,6 +195,8 @@ def candidate(ev: SpawnRequested, *, number: int, policy: Policy, peer_run: Run 
     )
     limits = limits_for(asked, above, policy, ev.peer.uid)
     state = State(Status.ACCEPTED, limits, policy.max_time, Attempt(0), tied_to=asked.tied_to, admit_token=ev.token)
+    if grant is not None:
+        state.lease = Lease(ev.lease_until)
     return Run(birth, state, above)
 
 
@@ -234,7 +242,26 @@ def _check_group(group: str, above: Run | None, policy: Policy) -> None:
         raise Invalid(f"there is no group {group[:64]!r}; {known}. To add it, set {where}, then run: sfactl reload")
 
 
+def _check_grant(grant: Grant, ev: SpawnRequested, policy: Policy) -> None:
+    if ev.peer.run is not None or not policy.access.is_admin(ev.peer):
+        raise Invalid("only the fleet's own process may bring the grant of another node")
+    if grant.lease is not None and (ev.lease_until is None or ev.lease_until <= ev.at):
+        raise Invalid(f"the grant of {grant.giver}/{grant.run} came after its lease of {grant.lease:g} s was over")
+    for value, ceiling, what in (
+        (grant.max_depth, policy.depth_ceiling, "depth"),
+        (grant.descendants, policy.descendants_ceiling, "descendants"),
+    ):
+        if not 0 <= value <= ceiling:
+            raise Invalid(f"the grant of {grant.giver}/{grant.run} has {what} {value}; guard.{what}_ceiling is {ceiling} here")
+
+
+def _granted(grant: Grant, value: int) -> Bound:
+    return Bound(value=value, source=f"the grant of {grant.giver}/{grant.run}")
+
+
 def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str | None, str], ...], int]:
+    if ev.asked.grant is not None:
+        return tuple((kind, name) for kind, name in ev.asked.grant.chain), ev.asked.grant.depth
     if peer_run is None:
         claim = ev.asked.claim
         return tuple((None, name) for name in claim.names), max(claim.depth, len(claim.names), 0)
@@ -245,6 +272,8 @@ def _origin(ev: SpawnRequested, peer_run: Run | None) -> tuple[tuple[tuple[str |
 
 def _models(run: RunId, asked: Asked, peer_run: Run | None) -> tuple[AllowedModels, ...]:
     inherited = peer_run.birth.models if peer_run is not None else ()
+    if asked.grant is not None:
+        return tuple(AllowedModels(run, tuple(patterns)) for patterns in asked.grant.models)
     return (*inherited, AllowedModels(run, asked.models)) if asked.models else inherited
 
 

@@ -94,7 +94,8 @@ class Question(Struct, frozen=True):
 
 def first_refusal(question: Question) -> Refusal | None:
     """Return the first rule's refusal, or `None`: admitted."""
-    for rule in RULES if question.run.asked.session is None else SESSION_RULES:
+    rules = RULES if question.run.asked.session is None else SESSION_RULES
+    for rule in rules if question.run.lease is None else GRANT_RULES:
         refusal = rule(question)
         if refusal is not None:
             return refusal
@@ -373,5 +374,8 @@ RULES: tuple[Callable[[Question], Refusal | None], ...] = (
     _enabled, _permission, _loop, _depth, _descendants, _money, _unenforceable, _rate, _concurrency, _plan,
 )  # fmt: skip
 """In this order, because what cannot be fixed is told before what waiting would fix."""
+
+GRANT_RULES = (_enabled, _permission)
+"""For a run that another node has granted: that one has asked the others, and has counted it."""
 
 SESSION_RULES = (*RULES, _session_rate, _session_concurrency)

@@ -5,4 +5,6 @@
 `stopping`       decides ends, and climbs the stop ladder; `stop`, the daemon's end, and clients that were lost
 `pausing`        pause and resume
 `attempts`       what the launcher tells of an attempt, and what its agent prints
+`giving`         runs that execute on another node: their share of the tree, their lease, their end
+`taking`         runs that another node has granted
 """

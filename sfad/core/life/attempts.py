@@ -55,6 +55,8 @@ class AttemptTracker:
         if run.breach is not None:
             # by itself, even where an ancestor is frozen: that one's resume must not thaw it
             self._pausing.pause(run, at)
+        elif run.lease is not None and run.lease.paused and run.paused is None:
+            self._pausing.pause(run, at, "paused by the node that granted it", by_giver=True)
         self._lifecycle.answer_spawn(run)
 
     def launch_failed(self, run: Run, ev: e.LaunchFailed) -> None:
@@ -122,8 +124,14 @@ class AttemptTracker:
 
     def containment_empty(self, run: Run, at: float) -> None:
         """Nothing is alive in the containment of a run that is being emptied: end it with everything below it, or wait for its
-        next attempt."""
-        if run.clearing:
+        next attempt. Runs of other nodes that are below it have to end before."""
+        if run.remote_below:
+            if run.ladder is None:
+                self._stopping.begin_ladder(run, at, grace=0.0)
+            assert run.ladder is not None
+            run.ladder.emptied = True
+            self._ctx.changed(run)
+        elif run.clearing:
             for child in reversed(run.subtree()[1:]):
                 self._lifecycle.finish(child, at)
             self._cleared(run, at)

@@ -9,6 +9,7 @@ from ...protocol.event_types import EventType
 from ...protocol.types import ENDED, Action, ApiTrouble, ErrorCode, Event, LimitKind, Reason, RunId, Severity, Status
 from .. import commands as c
 from ..context import Context
+from ..state.account import NOTHING
 from ..state.alerts import Change, Measure, Scope
 from ..state.run import Attempt, Ending, FailedBelow, Run, Rung
 from ..state.vocabulary import ReasonKind, Timer
@@ -72,6 +73,12 @@ class Lifecycle:
     _alerts: AlertBoard
 
     def launch(self, run: Run) -> None:
+        if run.remote is not None:
+            if run.status is not Status.QUEUED:
+                run.move(Status.QUEUED if run.status is Status.ACCEPTED else Status.STARTING)
+            self._ctx.changed(run)
+            self._ctx.do(c.Place(run))
+            return
         run.move(Status.STARTING)
         if run.latest.finished:
             self._ctx.disarm(run, Timer.RESULT)
@@ -161,6 +168,8 @@ class Lifecycle:
     def finish(self, run: Run, at: float, *, recorded: bool = True) -> None:
         """End a run of which no process is alive, as it was decided. `recorded`: the ledger holds its admission."""
         assert run.ending is not None
+        if run.remote is not None and not run.attempt:
+            self._spending.settle_grant(run, NOTHING, 0)  # it was never sent
         self._spending.close(run)
         run.move(run.ending.outcome)
         run.ended_at = at
@@ -168,6 +177,8 @@ class Lifecycle:
         self.leave_ladder(run)
         if run.tied_to is not None:
             self._ctx.disarm(run, Timer.RECONNECT)
+        if run.remote is not None or run.lease is not None:
+            self._ctx.disarm(run, Timer.LEASE)
         self._alerts.forget(run)
         if run.parent is not None and run.ending.reason is not None:
             run.parent.failed_below = FailedBelow(run.id, run.name, run.ending.reason)

@@ -50,9 +50,12 @@ class Pausing:
         no_money: Reason | None = None,
         freeze: bool = True,
         told: bool = True,
+        by_giver: bool = False,
     ) -> None:
         """Freeze a run and everything below it, unless only its calls are held, and halt their clocks. `told`: publish that."""
-        run.paused = Paused(at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze, frozen_at=at if freeze else None)
+        run.paused = Paused(
+            at + self._ctx.policy.pause_max, suspended, no_money, frozen=freeze, frozen_at=at if freeze else None, by_giver=by_giver
+        )
         for each in run.subtree():
             if each.status is Status.RUNNING:
                 each.move(Status.PAUSED)

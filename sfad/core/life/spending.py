@@ -1,7 +1,7 @@
 """What runs spend: their accounts, their ancestors' accounts, and the money budgets of their users and teams."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,11 +117,11 @@ class Spending:
             add_below((above.account for above in run.ancestors), before, after)
             self._charge(run, after[_COST] - before[_COST], periods)
         self._ctx.used_more(run)
-        self.budgets_changed |= any(budget.over or budget.exhausted for budget in self.budgets.of(run.user))
+        self.budgets_changed |= any(budget.over or budget.exhausted for budget in self.budgets_of(run))
 
     def _charge(self, run: Run, nanos: int, periods: Periods | None) -> None:
         """`periods`: when what is given back was charged."""
-        for budget in self.budgets.of(run.user):
+        for budget in self.budgets_of(run):
             change = max(nanos, -budget.charged)
             if change < 0 and periods is not None and (budget.scope, budget.name, budget.begins) not in periods:
                 continue  # it was charged to an earlier period
@@ -137,6 +137,38 @@ class Spending:
                 budget.over = True
                 self._publish(EventType.LIMIT_EXCEEDED, run, budget)
 
+    def budgets_of(self, run: Run) -> Sequence[Budget]:
+        """Return the budgets that a run is charged to: none, if another node has granted its tree and charged all of it."""
+        return () if run.granted else self.budgets.of(run.user)
+
+    def grant(self, run: Run) -> None:
+        """Count the share of a run that is to execute on another node as used."""
+        assert run.remote is not None
+        cost, tokens = (run.limits.get(kind) for kind in (LimitKind.COST, LimitKind.TOKENS))
+        share = OpenReservation(
+            model="",
+            input_tokens=int(tokens.threshold) if tokens is not None else 0,
+            output_tokens=0,
+            cost=int(cost.threshold) if cost is not None else None,
+            role=None,
+        )
+        run.remote.reservation = self.reserve(run, share)
+
+    def settle_grant(self, run: Run, used: Use, admitted: int) -> None:
+        """Give back what a run has not used that has ended on another node, or was never sent there."""
+        remote = run.remote
+        assert remote is not None
+        if remote.refunded or remote.reservation is None:
+            return
+        remote.refunded = True
+        self.add_use(run, used, settled=remote.reservation)
+        self.budgets_changed = True
+        run.admitted = admitted
+        for above in run.ancestors:
+            above.admitted -= remote.descendants - admitted
+            self._ctx.changed(above)
+        remote.descendants = admitted
+
     def close(self, run: Run) -> None:
         """Charge an ending run in full for what it has reserved. That changes no sum, because it was counted then."""
         account = run.account
@@ -151,7 +183,7 @@ class Spending:
         assert run.ending is not None
         if run.ending.outcome is Status.LOST:  # it may have used more than was read
             account.sources.update({source: replace(use, partial=True) for source, use in account.sources.items()})
-        for budget in self.budgets.of(run.user):
+        for budget in self.budgets_of(run):
             before = budget.partial, budget.at_most
             budget.partial |= account.cost_may_grow
             budget.at_most |= account.cost_at_most
@@ -173,7 +205,7 @@ class Spending:
         call = reservation.call
         name = f"{run.id}-{call.number if call is not None else self.next_number()}"
         before = run.account.own_tree_use()
-        periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets.of(run.user))
+        periods = tuple((budget.scope, budget.name, budget.begins) for budget in self.budgets_of(run))
         run.account.reserve(name, replace(reservation, periods=periods))
         self.under_way.begin(run.user, reservation)
         self._ctx.changed(run)
@@ -191,7 +223,7 @@ class Spending:
 
     def refusing_budget(self, run: Run, cost: int) -> Budget | None:
         """Return the budget in which so much more is not left. It is published once a period."""
-        budget = next((budget for budget in self.budgets.of(run.user) if not budget.admits(cost)), None)
+        budget = next((budget for budget in self.budgets_of(run) if not budget.admits(cost)), None)
         if budget is not None and not (budget.refused or budget.over):
             budget.refused = True
             self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)

@@ -38,7 +38,7 @@ class Stopping:
         frozen = frozen_in(run)
         self._lifecycle.cancel_below(run, at)
         self._lifecycle.decide_end(run, at, ending)
-        if run.attempt == 0:
+        if run.attempt == 0 or (run.remote is not None and run.remote.node is None):
             self._lifecycle.finish(run, at)
         elif run.ladder is None:
             # under a frozen ancestor no process can use a grace
@@ -110,7 +110,7 @@ class Stopping:
         """Stop a run again that is being stopped: sooner is possible, later is not."""
         ladder = run.ladder
         above = [(each.id, each.ladder) for each in run.lineage if each.ladder is not None]
-        if run.attempt == 0:
+        if run.attempt == 0 or (run.remote is not None and run.remote.node is None):
             self._lifecycle.finish(run, at)  # cancelled with an ancestor before it was launched
         elif ladder is not None and ladder.rung is Rung.INTERRUPTED:
             ladder.grace_ends_at = min(ladder.grace_ends_at, at + grace)

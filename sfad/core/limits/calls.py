@@ -284,7 +284,7 @@ class Calls:
         if limited is not None and kind in limited.limits:
             self._limits.reply_cut(run, limited, limited.limits[kind], tokens, at)
         else:
-            budget = next((budget for budget in self._spending.budgets.of(run.user) if budget.near), None)
+            budget = next((budget for budget in self._spending.budgets_of(run) if budget.near), None)
             why = budget.sentence if budget is not None else "a budget that has been raised since had no room for more"
             self._limits.cannot_complete([run], Reason(kind=ReasonKind.LIMIT, limit_kind=kind, message=f"{cut_at(tokens)}; {why}"))
 
@@ -448,7 +448,7 @@ class Calls:
                     least = min(asked.max_output, useful) if active.action in WAITING else ev.least_output
                     yield _Room(left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active)
         if self._ctx.policy.budget_action is not Action.WARN:
-            for budget in self._spending.budgets.of(run.user):
+            for budget in self._spending.budgets_of(run):
                 left, kind = budget.allowed - budget.charged, LimitKind.COST
                 yield _Room(left, *takes[kind], kind, ev.least_output, doubt[kind], self._spending.doubts_of(budget), budget=budget)
 

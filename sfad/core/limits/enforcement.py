@@ -369,7 +369,7 @@ class BudgetEnforcement:
 
     def enforce_on(self, run: Run, at: float) -> None:
         """Do the same for the tree of a run that has just been launched."""
-        budgets, root = self._spending.budgets.of(run.user), run.root
+        budgets, root = self._spending.budgets_of(run), run.root
         if budgets or root.no_money is not None:
             self._enforce_on(root, self._spending.used_up(budgets), at)
 
@@ -381,7 +381,7 @@ class BudgetEnforcement:
             self.enforce_on(run, at)
 
     def _enforce_on(self, root: Run, used_up: set[tuple[str, str]], at: float) -> None:
-        budgets = self._spending.budgets.of(root.user)
+        budgets = self._spending.budgets_of(root)
         budget = next((budget for budget in budgets if (budget.scope, budget.name) in used_up), None)
         action = self._ctx.policy.budget_action
         if budget is None or action is Action.WARN:

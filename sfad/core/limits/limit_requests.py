@@ -156,6 +156,11 @@ class LimitRequests:
             message = f"run {run.id} is being stopped; its limits do not change any more"
             self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
             return False
+        if run.remote is not None:
+            where = f"{run.remote.node}/{run.remote.id}" if run.remote.id else "there, once it has started"
+            message = f"run {run.id} has its limits on the node where it executes: sfactl limit --fleet {where}"
+            self._ctx.fail(ev.token, ErrorCode.WRONG_STATE, message)
+            return False
         looser = next((limit for limit in ev.limits if _looser(run.limits.get(limit.kind), limit)), None)
         if looser is not None and ev.peer.run is not None:
             change = step(run.limits.get(looser.kind), looser)
@@ -190,6 +195,9 @@ def _check_room(run: Run, limit: Limit) -> None:
 def _check_above(run: Run, limit: Limit) -> None:
     """Raise `Invalid` where an ancestor has less. An ancestor's clock runs beside the run's own, so that time needs no check."""
     unit = KINDS[limit.kind].suffix
+    granted = run.root.asked.limits if run.granted else ()
+    if (most := next((each.threshold for each in granted if each.kind is limit.kind), None)) is not None and limit.threshold > most:
+        raise Invalid(f"{limit.kind} = {limit.threshold:g}{unit} is more than its tree was granted: {most:g}{unit}")
     for above in run.ancestors if limit.kind is not LimitKind.TIME else ():
         active = above.limits.get(limit.kind)
         if active is not None and active.binds and limit.threshold > active.limit.threshold:

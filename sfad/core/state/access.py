@@ -36,6 +36,7 @@ _ONE = Access()
 _MANY = Access(scope="many")
 _NO_RUN = Access(scope="none")
 _FOR_PEOPLE = Access(inside=False, narrowed_by=None)
+_OF_FLEET = Access("admin", inside=False, narrowed_by=None, scope="none")
 _FOR_GATEWAY = Access("gateway", inside=False, narrowed_by=None)
 
 TABLE: Mapping[str, Access] = MappingProxyType({
@@ -45,18 +46,24 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "calls": _ONE,
     "config": Access("admin", scope="none"),  # it tells of keys' places, and of other users' budgets
     "deny": _FOR_PEOPLE,
+    "drain_node": _OF_FLEET,
     "end_call": _FOR_GATEWAY,
     "events": _MANY,
+    "fleet_status": _OF_FLEET,
+    "fleet_told": _OF_FLEET,
+    "forget_node": _OF_FLEET,
     "hello": Access(narrowed_by=None, scope="none"),
     "info": _ONE,
     "limit": _ONE,
     "list": _MANY,
     "logs": _ONE,
     "metrics": Access("admin", inside=False, narrowed_by=None, scope="none"),
+    "open_fleet": _OF_FLEET,
     "pause": _ONE,
     "place_caller": _FOR_GATEWAY,
     "plans": _MANY,
     "prune": Access(inside=False, narrowed_by=None, scope="many"),
+    "read_output": Access(narrowed_by="logs"),
     "recall": Access(narrowed_by="info"),
     "recommend": Access(inside=False, narrowed_by=None, scope="many"),
     "reload": Access("admin", inside=False, narrowed_by=None, scope="none"),
@@ -67,6 +74,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "see_plan": _FOR_GATEWAY,
     "select": Access(narrowed_by=None, scope="many"),  # it asks for the verb that it selects runs for
     "send": _ONE,
+    "serve_fleet": _OF_FLEET,
     "serve_gateway": Access("gateway", inside=False, narrowed_by=None, scope="none"),
     "session_rights": Access(narrowed_by=None, scope="none"),
     "settle": _ONE,
@@ -77,6 +85,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "status": _MANY,
     "stop": _MANY,
     "summary": _MANY,
+    "tend": _OF_FLEET,
     "test_hook": Access("admin", inside=False, narrowed_by=None, scope="none"),
     "text": Access(narrowed_by="logs"),
     "transcript": Access(narrowed_by="logs"),

@@ -163,6 +163,8 @@ class Policy:
     alerts: AlertPolicy = ALERTS
     retry_delay: float = 1.0
     retry_delay_max: float = 60.0
+    lease: float = 60.0
+    """Of what is granted to other nodes."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The file that sets a config key, by the key."""
     file: str = "the config"

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ...protocol.types import Action, After, Bound, Claim, Kind, Limit, RunId
+from ...protocol.types import Action, After, Bound, Claim, Grant, Kind, Limit, Placing, RunId
 from .policy import Invalid
 
 # ---- Which tools a run may use: the lists of `--allow-tool` and `--block-tool`, and how a child's are narrowed
@@ -120,6 +120,10 @@ class Asked(Struct, frozen=True, omit_defaults=True):
     """The ended run whose agent's session it continues."""
     logins: dict[str, str] = {}
     """Hashes of the credentials in its environment, by provider."""
+    placing: Placing | None = None
+    """It executes on another node, or on this one if that is chosen."""
+    grant: Grant | None = None
+    """Another node has started it, and this is what it may use."""
 
     @property
     def tools(self) -> ToolLists:

@@ -17,6 +17,7 @@ from ...protocol.types import ENDED, Action, After, ApiTrouble, Bound, LimitKind
 from .access import FULL, Permissions
 from .account import OF_AGENT, Account
 from .alerts import RaisedAlert
+from .grants import Lease, Remote
 from .limits import ActiveLimit, Limits
 from .plans import PlanHold
 from .policy import Invalid
@@ -64,6 +65,9 @@ class Ladder(Struct):
     """When every process is signalled at the latest; only meaningful on `Rung.INTERRUPTED`."""
     overdue: bool = False
     """`kill_wait` has passed since SIGKILL and the containment is still not empty."""
+
+    emptied: bool = False
+    """The containment is empty, and runs of other nodes that are below it have not ended."""
 
     def shorten(self, grace_ends_at: float) -> bool:
         """End the grace sooner, never later. Return whether that changed anything."""
@@ -218,6 +222,8 @@ class Paused(Struct):
     middle."""
     frozen_at: float | None = None
     """Since when they do."""
+    by_giver: bool = False
+    """The giver of its grant wants it; nothing else does."""
 
 
 class LimitHold(Struct):
@@ -361,6 +367,10 @@ class State:
     """What it and its descendants have used of the present shorter window, by the key of the subscription."""
     thawed_at: float | None = None
     """When it was last thawed after so long that the timers of its calls ran out."""
+    remote: Remote | None = None
+    """It executes on another node, to which it was granted."""
+    lease: Lease | None = None
+    """Another node has granted it."""
 
     @property
     def attempt(self) -> int:
@@ -480,6 +490,26 @@ class Run(State):
     def own_deadline(self) -> float | None:
         """When its own clock ends it; `None` while that is halted."""
         return self.clock.reaches(self.allowed_time) if self.clock.since is not None else None
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether it takes one of the slots for trees: a root does that executes here and that no other node has granted."""
+        return self.parent is None and self.remote is None and self.lease is None
+
+    @property
+    def share(self) -> int:
+        """Descendants that it takes of each ancestor's bound: itself, and what was granted to it."""
+        return 1 + (self.remote.descendants if self.remote is not None and self.parent is not None else 0)
+
+    @property
+    def granted(self) -> bool:
+        """Whether its tree was granted by another node, which has charged all that it may use."""
+        return self.root.lease is not None
+
+    @property
+    def remote_below(self) -> bool:
+        """Whether the run, or one below it, was offered to another node and has not ended there."""
+        return any(each.remote is not None and each.remote.node is not None for each in self.subtree())
 
     @property
     def tree_can_spend(self) -> bool:

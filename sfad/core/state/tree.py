@@ -32,7 +32,7 @@ class Tree:
         """Attach an admitted run, and count it as a descendant of each ancestor."""
         self.put(run)
         for above in run.ancestors:
-            above.admitted += 1
+            above.admitted += run.share
 
     def put(self, run: Run) -> None:
         """Attach a run that was counted before, by the daemon that admitted it."""
@@ -43,7 +43,7 @@ class Tree:
     def refund(self, run: Run) -> None:
         """Undo the count of `add`, because the run could not be recorded."""
         for above in run.ancestors:
-            above.admitted -= 1
+            above.admitted -= run.share
 
     def remove(self, run: Run) -> None:
         """Detach a terminal run. Its descendants have left before it."""
@@ -101,6 +101,8 @@ def rebased(birth: Birth, state: State, at: float) -> tuple[Birth, State]:
         paused=replaced(state.paused, until=None) if state.paused is not None else None,
         breach=replaced(state.breach, until=None) if state.breach is not None else None,
         alerts={what: _rebased_alert(alert, at) for what, alert in state.alerts.items()},
+        remote=replaced(state.remote, heard_at=at, lease_from=at) if state.remote is not None else None,
+        lease=replaced(state.lease, until=at) if state.lease is not None and state.lease.until is not None else state.lease,
     )
 
 

@@ -32,6 +32,8 @@ class Timer(Word):
     """A model call has waited for others for as long as it may."""
     ALERT = "alert"
     """An alert of the run may have to be raised or cleared."""
+    LEASE = "lease"
+    """The other node of its grant was not heard of for too long."""
 
 
 class ReasonKind(Word):
@@ -52,6 +54,8 @@ class ReasonKind(Word):
     LEDGER = "ledger"
     SUSPENDED = "suspended"
     INTERRUPT = "interrupt"
+    LEASE = "lease"
+    FLEET = "fleet"
 
 
 def signal_name(number: int) -> str:

@@ -16,6 +16,9 @@ metering ───────────────────────�
 `scrapes`          one request for them; imported where they are served
 `gateway_process`  starts and watches a gateway
 `gateways`         the gateways of all users, which of them leads where, and connections that lead past them
+`fleet`            this daemon as a node of a fleet: ways to other nodes, runs that execute there
+`fleet_process`    starts what makes this node's actor
+`granted`          requests of other nodes about runs that they have granted to this one
 `otel_process`     starts and watches the exporter of spans
 `leading`          what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given

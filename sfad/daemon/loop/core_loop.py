@@ -38,7 +38,9 @@ from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
 from .announcing import Announcer
+from .fleet import Fleet
 from .gateways import ConnectionWatch
+from .granted import GrantedRuns
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
@@ -310,6 +312,8 @@ class CoreLoop:
     arrivals: Arrivals
     background: Background
     archive: SessionArchive
+    fleet: Fleet
+    granted: GrantedRuns
     shut_down: Callable[[], None]
 
     def handle(self, event: e.Event) -> None:
@@ -332,9 +336,15 @@ class CoreLoop:
                 self._apply(command, changed)
             except Exception:  # noqa: BLE001 - what was decided stands: the commands after it, a timer, a reply, must be applied
                 self.resources.log.internal_error(command)
+        if outcome.changed:
+            if self.fleet.remote:
+                self.fleet.look()
+            self.granted.changed(outcome.changed.values())
 
     def _apply(self, command: c.Command, changed: Iterable[Live]) -> None:
         launcher = self.resources.launcher
+        if self.fleet.remote and isinstance(command, c.WithId) and self.fleet.takes(command):
+            return
         match command:  # each case is a test: what every run needs comes first
             case c.Publish(event, lineage):
                 self.announcer.publish(event, lineage)
@@ -350,6 +360,8 @@ class CoreLoop:
                 self._admit(run, changed)
             case c.Launch(run):
                 self.launching.launch(run)
+            case c.Place() | c.Offer() | c.Tend():
+                self.fleet.apply(command)
             case c.Release(run_id):
                 self.metering.forget(run_id)
                 launcher.release(run_id)
@@ -420,6 +432,8 @@ class CoreLoop:
         self.saver.refuse(self.requests.refused(run, self.resources.launcher))
 
     def _end(self, run: Run) -> None:
+        if run.asked.placing is not None:
+            self.fleet.ended(run.id)
         self.adviser.noticed(run.birth.uid, run.asked.type, run.name)
         if run.asked.session is not None:
             self.archive.ended(run.id)

@@ -173,17 +173,17 @@ def _finding_shims(env: Sequence[bytes], shims: Sequence[bytes]) -> list[bytes]:
 
 
 def _told(run: Run, spawn: Spawn, socket: str, deadline: float) -> Sequence[tuple[str, str]]:
-    lineage = run.lineage
+    lineage, granted = run.lineage, run.root.birth.origin if run.granted else ()
     told = [
         ("SFA_RUN_ID", run.id),
         ("SFA_ROOT_ID", lineage[0].id),
         ("SFA_PARENT_ID", run.parent.id if run.parent is not None else ""),
         # what the loop rule compares: a container passes it back in a claim
         ("SFA_NAME", run.identity[1]),
-        ("SFA_DEPTH", str(len(lineage) - 1)),
+        ("SFA_DEPTH", str(len(lineage) - 1 + len(granted))),
         ("SFA_MAX_DEPTH", str(run.birth.max_depth.value)),
         # without the run itself: an agent that looks for its own name in the chain must not find itself
-        ("SFA_CALL_CHAIN", ",".join(r.identity[1] for r in lineage[:-1])),
+        ("SFA_CALL_CHAIN", ",".join([*(name for _, name in granted), *(r.identity[1] for r in lineage[:-1])])),
         ("SFA_DEADLINE", f"{deadline:.0f}"),
         ("SFA_ATTEMPT", str(run.attempt)),
         ("SFA_SOCKET", socket),

@@ -25,6 +25,7 @@ from ...protocol.messages import Spawn
 from ...protocol.types import Action, After, Bound, Limit, LimitKind, RunId, Status
 from ...runs.catalogue import RunCatalogue
 from ...runs.live import Live, StdinPipe, Surroundings
+from .fleet import lease_until
 from .launching import Feed, demand_descriptors
 
 # ---- The config in the core's terms
@@ -73,6 +74,7 @@ def policy_of(loaded: configuration.Loaded, *, everyone: bool) -> Policy:
         groups={name: group.slots for name, group in config.groups.items()},
         retry_delay=config.attempts.delay,
         retry_delay_max=config.attempts.delay_max,
+        lease=config.fleet.lease,
         files={key: file for key, file in source.items() if file != configuration.BUILT_IN},
         file=str(loaded.strongest or "the config"),
     )
@@ -190,7 +192,9 @@ class PendingRequests:
         self._spawns[token] = pending
         continued = self.catalogue.info(asked.continues) if asked.continues is not None else None
         by = continued.continued_by if continued is not None else None
-        self.feed(e.SpawnRequested(trio.current_time(), token, peer, asked, self._ended(asked.after), by))
+        now, grant = trio.current_time(), asked.grant
+        until = lease_until(grant.stamp, grant.lease) if grant is not None and grant.lease is not None else None
+        self.feed(e.SpawnRequested(now, token, peer, asked, self._ended(asked.after), by, until))
 
     def _ended(self, awaited: Iterable[After]) -> dict[RunId, Status]:
         """Return how those of the runs have ended that are not live."""

@@ -38,7 +38,10 @@ from ...usage.metering import Metering
 from ...usage.silence import Signs, SilenceWatch
 from .announcing import Announcer, RunFeed
 from .core_loop import Adviser, Arrivals, CoreLoop, EventQueue
+from .fleet import Fleet
+from .fleet_process import FleetProcess
 from .gateways import ConnectionWatch, Gateways
+from .granted import GrantedRuns
 from .hooking import Hooking
 from .isolating import Isolating
 from .launching import AutomaticShims, Launching, ShimDirectory
@@ -242,6 +245,9 @@ class Runtime:
             self.began,
         )
         self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
+        self.fleet = Fleet(config.fleet, self.machine, self.catalogue, self.feed, self.log, self._sent_to_node, sock=self.socket)
+        self.fleet_process = FleetProcess(config.fleet, self.fleet, self.launcher, self.log, sock=self.socket)
+        self.granted = GrantedRuns(self.timers)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.isolating = Isolating(loaded, self.gateways, sock=self.socket, state_dir=self.state_dir)
         self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
@@ -284,7 +290,8 @@ class Runtime:
         )  # fmt: skip
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
-            self._plans, self.saver, launching, self.arrivals, self.background, self.session_archive, shut_down,
+            self._plans, self.saver, launching, self.arrivals, self.background, self.session_archive, self.fleet,
+            self.granted, shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
@@ -297,7 +304,7 @@ class Runtime:
             await nursery.start(self.launcher.serve)
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
-                self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.connections.serve,
+                self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.connections.serve, self.fleet.serve,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():
@@ -398,6 +405,12 @@ class Runtime:
         known = trio.Event()
         self.metering.report_pricing.when_known(call.run, call.model, known.set, lambda _: known.set())
         await known.wait()
+
+    def _sent_to_node(self, run: RunId) -> None:
+        """Forget what a run is started with, once its node has that, unless it may start on another one."""
+        live = self.catalogue.live.get(run)
+        if live is not None and live.run.asked.placing is not None and not live.run.asked.placing.restart_elsewhere:
+            self.spool.spawns.forget(run)
 
     def forget_pruned(self, runs: Collection[RunId]) -> None:
         self.spool.ended.pruned(runs)

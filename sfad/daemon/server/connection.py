@@ -156,6 +156,8 @@ class Connection:
         self.deferred: set[int] = set()
         """Ids of requests whose reply comes later, from another thread's work."""
         self.pending: dict[int, Pending] = {}
+        self.on_close: Callable[[], None] | None = None
+        """Of the fleet's actor."""
 
     def hand_over(self, now: float) -> Connected:
         """Return what `take_over` needs after this process has executed itself again."""
@@ -313,6 +315,8 @@ class Connection:
         for pending in list(self.pending.values()):
             pending.forget()
         self.pending.clear()
+        if self.on_close is not None:
+            self.on_close()
 
 
 def _as_of(pending: Pending, now: float) -> Wait | Watch | WatchRuns | Events:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
 
+from msgspec.structs import replace
+
 from ... import __version__
 from ...host import descriptors
 from ...host.descriptors import close_soon
@@ -14,7 +16,7 @@ from ...protocol import messages as m
 from ...protocol.encoding import request_id
 from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
 from ...protocol.messages import Error, unpack_request
-from ...protocol.types import ErrorCode, RunId
+from ...protocol.types import ErrorCode, FleetPlace, RunId
 from ..loop.resources import Resources
 from . import verbs  # noqa: F401 - each file registers its verb
 from .call import EXPECTED, INTERNAL, REGISTRY, Call, Services, Verb
@@ -108,9 +110,25 @@ def _answer(verb: Verb, call: Call, request: Any) -> None:
     if call.peer.gateway_of is not None:
         _check_user(call, request)
     if verb.about_run:
-        verb.answer(call, request, call.resolve(request.run))
+        run = call.resolve(request.run)
+        if run.fleet is not None and run.fleet.run and isinstance(request, ANSWERED_THERE):
+            _pass_on(call, request, run.fleet)
+        else:
+            verb.answer(call, request, run)
     else:
         verb.answer(call, request)
+
+
+ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send)
+"""Requests about a run that the node answers where it executes."""
+
+
+def _pass_on(call: Call, request: Any, place: FleetPlace) -> None:
+    """Have the node answer where the run executes. The peer was permitted to ask."""
+    assert place.node is not None
+    node = place.node
+    there = replace(request, id=1, run=place.run)
+    call.later(lambda: call.runtime.fleet.pass_on(node, there), lambda reply: replace(reply, id=call.id))
 
 
 # ---- What clients send: frames are read, and the requests in them are handled in turns

@@ -195,7 +195,8 @@ class ClientHandover:
             ]
             for token, askers in self.services.runtime.requests.askers().items()
         }
-        connections = [connection.hand_over(now) for connection in self.clients.by_fd.values()]
+        # the fleet's actor connects again by itself
+        connections = [each.hand_over(now) for each in self.clients.by_fd.values() if each.on_close is None]
         return Clients(connections, self.clients.last_number, answers)
 
     def _give_up(self, connection: Connection) -> None:

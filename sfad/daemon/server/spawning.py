@@ -63,7 +63,7 @@ Step = Callable[[Spawn, SpawnContext], Spawn]
 
 def completed(request: Spawn, context: SpawnContext) -> Spawn:
     """Return what the request becomes. Raise `Invalid`, `RequestError`, `OSError`."""
-    for step in STEPS:
+    for step in STEPS if request.placing is None else PLACED_STEPS:
         request = step(request, context)
     for check in CHECKS:
         check(request, context)
@@ -101,6 +101,20 @@ def decide_gateway(request: Spawn, context: SpawnContext) -> Spawn:
             f"run {above.run.id} uses the gateway, so what it starts may not leave it: leave out --no-gateway, or start the run "
             "from outside any run"
         )
+    return request
+
+
+def decide_on_other_node(request: Spawn, context: SpawnContext) -> Spawn:
+    """Refuse what cannot go to another node. What a run above has decided about the gateway holds there, too."""
+    above = context.above
+    if request.stdio != "files" or request.stdin == "descriptor":
+        raise Invalid("a run with --fleet reads no stdin of this machine, and writes to files of its node: leave out --stdio")
+    if request.detach:
+        raise Invalid("--detach and --fleet exclude each other: a run of another node is a child, or a root that no run started")
+    if above is not None and request.gateway is None and above.spawn.gateway is not None:
+        return replace(request, gateway=above.spawn.gateway)
+    if above is not None and request.gateway is not None and above.spawn.gateway not in {None, request.gateway}:
+        raise Invalid(f"what run {above.run.id} has decided about the gateway holds for what it starts")
     return request
 
 
@@ -323,7 +337,7 @@ def asked_of(
         "argv": abridged(argv),
         "cwd": shown(spawn.cwd),
         # derived from the whole command: a hash of its beginning would be the same for several agents
-        "name": spawn.name if spawn.name is not None else derived,
+        "name": spawn.name if spawn.name is not None else spawn.agent if spawn.placing is not None and spawn.agent else derived,
         "identity": spawn.agent,
         "agent_program": derived in AGENT_COMMANDS,
         "tells_each_call": spawn.meter == ANY_PROGRAM,
@@ -405,6 +419,9 @@ STEPS: tuple[Step, ...] = (
     isolate,  # shows the sandbox what the command needs
     mark_hooks,
 )
+
+PLACED_STEPS: tuple[Step, ...] = (decide_on_other_node, narrow_tools, mark_hooks)
+"""For a run that is to be placed: the daemon of the node where it executes takes the others."""
 
 CHECKS: tuple[Callable[[Spawn, SpawnContext], None], ...] = (
     check_size,

@@ -12,4 +12,5 @@
 `daemon`      the daemon itself
 `gateway`     what the gateway asks the daemon
 `plans`       the windows of subscriptions
+`fleet`       ways to other nodes, and what their daemons ask each other
 """

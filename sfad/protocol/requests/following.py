@@ -58,6 +58,26 @@ class Logs(Request, tag="logs"):
     """Tell when the output was written."""
 
 
+class ReadOutput(Request, tag="read_output"):
+    """Read a piece of a run's output, over a connection that no descriptor passes. Needs the permission for `logs`. Answered by
+    `OutputPart`."""
+
+    repeats = 1
+
+    run: str
+    stream: Literal["stdout", "stderr"]
+    offset: int = 0
+    """From here on; below 0: so many bytes before the end."""
+
+
+class OutputPart(Reply, tag="output_part"):
+    data: bytes
+    offset: int
+    """Where the data begins: later than asked for, if the bytes before it were freed."""
+    ended: bool
+    """The run had ended, and this is all."""
+
+
 class OutputTime(Struct, frozen=True, gc=False):
     """The bytes of a file before `offset`, and after the one before, were written by `time`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import Literal, Struct
-from ..types import Action, After, Bound, Claim, Isolation, Kind, Limit, Refusal, RunId, Worktree
+from ..types import Action, After, Bound, Claim, Grant, Isolation, Kind, Limit, Placing, Refusal, RunId, Worktree
 from .base import Reply, Request
 
 
@@ -137,6 +137,10 @@ class Spawn(Request, tag="spawn"):
     """Why the run's program goes without the gateway although the run may use it. Set by the daemon only."""
     worktree: Worktree | None = None
     """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in its working directory."""
+    placing: Placing | None = None
+    """Execute it on a node of the fleet that has room for it."""
+    grant: Grant | None = None
+    """Another node has started it. Only the fleet's actor may bring one."""
     env_set: bool = False
     """The command line has set some of the variables, which `Recall` cannot tell."""
     resume: bool = False

@@ -18,7 +18,7 @@ from ...core.state.run import number_or_zero, run_id, run_number
 from ...host.files import UNDECODABLE
 from ...protocol.encoding import lean
 from ...protocol.event_types import EventType
-from ...protocol.types import CallInfo, Event, LimitState, PlanShare, Reason, RunId, RunInfo, Source, Status, Usage
+from ...protocol.types import CallInfo, Event, FleetPlace, LimitState, PlanShare, Reason, RunId, RunInfo, Source, Status, Usage
 
 # ---- What runs have used together with their descendants, each counted once
 
@@ -141,6 +141,7 @@ _STATE_COMPUTED = (
     "at_most",
     "boot_id",
     "result_head",
+    "fleet",
 )
 
 _FIXED = ("number", "created_at", "queue_group", *_FIXED_INFO, *_FIXED_INFO_JSON, *_FIXED_EXTRA, *_FIXED_EXTRA_JSON)
@@ -226,6 +227,7 @@ def _state(info: RunInfo, extra: RunExtra, boot_id: str | None) -> tuple[Any, ..
         int(info.usage.at_most),
         extra.boot_id or (boot_id if info.pid is not None else None),
         None if extra.result_head is None else extra.result_head[:RESULT_HEAD],
+        None if info.fleet is None else _json(info.fleet),
     )
     return (*computed, *_state_info(info), *map(_stamp, _state_times(info)), *_state_extra(extra))
 
@@ -265,6 +267,7 @@ _DECODE: dict[str, Callable[[Any], Any]] = {
     "limits": msgspec.json.Decoder(list[LimitState]).decode,
     "usage": msgspec.json.Decoder(dict[Source, Usage]).decode,
     "plans": msgspec.json.Decoder(list[PlanShare]).decode,
+    "fleet": msgspec.json.Decoder(FleetPlace).decode,
 }
 """Of columns whose value is not the field as it is; NULL is `None` in each."""
 

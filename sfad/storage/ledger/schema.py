@@ -79,6 +79,7 @@ CREATE TABLE runs (
     continues TEXT,
     continued_by TEXT,
     session_id TEXT,
+    fleet TEXT,
     request BLOB
 );
 CREATE INDEX runs_parent ON runs (parent_id) WHERE parent_id IS NOT NULL;

@@ -25,6 +25,8 @@ from ....protocol.messages import (
     ListCalls,
     LogFiles,
     Logs,
+    OutputPart,
+    ReadOutput,
     Result,
     Summarise,
     Summarised,
@@ -174,6 +176,34 @@ def logs(call: Call, request: Logs, run: RunInfo) -> None:
 def _wants_text(call: Call, request: Logs) -> bool:
     caller = call.runtime.catalogue.live.get(call.peer.run) if call.peer.run is not None else None
     return request.form == "text" or (request.form == "auto" and caller is not None and caller.program is not None)
+
+
+# ---- `read_output`: a piece of a run's output. It needs the permission for `logs`.
+
+
+PIECE = 128 * 1024
+"""Bytes of one answer."""
+
+
+@answers_about_run(ReadOutput)
+def read_output(call: Call, request: ReadOutput, run: RunInfo) -> None:
+    runtime = call.runtime
+    ended = run.id not in runtime.catalogue.live
+    try:
+        descriptors = runtime.output.open_for_reader(run.id, create=not ended)
+    except NOT_KEPT as error:
+        raise no_output(run, error) from None
+    try:
+        descriptor = descriptors[request.stream == "stderr"]
+        size = os.fstat(descriptor).st_size
+        wanted = max(0, size + request.offset) if request.offset < 0 else request.offset
+        found = holes.data_from(descriptor, wanted) if wanted < size else None
+        offset = found if found is not None else max(wanted, size) if wanted < size else wanted
+        data = os.pread(descriptor, PIECE, offset) if offset < size else b""
+    finally:
+        for each in descriptors:
+            os.close(each)
+    call.reply(OutputPart(id=call.id, data=data, offset=offset, ended=ended and offset + len(data) >= size))
 
 
 # ---- `text`: the next part of the text in the events of a run's stdout. It needs the permission for `logs`.

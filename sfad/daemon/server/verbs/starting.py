@@ -109,6 +109,8 @@ def _continued(call: Call, request: Spawn, session: SessionAsked | None) -> tupl
 def _spawn_by(call: Call, request: Spawn, peer: Peer, descriptors: list[int], session: SessionAsked | None) -> None:
     runtime = call.runtime
     try:
+        if request.placing is not None and not runtime.fleet.enabled:
+            raise unavailable("this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), or leave out --fleet")
         request = _with_worktree(call, _with_awaited(call, request), peer)
         user = submitter(call.connection, runtime.launcher.containment)
     except RequestError:

@@ -1,0 +1,38 @@
+"""Show this node's place in the fleet.
+
+With the runs that it has granted to other nodes and was granted by them, and nodes with its runs that do not answer.
+"""
+
+from __future__ import annotations
+
+from sfad.protocol.requests.fleet import FleetState, FleetStatus
+from sfad.protocol.units import counted, format_elapsed
+
+from ... import output
+from ...connection import call
+from ...exits import ExitCode
+from ...options import COMMON, Parameter
+
+PARAMETERS: tuple[Parameter, ...] = COMMON
+
+
+def main(*, socket: str | None = None, json: bool = False) -> int:
+    state = call(socket, FleetStatus(id=0), FleetState)
+    if json:
+        output.print_json({
+            "node": state.node, "address": state.address, "connected": state.connected, "trouble": state.trouble,
+            "nodes": [node.name for node in state.nodes], "granted": state.granted, "taken": state.taken,
+            "unreachable": state.unreachable,
+        })  # fmt: skip
+    elif not state.address:
+        print("in no fleet: set fleet.address in the daemon's config (docs/fleet.md)")
+    else:
+        print(f"node {state.node} of the cluster at {state.address}: {'connected' if state.connected else 'not connected'}")
+        if state.trouble:
+            print(f"  {output.plain(state.trouble)}")
+        for words, nodes in (("granted to", state.granted), ("granted by", state.taken)):
+            for node, count in sorted(nodes.items()):
+                print(f"  {counted(count, 'live run')} {words} {node}")
+        for node, away in sorted(state.unreachable.items()):
+            print(f"  {node} has not answered for {format_elapsed(away)}")
+    return ExitCode.DONE if state.connected or not state.address else ExitCode.UNAVAILABLE

@@ -1,0 +1,153 @@
+"""The nodes of the fleet, and connections to their daemons.
+
+A run's name in the fleet is NODE/ID. The daemon here opens a way to another node's daemon, and on it this package speaks as to any
+daemon: a place `fleet:NODE:SOCKET` stands for a socket, with which each verb can connect.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.fleet import FleetWay, OpenFleet
+from sfad.protocol.requests.listing import Info
+from sfad.protocol.structs import replace
+
+from . import connection, output
+from .connection import Client, Unreachable
+from .exits import ExitCode, Quit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeVar
+
+    from sfad.protocol.types import RunInfo
+
+    T = TypeVar("T")
+
+
+PLACE = "fleet:"
+ANSWER = 10.0
+"""Seconds that a node has for an answer before it is named as one that does not answer."""
+
+_WHERE_IT_EXECUTES = frozenset({"info", "logs", "limit"})
+"""Verbs about a run that its node answers. Others are for the node that has started it, whose decision reaches the other."""
+
+
+class FleetClient(Client):
+    """A connection to the daemon of another node."""
+
+    def __init__(self, place: str) -> None:
+        node, _, flag = place.removeprefix(PLACE).partition(":")
+        self._node, self._flag = node, flag or None
+        try:
+            super().__init__(place)
+        except Unreachable as error:
+            raise self._unreachable(error) from None
+        self.be_patient(None)
+
+    def _unreachable(self, error: Unreachable) -> Unreachable:
+        return Unreachable(self.path, error.kind, f"node {self._node} does not answer; sfactl fleet nodes lists them")
+
+    def _reach(self, seconds: float) -> _socket.socket:
+        import _socket
+
+        with connection.connect(self._flag) as client:
+            client.be_patient(seconds)
+            _, descriptors = client.ask(OpenFleet(id=0, node=self._node), FleetWay)
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, descriptors[0])
+        sock.settimeout(min(seconds, ANSWER))
+        return sock
+
+
+connection.other_node = FleetClient
+
+
+class Fleet:
+    """The nodes, and how to reach each."""
+
+    def __init__(self, flag: str | None) -> None:
+        self._flag = flag
+        with connection.connect(flag) as client:
+            way = client.call(OpenFleet(id=0), FleetWay)
+        self.own = way.node
+        self.names = way.nodes
+
+    def place(self, node: str) -> str | None:
+        """Return what `connect` takes for a node."""
+        return self._flag if node == self.own else f"{PLACE}{node}:{self._flag or ''}"
+
+    def find(self, handle: str, verb: str) -> tuple[str, str]:
+        """Return the node whose daemon answers for a run, and the run's id or name there."""
+        node, slash, run = handle.rpartition("/")
+        node, run = (node, run) if slash else (self.own, handle)
+        if verb not in _WHERE_IT_EXECUTES:
+            return node, run
+        for _ in range(2):  # a run that was granted is never granted again
+            with connection.connect(self.place(node)) as client:
+                place = client.call(Info(id=0, run=run), RunReply).run.fleet
+            if place is None or place.node is None or not place.run:
+                break
+            node, run = place.node, place.run
+        return node, run
+
+    def each(self, work: Callable[[str], T], within: float | None = ANSWER) -> tuple[dict[str, T], dict[str, str]]:
+        """Return what `work` returns for each node, all at once, and why others have not answered."""
+        found: dict[str, T] = {}
+        failed: dict[str, str] = {}
+
+        def do(node: str) -> None:
+            try:
+                found[node] = work(node)
+            except (Quit, OSError) as error:
+                failed[node] = error.message if isinstance(error, Quit) else str(error)
+
+        threads = [threading.Thread(target=do, args=(node,), daemon=True) for node in self.names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(within)
+        late = {node: f"no answer within {ANSWER:g} s" for node in self.names if node not in found and node not in failed}
+        return found, failed | late
+
+
+def tell_unanswered(unanswered: Mapping[str, str]) -> int:
+    for node, why in sorted(unanswered.items()):
+        output.note(f"sfactl: node {node}: {why}")
+    return ExitCode.UNAVAILABLE if unanswered else ExitCode.DONE
+
+
+# ---- runs of several nodes as one list
+
+
+def merged(found: Mapping[str, Sequence[RunInfo]]) -> list[tuple[str, RunInfo]]:
+    """Return the runs of all nodes with their names in the fleet, each once, with the node where it executes. A run that one node
+    has granted to another is shown as that one tells, where it does."""
+    given = {(node, run.id): run.fleet for node, runs in found.items() for run in runs if run.fleet is not None and run.fleet.giver}
+    shown: list[tuple[str, RunInfo]] = []
+    for node, runs in found.items():
+        for run in runs:
+            place = run.fleet
+            if place is not None and place.node is not None and (place.node, place.run) in given:
+                continue
+            own, root = given.get((node, run.id)), given.get((node, run.root_id))
+            parent = given.get((node, run.parent_id or ""))
+            shown.append((
+                place.node if place is not None and place.node is not None else node,
+                replace(
+                    run,
+                    id=own.id if own is not None else f"{node}/{run.id}",
+                    root_id=root.root if root is not None else f"{node}/{run.root_id}",
+                    parent_id=own.parent
+                    if own is not None
+                    else parent.id
+                    if parent is not None
+                    else f"{node}/{run.parent_id}"
+                    if run.parent_id
+                    else None,
+                    depth=run.depth + (root.depth if root is not None else 0),
+                ),
+            ))  # fmt: skip
+    return sorted(shown, key=lambda each: each[1].created_at)

@@ -1,0 +1,142 @@
+"""Output of runs on other nodes, read in pieces; and `run --fleet`."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from sfad.protocol.requests.base import Reply, RunReply
+from sfad.protocol.requests.following import OutputPart, ReadOutput, Wait
+from sfad.protocol.requests.listing import Info
+from sfad.protocol.requests.starting import Refused
+from sfad.protocol.requests.steering import Stop, Stopped
+from sfad.protocol.types import Status
+from sfad.protocol.units import parse_size
+
+from . import connection, exits, output
+from .connection import Client, DaemonError
+from .exits import ExitCode, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Literal
+
+    Stream = Literal["stdout", "stderr"]
+
+    from sfad.protocol.requests.starting import Spawn
+    from sfad.protocol.types import RunInfo
+
+    from .fleet import Fleet
+    from .spawn_options import SpawnOptions
+
+
+LOOK, LOOK_MAX = 0.05, 0.5
+"""Seconds between looks at an output that does not grow: doubled each time."""
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
+
+
+def logs(fleet: Fleet, values: Mapping[str, Any]) -> int:
+    """Print the output of a run, wherever it is, or follow it."""
+    for name in ("everything", "name", "label", "timestamps", "json"):
+        if values.get(name):
+            option = "--all" if name == "everything" else f"--{name}"
+            raise UsageError(f"--fleet cannot be given with {option}: use it on the run's node")
+    runs = values.get("runs", ())
+    if len(runs) != 1:
+        raise UsageError("logs --fleet prints one run: name it as NODE/ID")
+    both = bool(values.get("stdout")) == bool(values.get("stderr"))
+    wanted = [name for name in STREAMS if both or values.get(name)]
+    node, run = fleet.find(runs[0], "logs")
+    with connection.connect(fleet.place(node)) as client:
+        offset = _begin(values.get("tail"))
+        copy(client, run, {name: 2 if both and name == "stderr" else 1 for name in wanted}, offset, bool(values.get("follow_")))
+    return ExitCode.DONE
+
+
+def _begin(tail: str | None) -> int:
+    if tail is None:
+        return 0
+    if tail.isdecimal():
+        raise UsageError("--tail: with --fleet give bytes: 4096B, 64KiB")
+    return -exits.understood("--tail", parse_size, tail)
+
+
+def copy(client: Client, run: str, targets: Mapping[Stream, int], offset: int = 0, follow: bool = True) -> None:
+    """Copy a run's output from its node to descriptors, by stream. `follow`: until it ends."""
+    offsets = dict.fromkeys(targets, offset)
+    pause = LOOK
+    while offsets:
+        grown = False
+        for stream, at in list(offsets.items()):
+            part = client.call(ReadOutput(id=0, run=run, stream=stream, offset=at), OutputPart)
+            if at > 0 and part.offset > at:
+                output.note(f"sfactl: {part.offset - at} bytes of {stream} were freed before they were read")
+            _write(targets[stream], part.data)
+            offsets[stream] = part.offset + len(part.data)
+            grown |= bool(part.data)
+            if part.ended or not (follow or part.data):
+                del offsets[stream]
+        if not grown and offsets:
+            time.sleep(pause)
+        pause = LOOK if grown else min(2 * pause, LOOK_MAX)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+# ---- `run --fleet`
+
+
+def run(client: Client, message: Spawn, wanted: SpawnOptions) -> int:
+    """Start a run on another node and stay with it: print its output, and return its exit code."""
+    message.tied = not wanted.keep
+    reply, _ = client.ask(message, Reply)
+    if isinstance(reply, Refused):
+        raise output.refusal(reply, as_json=wanted.json)
+    assert isinstance(reply, RunReply)
+    started = reply.run
+    try:
+        placed = _placed(client, started, quiet=message.quiet)
+        if placed.attempts and not wanted.json:
+            _copy(client, placed.id)
+        ended = _wait(client, started.id)
+    except KeyboardInterrupt:
+        output.note(f"sfactl: stopping {started.id}")
+        client.reconnect("stop it with sfactl stop")
+        client.call(Stop(id=0, runs=[started.id], signal=2), Stopped)
+        ended = _wait(client, started.id)
+    if wanted.json:
+        output.print_json(ended)
+    elif words := output.failure(ended, own=False):
+        output.note(words)
+    return exits.of_run(ended)
+
+
+def _wait(client: Client, run_id: str) -> RunInfo:
+    return client.call(Wait(id=0, run=run_id), RunReply).run
+
+
+def _placed(client: Client, run: RunInfo, *, quiet: bool) -> RunInfo:
+    """Return the run once it executes somewhere, or has ended."""
+    pause, said = LOOK, None
+    while run.status in (Status.QUEUED, Status.STARTING, Status.ACCEPTED):
+        waits = run.fleet.waits if run.fleet is not None else None
+        if waits is not None and waits != said and not quiet:
+            output.note(f"sfactl: {run.id} is queued: {waits}")
+            said = waits
+        time.sleep(pause)
+        pause = min(2 * pause, LOOK_MAX)
+        run = client.call(Info(id=0, run=run.id), RunReply).run
+    return run
+
+
+def _copy(client: Client, run: str) -> None:
+    """Copy the output. Its node may be away, and the run goes on."""
+    try:
+        copy(client, run, dict(zip(STREAMS, (1, 2), strict=True)))
+    except DaemonError as error:
+        output.note(f"sfactl: its output cannot be read: {error.message}; {run} goes on")

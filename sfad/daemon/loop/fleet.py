@@ -1,0 +1,547 @@
+"""This daemon as a node of a fleet: its actor, the ways to other nodes, and what is said about granted runs.
+
+The daemon knows nothing of Ray. The node's actor has one connection to it (`serve_fleet`) and is pushed what Ray is to do: reserve
+for a run, and pass on what comes through a socket to another node. Through such a socket the daemon, or a client, speaks the
+ordinary protocol with the other node's daemon.
+
+What is said about grants is always the whole present state, never a change: a message that is lost, repeated or late does no
+harm."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+import trio
+from msgspec.structs import replace
+
+from ...config import FleetConfig
+from ...core import commands as c
+from ...core import events as e
+from ...core.life.giving import grant_of, limits_to_send, wanted_of
+from ...core.machine import Machine
+from ...core.state.account import Use
+from ...core.state.budgets import to_nanos
+from ...core.state.run import Run
+from ...host.log import Log
+from ...host.probe import current_boot
+from ...protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
+from ...protocol.messages import (
+    Error,
+    FleetPush,
+    FleetTold,
+    Hello,
+    Refused,
+    RunReply,
+    Spawn,
+    Tend,
+    Tended,
+    Welcome,
+    pack_message,
+    unpack_reply,
+)
+from ...protocol.requests.base import Reply, Request
+from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Status, Survivor, Wanted
+from ...runs.catalogue import RunCatalogue
+
+# ---- The clock that leases are measured by
+
+
+def stamp() -> str:
+    """Return what this node's clock says, for a giver to send back. It begins again at each boot."""
+    return f"{current_boot()}:{trio.current_time():.3f}"
+
+
+def lease_until(echo: str, lease: float) -> float | None:
+    """Return when a lease ends that began when this node's clock said `echo`; `None` if that was before the machine was booted."""
+    boot, _, at = echo.rpartition(":")
+    try:
+        return float(at) + lease if boot == current_boot() else None
+    except ValueError:
+        return None
+
+
+# ---- A node, and its actor
+
+Push = Callable[[FleetPush, Sequence[int]], None]
+Told = Callable[[FleetTold], None]
+
+
+_OF_PROCESSES = (c.Terminate, c.Interrupt, c.Kill, c.Survey, c.Freeze, c.Thaw, c.Release)
+
+
+PASSED_ON = 10.0
+"""Seconds that a node has to answer a request that is passed on to it."""
+
+
+class NotConnected(OSError):
+    """No actor of this node is connected, so that no other node can be reached."""
+
+
+class Fleet:
+    def __init__(
+        self,
+        config: FleetConfig,
+        machine: Machine,
+        catalogue: RunCatalogue,
+        feed: Callable[[e.Event], None],
+        log: Log,
+        sent: Callable[[RunId], None],
+        *,
+        sock: str,
+    ) -> None:
+        """`sent`: the other node has a run, so that what it is started with need not be kept any more."""
+        self._config = config
+        self._machine = machine
+        self._catalogue = catalogue
+        self._feed = feed
+        self._log = log
+        self._sent = sent
+        self._socket = sock
+        self.node = config.node or socket.gethostname().split(".")[0]
+        self.remote: set[RunId] = set()
+        """Live runs that execute on another node, or are to be placed."""
+        self._placed: set[RunId] = set()
+        """Live runs for which Ray has, or is to have, a reservation."""
+        self._push: Push | None = None
+        self._asked: dict[int, Told] = {}
+        self._number = 0
+        self._neighbours: dict[str, Neighbour] = {}
+        self._nursery: trio.Nursery | None = None
+        self._early: list[Neighbour] = []
+        self.connected, self.disconnected = trio.Event(), trio.Event()
+
+    @property
+    def enabled(self) -> bool:
+        return self._config.address is not None
+
+    async def serve(self) -> None:
+        """Speak with the nodes where runs of this one are, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            for neighbour in self._early:
+                self._nursery.start_soon(neighbour.serve)
+            self._early.clear()
+            await trio.sleep_forever()
+
+    # ---- the actor
+
+    def serves(self, push: Push) -> None:
+        """Use this connection of the node's actor from now on. An actor before it is told to end."""
+        before, self._push = self._push, push
+        if before is not None:
+            before(FleetPush(id=0, what="end"), ())
+        self.connected.set()
+        self.disconnected = trio.Event()
+        push(FleetPush(id=0, what="keep", runs=sorted(self._placed)), ())
+        for run_id in self.remote:
+            live = self._catalogue.live.get(run_id)
+            if live is not None and live.run.remote is not None and live.run.remote.node is None:
+                self._ask_for_place(live.run)
+        for neighbour in self._neighbours.values():
+            neighbour.look()
+
+    def gone(self, push: Push) -> None:
+        """The connection of an actor has ended."""
+        if self._push is push:
+            self._push, self.connected = None, trio.Event()
+            self.disconnected.set()
+            asked, self._asked = self._asked, {}
+            for told in asked.values():
+                told(FleetTold(id=0, refused="the fleet's actor has ended"))
+
+    @property
+    def is_connected(self) -> bool:
+        return self._push is not None
+
+    def told(self, told: FleetTold) -> None:
+        if told.run:
+            self._place_told(told)
+        elif (then := self._asked.pop(told.number, None)) is not None:
+            then(told)
+
+    def ask_nodes(self, then: Told) -> None:
+        """Call `then` with all nodes. Raise `NotConnected`."""
+        self.ask(FleetPush(id=0, what="nodes"), then)
+
+    def ask(self, push: FleetPush, then: Told) -> None:
+        """Have the actor do something, and call `then` with its answer. Raise `NotConnected`."""
+        self._number += 1
+        push.number = self._number
+        self._send(push)
+        self._asked[self._number] = then
+
+    def _send(self, push: FleetPush, descriptors: Sequence[int] = ()) -> None:
+        if self._push is None:
+            for each in descriptors:
+                os.close(each)
+            if not self.enabled:
+                raise NotConnected("this daemon is in no fleet: set fleet.address in its config (docs/fleet.md)")
+            raise NotConnected("the fleet is not connected; sfactl fleet status tells why")
+        self._push(push, descriptors)
+
+    def way(self, node: str) -> socket.socket:
+        """Return a socket to the daemon of a node. Raise `OSError`."""
+        mine = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        if node == self.node:
+            mine.setblocking(False)
+            mine.connect(self._socket)
+            return mine
+        mine.close()
+        mine, theirs = socket.socketpair()
+        try:
+            self._send(FleetPush(id=0, what="way", node=node, descriptors=1), [theirs.detach()])
+        except OSError:
+            mine.close()
+            raise
+        mine.setblocking(False)
+        return mine
+
+    async def pass_on(self, node: str, request: Request) -> Reply:
+        """Ask the daemon of a node something, as a client outside any run, and return its answer. Raise `OSError`."""
+        with trio.socket.from_stdlib_socket(self.way(node)) as sock, trio.move_on_after(PASSED_ON):
+            data = pack_message(Hello(id=0, versions=list(SUPPORTED), client=f"fleet {self.node}")) + pack_message(request)
+            while data:
+                data = data[await sock.send(data) :]
+            decoder = FrameDecoder(MAX_REPLY)
+            while piece := await sock.recv(65536):
+                for reply in map(unpack_reply, decoder.feed(piece)):
+                    if reply.id == request.id or isinstance(reply, Error):
+                        return reply
+        raise OSError(f"node {node} does not answer")
+
+    # ---- placing
+
+    def place(self, run: Run) -> None:
+        self.remote.add(run.id)
+        self._placed.add(run.id)
+        self._ask_for_place(run)
+
+    def _ask_for_place(self, run: Run) -> None:
+        try:
+            self._send(FleetPush(id=0, what="place", run=run.id, placing=run.asked.placing))
+        except NotConnected as error:
+            self._feed(e.PlacementWaits(trio.current_time(), run.id, str(error)))
+
+    def _place_told(self, told: FleetTold) -> None:
+        now = trio.current_time()
+        if told.refused is not None:
+            self._feed(e.GrantRefused(now, told.run, Reason(kind="fleet", message=told.refused)))
+        elif told.node is not None:
+            self._feed(e.Placed(now, told.run, told.node, local=told.node == self.node))
+            live = self._catalogue.live.get(told.run)
+            if live is not None and live.run.remote is None:
+                self.remote.discard(told.run)
+        else:
+            self._feed(e.PlacementWaits(now, told.run, told.waits or "", told.infeasible))
+
+    # ---- runs on other nodes
+
+    def apply(self, command: c.Place | c.Offer | c.Tend) -> None:
+        match command:
+            case c.Place(run):
+                self.place(run)
+            case c.Offer(run):
+                self._adopted(run)
+            case c.Tend(run_id):
+                self._adopted(self._catalogue.live[run_id].run)
+
+    def _adopted(self, run: Run) -> None:
+        self.remote.add(run.id)
+        self._placed.add(run.id)
+        assert run.remote is not None
+        assert run.remote.node is not None
+        neighbour = self._neighbours.get(run.remote.node)
+        if neighbour is None:
+            neighbour = self._neighbours[run.remote.node] = Neighbour(run.remote.node, self)
+            if self._nursery is None:
+                self._early.append(neighbour)
+            else:
+                self._nursery.start_soon(neighbour.serve)
+        neighbour.look()
+
+    def takes(self, command: c.WithId) -> bool:
+        """Return whether a command about processes means a run of another node; then it was carried out as far as it can be here:
+        its node is told what is wanted of the run."""
+        if command.run not in self.remote or not isinstance(command, _OF_PROCESSES):
+            return False
+        live = self._catalogue.live.get(command.run)
+        if live is None or live.run.remote is None:
+            return False
+        if isinstance(command, c.Survey):
+            node = live.run.remote.node
+            why = f"on node {node}, which has not told yet that it has stopped"
+            self._feed(e.Surveyed(trio.current_time(), command.run, (Survivor(pid=0, run_id=command.run, why=why),)))
+        return True
+
+    def look(self) -> None:
+        """Tell other nodes what is wanted of runs there, if that has changed."""
+        for neighbour in self._neighbours.values():
+            neighbour.look()
+
+    def ended(self, run: RunId) -> None:
+        self.remote.discard(run)
+        if run in self._placed:
+            self._placed.discard(run)
+            with suppress(NotConnected):  # else the next actor is told which to keep
+                self._send(FleetPush(id=0, what="free", run=run))
+
+    def runs_on(self, node: str) -> Iterator[Run]:
+        for run_id in list(self.remote):
+            live = self._catalogue.live.get(run_id)
+            if live is not None and live.run.remote is not None and live.run.remote.node == node:
+                yield live.run
+
+    def forget(self, node: str) -> list[RunId]:
+        """Give up this node's runs there."""
+        runs = [run.id for run in self.runs_on(node)]
+        for run in runs:
+            why = f"node {node} was given up by an operator (sfactl fleet forget); whether the run still executes is not known"
+            self._feed(e.GrantLost(trio.current_time(), run, why))
+        return runs
+
+    def counts(self) -> tuple[dict[str, int], dict[str, int], dict[str, float]]:
+        """Return how many live runs each node was given by this one, was taken from each, and for how many seconds nodes with runs
+        of this one have not been heard of."""
+        granted: dict[str, int] = {}
+        taken: dict[str, int] = {}
+        away: dict[str, float] = {}
+        for live in self._catalogue.live.values():
+            run = live.run
+            if run.remote is not None and run.remote.node is not None:
+                granted[run.remote.node] = granted.get(run.remote.node, 0) + 1
+                away[run.remote.node] = round(trio.current_time() - run.remote.heard_at, 1)
+            elif run.asked.grant is not None:
+                taken[run.asked.grant.giver] = taken.get(run.asked.grant.giver, 0) + 1
+        return granted, taken, {node: seconds for node, seconds in away.items() if seconds > self._config.lease / 2}
+
+    def heard(self, node: str, at: float) -> None:
+        """Note that a node was heard of, so that its runs are not shown as unreachable."""
+        for run in self.runs_on(node):
+            if run.remote is not None:
+                run.remote.heard_at = at
+
+    def left(self, neighbour: "Neighbour") -> None:
+        self._neighbours.pop(neighbour.node, None)
+
+
+# ---- One other node
+
+
+IDLE = 2
+"""Quarters of a lease for which a connection stays open after the last run: often another one follows."""
+PAUSE, PAUSE_MAX = 0.1, 5.0
+"""Seconds until a lost connection is opened again: doubled each time."""
+_TRANSIENT = {ErrorCode.UNAVAILABLE, ErrorCode.INTERNAL}
+"""Answers to a grant after which it is sent again."""
+
+
+class Neighbour:
+    """Offers runs to a node, tells it what is wanted of them, and hears how they are."""
+
+    def __init__(self, node: str, fleet: Fleet) -> None:
+        self.node = node
+        self._fleet = fleet
+        self._changed = trio.Event()
+        self._stamp = ""
+        self._heard_at = 0.0
+        self._wanted: dict[RunId, Wanted] = {}
+        """What was sent last."""
+        self._seen: dict[RunId, str] = {}
+        """Statuses by the ids of the other node."""
+        self._offered: dict[int, RunId] = {}
+        """Grants without an answer, by their requests."""
+        self._tends = 0
+        self._last = 0
+
+    def look(self) -> None:
+        self._changed.set()
+
+    async def serve(self) -> None:
+        pause = PAUSE
+        while self._has_runs:
+            began = trio.current_time()
+            try:
+                with trio.socket.from_stdlib_socket(self._fleet.way(self.node)) as sock:
+                    await self._speak(sock)
+                continue  # none was there any more
+            except* (OSError, ProtocolError, trio.TooSlowError) as errors:
+                self._fleet._log.debug("fleet", node=self.node, error=str(errors.exceptions[0]))
+            pause = PAUSE if trio.current_time() - began > PAUSE_MAX else min(2 * pause, PAUSE_MAX)
+            await trio.sleep(pause)
+        self._fleet.left(self)
+
+    @property
+    def _has_runs(self) -> bool:
+        return any(True for _ in self._fleet.runs_on(self.node))
+
+    async def _speak(self, sock: trio.socket.SocketType) -> None:
+        self._offered.clear()
+        self._wanted.clear()
+        self._seen.clear()
+        self._tends = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, sock)
+            await self._send(sock, [Hello(id=0, versions=list(SUPPORTED), client=f"fleet {self._fleet.node}")])
+            idle = 0
+            while idle < IDLE:
+                self._changed = trio.Event()
+                runs = list(self._fleet.runs_on(self.node))
+                await self._send(sock, self._messages(runs))
+                with trio.move_on_after(self._interval):
+                    await self._changed.wait()
+                idle = 0 if self._changed.is_set() or self._has_runs else idle + 1
+            nursery.cancel_scope.cancel()
+
+    @property
+    def _interval(self) -> float:
+        """Seconds that the other node may wait before it answers. Three of them fit into a lease."""
+        return self._fleet._config.lease / 4
+
+    async def _send(self, sock: trio.socket.SocketType, messages: Iterable[Request]) -> None:
+        data = bytearray()
+        for message in messages:
+            data += pack_message(message)
+        with trio.fail_after(self._interval):
+            while data:
+                del data[: await sock.send(data)]
+
+    def _messages(self, runs: list[Run]) -> Iterator[Request]:
+        """Yield what is to be said about these runs now."""
+        now = trio.current_time()
+        fleet = self._fleet
+        offered = set(self._offered.values())
+        new = [run for run in runs if run.remote is not None and not run.remote.id and run.id not in offered]
+        fresh = bool(self._stamp) and now - self._heard_at < fleet._config.lease / 2
+        taken = {run.remote.id: run for run in runs if run.remote is not None and run.remote.id}
+        told = {id_: self._wanted_of(run, now) for id_, run in taken.items()}
+        changed = any(self._wanted.get(id_) != wanted for id_, wanted in told.items())
+        if self._stamp and (new or taken):
+            # before it is sent: the other node may count the lease from then on
+            fleet._feed(e.GrantsRenewed(self._heard_at, tuple(run.id for run in runs)))
+        if fresh:
+            for run in new:
+                spawn = self._spawn(run, now)
+                if spawn is not None:
+                    yield spawn
+        if changed or (not self._tends and taken) or (new and not fresh and not self._tends):
+            self._wanted = told
+            self._last += 1
+            self._tends = self._last
+            wait = self._interval if taken else 0.0
+            seen = {id_: self._seen[id_] for id_ in told if id_ in self._seen}
+            yield Tend(id=self._last, giver=fleet.node, echo=self._stamp, runs=told, seen=seen, wait=wait)
+
+    def _wanted_of(self, run: Run, now: float) -> Wanted:
+        assert run.remote is not None
+        before = self._wanted.get(run.remote.id)
+        wanted = wanted_of(run, before.number if before is not None else 0, now)
+        if before is None or (wanted.paused, wanted.stop) != (before.paused, before.stop) or wanted.grace < before.grace - 30:
+            return replace(wanted, number=time.time_ns() // 1000)
+        return before
+
+    def _spawn(self, run: Run, now: float) -> Spawn | None:
+        live = self._fleet._catalogue.live[run.id]
+        self._last += 1
+        self._offered[self._last] = run.id
+        permissions = run.birth.permissions
+        return replace(
+            live.spawn,
+            id=self._last,
+            placing=None,
+            grant=grant_of(run, self._fleet.node, self._stamp),
+            key=f"{live.nonce}/{run.attempt}",
+            name=run.name if live.spawn.name is not None or live.spawn.agent is None else None,
+            limits=limits_to_send(run, now),
+            on_limit=None,
+            run_type=live.spawn.run_type,
+            max_depth=None,
+            max_descendants=None,
+            allow=sorted(permissions.verbs),
+            deny=[],
+            leaf=permissions.leaf,
+            nested=False,
+            allowed_models=[],
+            labels=run.asked.labels,
+            channel=run.birth.channel,
+            tied=False,
+            watch=False,
+            on_end=None,
+            after=[],
+            group=None,
+            queue=True,
+            descriptors=0,
+            shim=False,
+        )
+
+    async def _read(self, sock: trio.socket.SocketType) -> None:
+        decoder = FrameDecoder(MAX_REPLY)
+        while True:
+            data = await self._received(sock)
+            if not data:
+                raise ConnectionResetError(f"node {self.node} closed the connection")
+            for body in decoder.feed(data):
+                self._heard(unpack_reply(body))
+
+    async def _received(self, sock: trio.socket.SocketType) -> bytes:
+        """Return what comes next. Raise `TooSlowError` where the node owes an answer for too long."""
+        while True:
+            with trio.move_on_after(3 * self._interval):
+                return await sock.recv(65536)
+            if self._has_runs:
+                raise trio.TooSlowError(f"node {self.node} does not answer")
+
+    def _heard(self, reply: Reply) -> None:
+        now, fleet = trio.current_time(), self._fleet
+        offered = self._offered.pop(reply.id, None)
+        match reply:
+            case Welcome():
+                pass
+            case Tended():
+                self._stamp, self._heard_at = reply.stamp, now
+                fleet.heard(self.node, now)
+                for info in reply.runs:
+                    self._seen[info.id] = str(info.status)
+                    self._told(info, now)
+                for gone in reply.gone:
+                    self._gone(gone, now)
+                if reply.id == self._tends:
+                    self._tends = 0
+                self.look()
+            case RunReply() if offered is not None:
+                # of an ended run this has no totals: the answer to the next Tend has
+                status = reply.run.status if not reply.run.status.terminal else Status.STARTING
+                fleet._feed(e.GrantSeen(now, offered, self.node, e.GrantState(status, reply.run.id)))
+                fleet._sent(offered)
+                self.look()
+            case Refused() if offered is not None:
+                reason = Reason(kind=reply.refused.kind, message=f"node {self.node}: {reply.refused.message}")
+                fleet._feed(e.GrantRefused(now, offered, reason))
+            case Error() if offered is not None and reply.code in _TRANSIENT:
+                raise ConnectionAbortedError(f"node {self.node}: {reply.message}")  # it is offered again after a pause
+            case Error() if offered is not None:
+                fleet._feed(e.GrantRefused(now, offered, Reason(kind="fleet", message=f"node {self.node}: {reply.message}")))
+            case Error():
+                raise ConnectionAbortedError(f"node {self.node}: {reply.message}")
+
+    def _told(self, info: RunInfo, now: float) -> None:
+        for run in self._fleet.runs_on(self.node):
+            if run.remote is not None and run.remote.id == info.id:
+                self._fleet._feed(e.GrantSeen(now, run.id, self.node, state_of(info)))
+                return
+
+    def _gone(self, run_id: RunId, now: float) -> None:
+        for run in self._fleet.runs_on(self.node):
+            if run.remote is not None and run.remote.id == run_id:
+                why = f"node {self.node} came back without it"
+                self._fleet._feed(e.GrantLost(now, run.id, why))
+                return
+
+
+def state_of(info: RunInfo) -> e.GrantState:
+    """Return what another node tells of a run, as the core takes it."""
+    usage = info.usage
+    cost = info.total_cost_usd if info.total_cost_usd is not None else usage.cost_usd
+    tokens = info.total_tokens if info.total_tokens is not None else usage.tokens
+    used = Use(turns=usage.turns, messages=usage.messages, input_tokens=tokens, cost=to_nanos(cost))
+    return e.GrantState(info.status, info.id, used, info.descendants, info.reason, info.exit_code, info.signal)

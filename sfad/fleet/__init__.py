@@ -1,0 +1,19 @@
+"""The part of a node that knows Ray: a process that makes the node's actor, and the actor.
+
+Nothing else imports Ray. The daemon, and `sfactl`, reach other nodes through sockets that the actor passes on.
+
+`__main__`  makes this node's actor, and ends
+`actor`     the actor: one connection to its daemon, and calls of the other nodes' actors
+`tunnels`   sockets whose bytes go to the daemon of another node
+`placing`   placement groups, one for each tree
+`nodes`     what Ray knows of the nodes
+"""
+
+NAMESPACE = "sfad"
+"""Of the actors in Ray."""
+LABEL = "sfad-node"
+"""The label of a Ray node that names the daemon on it."""
+
+
+def actor_name(node: str) -> str:
+    return f"sfad-node-{node}"

@@ -1,0 +1,102 @@
+"""Makes this node's actor, and ends. The daemon starts it where no actor is connected.
+
+A driver of Ray takes 80 MiB and 28 threads, and is ended by Ray when the head of the cluster dies; the actor is neither."""
+
+import logging
+import os
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from . import LABEL, NAMESPACE, actor_name
+
+PATIENCE = 5.0
+"""Seconds that an actor which is there has to connect to its daemon."""
+
+
+def main() -> int:
+    parser = ArgumentParser(prog="sfad fleet")
+    parser.add_argument("--daemon", required=True)
+    parser.add_argument("--node", required=True)
+    parser.add_argument("--insecure", action="store_true")
+    parser.add_argument("address")
+    given = parser.parse_args()
+    if not given.insecure and os.environ.get("RAY_AUTH_MODE") != "token":
+        print(
+            "RAY_AUTH_MODE=token is not in the daemon's environment, so any process that reaches the cluster could use this node; "
+            "set it on all nodes (docs/fleet.md), or set fleet.insecure = true"
+        )
+        return 78
+    try:
+        import ray
+    except ImportError as error:
+        print(f"Ray is not installed for {sys.executable}: {error}; install sfad[fleet]")
+        return 69
+    logging.disable(logging.CRITICAL)
+    try:
+        ray.init(given.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL)
+        return make(given)
+    except Exception as error:  # noqa: BLE001 - of the many that Ray raises; the daemon logs it and tries again
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        print(f"{type(error).__name__}: {first}")
+        return 69
+
+
+def make(given: Namespace) -> int:
+    """Make the actor, unless one of this daemon is there and connects."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from .actor import NodeActor
+
+    name = actor_name(given.node)
+    if (before := _before(name)) is not None:
+        if _connects(before, given.daemon):
+            return 0
+        ray.kill(before, no_restart=True)
+        while _before(name) is not None:
+            time.sleep(0.1)
+    labelled = [each for each in ray.nodes() if each["Alive"] and each["Labels"].get(LABEL) == given.node]
+    if labelled:
+        where: dict[str, Any] = {"label_selector": {LABEL: given.node}}
+    else:
+        own = ray.get_runtime_context().get_node_id()
+        where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(own, soft=False)}
+    made = ray.remote(NodeActor)
+    actor = made.options(name=name, lifetime="detached", max_restarts=-1, num_cpus=0, **where).remote(given.node, given.daemon)
+    ray.get(actor.identity.remote(), timeout=90)
+    return 0
+
+
+def _before(name: str) -> Any:
+    import ray
+
+    try:
+        return ray.get_actor(name)
+    except ValueError:
+        return None
+
+
+def _connects(actor: Any, daemon: str) -> bool:
+    """Return whether this actor is of this daemon, and connects to it within a while."""
+    import ray
+
+    until = time.monotonic() + PATIENCE
+    while (left := until - time.monotonic()) > 0:
+        try:
+            said = ray.get(actor.identity.remote(), timeout=left)
+        except ray.exceptions.RayError:
+            return False
+        if said["daemon"] != daemon:
+            return False
+        if said["connected"]:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # Ray's own end takes a second

@@ -1,0 +1,224 @@
+"""A node's actor. Ray starts it again wherever its node is; the daemon does not descend from it."""
+
+import array
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from ..protocol.framing import MAX_REPLY, SUPPORTED, FrameDecoder, ProtocolError
+from ..protocol.messages import FLEET_VERSION, Done, FleetPush, FleetTold, Hello, ServeFleet, Welcome, pack_message, unpack_reply
+from ..protocol.requests.base import Reply, Request
+from . import NAMESPACE, actor_name
+from .nodes import all_nodes, drain, identity
+from .placing import Places
+from .tunnels import Message, Tunnels
+
+AGAIN = 0.3
+"""Seconds between attempts to connect to the daemon."""
+LOOK, LOOK_MAX = 0.02, 1.0
+"""Seconds between looks at reservations that wait: doubled each time while nothing happens."""
+
+
+class NodeActor:
+    """Passes on bytes between the fleet and this node's daemon."""
+
+    def __init__(self, node: str, daemon: str) -> None:
+        self._node = node
+        self._daemon = daemon
+        self._handles: dict[str, Any] = {}
+        self._identity = identity(node)
+        self._tunnels = Tunnels(daemon, node, self._call)
+        self._link = Link(node, daemon, self._way, self._do, self._displaced)
+        self._places = Places(node)
+        self._work: queue.Queue[FleetPush | None] = queue.Queue()
+        self._own = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._serve, name="work", daemon=True).start()
+        threading.Thread(target=self._link.serve, name="link", daemon=True).start()
+
+    # ---- called by other actors
+
+    def deliver(self, node: str, messages: list[Message]) -> list[str]:
+        return self._tunnels.deliver(node, messages)
+
+    def identity(self) -> dict[str, Any]:
+        return self._identity | {"daemon": self._daemon, "connected": self._link.connected}
+
+    # ---- other actors
+
+    def _handle(self, node: str) -> Any:
+        if node not in self._handles:
+            self._handles[node] = ray.get_actor(actor_name(node), namespace=NAMESPACE)
+        return self._handles[node]
+
+    def _call(self, node: str, messages: list[Message], then: Callable[[list[str] | None], None]) -> None:
+        try:
+            future = self._handle(node).deliver.remote(self._node, messages).future()
+        except (ValueError, ray.exceptions.RayError):
+            self._handles.pop(node, None)
+            then(None)
+            return
+
+        def done(future: Any) -> None:
+            if future.exception() is not None:
+                self._handles.pop(node, None)
+                then(None)
+            else:
+                then(future.result())
+
+        future.add_done_callback(done)
+
+    # ---- what the daemon asks for
+
+    def _way(self, push: FleetPush, descriptor: int) -> None:
+        self._tunnels.open(push.node, socket.socket(fileno=descriptor))
+
+    def _do(self, push: FleetPush) -> None:
+        self._work.put(push)
+
+    def _serve(self) -> None:
+        """Do what takes calls of Ray, one after the other."""
+        pause = LOOK
+        while True:
+            try:
+                push = self._work.get(timeout=pause if self._places.waiting else None)
+                pause = LOOK
+            except queue.Empty:
+                push, pause = None, min(2 * pause, LOOK_MAX)
+            try:
+                if push is not None:
+                    self._work_on(push)
+                for told in self._places.look():
+                    self._link.send(told)
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises, the next request may succeed
+                self._trouble(push, error)
+
+    def _work_on(self, push: FleetPush) -> None:
+        match push.what:
+            case "place" if push.placing is not None:
+                self._places.place(push.run, push.placing)
+            case "free":
+                self._places.free(push.run)
+            case "keep":
+                self._places.keep(push.runs)
+            case "drain" | "undrain":
+                refused = drain(push.node, undo=push.what == "undrain")
+                self._link.send(FleetTold(id=0, number=push.number, refused=refused))
+            case "nodes":
+                self._link.send(FleetTold(id=0, number=push.number, nodes=all_nodes(self._identity)))
+
+    def _trouble(self, push: FleetPush | None, error: Exception) -> None:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = first if isinstance(error, ValueError) else f"Ray: {type(error).__name__}: {first}"
+        if push is not None and push.what == "place":
+            self._link.send(FleetTold(id=0, run=push.run, refused=why))
+        elif push is not None and push.number:
+            self._link.send(FleetTold(id=0, number=push.number, refused=why))
+
+    def _displaced(self) -> None:
+        """Another actor serves this node's daemon now: end, and do not come back."""
+        ray.kill(self._own, no_restart=True)
+        os._exit(0)  # where Ray does not know this one any more
+
+
+class Link:
+    """The actor's connection to its daemon, made again whenever it is lost."""
+
+    def __init__(
+        self,
+        node: str,
+        daemon: str,
+        way: Callable[[FleetPush, int], None],
+        do: Callable[[FleetPush], None],
+        displaced: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._daemon = daemon
+        self._way = way
+        self._do = do
+        self._displaced = displaced
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._last = 1
+        self._received: list[int] = []
+        self.connected = False
+
+    def send(self, told: FleetTold) -> None:
+        """Tell the daemon something, unless the connection is lost: then it asks again."""
+        with self._lock:
+            if self._sock is not None:
+                self._last += 1
+                told.id = self._last
+                self._write(told)
+
+    def _write(self, message: Request) -> None:
+        assert self._sock is not None
+        try:
+            self._sock.sendall(pack_message(message))
+        except OSError:
+            self.connected = False  # the reader notices, too
+
+    def serve(self) -> None:
+        while True:
+            try:
+                self._connect()
+                self._read()
+            except (OSError, ProtocolError):
+                pass
+            finally:
+                self.connected = False
+                with self._lock:
+                    if self._sock is not None:
+                        self._sock.close()
+                        self._sock = None
+                while self._received:
+                    os.close(self._received.pop())
+            time.sleep(AGAIN)
+
+    def _connect(self) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.connect(self._daemon)
+        except OSError:
+            sock.close()
+            raise
+        with self._lock:
+            self._sock, self._last = sock, 1
+            self._write(Hello(id=0, versions=list(SUPPORTED), client=f"fleet actor {os.getpid()}"))
+            self._write(ServeFleet(id=1, node=self._node, version=FLEET_VERSION))
+
+    def _read(self) -> None:
+        decoder = FrameDecoder(MAX_REPLY)
+        sock = self._sock
+        assert sock is not None
+        while True:
+            data, ancillary, _, _ = sock.recvmsg(65536, socket.CMSG_SPACE(4 * 16), socket.MSG_CMSG_CLOEXEC)
+            for level, kind, payload in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    found = array.array("i")
+                    found.frombytes(payload[: len(payload) - len(payload) % found.itemsize])
+                    self._received.extend(found)
+            if not data:
+                raise ConnectionResetError
+            for body in decoder.feed(data):
+                self._take(unpack_reply(body))
+
+    def _take(self, reply: Reply) -> None:
+        match reply:
+            case Welcome():
+                pass
+            case Done():
+                self.connected = True
+            case FleetPush(what="way"):
+                self._way(reply, self._received.pop(0))
+            case FleetPush(what="end"):
+                self._displaced()
+            case FleetPush():
+                self._do(reply)
+            case _:
+                raise ConnectionAbortedError(str(reply))

@@ -1,0 +1,125 @@
+"""Placement groups: Ray's reservation for each tree while it lives, so that Ray's other work and its autoscaler know of it."""
+
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+from ..protocol.messages import FleetTold
+from ..protocol.types import Placing, RunId
+from . import LABEL
+from .nodes import drained
+
+LEAST_CPU = 0.01
+"""A run that asks for nothing: an agent mostly waits for its model. Ray reserves no nothing."""
+
+
+SOON = 0.5
+"""Seconds in which Ray usually reserves. Until then the daemon is not told that a run waits."""
+
+
+class Places:
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._prefix = f"sfad-{node}-"
+        self.waiting: dict[RunId, tuple[PlacementGroup, Placing]] = {}
+        self._since: dict[RunId, float] = {}
+        self._told: dict[RunId, FleetTold] = {}
+        """What was told last of those that wait."""
+
+    def place(self, run: RunId, placing: Placing) -> None:
+        """Reserve for a run, unless that was done before."""
+        name = self._prefix + run
+        try:
+            group = get_placement_group(name)
+        except ValueError:
+            bundle = {"CPU": placing.cpus or LEAST_CPU}
+            if placing.gpus:
+                bundle["GPU"] = placing.gpus
+            if placing.memory:
+                bundle["memory"] = float(placing.memory)
+            group = placement_group([bundle], name=name, lifetime="detached", bundle_label_selector=[self._selector(placing)])
+        self.waiting[run] = group, placing
+        self._since[run] = time.monotonic()
+
+    def _selector(self, placing: Placing) -> dict[str, str]:
+        labels, resting = dict(placing.labels), drained()
+        if placing.node is not None and placing.node in resting:
+            raise ValueError(f"node {placing.node} is drained: it takes no more runs (sfactl fleet drain --undo {placing.node})")
+        if placing.node is not None:
+            labels[LABEL] = placing.node
+        elif LABEL not in labels and any(LABEL not in each["Labels"] for each in ray.nodes() if each["Alive"]):
+            named = sorted({each["Labels"][LABEL] for each in ray.nodes() if LABEL in each["Labels"]})
+            labels[LABEL] = (
+                f"in({','.join(each for each in named if each not in resting)})"  # a machine without a daemon takes none
+            )
+        elif resting:
+            labels[LABEL] = f"!in({','.join(sorted(resting))})"
+        return labels
+
+    def free(self, run: RunId) -> None:
+        self.waiting.pop(run, None)
+        self._told.pop(run, None)
+        with suppress(ValueError):
+            remove_placement_group(get_placement_group(self._prefix + run))
+
+    def keep(self, runs: Iterable[RunId]) -> None:
+        """Remove the reservations of this node's runs that are not live any more."""
+        kept = {self._prefix + run for run in runs}
+        table: Mapping[str, Any] = placement_group_table()
+        for each in table.values():
+            name = each["name"]
+            if name.startswith(self._prefix) and name not in kept and each["state"] != "REMOVED":
+                with suppress(ValueError):
+                    remove_placement_group(get_placement_group(name))
+
+    def look(self) -> list[FleetTold]:
+        """Return what has changed of those that wait."""
+        found = []
+        for run, (group, placing) in list(self.waiting.items()):
+            told = self._look(run, group, placing)
+            if told.node is not None or told.refused is not None:
+                del self.waiting[run]
+                self._told.pop(run, None)
+            elif self._told.get(run) == told or time.monotonic() - self._since[run] < SOON:
+                continue
+            else:
+                self._told[run] = told
+            found.append(told)
+        return found
+
+    def _look(self, run: RunId, group: PlacementGroup, placing: Placing) -> FleetTold:
+        if not group.wait(0):
+            return self._why(run, placing)
+        table: Mapping[str, Any] = placement_group_table(group)
+        (where,) = table["bundles_to_node_id"].values()
+        labels: Mapping[str, str] = next((each["Labels"] for each in ray.nodes() if each["NodeID"] == where), {})
+        if LABEL not in labels:
+            return FleetTold(id=0, run=run, refused=f"Ray has chosen a node without the label {LABEL}, so without a daemon")
+        return FleetTold(id=0, run=run, node=labels[LABEL])
+
+    def _why(self, run: RunId, placing: Placing) -> FleetTold:
+        wanted = {"CPU": placing.cpus or LEAST_CPU, "GPU": placing.gpus, "memory": float(placing.memory)}
+        asked = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount and (name != "CPU" or placing.cpus))
+        where = placing.node or ", ".join(f"{key}={value}" for key, value in placing.labels.items())
+        able = [
+            each["Labels"].get(LABEL, "?")
+            for each in ray.nodes()
+            if each["Alive"]
+            and (placing.node is None or each["Labels"].get(LABEL) == placing.node)
+            and all(each["Labels"].get(key) == value for key, value in placing.labels.items())
+            and all(each["Resources"].get(name, 0) >= amount for name, amount in wanted.items() if amount)
+        ]
+        what = f"{asked or 'room'}{f' on {where}' if where else ''}"
+        if able:
+            return FleetTold(id=0, run=run, waits=f"{what}: too little is free now on {', '.join(sorted(able))}")
+        return FleetTold(id=0, run=run, waits=f"{what}: no node that is there now could ever take it", infeasible=True)

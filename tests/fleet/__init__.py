@@ -1,0 +1,1 @@
+"""The fleet on one machine: three nodes of Ray, each with its daemon."""

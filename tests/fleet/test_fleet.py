@@ -1,0 +1,372 @@
+"""Trees over three nodes of Ray on one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sfad.protocol import messages as m
+from sfad.protocol.types import Action, Bound, Limit, LimitKind, Placing, RunInfo, Status
+from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
+from tests.leaks import stays
+
+from .cluster import LEASE, NAMES, Cluster, actor_pid, cluster, connected, daemons, kill
+
+pytest.importorskip("ray", reason="the extra `fleet` is not installed")
+
+Daemons = Mapping[str, Daemon]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Cluster]:
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(ray: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
+    with daemons(ray, tmp_path_factory.mktemp("fleet")) as found:
+        yield found
+
+
+def time_limit(seconds: float = 300) -> list[Limit]:
+    return [Limit(kind=LimitKind.TIME, threshold=seconds, source="--timeout")]
+
+
+def on(node: str) -> dict[str, Any]:
+    return {"placing": Placing(node=node), "limits": time_limit(), "key": os.urandom(8).hex()}
+
+
+def nothing_left(fleet: Daemons) -> None:
+    def live() -> list[RunInfo]:
+        found = []
+        for daemon in fleet.values():
+            with daemon.client() as client:
+                found += [run for run in client.call(m.List(id=0, rows=0), m.RunList).runs if not run.status.terminal]
+        return found
+
+    wait_until(lambda: not live(), "no run is live on any node")
+
+
+def there(fleet: Daemons, run: RunInfo, giver: str = "n1") -> RunInfo:
+    """Return a run as the node tells where it executes, once that has it."""
+    with fleet[giver].client() as client:
+        place = wait_until(
+            lambda: (found := client.call(m.Info(id=0, run=run.id), m.RunReply).run.fleet) and found.run and found, "it is taken"
+        )
+    with fleet[place.node].client() as client:
+        return client.call(m.Info(id=0, run=place.run), m.RunReply).run
+
+
+TREE = """
+echo "$SFA_NAME at depth $SFA_DEPTH below $SFA_CALL_CHAIN"
+case $SFA_NAME in
+a) {sfactl} run --on n2 --name b --timeout 100 -- sh {script};;
+b) {sfactl} run --on n3 --name c --timeout 100 -- sh {script};;
+c) {sfactl} run --on n1 --name a --timeout 100 -- true; echo "refused with $?"; sleep 300;;
+esac
+"""
+
+
+def test_a_tree_over_three_nodes(fleet: Daemons, tmp_path: Path) -> None:
+    script = tmp_path / "tree.sh"
+    script.write_text(TREE.format(sfactl=Path(sys.executable).with_name("sfactl"), script=script))
+    with fleet["n1"].client() as client:
+        top = started(client, ["sh", script], name="a", limits=time_limit())
+
+        def said() -> str:
+            read = m.ReadOutput(id=0, run=top.id, stream="stdout")
+            return client.call(read, m.OutputPart).data.decode()
+
+        wait_until(lambda: "refused with 1" in said(), "the loop was refused", seconds=2 * PATIENCE)
+        assert said().splitlines()[:3] == ["a at depth 0 below ", "b at depth 1 below a", "c at depth 2 below a,b"]
+        errors = client.call(m.ReadOutput(id=0, run=top.id, stream="stderr"), m.OutputPart).data.decode()
+        assert "it would call itself in a circle (a → b → c → a)" in errors
+        shown = json.loads(fleet["n1"].sfactl("list", "--fleet", "--json", "--status", "running").stdout)
+        assert (shown["nodes"], shown["unanswered"]) == (list(NAMES), [])
+        rows = {row["name"]: row for row in shown["runs"] if row["name"] in "abc"}
+        ids = {name: row["id"] for name, row in rows.items()}
+        assert {name: row["node"] for name, row in rows.items()} == {"a": "n1", "b": "n2", "c": "n3"}
+        assert ids["a"] == f"n1/{top.id}"
+        assert {name: row["parent_id"] for name, row in rows.items()} == {"a": None, "b": ids["a"], "c": ids["b"]}
+        assert {row["root_id"] for row in rows.values()} == {ids["a"]}
+        assert [row["depth"] for row in rows.values()] == [0, 1, 2]
+        assert "never started" not in fleet["n1"].sfactl("tree", "--fleet").stdout
+
+        fleet["n1"].sfactl("pause", ids["a"])
+        wait_until(lambda: there(fleet, _only(fleet, "n2", "c"), "n2").status is Status.PAUSED, "the grandchild stands still")
+        fleet["n1"].sfactl("resume", ids["a"])
+        wait_until(lambda: there(fleet, _only(fleet, "n2", "c"), "n2").status is Status.RUNNING, "the grandchild goes on")
+        alive = [there(fleet, _only(fleet, "n1", "b")).pid, there(fleet, _only(fleet, "n2", "c"), "n2").pid]
+        stopped = client.call(m.Stop(id=0, runs=[top.id]), m.Stopped)
+        assert stopped.survivors == []
+        assert not any(psutil.pid_exists(pid or -1) for pid in alive)
+    nothing_left(fleet)
+
+
+def _only(fleet: Daemons, node: str, name: str) -> RunInfo:
+    """Return the live run of this name that a node has granted."""
+    with fleet[node].client() as client:
+        runs = client.call(m.List(id=0, name=name, rows=0), m.RunList).runs
+    (found,) = [run for run in runs if not run.status.terminal and run.fleet is not None and run.fleet.node is not None]
+    return found
+
+
+ASK = """
+import os, sys
+from sfactl.connection import connect
+from sfad.protocol import messages as m
+from sfad.protocol.types import *
+client = connect(None)
+for n in range(int(sys.argv[1])):
+    client.send(m.Spawn(id=0, argv=[b"sleep", b"300"], cwd=b"/", env=[], name=f"{sys.argv[2]}{n}", key=os.urandom(8).hex()))
+yes = no = 0
+while yes + no < int(sys.argv[1]):
+    for answer in client.arrived():
+        yes += isinstance(answer.reply, m.RunReply)
+        no += isinstance(answer.reply, m.Refused)
+print("asked", yes, no, flush=True)
+import time
+time.sleep(300)
+"""
+
+
+def test_64_descendants_are_exact_with_200_asking_from_three_nodes(fleet: Daemons, tmp_path: Path) -> None:
+    script = tmp_path / "ask.py"
+    script.write_text(ASK)
+    python = sys.executable
+    with fleet["n1"].client() as client:
+        starts = f"""
+        for node in n2 n3; do {python} -m sfactl spawn --on $node --max-descendants 20 --timeout 200 --name ask-$node \
+            -- {python} {script} 67 $node; done
+        exec {python} {script} 66 own"""
+        top = started(
+            client,
+            ["sh", "-c", starts],
+            name="top",
+            limits=time_limit(),
+            max_descendants=Bound(value=64, source="--max-descendants"),
+        )
+
+        def answers() -> list[list[int]]:
+            found = []
+            for run in (top, *(_live_named(fleet, "n1", f"ask-{node}") for node in ("n2", "n3"))):
+                if run is None:
+                    return []
+                text = client.call(m.ReadOutput(id=0, run=run.id, stream="stdout"), m.OutputPart).data.decode()
+                words = [line.split()[1:] for line in text.splitlines() if line.startswith("asked")]
+                found += [[int(word) for word in line] for line in words]
+            return found
+
+        counts = wait_until(lambda: len(found := answers()) == 3 and found, "all have asked", seconds=3 * PATIENCE)
+        assert [yes for yes, _ in counts] == [22, 20, 20]
+        assert sum(yes for yes, _ in counts) + 2 == 64
+        stopped = client.call(m.Stop(id=0, runs=[top.id]), m.Stopped)
+        assert stopped.survivors == []
+    nothing_left(fleet)
+
+
+def _live_named(fleet: Daemons, node: str, name: str) -> RunInfo | None:
+    with fleet[node].client() as client:
+        runs = client.call(m.List(id=0, name=name, rows=0), m.RunList).runs
+    return next((run for run in runs if not run.status.terminal), None)
+
+
+def test_a_cost_limit_is_exact_over_parent_and_remote_child(fleet: Daemons) -> None:
+    cost = [*time_limit(), Limit(kind=LimitKind.COST, threshold=1.0, action=Action.REFUSE, source="--limit")]
+    with fleet["n1"].client() as client:
+        top = started(client, ["sleep", "300"], name="payer", limits=cost, meter="report")
+        inside = fleet["n1"].directory / "inside.py"
+        inside.write_text("")
+        parent = started(
+            client,
+            ["sh", "-c", "sfactl spawn --on n2 --name spender --timeout 200 --meter report --limit cost=0.4:refuse -- sleep 300; "
+             "exec sleep 300"],
+            name="parent", limits=cost, meter="report",
+            env=[f"PATH={Path(sys.executable).parent}:/usr/bin:/bin".encode()],
+        )  # fmt: skip
+        child = wait_until(lambda: _live_named(fleet, "n1", "spender"), "the child was granted")
+        far = there(fleet, child)
+        with fleet["n2"].client() as other:
+            for _ in range(5):
+                reply = other.call(_report(far.id, 0.08), m.RunReply)
+            assert reply.run.usage.cost_usd == pytest.approx(0.4)
+
+        assert _used(client, parent.id) == pytest.approx(0.4)
+        client.call(m.Stop(id=0, runs=[child.id]), m.Stopped)
+        assert _used(client, parent.id) == pytest.approx(0.4)
+        client.call(m.Stop(id=0, runs=[parent.id, top.id]), m.Stopped)
+    nothing_left(fleet)
+
+
+def _report(run: str, usd: float) -> m.Report:
+    return m.Report(id=0, run=run, cost_usd=usd)
+
+
+def _used(client: Any, run: str) -> float | None:
+    info = client.call(m.Info(id=0, run=run), m.RunReply).run
+    return next((state.used for state in info.limits if state.kind is LimitKind.COST), None)
+
+
+def test_what_is_not_used_comes_back(fleet: Daemons) -> None:
+    with fleet["n1"].client() as client:
+        reply = spawn(client, ["true"], **on("n3"))
+        assert isinstance(reply, m.RunReply)
+        run = ended(client, reply.run.id)
+        assert (run.status, run.usage.cost_usd) == (Status.COMPLETED, None)
+        assert run.fleet is not None
+        assert run.fleet.node == "n3"
+    assert fleet["n1"].sfactl("result", run.id).returncode == 0
+
+
+def test_pending_and_infeasible_are_told_apart(fleet: Daemons) -> None:
+    with fleet["n1"].client() as client:
+        full = [started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))]
+        waiting = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=2)}))
+        never = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(cpus=4000)}))
+        assert (waiting.status, never.status) == (Status.QUEUED, Status.QUEUED)
+        assert "too little is free now on n2" in fleet["n1"].sfactl("why", waiting.id).stdout
+        assert "no node that is there now could ever take it" in fleet["n1"].sfactl("why", never.id).stdout
+        client.call(m.Stop(id=0, runs=[full[0].id, never.id]), m.Stopped)
+        wait_until(lambda: client.call(m.Info(id=0, run=waiting.id), m.RunReply).run.status is Status.RUNNING, "room was freed")
+        client.call(m.Stop(id=0, runs=[waiting.id]), m.Stopped)
+    nothing_left(fleet)
+
+
+@pytest.mark.parametrize("who", ["actor of n1", "actor of n2", "daemon n1", "daemon n2"])
+def test_a_kill_loses_doubles_and_leaves_nothing(fleet: Daemons, who: str) -> None:
+    with fleet["n1"].client() as client:
+        runs = [started(client, ["sleep", "300"], **on("n2")) for _ in range(50)]
+    before = {there(fleet, run).pid for run in runs}
+    assert len(before) == 50
+    what, node = who.split()[0], who.split()[-1]
+    if what == "daemon":
+        fleet[node].kill()
+        fleet[node].restart()
+        stays(fleet[node].pid)
+    else:
+        kill(actor_pid(fleet[node]))
+        wait_until(lambda: connected(fleet[node]), "another actor is connected", seconds=2 * PATIENCE)
+    wait_until(lambda: all(connected(daemon) for daemon in fleet.values()), "all nodes are connected", seconds=4 * PATIENCE)
+    with fleet["n1"].client() as client:
+        assert {there(fleet, run).pid for run in runs} == before
+        again = started(client, ["sleep", "300"], **on("n2"))
+        stopped = client.call(m.Stop(id=0, runs=[*(run.id for run in runs), again.id]), m.Stopped)
+        assert stopped.survivors == []
+    assert not any(psutil.pid_exists(pid or -1) for pid in before)
+    nothing_left(fleet)
+
+
+def test_a_killed_raylet_loses_no_run(ray: Cluster, fleet: Daemons) -> None:
+    with fleet["n1"].client() as client:
+        runs = [started(client, ["sleep", "300"], **on("n3")) for _ in range(50)]
+        pids = {there(fleet, run).pid for run in runs}
+        actor = actor_pid(fleet["n3"])
+        kill(psutil.Process(actor).ppid())
+        wait_until(lambda: not psutil.pid_exists(actor), "its actor has ended with it", seconds=120)
+        assert all(psutil.pid_exists(pid or -1) for pid in pids)
+        ray.join("n3")
+        wait_until(lambda: connected(fleet["n3"]), "the actor is back on the new raylet", seconds=240)
+        assert {there(fleet, run).pid for run in runs} == pids
+        stopped = client.call(m.Stop(id=0, runs=[run.id for run in runs]), m.Stopped)
+        assert stopped.survivors == []
+    nothing_left(fleet)
+
+
+def test_a_node_that_stands_still_for_less_and_for_more_than_the_lease(fleet: Daemons) -> None:
+    with fleet["n1"].client() as client:
+        starts = f"{Path(sys.executable).with_name('sfactl')} spawn --on n2 --name far --timeout 200 -- sleep 300; sleep 300"
+        top = started(client, ["sh", "-c", starts], name="near", limits=time_limit())
+        far = wait_until(lambda: _live_named(fleet, "n1", "far"), "the child was granted")
+        pid = there(fleet, far).pid
+        assert pid is not None
+        os.kill(fleet["n2"].pid, signal.SIGSTOP)
+        time.sleep(LEASE / 2)  # the length is what is tested
+        os.kill(fleet["n2"].pid, signal.SIGCONT)
+        time.sleep(LEASE / 2)
+        assert _live_named(fleet, "n1", "far") is not None
+        assert psutil.pid_exists(pid)
+        os.kill(fleet["n2"].pid, signal.SIGSTOP)
+        try:
+            lost = ended(client, far.id)
+        finally:
+            os.kill(fleet["n2"].pid, signal.SIGCONT)
+        assert lost.status is Status.LOST
+        assert "node n2 was not heard of" in (lost.reason.message if lost.reason is not None else "")
+        wait_until(lambda: not psutil.pid_exists(pid), "the node has stopped it")
+        client.call(m.Stop(id=0, runs=[top.id]), m.Stopped)
+    nothing_left(fleet)
+
+
+def test_a_node_that_does_not_answer_is_named_and_can_be_given_up(fleet: Daemons) -> None:
+    with fleet["n1"].client() as client:
+        run = started(client, ["sleep", "300"], **on("n3"))
+        pid = there(fleet, run).pid
+        os.kill(fleet["n3"].pid, signal.SIGSTOP)
+        try:
+            listed = fleet["n1"].sfactl("list", "--fleet", "--json")
+            assert json.loads(listed.stdout)["unanswered"] == ["n3"]
+            assert listed.returncode == 75
+            given_up = fleet["n1"].sfactl("fleet", "forget", "n3", "--json")
+            assert json.loads(given_up.stdout) == {"node": "n3", "runs": [run.id]}
+        finally:
+            os.kill(fleet["n3"].pid, signal.SIGCONT)
+        assert ended(client, run.id).status is Status.LOST
+    assert psutil.pid_exists(pid or -1)  # a tree goes on without its asker
+    far = _live_named(fleet, "n3", "sleep")
+    assert far is not None
+    assert fleet["n1"].sfactl("stop", f"n3/{far.id}").returncode == 0
+    nothing_left(fleet)
+
+
+def test_a_drained_node_takes_no_more_runs(fleet: Daemons) -> None:
+    assert fleet["n1"].sfactl("fleet", "drain", "n2").returncode == 0
+    try:
+        refused = fleet["n1"].sfactl("spawn", "--on", "n2", "--", "true")
+        assert "node n2 is drained" in refused.stderr
+        with fleet["n1"].client() as client:
+            for _ in range(4):
+                run = ended(client, started(client, ["true"], placing=Placing(), limits=time_limit()).id)
+                assert run.fleet is None or run.fleet.node == "n3"
+    finally:
+        assert fleet["n1"].sfactl("fleet", "drain", "n2", "--undo").returncode == 0
+    assert "no node nine" in fleet["n1"].sfactl("fleet", "drain", "nine").stderr
+
+
+def test_inside_a_run_the_fleet_is_not_open(fleet: Daemons) -> None:
+    with fleet["n1"].client() as client:
+        python = sys.executable
+        run = started(client, [python, "-m", "sfactl", "list", "--fleet"], limits=time_limit())
+        assert ended(client, run.id).exit_code == 77
+
+
+def test_events_of_all_nodes_have_their_node(fleet: Daemons) -> None:
+    done = fleet["n1"].sfactl("events", "--fleet", "--json", "--tail", "1")
+    assert {json.loads(line)["node"] for line in done.stdout.splitlines()} == set(NAMES)
+
+
+def test_nodes_and_status(fleet: Daemons) -> None:
+    def all_answer() -> list[dict[str, Any]]:
+        shown = fleet["n2"].sfactl("fleet", "nodes", "--json")
+        found: list[dict[str, Any]] = json.loads(shown.stdout)["nodes"] if shown.returncode == 0 else []
+        return found
+
+    nodes = wait_until(all_answer, "all nodes answer")
+    assert [node["name"] for node in nodes] == list(NAMES)
+    assert len({(node["version"], node["python"], node["ray"]) for node in nodes}) == 1
+    status = json.loads(fleet["n2"].sfactl("fleet", "status", "--json").stdout)
+    assert (status["node"], status["connected"]) == ("n2", True)
+
+
+def test_the_daemon_imports_nothing_of_ray(fleet: Daemons) -> None:
+    maps = Path(f"/proc/{fleet['n1'].pid}/maps").read_text()
+    assert "/ray/" not in maps
