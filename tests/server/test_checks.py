@@ -11,7 +11,7 @@ from sfad.core.state.request import Asked
 from sfad.daemon.server.lookup import MAX_CHOSEN, MAX_SOURCE, RequestError, check_filters, check_limits
 from sfad.daemon.server.spawning import asked_of
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, After, Bound, Claim, ErrorCode, Limit, LimitKind
+from sfad.protocol.types import Action, After, Bound, Claim, ErrorCode, Grant, Limit, LimitKind, Placing
 
 
 def limit(kind: str = "turns", threshold: float = 1, source: str = "") -> Limit:
@@ -70,6 +70,8 @@ def test_the_core_is_told_of_each_field_that_it_decides_by() -> None:
         "after": [After(run="a1")],
         "group": "gpu",
         "resume": True,
+        "placing": Placing(node="b"),
+        "grant": Grant(giver="a", run="a1", root="a/a1", max_depth=4, descendants=8),
     }
     asked, _ = asked_of(m.Spawn(id=0, argv=[b"true"], cwd=b"/", env=[], **given), 1)
     decided = {"argv", "cwd", "name", "session", "continues"}
