@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -83,14 +83,13 @@ def test_a_tree_over_three_nodes(fleet: Daemons, tmp_path: Path) -> None:
     with fleet["n1"].client() as client:
         top = started(client, ["sh", script], name="a", limits=time_limit())
 
-        def said() -> str:
-            read = m.ReadOutput(id=0, run=top.id, stream="stdout")
-            return client.call(read, m.OutputPart).data.decode()
+        def said(stream: Literal["stdout", "stderr"] = "stdout") -> str:
+            return client.call(m.ReadOutput(id=0, run=top.id, stream=stream), m.OutputPart).data.decode()
 
         wait_until(lambda: "refused with 1" in said(), "the loop was refused", seconds=2 * PATIENCE)
         assert said().splitlines()[:3] == ["a at depth 0 below ", "b at depth 1 below a", "c at depth 2 below a,b"]
-        errors = client.call(m.ReadOutput(id=0, run=top.id, stream="stderr"), m.OutputPart).data.decode()
-        assert "it would call itself in a circle (a → b → c → a)" in errors
+        # the nodes pass on stdout and stderr one by one
+        wait_until(lambda: "it would call itself in a circle (a → b → c → a)" in said("stderr"), "the path was told")
         shown = json.loads(fleet["n1"].sfactl("list", "--fleet", "--json", "--status", "running").stdout)
         assert (shown["nodes"], shown["unanswered"]) == (list(NAMES), [])
         rows = {row["name"]: row for row in shown["runs"] if row["name"] in "abc"}
