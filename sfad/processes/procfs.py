@@ -221,12 +221,12 @@ def resident(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU that a process has used, children not included; 0 if it is gone."""
+    """Return the CPU that a process has used, with that of the children that it has reaped; 0 if it is gone."""
     content = read(f"/proc/{pid}/stat")
     if not content:
         return 0.0
-    fields = content[content.rindex(b")") + 2 :].split(None, 13)
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    fields = content[content.rindex(b")") + 2 :].split(None, 15)
+    return sum(map(int, fields[11:15])) / _TICKS
 
 
 def proportional(pid: int) -> int:

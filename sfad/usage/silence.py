@@ -81,7 +81,7 @@ class _Watched:
         self.sample, self.sampled = sample, now
         if before is None or sample is None or before.cpu_s is None or sample.cpu_s is None:
             return False
-        # without cgroups it is the sum of those that are alive, which falls when one ends
+        # without cgroups it is the sum of those that are alive, which falls when one ends whose parent is not in the run
         return abs(sample.cpu_s - before.cpu_s) >= SHARE * (now - at) or sample.processes != before.processes
 
 
