@@ -100,7 +100,7 @@ def filled_in(request: Spawn, agents: Mapping[str, Registered], gateway: str | N
         limits=[*request.limits, *_other_limits(entry, request.limits)],
         stdin="pipe" if agent.stdin and request.stdin == "null" else request.stdin,
         session=session,
-        resume_argv=resume if continues is not None or request.resume else [],
+        resume_argv=resume if continues is not None or request.attempts > 1 else [],
         placeholders={name: text for name in _TOLD if (text := given.get(name)) is not None},
     )
 

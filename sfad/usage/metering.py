@@ -301,6 +301,12 @@ class Metering:
             given = run.session if _resumes(run) else given
             env = dict(os.fsdecode(item).split("=", 1) for item in live.session_variables)
             session = Session(files, run.asked.argv, env, run.asked.cwd, run.birth.uid, began, given, guesses=not live.gated)
+        elif live.spawn.resume_argv and not _resumes(run):
+            # where an agent of the config keeps its sessions is not known: one is taken to be there from its start
+            continues = live.spawn.continues
+            given = session_of(first, run.attempt) if first is not None else continues.session if continues is not None else None
+            if given is not None:
+                self._session_saved(run, given)
         self._sessions.begin(run.id, session, live.sessions)
 
     def _has_meter(self, run: RunId) -> bool:

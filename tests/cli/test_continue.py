@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Iterator[MakeDesk]:
         bin_.mkdir()
         home.mkdir()
         program(bin_ / "claude", f'exec {sys.executable} {Path(__file__).parent / "fake_claude.py"} "$@"')
-        program(bin_ / "bot", 'printf "%s\\n" "$@"; exit 4')
+        program(bin_ / "bot", 'printf "%s\\n" "$@"; case $*/$1 in *hang/--new) exec sleep 1000;; esac; exit 4')
         world = World(tmp_path, CONFIG.format(lost=str(lost).lower(), bot=bin_ / "bot"))
         world.env |= {"HOME": str(home), "PATH": f"{bin_}{os.pathsep}{world.env['PATH']}"}
         world.begin()
@@ -320,6 +320,16 @@ def test_an_agent_with_a_command_of_its_own(place: MakeDesk) -> None:
     assert second["argv"][1:] == ["--old", session, "--fast", "--", "more"]
     third = waited(world, world.sfactl("continue", second["id"], "--", "--evil").stdout.strip())
     assert third["argv"][-2:] == ["--", "--evil"]
+
+
+@pytest.mark.parametrize("limits", [("--resume",), ("--limit", "silence=1s:continue")])
+def test_further_attempts_of_such_an_agent_continue_its_session(place: MakeDesk, limits: tuple[str, ...]) -> None:
+    world = place()
+    task = "work" if limits == ("--resume",) else "hang"
+    run = ended(world, "--attempts", "2", "--retry-delay", "100ms", *limits, "bot", task)
+    told = world.sfactl("logs", run["id"]).stdout.split()
+    assert (run["attempts"], told) == (2, ["--new", run["session_id"], "--", task, "--old", run["session_id"], "--", *told[7:]])
+    assert told[7:], "it is told why it goes on"
 
 
 def test_a_session_goes_on_when_it_is_sent_a_message(place: MakeDesk) -> None:
