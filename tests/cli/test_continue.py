@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -341,3 +342,22 @@ def test_a_session_goes_on_when_it_is_sent_a_message(place: MakeDesk) -> None:
     assert (found["status"], found["session"], found["continues"]) == ("completed", True, done["run_id"])
     assert found["argv"][-1] == "and now"
     assert "was continued by" in world.sfactl("session", "send", done["run_id"], "again", code=1).stderr
+
+
+def test_a_lost_agent_goes_on_in_its_worktree(place: MakeDesk, tmp_path: Path) -> None:
+    world = place(lost=True)
+    repository = tmp_path / "repository"
+    identity = ("-c", "user.name=ann", "-c", "user.email=ann@example.org")
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    subprocess.run(["git", "-C", repository, *identity, "commit", "-q", "--allow-empty", "-m", "begin"], check=True)
+    run = hanging(world, "--worktree", "--cwd", str(repository))
+    before = world.json("info", run)
+    Path(before["worktree"], "begun").write_text("work\n")
+    world.kill()
+    os.kill(before["pid"], signal.SIGKILL)
+    wait_until(lambda: not alive(before["pid"]), "it is gone")
+    world.begin()
+    new = wait_until(lambda: world.json("info", run)["continued_by"], "it is continued")
+    after = waited(world, new)
+    assert (after["status"], after["worktree"], after["branch"]) == ("completed", before["worktree"], before["branch"])
+    assert Path(before["worktree"], "begun").read_text() == "work\n"
