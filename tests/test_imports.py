@@ -130,15 +130,15 @@ def test_the_protocol_imports_msgspec_and_the_standard_library() -> None:
             assert within(module, "sfad.protocol") or top == "msgspec" or top in sys.stdlib_module_names, (
                 f"{name_of(path)}: {module}"
             )
-            # git is run in the same way by the daemon's helper and by `sfactl diff`
-            runs = {"subprocess"} if path.stem == "worktrees" else set()
-            assert top not in {"asyncio", "subprocess", "threading"} - runs
+            assert top not in {"asyncio", "subprocess", "threading"}
 
 
 def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
     """The demo included: it starts a daemon as anybody would, as a program."""
     for path in modules("sfactl"):
         looks = ["sfad.host.probe", "sfad.host.probe", "sfad.processes.isolation.sandbox"] if path.stem == "doctor" else []
+        # git looks at a worktree in the same way for the daemon and for these
+        looks += ["sfad.worktrees"] if path.stem in ("diff", "prune") else []
         allowed = ["sfad.protocol", *looks]
         versions = {module for module, name in imports(path) if (module, name) == ("sfad", "__version__")}
         for module in targets(path) - versions:

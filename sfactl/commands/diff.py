@@ -35,7 +35,7 @@ def main(*, run: str, stat: bool = False, socket: str | None = None, json: bool 
     if found.worktree is None:
         raise Quit(ExitCode.REFUSED, f"run {found.id} has no worktree of its own; it worked in {found.cwd}")
     _become_owner(found)
-    from sfad.protocol import worktrees
+    from sfad import worktrees
 
     record = worktrees.read_record(found.worktree)
     if record is None:

@@ -96,7 +96,7 @@ Named = dict[str, str]
 def _worktrees(client: Client, wanted: Prune, *, every: bool, alone: bool) -> tuple[list[str], list[Named], list[Named]]:
     """Remove worktrees of the caller's runs that were removed, or with `alone` have ended. Return the removed ones, those that are
     kept, and those that could not be removed. `every`: also those with changes."""
-    from sfad.protocol import worktrees
+    from sfad import worktrees
 
     removed: list[str] = []
     kept: list[Named] = []

@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ..protocol import worktrees
+from .. import worktrees
 from .credentials import unsealed
 
 TYPE_CHECKING = False

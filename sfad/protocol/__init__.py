@@ -20,7 +20,6 @@
 `paths`       where the socket and the state are
 `places`      the same as text, and how a client looks for the socket
 `shim_files`  shims as files
-`worktrees`   git worktrees of runs: how they are made, compared and removed
 
 The same in words, with byte-exact examples: docs/protocol.md.
 """

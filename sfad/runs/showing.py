@@ -35,7 +35,7 @@ from ..protocol.types import (
     Status,
     Usage,
 )
-from ..protocol.worktrees import branch_of
+from ..worktrees import branch_of
 from .live import Live
 
 # ---- Alerts that are raised, as they are shown

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from sfad import worktrees
 from sfad.core.state.run import run_id, run_number
 from sfad.host.probe import bubblewrap
 from sfad.protocol import messages as m
-from sfad.protocol import worktrees
 from sfad.protocol.types import Isolation, RunInfo, Status, Worktree
 from tests.conftest import Start
 from tests.harness import Daemon, ended, running, spawn, started, strays, wait_until

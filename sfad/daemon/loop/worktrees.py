@@ -19,8 +19,8 @@ from ...processes.credentials import Credentials
 from ...processes.worktree import ANSWER, look_words, step_words
 from ...protocol.messages import Spawn
 from ...protocol.types import Isolation, RunInfo, Worktree
-from ...protocol.worktrees import LOCAL, Record, branch_of, slug
 from ...runs.live import Live
+from ...worktrees import LOCAL, Record, branch_of, slug
 
 LOOK_SECONDS = 20.0
 """Seconds that git may take to look at a repository, which may be on a slow network."""
