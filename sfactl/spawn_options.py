@@ -8,7 +8,7 @@ from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.structs import Struct
 from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, Placing, RunInfo, Worktree
-from sfad.protocol.units import MOST_WHOLE, parse_size
+from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_size
 
 from . import environment
 from .exits import UsageError, understood
@@ -322,10 +322,14 @@ def _placing(wanted: SpawnOptions) -> Placing | None:
     )
 
 
+MOST_RESERVED = 1_000_000
+"""CPUs or GPUs."""
+
+
 def _amount(text: str | None) -> float:
-    value = 0.0 if text is None else float(text)
-    if not 0 <= value <= 1_000_000:
-        raise ValueError(f"{text} is not from 0 to 1000000")
+    value = 0.0 if text is None else parse_decimal(text)
+    if value > MOST_RESERVED:
+        raise ValueError(f"{text} is more than {MOST_RESERVED}")
     return value
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sfad.protocol.requests.starting import Spawn
-    from sfad.protocol.types import Limit
+    from sfad.protocol.types import Limit, Placing
 
 
 PARAMETERS: tuple[Parameter, ...] = (
@@ -211,6 +211,19 @@ def _option_words(message: Spawn) -> Iterator[str]:
     ):
         if given:
             yield flag
+    if message.placing is not None:
+        yield from _placing_words(message.placing)
+
+
+def _placing_words(placing: Placing) -> Iterator[str]:
+    yield "--fleet"
+    for place in [*([placing.node] if placing.node else []), *(f"{key}={value}" for key, value in placing.labels.items())]:
+        yield from _option_word("--on", place)
+    for flag, amount in (("--cpus", placing.cpus), ("--gpus", placing.gpus), ("--memory", placing.memory)):
+        if amount:
+            yield from _option_word(flag, str(_amount(amount)))
+    if placing.restart_elsewhere:
+        yield "--restart-elsewhere"
 
 
 def _option_word(flag: str, value: str) -> Sequence[str]:

@@ -17,7 +17,7 @@ from sfactl.commands import rerun
 from sfactl.options import agent_or_command, before_command, read
 from sfad.host.probe import bubblewrap
 from sfad.protocol.messages import Spawn
-from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind
+from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind, Placing
 
 from .conftest import SFACTL, World
 
@@ -37,6 +37,17 @@ LIMITS = st.lists(
     ),
     max_size=3,
     unique_by=lambda limit: limit.kind,
+)
+
+
+PLACES = st.builds(
+    Placing,
+    node=st.none() | NAMES,
+    labels=st.dictionaries(NAMES, NAMES, max_size=2),
+    cpus=st.sampled_from([0.0, 0.5, 64.0]),
+    gpus=st.sampled_from([0.0, 1.0]),
+    memory=st.sampled_from([0, 1 << 30]),
+    restart_elsewhere=st.booleans(),
 )
 
 
@@ -88,6 +99,7 @@ def requests(draw: st.DrawFn) -> Spawn:
         allowed_models=draw(st.lists(NAMES, max_size=2)),
         on_end=draw(st.none() | TEXT),
         isolation=isolation,
+        placing=draw(st.none() | PLACES),
     )
 
 
@@ -120,7 +132,7 @@ def test_the_words_ask_for_the_same(request: Spawn) -> None:
 def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
     left_out = {
         "id", "env", "umask", "placeholders", "session", "tied", "detach", "after", "quiet", "shim", "stdio", "claim", "watch",
-        "key", "descriptors", "automatic", "direct", "env_set", "continues", "resume_argv",
+        "key", "descriptors", "automatic", "direct", "env_set", "continues", "resume_argv", "grant",
     }  # fmt: skip
     base = Spawn(id=0, argv=[b"x"], cwd=b"/", env=[])
     other = Spawn(
@@ -133,6 +145,7 @@ def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
         "argv", "cwd", "agent", "name", "kind", "run_type", "max_depth", "max_descendants", "limits", "on_limit", "meter",
         "attempts", "resume", "retry_delay", "grace", "leaf", "nested", "queue", "priority", "group", "log", "gateway", "stdin",
         "labels", "channel", "allow", "deny", "allowed_tools", "blocked_tools", "allowed_models", "on_end", "isolation", "worktree",
+        "placing",
     }, "say in words_of, or here, what becomes of a new field"  # fmt: skip
 
 

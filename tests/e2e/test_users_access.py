@@ -42,6 +42,7 @@ SUPER: list[dict[str, Any]] = [{"uid": 0}, {"uid": THIRD, "groups": [ADMINS]}, {
 
 ABOUT_ONE: dict[str, dict[str, Any]] = {
     "limit": {"limits": [Limit(kind=LimitKind.TURNS, threshold=3, action=Action.WARN)]},
+    "read_output": {"stream": "stdout"},
     "report": {"turns": 1},
     "reserve": {"model": "gpt-4o", "input_tokens": 1, "max_output_tokens": 1},
     "send": {"data": b"x"},

@@ -85,7 +85,7 @@ async def test_a_body_with_millions_of_fields_takes_no_memory_of_the_gateway(rea
 
 
 async def test_a_body_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch, reader: BodyReader) -> None:
-    monkeypatch.setattr(reading, "PATIENCE", 0.0)
+    monkeypatch.setattr(reading, "ANSWER_SECONDS", 0.0)
     with pytest.raises(ValueError, match="takes more than 0 s"):
         await reader.ask("run", 0, QUESTION, call_with(b"x" * MIB))
     monkeypatch.undo()
