@@ -155,7 +155,8 @@ def lines(words: Sequence[str]) -> Iterator[str]:
     cut = before_command(spawn.PARAMETERS, words)
     at = 0
     while at < cut:
-        step = before_command(spawn.PARAMETERS, words[at : at + 2]) if "=" not in words[at] else 1
+        # a value that begins with `-` stands behind a `=`
+        step = 1 if "=" in words[at] or at + 1 == cut or words[at + 1].startswith("-") else 2
         yield shlex.join(words[at : at + step])
         at += step
     yield shlex.join(words[cut:])
