@@ -8,7 +8,7 @@ from math import ceil
 from sfad.protocol import limits as written
 from sfad.protocol.kinds import COUNTS, KINDS, METERED_KINDS, TIMED
 from sfad.protocol.limits import format_amount
-from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, RunInfo, Usage
+from sfad.protocol.types import Action, Event, Limit, LimitKind, LimitState, PlanShare, RunInfo, Usage
 from sfad.protocol.units import counted, format_usd
 
 from . import output
@@ -240,3 +240,8 @@ def _follows(event: Event, run: RunInfo) -> str:
         Action.PAUSE: f", paused; more room: sfactl resume {run.id} {more}",
         Action.REQUEST_INCREASE: f", waiting for approval: sfactl approve {run.id} [{more}], or sfactl deny {run.id}",
     }[event.action]
+
+
+def plan_share(share: PlanShare) -> str:
+    """Return how much of a subscription's window a run has used: `about 12 % of the 5h window of anthropic 1a2b3c`."""
+    return f"about {100 * share.share:.0f} % of the {plain(share.window)} window of {share.provider} {plain(share.account)}"

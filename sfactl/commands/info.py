@@ -146,8 +146,7 @@ def facts(run: RunInfo, line: Line | None = None) -> Iterator[tuple[str, str]]:
     if run.descendants and (said := limits.totals(run)):
         yield "total", said
     for each in run.plans:
-        window = f"the {output.plain(each.window)} window of {each.provider} {output.plain(each.account)}"
-        yield "plan", f"about {100 * each.share:.0f} % of {window}"
+        yield "plan", limits.plan_share(each)
     if run.calls is not None:
         refused = f", {run.calls_refused} refused (sfactl calls {run.id} --refused)" if run.calls_refused else ""
         yield "calls", f"{run.calls}{refused}"

@@ -150,7 +150,9 @@ def _facts(run: RunInfo) -> list[tuple[str, str]]:
         ("continued by", run.continued_by or ""),
         ("used", "; ".join(limits.by_source(run))),
         ("in all", limits.totals(run)),
+        ("plan", "; ".join(map(limits.plan_share, run.plans))),
         ("milestone", plain(run.milestone or "")),
+        ("last heard", "" if run.last_heard_at is None else f"{output.age(run.last_heard_at)} ago"),
         ("agent", plain(run.type or "")),
         ("user", plain(run.user)),
         ("labels", ", ".join(plain(f"{key}={value}") for key, value in run.labels.items())),
@@ -164,6 +166,8 @@ def _facts(run: RunInfo) -> list[tuple[str, str]]:
         ("channel", plain(run.channel)),
         ("chain", plain(" → ".join(run.chain))),
         ("directory", plain(run.cwd)),
+        ("worktree", plain(run.worktree or "")),
+        ("branch", plain(run.branch or "")),
         ("command", output.command(run)[:4000]),
     ]
 
