@@ -29,14 +29,14 @@ test: $(READY) ## lint, types, and the whole test suite
 	$(BIN)/python -m tests.suite --numprocesses 4 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types; code=$$?; cat $(VENV)/types.log; exit $$((tests | code))
 
-agents: $(READY) ## tests with the real agents, on two cores (a minute; 550 MB from npm the first time)
-	SFAD_TEST_AGENTS=1 $(BIN)/python -m tests.suite tests/real_agents --numprocesses 2 --dist worksteal
+agents: $(READY) ## tests with the real agents (ten minutes on two cores; 550 MB from npm the first time)
+	SFAD_TEST_AGENTS=1 $(BIN)/python -m tests.suite tests/real_agents --numprocesses 4 --dist worksteal
 
 vm: $(READY) ## tests on a kernel with all controllers, in a virtual machine (three minutes; 70 MB from Debian the first time)
 	SFAD_TEST_VM=1 $(BIN)/python -m tests.suite tests/vm
 
 matrix: $(READY) ## each real agent on each road that a run can take (some five minutes)
-	SFAD_TEST_AGENTS=all $(BIN)/python -m pytest tests/real_agents/test_matrix.py --numprocesses 2 --dist worksteal
+	SFAD_TEST_AGENTS=all $(BIN)/python -m pytest tests/real_agents/test_matrix.py --numprocesses 4 --dist worksteal
 
 crash: $(READY) ## kill the daemon at each of its effects in turn (half an hour; tests.crash --help)
 	$(BIN)/python -m tests.crash
