@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +18,7 @@ from sfactl.connection import Client
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo, Status
 from tests.conftest import Start
-from tests.harness import Daemon, ended, spawn, wait_until
+from tests.harness import PATIENCE, Daemon, ended, spawn, wait_until
 
 from .agents import info, limit
 from .subscription import Account, Quota, selling
@@ -146,7 +148,7 @@ def test_refuse_is_an_answer_in_the_providers_form(start: Start, account: Accoun
 
 
 def test_new_roots_queue_and_are_told_why(start: Start) -> None:
-    with selling(Quota("5h", 6.0, 0.4)) as account:
+    with selling(Quota("5h", 12.0, 0.4)) as account:
         daemon = start(config=config(account))
         with daemon.client() as client:
             first = subscribe(client, 2, name="first")
@@ -157,6 +159,8 @@ def test_new_roots_queue_and_are_told_why(start: Start) -> None:
             assert run.reason is not None
             assert "agents may use 70 %" in run.reason.message
             assert "resets at" in daemon.sfactl("why", second).stdout
+            assert second in daemon.sfactl("plans").stdout
+            daemon.reexecute()
             assert second in daemon.sfactl("plans").stdout
             daemon.kill()
             daemon.restart()
@@ -174,3 +178,21 @@ def test_a_tree_takes_no_more_of_a_window_than_its_limit(start: Start) -> None:
         assert 3 <= account.answered <= 6
         (state,) = [each for each in run.limits if each.kind == "plan"]
         assert (state.threshold, state.enforced_by) == (10.0, "gateway")
+
+
+def test_a_held_run_in_the_foreground_ends_at_ctrl_c(start: Start) -> None:
+    with selling(Quota("5h", 600.0, 0.4)) as account:
+        daemon = start(config=config(account))
+        env = {name: value for name, value in os.environ.items() if not name.endswith("_BASE_URL")}
+        words = [sys.executable, "-m", "sfactl", "run", "--name", "held", "--", sys.executable, SUBSCRIBER, "9"]
+        foreground = subprocess.Popen(
+            words, env=env | daemon.env | {"TOKEN": TOKEN}, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        with daemon.client() as client:
+            held = wait_until(lambda: next((run for each in plans(client).values() for run in each.held), None), "it is held")
+            assert info(client, held).status is Status.PAUSED
+            os.killpg(foreground.pid, signal.SIGINT)
+            _, told = foreground.communicate(timeout=PATIENCE)
+            run = info(client, held)
+        assert (foreground.returncode, run.status) == (130, Status.CANCELLED), told
+        assert "resets at" in told
