@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sfad.protocol.requests.listing import List
+from sfad.protocol.requests.base import RunReply
+from sfad.protocol.requests.listing import Info, List
 from sfad.protocol.structs import to_json
 
 from . import connection, output, table
@@ -14,25 +15,26 @@ from .selection import labels
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from sfad.protocol.types import RunInfo
 
     from .fleet import Fleet
 
-_NOT_YET = ("root", "group", "sum_", "live")
-"""Options that mean something on one node only."""
+CLOCKS = 300.0
+"""Seconds by which the clocks of two nodes may differ when the runs below one are looked for."""
 
 
 def shown(verb: str, fleet: Fleet, values: Mapping[str, Any]) -> int:
-    for name in _NOT_YET:
-        if values.get(name):
-            raise UsageError(
-                f"--fleet cannot be given with {'RUN' if name == 'root' and verb == 'tree' else '--' + name.rstrip('_')}"
-            )
-    json, wide = bool(values.get("json")), bool(values.get("wide"))
-    since = values.get("since")
+    if values.get("sum_"):
+        raise UsageError("--fleet and --sum exclude each other: sum what --json prints")
+    json, wide, live = bool(values.get("json")), bool(values.get("wide")), bool(values.get("live"))
+    since = None if values.get("since") is None else listing.moment(values["since"])
+    top = None
+    if values.get("root"):
+        top, began = _of_fleet(fleet, values["root"])
+        since = max(since or 0.0, began - CLOCKS)
     most = count("--limit-rows", values.get("limit_rows"))
 
     def ask(node: str) -> list[RunInfo]:
@@ -41,8 +43,10 @@ def shown(verb: str, fleet: Fleet, values: Mapping[str, Any]) -> int:
             status=[listing.status_of(text) for text in values.get("status", ())],
             name=list(values.get("name", ())) or None,
             user=values.get("user"),
-            since=None if since is None else listing.moment(since),
+            since=since,
             labels=labels(values.get("label", ())),
+            group=values.get("group"),
+            live=live,
             limits=json or wide,
         )
         with connection.connect(fleet.place(node)) as client:
@@ -50,14 +54,35 @@ def shown(verb: str, fleet: Fleet, values: Mapping[str, Any]) -> int:
             return list(listing.collect(client, wanted, most, lambda run: run).runs.values())
 
     found, unanswered = fleet.each(ask)
-    rows = merged(found)
+    rows = merged(found) if top is None else _below(top, merged(found))
     if verb == "tree":
         from .commands.tree import show
 
         code = show([run for _, run in rows], json=json)
     else:
-        code = _list(rows, fleet, unanswered, values, json=json, wide=wide)
+        code = _list(rows, fleet, unanswered, values, json=json, wide=wide, live=live)
     return worst([code, tell_unanswered(unanswered)])
+
+
+def _of_fleet(fleet: Fleet, handle: str) -> tuple[str, float]:
+    """Return a run's name in the fleet, and when it was created."""
+    node, run = fleet.find(handle, "list")
+    with connection.connect(fleet.place(node)) as client:
+        found = client.call(Info(id=0, run=run), RunReply).run
+    given = found.fleet is not None and found.fleet.giver
+    return found.fleet.id if found.fleet is not None and given else f"{node}/{found.id}", found.created_at.timestamp()
+
+
+def _below(top: str, rows: Sequence[tuple[str, RunInfo]]) -> list[tuple[str, RunInfo]]:
+    """Return a run and the runs below it."""
+    children: dict[str | None, list[str]] = {}
+    for _, run in rows:
+        children.setdefault(run.parent_id, []).append(run.id)
+    kept, left = set(), [top]
+    while left:
+        kept.add(run_id := left.pop())
+        left += children.get(run_id, ())
+    return [(node, run) for node, run in rows if run.id in kept]
 
 
 def _list(
@@ -68,6 +93,7 @@ def _list(
     *,
     json: bool,
     wide: bool,
+    live: bool,
 ) -> int:
     if json:
         runs = b",".join(b'{"node":%b,%b' % (to_json(node), to_json(run)[1:]) for node, run in rows)
@@ -77,7 +103,7 @@ def _list(
     columns = [
         column
         for column in listing.COLUMNS
-        if column.name != "PARENT" and column.shown(live=False, labels=bool(values.get("labels")), wide=wide)
+        if column.name != "PARENT" and column.shown(live=live, labels=bool(values.get("labels")), wide=wide)
     ]
     lines = [[cells[0], node, *cells[1:]] for node, run in rows for cells in [[column.cell(run) for column in columns]]]
     names = [columns[0].name, "NODE", *(column.name for column in columns[1:])]

@@ -100,6 +100,12 @@ def test_a_tree_over_three_nodes(fleet: Daemons, tmp_path: Path) -> None:
         assert {row["root_id"] for row in rows.values()} == {ids["a"]}
         assert [row["depth"] for row in rows.values()] == [0, 1, 2]
         assert "never started" not in fleet["n1"].sfactl("tree", "--fleet").stdout
+        below = json.loads(fleet["n3"].sfactl("list", "--fleet", "--json", "--root", ids["b"]).stdout)["runs"]
+        assert {row["id"] for row in below if row["status"] == "running"} == {ids["b"], ids["c"]}
+        drawn = fleet["n2"].sfactl("tree", "--fleet", ids["a"], "--live").stdout
+        assert [name in drawn for name in ids.values()] == [True] * 3
+        assert "process" in drawn
+        assert json.loads(fleet["n1"].sfactl("list", "--fleet", "--json", "--group", "none").stdout)["runs"] == []
 
         fleet["n1"].sfactl("pause", ids["a"])
         wait_until(lambda: there(fleet, _only(fleet, "n2", "c"), "n2").status is Status.PAUSED, "the grandchild stands still")
