@@ -243,7 +243,13 @@ def test_pending_and_infeasible_are_told_apart(fleet: Daemons) -> None:
         assert "no node that is there now could ever take it" in fleet["n1"].sfactl("why", never.id).stdout
         client.call(m.Stop(id=0, runs=[full[0].id, never.id]), m.Stopped)
         wait_until(lambda: client.call(m.Info(id=0, run=waiting.id), m.RunReply).run.status is Status.RUNNING, "room was freed")
+        place = client.call(m.Info(id=0, run=waiting.id), m.RunReply).run.fleet
         client.call(m.Stop(id=0, runs=[waiting.id]), m.Stopped)
+    assert place is not None
+    told = fleet["n1"].sfactl("continue", waiting.id)
+    assert (told.returncode, f"there, sfactl continue {place.run}" in told.stderr) == (1, True), told
+    told = fleet["n1"].sfactl("spawn", "--fleet", "--worktree", "--", "true")
+    assert (told.returncode, "exclude each other" in told.stderr) == (2, True), told
     nothing_left(fleet)
 
 

@@ -174,5 +174,9 @@ def check_ended(info: RunInfo) -> None:
     """Raise `RequestError` for a run that lives, or was never started."""
     if not info.status.terminal:
         raise wrong_state(f"run {info.id} has not ended: stop it first, or send it a message")
+    if info.fleet is not None and info.fleet.node is not None:
+        raise wrong_state(
+            f"run {info.id} executed on node {info.fleet.node}, which has its session: there, sfactl continue {info.fleet.run}"
+        )
     if info.started_at is None and info.session_id is None:
         raise wrong_state(f"run {info.id} was never started, so there is nothing to continue: sfactl rerun {info.id}")

@@ -111,7 +111,11 @@ def _spawn_by(call: Call, request: Spawn, peer: Peer, descriptors: list[int], se
     try:
         if request.placing is not None and not runtime.fleet.enabled:
             raise unavailable("this daemon is in no fleet: set fleet.address in its config (docs/fleet.md), or leave out --fleet")
-        request = _with_worktree(call, _with_awaited(call, request), peer)
+        request = _with_awaited(call, request)
+        if request.placing is None:
+            request = _with_worktree(call, request, peer)
+        elif request.worktree is not None:
+            raise bad_request("--worktree and --fleet exclude each other: a worktree is made where the repository is")
         user = submitter(call.connection, runtime.launcher.containment)
     except RequestError:
         close_soon(descriptors, call.connection.sender_group)
