@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import pytest
 
+from sfactl.connection import Client
+from sfactl.exits import Quit
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, Bound, Limit, LimitKind, Placing, RunInfo, Status
+from sfad.protocol.types import Action, Bound, BudgetState, Limit, LimitKind, Placing, RunInfo, Status
 from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
 from tests.leaks import stays
 
@@ -140,6 +145,7 @@ while yes + no < int(sys.argv[1]):
         yes += isinstance(answer.reply, m.RunReply)
         no += isinstance(answer.reply, m.Refused)
 print("asked", yes, no, flush=True)
+import threading
 import time
 time.sleep(300)
 """
@@ -381,3 +387,129 @@ def test_nodes_and_status(fleet: Daemons) -> None:
 def test_the_daemon_imports_nothing_of_ray(fleet: Daemons) -> None:
     maps = Path(f"/proc/{fleet['n1'].pid}/maps").read_text()
     assert "/ray/" not in maps
+
+
+# ---- Budgets of users over all nodes
+
+
+BUDGET = 1.0
+STEP = 0.01
+PRICE = f"[prices.m]\ninput_mtok = {1000 * STEP}\noutput_mtok = 1\n"
+
+
+def reconfigured(daemon: Daemon, before: str, more: str) -> None:
+    daemon.config.write_text(before + more)
+    told = daemon.sfactl("reload")
+    assert told.returncode == 0, told.stderr
+
+
+@contextmanager
+def budget(fleet: Daemons, usd: float) -> Iterator[None]:
+    """Give each node the same budget of the tests' user, of this day."""
+    before = {name: daemon.config.read_text() for name, daemon in fleet.items()}
+    user = pwd.getpwuid(os.getuid()).pw_name
+    for name, daemon in fleet.items():
+        reconfigured(daemon, before[name], f"[budgets.users.{user}]\ndaily_usd = {usd}\n{PRICE}")
+    try:
+        yield
+    finally:
+        for name, daemon in fleet.items():
+            reconfigured(daemon, before[name], "")
+
+
+class Spender(threading.Thread):
+    """Reserves money on one node, again and again, until nothing is left of the budget."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__(daemon=True)
+        self.daemon_ = daemon
+        self.got = 0
+        self.unsure = 0
+        """Requests whose answers were lost with the daemon."""
+        self.said: list[str] = []
+        self.stopped = threading.Event()
+        with daemon.client() as client:
+            self.run_id = started(client, ["sleep", "300"], limits=time_limit()).id
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            try:
+                with self.daemon_.client() as client:
+                    client.be_patient(60)
+                    self._spend(client)
+                    return
+            except (Quit, OSError):
+                self.unsure += 1
+                self.stopped.wait(0.1)
+
+    def _spend(self, client: Client) -> None:
+        while not self.stopped.is_set():
+            reply = client.call(m.Reserve(id=0, run=self.run_id, model="m", input_tokens=1000, max_output_tokens=0), m.Reserved)
+            if reply.refused is None:
+                self.got += 1
+                continue
+            self.said.append(reply.refused.message)
+            if "used up" in reply.refused.message:
+                return
+            self.stopped.wait(0.05)
+
+
+def budget_of(daemon: Daemon) -> BudgetState:
+    with daemon.client() as client:
+        (budget,) = client.call(m.DaemonInfo(id=0), m.DaemonStatus).budgets
+    return budget
+
+
+def test_a_budget_is_exact_over_three_nodes_while_daemons_are_killed(fleet: Daemons) -> None:
+    with budget(fleet, BUDGET):
+        _spend_all(fleet)
+    nothing_left(fleet)
+
+
+def _spend_all(fleet: Daemons) -> None:
+    wait_until(lambda: _keeper(fleet["n2"]) == _keeper(fleet["n3"]) == "n1", "all know the keeper")
+    spenders = [Spender(fleet[name]) for name in NAMES]
+    for each in spenders:
+        each.start()
+    wait_until(lambda: sum(each.got for each in spenders) > 20, "some was spent")
+    for name in ("n1", "n2"):
+        fleet[name].kill()
+        fleet[name].restart()
+        stays(fleet[name].pid)
+    most = round(BUDGET / STEP)
+    wait_until(lambda: sum(each.got + each.unsure for each in spenders) >= most, "it is used up", seconds=4 * PATIENCE)
+    assert sum(each.got for each in spenders) <= most
+    wait_until(lambda: budget_of(fleet["n1"]).used_usd == pytest.approx(BUDGET), "the keeper knows", seconds=4 * PATIENCE)
+    assert sum(budget_of(fleet[name]).nodes.get(other, 0) for name in ("n1",) for other in NAMES) <= BUDGET
+    for each in spenders:
+        each.stopped.set()
+        each.join()
+        with each.daemon_.client() as client:
+            client.call(m.Stop(id=0, runs=[each.run_id]), m.Stopped)
+    here = [budget_of(fleet[name]) for name in ("n2", "n3")]
+    assert all(budget.allowance_usd is not None and budget.used_usd <= budget.allowance_usd + 1e-9 for budget in here)
+
+
+def _keeper(daemon: Daemon) -> str | None:
+    with daemon.client() as client:
+        return client.call(m.FleetStatus(id=0), m.FleetState).keeper
+
+
+def test_without_the_keeper_a_node_uses_what_it_has_and_then_holds(fleet: Daemons) -> None:
+    with budget(fleet, 5 * BUDGET):
+        spender = Spender(fleet["n2"])
+        os.kill(fleet["n1"].pid, signal.SIGSTOP)
+        try:
+            spender.start()
+            wait_until(lambda: spender.said, "it is refused", seconds=2 * PATIENCE)
+            assert "node n1, which keeps the budgets, does not answer" in spender.said[-1]
+            assert spender.got < BUDGET / STEP
+        finally:
+            os.kill(fleet["n1"].pid, signal.SIGCONT)
+        had = spender.got
+        wait_until(lambda: spender.got > had, "it goes on when the keeper is back", seconds=2 * PATIENCE)
+        spender.stopped.set()
+        spender.join()
+        with fleet["n2"].client() as client:
+            client.call(m.Stop(id=0, runs=[spender.run_id]), m.Stopped)
+    nothing_left(fleet)

@@ -37,6 +37,7 @@ from ...storage.ledger.summary import learn
 from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
+from .allowances import AllowanceRequests
 from .announcing import Announcer
 from .fleet import Fleet
 from .gateways import ConnectionWatch
@@ -313,6 +314,7 @@ class CoreLoop:
     background: Background
     archive: SessionArchive
     fleet: Fleet
+    allowances: AllowanceRequests
     granted: GrantedRuns
     shut_down: Callable[[], None]
 
@@ -386,6 +388,10 @@ class CoreLoop:
             case c.RecordCall(call, lineage):
                 self._hear(call.run_id, trio.current_time())
                 self.saver.record_call(call, lineage)
+            case c.SaveBudget():
+                pass  # it was saved with the snapshots
+            case c.Draw():
+                self.allowances.draw(command)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
             case c.Interrupt(run_id):

@@ -7,6 +7,7 @@ import trio
 from ....core import events as e
 from ....protocol.messages import (
     FLEET_VERSION,
+    AskAllowances,
     Done,
     DrainNode,
     FleetPush,
@@ -63,6 +64,8 @@ def fleet_status(call: Call, _request: FleetStatus) -> None:
         trouble=runtime.fleet_process.trouble,
         granted=granted,
         taken=taken,
+        keeper=runtime.allowances.keeper,
+        keeper_trouble=runtime.allowances.trouble,
         unreachable=away,
     )
     if not fleet.is_connected:
@@ -125,7 +128,17 @@ def fleet_told(call: Call, request: FleetTold) -> None:
     call.runtime.fleet.told(request)
 
 
-# ---- `tend`: for the daemon of another node
+# ---- `ask_allowances`, `tend`: for the daemon of another node
+
+
+@answers(AskAllowances)
+def ask_allowances(call: Call, request: AskAllowances) -> None:
+    """Give a node its parts of the budgets that this one keeps."""
+    runtime = call.runtime
+    if runtime.allowances.keeper != runtime.fleet.node:
+        keeper = runtime.allowances.keeper or "not known yet"
+        raise unavailable(f"node {runtime.fleet.node} does not keep the budgets of this fleet; for it the keeper is {keeper}")
+    runtime.requests.ask(call, lambda token, now: e.AllowancesAsked(now, token, request, runtime.fleet.node))
 
 
 @answers(Tend)
