@@ -194,6 +194,7 @@ class PlanSeen(At, frozen=True):
     """A reply to a run, or its session file, tells of the windows of its subscription. The run may have ended."""
 
     run: RunId
+    """Empty: another node of the fleet tells of it."""
     provider: Provider
     time: datetime
     """When the reply came, in the zone in which people are told of times."""

@@ -79,6 +79,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "serve_gateway": Access("gateway", inside=False, narrowed_by=None, scope="none"),
     "session_rights": Access(narrowed_by=None, scope="none"),
     "settle": _ONE,
+    "share_plans": _OF_FLEET,
     "signal": _ONE,
     "silent_call": _FOR_GATEWAY,
     "spawn": Access(leaf=False),

@@ -37,11 +37,11 @@ from ...storage.ledger.summary import learn
 from ...usage.metering import Metering
 from ...usage.pricing import PRICES_WAIT
 from ...usage.sessions import LAST_LOOK_WAIT
-from .allowances import AllowanceRequests
 from .announcing import Announcer
 from .fleet import Fleet
 from .gateways import ConnectionWatch
 from .granted import GrantedRuns
+from .keeper import KeeperRequests
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
@@ -314,7 +314,7 @@ class CoreLoop:
     background: Background
     archive: SessionArchive
     fleet: Fleet
-    allowances: AllowanceRequests
+    keeper: KeeperRequests
     granted: GrantedRuns
     shut_down: Callable[[], None]
 
@@ -375,6 +375,7 @@ class CoreLoop:
                 self.arrivals.arm_plans(at)
             case c.SavePlan(subscription):
                 self.plans.record(subscription)
+                self.keeper.plan_changed()
             case c.SaveAlerts(soon):
                 if soon:  # else it was saved with the snapshots
                     self.saver.save_alerts_soon()
@@ -391,7 +392,7 @@ class CoreLoop:
             case c.SaveBudget():
                 pass  # it was saved with the snapshots
             case c.Draw():
-                self.allowances.draw(command)
+                self.keeper.draw(command)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
             case c.Interrupt(run_id):

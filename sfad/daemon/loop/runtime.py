@@ -36,7 +36,6 @@ from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Subscribers
 from ...usage.metering import Metering
 from ...usage.silence import Signs, SilenceWatch
-from .allowances import AllowanceRequests
 from .announcing import Announcer, RunFeed
 from .core_loop import Adviser, Arrivals, CoreLoop, EventQueue
 from .fleet import Fleet
@@ -45,6 +44,7 @@ from .gateways import ConnectionWatch, Gateways
 from .granted import GrantedRuns
 from .hooking import Hooking
 from .isolating import Isolating
+from .keeper import KeeperRequests
 from .launching import AutomaticShims, Launching, ShimDirectory
 from .measuring import Measuring, StatusText
 from .metrics_endpoint import MetricsEndpoint
@@ -263,7 +263,7 @@ class Runtime:
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
-        self.allowances = AllowanceRequests(config.fleet, self._budgets, self.fleet, self.feed, self.log)
+        self.keeper = KeeperRequests(config.fleet, self._budgets, self.machine.plans, self.fleet, self.feed, self.log)
         self._plans = PlanKeeper(self.spool.plans, self.ledger, self.log.warning)
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
@@ -293,7 +293,7 @@ class Runtime:
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
             self._plans, self.saver, launching, self.arrivals, self.background, self.session_archive, self.fleet,
-            self.allowances, self.granted, shut_down,
+            self.keeper, self.granted, shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
@@ -307,7 +307,7 @@ class Runtime:
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
                 self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.connections.serve, self.fleet.serve,
-                self.allowances.serve,
+                self.keeper.serve, self.keeper.serve_plans,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..structs import Literal, Struct
 from ..types import Placing, RunId, RunInfo, Wanted
 from .base import Reply, Request
+from .plans import Provider, SeenWindow
 
 FLEET_VERSION = 1
 """Raised when two nodes would misread each other. They refuse each other then, with both numbers."""
@@ -196,6 +197,32 @@ class Allowance(Struct, frozen=True, kw_only=True):
     """No node has anything left in this period."""
     scarce: bool = False
     """Others lack some: give back at the next request what is not needed."""
+
+
+class SharedPlan(Struct, frozen=True, kw_only=True):
+    """What a node has heard of a subscription."""
+
+    provider: Provider
+    login: str = ""
+    """A hash of a credential."""
+    organization: str | None = None
+    plan_type: str | None = None
+    status: str | None = None
+    heard_at: float
+    """Unix time."""
+    windows: list[SeenWindow] = []
+
+
+class SharePlans(Request, tag="share_plans"):
+    """Hear what a node knows of subscriptions. Answered by `SharedPlans`."""
+
+    plans: list[SharedPlan] = []
+
+
+class SharedPlans(Reply, tag="shared_plans"):
+    """What the keeper knows, of any node."""
+
+    plans: list[SharedPlan] = []
 
 
 class Allowances(Reply, tag="allowances"):
