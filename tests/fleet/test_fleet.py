@@ -513,3 +513,46 @@ def test_without_the_keeper_a_node_uses_what_it_has_and_then_holds(fleet: Daemon
         with fleet["n2"].client() as client:
             client.call(m.Stop(id=0, runs=[spender.run_id]), m.Stopped)
     nothing_left(fleet)
+
+
+# ---- Windows of subscriptions
+
+
+CODEX = """#!{python}
+import datetime, json, pathlib, time
+now = datetime.datetime.now(datetime.UTC)
+at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+place = pathlib.Path({home!r}) / f"sessions/{{now:%Y/%m/%d}}"
+place.mkdir(parents=True)
+primary = {{"used_percent": 85.0, "window_minutes": 300, "resets_at": now.timestamp() + 3600}}
+usage = {{"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}}
+limits = {{"limit_id": "codex", "primary": primary}}
+payload = {{"type": "token_count", "info": {{"total_token_usage": usage}}, "rate_limits": limits}}
+lines = [
+    {{"timestamp": at, "type": "session_meta", "payload": {{"id": {session!r}, "timestamp": at, "cwd": {cwd!r}}}}},
+    {{"timestamp": at, "type": "event_msg", "payload": payload}},
+]
+(place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{session}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+time.sleep(300)
+"""
+
+
+def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_path: Path) -> None:
+    home, session = str(tmp_path / "home"), "01a2050d-51a6-7aa1-ab61-8a5c8988effa"
+    program = tmp_path / "codex"
+    program.write_text(CODEX.format(python=sys.executable, home=home, session=session, cwd=str(tmp_path)))
+    program.chmod(0o755)
+    with fleet["n2"].client() as client, fleet["n3"].client() as other:
+        env = [f"CODEX_HOME={home}".encode(), f"PATH={tmp_path}:/usr/bin:/bin".encode()]
+        codex = started(client, [str(program), "exec", "x"], limits=time_limit(), cwd=str(tmp_path).encode(), env=env)
+        bystander = started(other, ["sleep", "300"], limits=time_limit())
+
+        def told(where: Client) -> list[tuple[str, float | None]]:
+            accounts = where.call(m.Plans(id=0), m.PlanList).accounts
+            return [(each.window, each.used_ratio) for account in accounts for each in account.windows]
+
+        wait_until(lambda: told(client) == [("primary", 0.85)], "its own node hears of it")
+        wait_until(lambda: told(other) == [("primary", 0.85)], "another node does")
+        client.call(m.Stop(id=0, runs=[codex.id]), m.Stopped)
+        other.call(m.Stop(id=0, runs=[bystander.id]), m.Stopped)
+    nothing_left(fleet)

@@ -10,7 +10,7 @@ import trio
 from ...config import FleetConfig
 from ...core import commands as c
 from ...core import events as e
-from ...core.limits.plans import Plans
+from ...core.machine import Machine
 from ...core.state.allowances import Drawing
 from ...core.state.budgets import to_usd
 from ...durable.budgets import BudgetKeeper
@@ -31,14 +31,14 @@ class KeeperRequests:
         self,
         config: FleetConfig,
         budgets: BudgetKeeper,
-        known_plans: Plans,
+        machine: Machine,
         fleet: Fleet,
         feed: Callable[[e.Event], None],
         log: Log,
     ) -> None:
         self._interval = config.lease
         self._budgets = budgets
-        self._known_plans = known_plans
+        self._machine = machine
         self._fleet = fleet
         self._feed = feed
         self._log = log
@@ -91,7 +91,7 @@ class KeeperRequests:
             with trio.move_on_after(self._interval):
                 await self._plan_changed.wait()
             self._plan_changed = trio.Event()
-            if plans := self.plans():
+            if (plans := self.plans()) or len(self._machine.tree):
                 with suppress(OSError):  # the next time tells the same, or newer
                     answer = await self._fleet.pass_on(self.node or "", SharePlans(id=1, plans=plans))
                     self.learn(answer.plans if isinstance(answer, SharedPlans) else ())
@@ -102,12 +102,12 @@ class KeeperRequests:
 
     def plans(self) -> list[SharedPlan]:
         """Return what is known of subscriptions."""
-        return [each.shared() for each in self._known_plans.known.values()]
+        return [each.shared() for each in self._machine.plans.known.values()]
 
     def learn(self, plans: Iterable[SharedPlan]) -> None:
         """Take what another node knows better."""
         now = wall_clock().astimezone()
-        for plan in filter(self._known_plans.is_news, plans):
+        for plan in filter(self._machine.plans.is_news, plans):
             # the clocks of nodes differ: what is told from the future would hide what is heard next
             time = min(now, datetime.fromtimestamp(plan.heard_at, now.tzinfo))
             self._feed(

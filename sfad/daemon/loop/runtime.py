@@ -263,7 +263,7 @@ class Runtime:
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
-        self.keeper = KeeperRequests(config.fleet, self._budgets, self.machine.plans, self.fleet, self.feed, self.log)
+        self.keeper = KeeperRequests(config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log)
         self._plans = PlanKeeper(self.spool.plans, self.ledger, self.log.warning)
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
