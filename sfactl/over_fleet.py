@@ -21,6 +21,10 @@ def carry_out(verb: str, main: Callable[..., int], values: dict[str, Any]) -> in
         from .fleet_list import shown
 
         return shown(verb, fleet, values)
+    if verb in ("summary", "plans"):
+        from . import fleet_reports
+
+        return fleet_reports.summary(fleet, values) if verb == "summary" else fleet_reports.plans(fleet, values)
     if verb == "events":
         return _events(fleet, values)
     if verb == "logs":

@@ -239,6 +239,27 @@ def test_what_is_not_used_comes_back(fleet: Daemons) -> None:
     assert fleet["n1"].sfactl("result", run.id).returncode == 0
 
 
+def test_a_summary_of_all_nodes_counts_each_run_once(fleet: Daemons) -> None:
+    label = os.urandom(4).hex()
+    with fleet["n1"].client() as client:
+        here = ended(client, started(client, ["false"], name="bad", limits=time_limit(), labels={"t": label}).id)
+        far = started(client, ["sleep", "300"], **(on("n2") | {"labels": {"t": label}}))
+        place = there(fleet, far)
+        with fleet["n2"].client() as other:
+            other.call(_report(place.id, 0.5), m.RunReply)
+            other.call(m.Pause(id=0, run=place.id), m.Reply)
+        shown = json.loads(fleet["n3"].sfactl("summary", "--fleet", "--json", "--label", f"t={label}").stdout)
+        assert (shown["runs"], shown["cost_usd"], shown["nodes"], shown["unanswered"]) == (2, 0.5, list(NAMES), [])
+        assert [each["run_id"] for each in shown["failed"]] == [f"n1/{here.id}"]
+        (waits,) = shown["waiting"]
+        assert (waits["what"], waits["command"]) == ("paused", f"sfactl resume n2/{place.id}")
+        text = fleet["n3"].sfactl("summary", "--fleet", "--label", f"t={label}")
+        assert f"n2/{place.id} (sleep) is paused" in text.stdout
+        assert text.returncode == 0
+        client.call(m.Stop(id=0, runs=[far.id]), m.Stopped)
+    nothing_left(fleet)
+
+
 def test_pending_and_infeasible_are_told_apart(fleet: Daemons) -> None:
     with fleet["n1"].client() as client:
         full = [started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))]
@@ -553,6 +574,8 @@ def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_pat
 
         wait_until(lambda: told(client) == [("primary", 0.85)], "its own node hears of it")
         wait_until(lambda: told(other) == [("primary", 0.85)], "another node does")
+        (account,) = json.loads(fleet["n1"].sfactl("plans", "--fleet", "--json").stdout)["accounts"]
+        assert [(each["window"], each["used_ratio"]) for each in account["windows"]] == [("primary", 0.85)]
         client.call(m.Stop(id=0, runs=[codex.id]), m.Stopped)
         other.call(m.Stop(id=0, runs=[bystander.id]), m.Stopped)
     nothing_left(fleet)
