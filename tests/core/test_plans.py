@@ -440,6 +440,21 @@ def test_no_call_above_the_bound_and_no_share_above_the_growth(steps: list[tuple
         assert sum(shares.values()) <= grown + 1e-9
 
 
+def test_a_reply_that_comes_after_the_reset_is_not_divided_once_more() -> None:
+    t = Plan()
+    a = t.start("a")
+    t.go(t.seen(a, 0.10, left=10))
+    t.go(t.seen(a, 0.30, left=10))
+    t.later(11)
+    t.go(t.due())
+    t.go(t.seen(a, 0.40, left=-1))
+    assert t.run(a).plan_shares[f"{KEY}/5h"] == pytest.approx(0.2)
+    t.go(t.seen(a, 0.05, left=100))
+    t.go(t.seen(a, 0.40, left=-1))
+    (known,) = t.machine.plans.known.values()
+    assert known.windows["5h"].used == 0.05, "what is known of the next window stays"
+
+
 def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
     t, other = Plan(keep=0.5), Plan()
     a, there = t.start("a"), other.start("a")
