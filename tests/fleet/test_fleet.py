@@ -23,6 +23,7 @@ from sfad.protocol import messages as m
 from sfad.protocol.types import Action, Bound, BudgetState, Limit, LimitKind, Placing, RunInfo, Status
 from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
 from tests.leaks import stays
+from tests.top.terminal import top
 
 from .cluster import LEASE, NAMES, Cluster, actor_pid, cluster, connected, daemons, kill
 
@@ -257,6 +258,30 @@ def test_a_summary_of_all_nodes_counts_each_run_once(fleet: Daemons) -> None:
         assert f"n2/{place.id} (sleep) is paused" in text.stdout
         assert text.returncode == 0
         client.call(m.Stop(id=0, runs=[far.id]), m.Stopped)
+    nothing_left(fleet)
+
+
+def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
+    with fleet["n1"].client() as client, fleet["n2"].client() as other:
+        near = started(client, ["sleep", "300"], name="near", limits=time_limit())
+        far = started(client, ["sh", "-c", "echo said on n2; sleep 300"], name="far", **on("n2"))
+        there(fleet, far)
+        local = started(other, ["sleep", "300"], name="local", limits=time_limit())
+        with top(fleet["n1"].env, "--fleet", columns=120) as terminal:
+            terminal.until(lambda: all(f" n1/{run.id} " in terminal.text for run in (near, far)))
+            terminal.until(lambda: f" n2/{local.id} local" in terminal.text)
+            terminal.press("/far\r")
+            terminal.until(lambda: "local" not in terminal.text)
+            terminal.press("o")
+            terminal.until("said on n2")
+            terminal.press("op")
+            terminal.until(r"far +paused")
+            wait_until(lambda: there(fleet, far).status is Status.PAUSED, "its node has paused it")
+            terminal.press("sy")
+            terminal.until(r"far +cancelled")
+        stopped = other.call(m.Stop(id=0, runs=[local.id]), m.Stopped)
+        assert stopped.survivors == []
+        client.call(m.Stop(id=0, runs=[near.id]), m.Stopped)
     nothing_left(fleet)
 
 
