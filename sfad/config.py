@@ -278,6 +278,8 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
     lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
     insecure: bool = False
     """Also join a cluster that asks for no token."""
+    ship_max: Annotated[int, Meta(ge=64 * 1024, le=1 << 40, extra=SIZE)] = 100 * 1024 * 1024
+    """Bytes of the files that one run may be sent with, and bring back."""
 
 
 class OtelConfig(Struct, frozen=True, kw_only=True):
