@@ -8,6 +8,7 @@ it: each file is opened below the directory without following a link, and a link
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import stat
 import subprocess
 import tarfile
 import tempfile
+import zlib
 from contextlib import contextmanager, suppress
 
 from .worktrees import own
@@ -123,17 +125,36 @@ class Tree:
             os.close(at)
 
     def identity(self, path: str) -> str | None:
-        """Return what tells the content of a file or link from another one, with whether it is executable; `None` if nothing is
-        there."""
+        """Return what tells the content of a file or link from another one, with whether it is executable; `None` if there is
+        nothing, or a directory."""
         found = self.status(path)
-        if found is None:
+        if found is None or stat.S_ISDIR(found.st_mode):
             return None
         if stat.S_ISLNK(found.st_mode):
             return _of_link(self.target(path))
         if not stat.S_ISREG(found.st_mode):
-            return DIRECTORY if stat.S_ISDIR(found.st_mode) else "special"
+            return "special"
         with self.open(path) as file:
             return _of_file(file, executable=bool(os.fstat(file.fileno()).st_mode & stat.S_IXUSR))
+
+    def is_directory(self, path: str) -> bool:
+        found = self.status(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
+    def below(self, path: str) -> Iterator[str]:
+        """Yield the files and the empty directories in a directory."""
+        at, _ = self._parent(f"{path}/-")
+        try:
+            names = os.listdir(at)
+        finally:
+            os.close(at)
+        if not names:
+            yield path
+        for name in names:
+            if self.is_directory(f"{path}/{name}"):
+                yield from self.below(f"{path}/{name}")
+            else:
+                yield f"{path}/{name}"
 
     def obstacle(self, path: str) -> str | None:
         """Return what is in the place of a directory above a path."""
@@ -206,9 +227,6 @@ class Tree:
                 return  # not empty
             finally:
                 os.close(at)
-
-
-DIRECTORY = "directory"
 
 
 def _of_file(file: IO[bytes], *, executable: bool) -> str:
@@ -340,12 +358,22 @@ def _packing(out: IO[bytes]) -> tarfile.TarFile:
     return tarfile.open(fileobj=out, mode="w|gz", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape")
 
 
+_PADDING = 1 << 20
+"""Bytes that may follow the end of an archive: tar fills its last block."""
+
+
 @contextmanager
-def _reading(archive: IO[bytes]) -> Iterator[tarfile.TarFile]:
+def _reading(archive: IO[bytes], *, whole: bool = True) -> Iterator[tarfile.TarFile]:
+    """Open an archive. `whole`: it is read to its end, where gzip has a checksum. Raise `ShippingError` if it is damaged."""
     try:
-        with tarfile.open(fileobj=archive, mode="r|gz", encoding="utf-8", errors="surrogateescape") as opened:
+        with (
+            gzip.GzipFile(fileobj=archive, mode="rb") as plain,
+            tarfile.open(fileobj=plain, mode="r|", encoding="utf-8", errors="surrogateescape") as opened,
+        ):
             yield opened
-    except (tarfile.TarError, EOFError, OverflowError, ValueError) as error:
+            if whole and len(plain.read(_PADDING)) == _PADDING:
+                raise ValueError("something follows its end")
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, OverflowError, ValueError) as error:
         raise ShippingError(f"the archive is damaged: {error}") from None
 
 
@@ -457,9 +485,7 @@ def compare(archive: IO[bytes], root: str, env: Mapping[str, str], *, git: bool)
     with Tree(root) as tree:
         for path in sorted({*paths, *base}):
             new = tree.identity(path)
-            why = "it is a repository of its own" if git and new == DIRECTORY and path not in base else None
-            if new == DIRECTORY:
-                new = None
+            why = "it is a repository of its own" if git and path not in base and tree.is_directory(path) else None
             if new == base.get(path) and why is None:
                 continue
             why = why or _why_stays(path, new)
@@ -541,7 +567,7 @@ def _add_base(archive: IO[bytes], wanted: set[str], packed: tarfile.TarFile) -> 
 def read_changes(archive: IO[bytes]) -> Changes:
     """Return the list that an archive of changes begins with. Raise `ShippingError`."""
     archive.seek(0)
-    with _reading(archive) as opened:
+    with _reading(archive, whole=False) as opened:
         member = next(_members(opened, float("inf")), None)
         content = opened.extractfile(member) if member is not None and member.isreg() and member.name == MANIFEST else None
         if member is None or content is None or member.size > MOST_MANIFEST:
@@ -563,7 +589,9 @@ def conflicts(found: Changes, tree: Tree, *, may_miss: bool = False) -> list[str
 def _fits(change: Change, tree: Tree, deleted: set[str], *, may_miss: bool) -> bool:
     obstacle = tree.obstacle(change.path)
     if obstacle is not None:
-        return obstacle in deleted
+        return obstacle in deleted or change.new is None
+    if tree.is_directory(change.path) and change.new is not None:
+        return deleted.issuperset(tree.below(change.path))
     now = tree.identity(change.path)
     return now in (change.base, change.new) or (may_miss and now is None)
 
@@ -573,9 +601,9 @@ def apply(archive: IO[bytes], found: Changes, tree: Tree) -> list[Change]:
     for each in found.changes:
         if (why := why_unsafe(each.path)) is not None:
             raise ShippingError(f"{each.path!r} in the archive of changes: {why}")
-    done = [each for each in found.changes if tree.obstacle(each.path) is not None or tree.identity(each.path) != each.new]
+    done = [each for each in found.changes if tree.identity(each.path) != each.new]
     for each in done:
-        if each.new is None and tree.status(each.path) is not None:
+        if each.new is None and tree.identity(each.path) is not None:
             tree.delete(each.path)
     wanted = {NEW + each.path for each in done if each.new is not None}
     archive.seek(0)
