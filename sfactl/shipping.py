@@ -60,6 +60,9 @@ class _Upload:
             del self._waiting[:PIECE]
         return len(data)
 
+    def flush(self) -> None:
+        """Do nothing: pieces go when they are full, and the rest at the end."""
+
     def end(self) -> None:
         self.ask(bytes(self._waiting), last=True)
 
