@@ -61,7 +61,7 @@ class MaintenanceJobs:
     shipped: ShippedFiles | None = None
     """Files that were sent with runs; `None` without a fleet."""
     named: Callable[[], Collection[str]] = frozenset
-    """Returns the places of such files that live runs name."""
+    """Returns the copies that live runs name."""
 
     def keep_room(self) -> None:
         """Keep some room of the disk for a start when it is full."""

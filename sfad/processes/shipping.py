@@ -1,10 +1,10 @@
 """The programs that unpack the files of a run, and compare them with what was sent. A bare interpreter executes them as the run's
 user: one is the first step of each attempt, in the run's own containment, and becomes the command; the other is a helper.
 
-What is here of files (`sfad.storage.shipped`):
+A copy (`sfad.storage.shipped`) has:
 
 `archive`     what was sent
-`work/files`  the copy in which the run works. It is there as a whole or not at all
+`work/files`  the files, as the run changes them: all of them, or not there
 `work/new`    what an earlier step had begun to unpack
 `work/NAME`   changes that were packed
 """
@@ -29,10 +29,10 @@ KEPT = 900.0
 # ---- The first step of an attempt
 
 
-def step_words(*, place: str, cwd: bytes, git: bool, author: str, most: int, sealed: bool) -> list[bytes]:
+def step_words(*, copy: str, cwd: bytes, git: bool, author: str, most: int, sealed: bool) -> list[bytes]:
     """Return the command that `helper.first_step` completes."""
     given = {
-        "place": place, "cwd": os.fsdecode(cwd), "git": "1" if git else "", "author": author, "most": str(most),
+        "copy": copy, "cwd": os.fsdecode(cwd), "git": "1" if git else "", "author": author, "most": str(most),
         "sealed": "1" if sealed else "",
     }  # fmt: skip
     return [*python_words("shipping", "enter"), *(os.fsencode(f"{name}={value}") for name, value in given.items())]
@@ -44,8 +44,8 @@ def enter(words: list[str]) -> None:
     given, files, argv = understood(words)
     env = environment(sealed=bool(given["sealed"]))
     try:
-        if not os.path.isdir(f"{given['place']}/work/files"):
-            _unpack(given["place"], int(given["most"]), given["author"] if given["git"] else None, env)
+        if not os.path.isdir(f"{given['copy']}/work/files"):
+            _unpack(given["copy"], int(given["most"]), given["author"] if given["git"] else None, env)
         os.makedirs(given["cwd"], exist_ok=True)  # git keeps no empty directory
         os.chdir(given["cwd"])
     except (shipping.ShippingError, OSError) as error:
@@ -53,47 +53,47 @@ def enter(words: list[str]) -> None:
     become(files, argv)
 
 
-def _unpack(place: str, most: int, author: str | None, env: dict[str, str]) -> None:
-    new = f"{place}/work/new"
+def _unpack(copy: str, most: int, author: str | None, env: dict[str, str]) -> None:
+    new = f"{copy}/work/new"
     if os.path.lexists(new):
         shutil.rmtree(new)
     os.mkdir(new, 0o700)
-    with open(f"{place}/archive", "rb") as archive:
+    with open(f"{copy}/archive", "rb") as archive:
         shipping.unpack(archive, new, most)
     if author is not None:
         shipping.begin_repository(new, author, env)
-    os.rename(new, f"{place}/work/files")
+    os.rename(new, f"{copy}/work/files")
 
 
 # ---- What has changed
 
 
-def pack_words(*, place: str, name: str, git: bool, most: int, patch: bool) -> list[bytes]:
+def pack_words(*, copy: str, name: str, git: bool, most: int, patch: bool) -> list[bytes]:
     """Return the command that packs the changes of a run as `work/NAME`. It prints JSON after `ANSWER`: `size` or `error`."""
-    words = [place, name, "1" if git else "", str(most), "1" if patch else ""]
+    words = [copy, name, "1" if git else "", str(most), "1" if patch else ""]
     return [*python_words("shipping", "pack"), *map(os.fsencode, words)]
 
 
 def pack(words: Sequence[str]) -> None:
     import json
 
-    place, name, git, most, patch = words
-    work = f"{place}/work"
+    copy, name, git, most, patch = words
+    work = f"{copy}/work"
     found: dict[str, object]
     try:
         _remove_old(work)
-        size = _pack(place, f"{work}/{name}", bool(git), int(most), bool(patch))
+        size = _pack(copy, f"{work}/{name}", bool(git), int(most), bool(patch))
         found = {"size": size}
     except (shipping.ShippingError, OSError) as error:
         found = {"error": str(error)}
     os.write(1, b"\n" + ANSWER + json.dumps(found).encode() + b"\n")
 
 
-def _pack(place: str, target: str, git: bool, most: int, patch: bool) -> int:
-    root = f"{place}/work/files"
+def _pack(copy: str, target: str, git: bool, most: int, patch: bool) -> int:
+    root = f"{copy}/work/files"
     if not os.path.isdir(root):
         raise shipping.ShippingError("the run has not unpacked its files")
-    with open(f"{place}/archive", "rb") as archive:
+    with open(f"{copy}/archive", "rb") as archive:
         changes = shipping.compare(archive, root, os.environ, git=git)
         archive.seek(0)
         made = os.open(f"{target}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -1,8 +1,7 @@
-"""Files that are sent with runs (docs/fleet.md#files): archives as they come in pieces, and the places where runs unpack them.
+"""Files that are sent with runs (docs/fleet.md#files): archives, which come in pieces, and the directories where runs unpack them.
 
-`UID-ARCHIVE/`   a place: `archive.part` grows to `archive`; `work/` belongs to the run's user, and so does `archive` once a run is
-                 launched
-`RUN.json`       the place of a run. Several runs have the same one if they continue each other
+`UID-ARCHIVE/`   a copy: `archive.part` grows to `archive`, which a run unpacks in `work/`. Both are given to the run's user
+`RUN.json`       which copy a run has. Runs that continue each other have the same one
 
 They are beside the state directory, and not in it: that is open to the daemon only, and hidden from runs in a sandbox.
 """
@@ -26,7 +25,7 @@ from ..protocol.types import RunId, Ship
 from ..protocol.units import format_size
 
 _ARCHIVE = re.compile(r"[0-9a-f]{32}")
-_PLACE = re.compile(r"\d+-[0-9a-f]{32}")
+_COPY = re.compile(r"\d+-[0-9a-f]{32}")
 UNCLAIMED = 3600.0
 """Seconds for which an archive is kept that no run has named."""
 MOST_UNCLAIMED = 16
@@ -41,7 +40,7 @@ class ShipRefused(Exception):
 class Shipment(Struct, frozen=True):
     """What is known of the files of a run."""
 
-    place: str
+    copy: str
     uid: int
     ship: Ship
 
@@ -56,18 +55,19 @@ class ShippedFiles:
         self.most = most
         """`fleet.ship_max`."""
 
-    def place(self, uid: int, archive: str) -> Path:
+    def copy_of(self, uid: int, archive: str) -> Path:
+        """Return the directory of an archive, whether or not it is there."""
         return self.directory / name_of(uid, archive)
 
     def is_whole(self, uid: int, archive: str) -> bool:
-        return is_archive(archive) and (self.place(uid, archive) / "archive").is_file()
+        return is_archive(archive) and (self.copy_of(uid, archive) / "archive").is_file()
 
     # ---- archives come, for a thread
 
     def put(
         self, uid: int, archive: str, size: int, offset: int, data: bytes, *, last: bool, named: Collection[str]
     ) -> tuple[int, bool]:
-        """Keep a piece. Return how many bytes of the archive there are, and whether it is whole. `named`: places of live runs.
+        """Keep a piece. Return how many bytes of the archive there are, and whether it is whole. `named`: copies of live runs.
         Raise `ShipRefused`, `OSError`."""
         if not is_archive(archive):
             raise ShipRefused(f"the name of an archive has 32 hexadecimal digits, got {archive[:40]!r}")
@@ -78,12 +78,12 @@ class ShippedFiles:
             )
         if len(data) > PIECE:
             raise ShipRefused(f"a piece has at most {PIECE} bytes, got {len(data)}")
-        place = self.place(uid, archive)
-        if (place / "archive").is_file():
-            return (place / "archive").stat().st_size, True
-        if not place.is_dir():
-            self._make(uid, place, named)
-        descriptor = os.open(place / "archive.part", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        copy = self.copy_of(uid, archive)
+        if (copy / "archive").is_file():
+            return (copy / "archive").stat().st_size, True
+        if not copy.is_dir():
+            self._make(uid, copy, named)
+        descriptor = os.open(copy / "archive.part", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "ab") as part:
             kept = os.fstat(descriptor).st_size
             if kept == offset and (data or last):
@@ -92,7 +92,7 @@ class ShippedFiles:
                 part.flush()
                 kept += len(data)
                 if last:
-                    os.rename(place / "archive.part", place / "archive")
+                    os.rename(copy / "archive.part", copy / "archive")
         return kept, last and kept == offset + len(data)
 
     def _check(self, size: int) -> None:
@@ -100,37 +100,37 @@ class ShippedFiles:
         if size > 2 * self.most:
             raise ShipRefused(f"the archive has more than twice fleet.ship_max, {format_size(self.most)}")
 
-    def _make(self, uid: int, place: Path, named: Collection[str]) -> None:
+    def _make(self, uid: int, copy: Path, named: Collection[str]) -> None:
         _make(self.directory)
-        waiting = [name for name in self._places() if name.startswith(f"{uid}-") and name not in named]
+        waiting = [name for name in self._copies() if name.startswith(f"{uid}-") and name not in named]
         waiting = [name for name in waiting if not (self.directory / name / "work").exists()]
         if len(waiting) >= MOST_UNCLAIMED:
             raise ShipRefused(f"{len(waiting)} archives of uid {uid} wait for a run that names them, at most {MOST_UNCLAIMED} may")
-        _make(place)
+        _make(copy)
 
     def piece(self, uid: int, archive: str, offset: int) -> tuple[bytes, bool]:
         """Return a piece of a whole archive, and whether it is the last one. For a thread. Raise `OSError`."""
-        with (self.place(uid, archive) / "archive").open("rb") as file:
+        with (self.copy_of(uid, archive) / "archive").open("rb") as file:
             data = os.pread(file.fileno(), PIECE, offset)
             return data, offset + len(data) >= os.fstat(file.fileno()).st_size
 
     # ---- a run begins
 
     def begin(self, run: RunId, uid: int, ship: Ship, owner: tuple[int, int] | None) -> Path:
-        """Note that a run works at the place of an archive, and give that to its user. Return the place. Raise `OSError`."""
-        place = self.place(uid, ship.archive)
+        """Note which copy a run has, and give that to its user. Return it. Raise `OSError`."""
+        copy = self.copy_of(uid, ship.archive)
         record = self.directory / f"{run}.json"
         if not record.exists():
             new = self.directory / f"{run}.new"
-            new.write_bytes(msgspec.json.encode(Shipment(place.name, uid, ship)))
+            new.write_bytes(msgspec.json.encode(Shipment(copy.name, uid, ship)))
             new.rename(record)
-        work = place / "work"
+        work = copy / "work"
         with suppress(FileExistsError):
             work.mkdir(0o700)
         if owner is not None:
             os.chown(work, *owner, follow_symlinks=False)
-            os.chown(place / "archive", *owner, follow_symlinks=False)
-        return place
+            os.chown(copy / "archive", *owner, follow_symlinks=False)
+        return copy
 
     def of(self, run: RunId) -> Shipment | None:
         """Return what is known of the files of a run; `None` if there are none."""
@@ -144,7 +144,7 @@ class ShippedFiles:
         if not is_archive(name):
             raise FileNotFoundError(f"no changes were packed as {name[:40]!r}")
         # by descriptors: the directory is the user's, who can put a link there
-        work = os.open(self.directory / shipment.place / "work", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        work = os.open(self.directory / shipment.copy / "work", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=work)
         finally:
@@ -166,11 +166,11 @@ class ShippedFiles:
             shipment = self.of(run)
             if shipment is None:
                 continue
-            shared = any(other != run and kept.place == shipment.place for other, kept in self._records())
+            shared = any(other != run and kept.copy == shipment.copy for other, kept in self._records())
             if not shared:
-                freed += _size(self.directory / shipment.place)
+                freed += _size(self.directory / shipment.copy)
             if not dry:
-                self._forget(run, None if shared else shipment.place)
+                self._forget(run, None if shared else shipment.copy)
         return freed
 
     def remove_old(
@@ -184,7 +184,7 @@ class ShippedFiles:
         between: Callable[[], object],
     ) -> int:
         """Remove the files of runs that ended before `cutoff`, in seconds since the epoch, and what no run has named for a while.
-        Return how many places. `ends`: as for output. `named`: places of live runs. Raise `OSError`."""
+        Return how many copies. `ends`: as for output. `named`: copies of live runs. Raise `OSError`."""
         runs = [run for run, _ in self._records() if run not in live]
         for start in range(0, len(runs), _BATCH) if cutoff is not None else ():
             batch = runs[start : start + _BATCH]
@@ -197,18 +197,18 @@ class ShippedFiles:
         for name in self._names():
             if name.endswith(".new"):  # a daemon was killed while it wrote a record
                 (self.directory / name).unlink(missing_ok=True)
-        kept = {shipment.place for _, shipment in self._records()} | set(named)
+        kept = {shipment.copy for _, shipment in self._records()} | set(named)
         count = 0
-        for name in self._places():
+        for name in self._copies():
             if name not in kept and _touched(self.directory / name) < now - UNCLAIMED:
                 _remove_tree(self.directory / name)
                 count += 1
                 between()
         return count
 
-    def _forget(self, run: RunId, place: str | None) -> None:
-        if place is not None:
-            _remove_tree(self.directory / place)
+    def _forget(self, run: RunId, copy: str | None) -> None:
+        if copy is not None:
+            _remove_tree(self.directory / copy)
         (self.directory / f"{run}.json").unlink(missing_ok=True)
 
     def _records(self) -> Iterator[tuple[RunId, Shipment]]:
@@ -217,8 +217,8 @@ class ShippedFiles:
             if suffix == "json" and number_or_zero(run) and (shipment := self.of(run)) is not None:
                 yield run, shipment
 
-    def _places(self) -> list[str]:
-        return [name for name in self._names() if _PLACE.fullmatch(name)]
+    def _copies(self) -> list[str]:
+        return [name for name in self._names() if _COPY.fullmatch(name)]
 
     def _names(self) -> list[str]:
         try:
@@ -228,7 +228,7 @@ class ShippedFiles:
 
 
 def name_of(uid: int, archive: str) -> str:
-    """Return the name of a place."""
+    """Return the name of the copy that an archive becomes."""
     return f"{uid}-{archive}"
 
 
@@ -240,28 +240,28 @@ def _make(directory: Path) -> None:
         directory.chmod(0o711)
 
 
-def _touched(place: Path) -> float:
-    """Return when something was last done with a place that no run has."""
+def _touched(copy: Path) -> float:
+    """Return when something was last done with a copy that no run has."""
     times = [time.time()]
     with suppress(OSError):
-        times = [place.stat().st_mtime]
-        times += [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(place)]
+        times = [copy.stat().st_mtime]
+        times += [entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(copy)]
     return max(times)
 
 
-def _size(place: Path) -> int:
+def _size(copy: Path) -> int:
     """Return the bytes on the disk."""
     found = 0
-    for directory, _, files in os.walk(place):
+    for directory, _, files in os.walk(copy):
         for name in files:
             with suppress(OSError):
                 found += os.lstat(f"{directory}/{name}").st_blocks * 512
     return found
 
 
-def _remove_tree(place: Path) -> None:
+def _remove_tree(copy: Path) -> None:
     if os.geteuid() != 0:  # root needs no rights, and must not follow what a user puts there
-        for directory, _, _ in os.walk(place):
+        for directory, _, _ in os.walk(copy):
             with suppress(OSError):
                 os.chmod(directory, 0o700)
-    shutil.rmtree(place)
+    shutil.rmtree(copy)

@@ -56,7 +56,7 @@ async def test_what_was_sent_before_a_connection_was_lost_is_not_sent_again(own:
         await shipping(own).send(0, SHIP, node.ask)
     await shipping(own).send(0, SHIP, node.ask)
     assert node.sent == [0, PIECE, PIECE, 0, 5]
-    assert (node.files.place(1, A) / "archive").read_bytes() == (own.place(0, A) / "archive").read_bytes()
+    assert (node.files.copy_of(1, A) / "archive").read_bytes() == (own.copy_of(0, A) / "archive").read_bytes()
     await shipping(own).send(0, SHIP, node.ask)
     assert node.sent[5:] == [0]
 

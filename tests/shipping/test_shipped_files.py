@@ -1,4 +1,4 @@
-"""The archives and places that a daemon keeps: pieces, bounds, and what is removed when."""
+"""The archives and copies that a daemon keeps: pieces, bounds, and what is removed when."""
 
 from __future__ import annotations
 
@@ -72,25 +72,25 @@ def begun(files: ShippedFiles, run: str, archive: str = A) -> Path:
 
 
 def test_a_run_has_a_place(files: ShippedFiles) -> None:
-    place = begun(files, "a1")
-    assert files.begin("a1", UID, ship(), None) == place  # a further attempt
-    assert (place / "work").stat().st_mode & 0o777 == 0o700
+    copy = begun(files, "a1")
+    assert files.begin("a1", UID, ship(), None) == copy  # a further attempt
+    assert (copy / "work").stat().st_mode & 0o777 == 0o700
     found = files.of("a1")
     assert found is not None
-    assert (found.place, found.ship.directory) == (place.name, b"/src")
+    assert (found.copy, found.ship.directory) == (copy.name, b"/src")
     assert files.of("a2") is None
 
 
 def test_packed_changes_are_read_from_the_runs_own_file_only(files: ShippedFiles, tmp_path: Path) -> None:
-    place = begun(files, "a1")
+    copy = begun(files, "a1")
     found = files.of("a1")
     assert found is not None
-    (place / "work" / A).write_bytes(b"changes")
+    (copy / "work" / A).write_bytes(b"changes")
     assert files.packed(found, A, 0) == b"changes"
     assert files.packed(found, A, 7) == b""
     (tmp_path / "secret").write_bytes(b"secret")
-    (place / "work" / B).symlink_to(tmp_path / "secret")
-    os.link(tmp_path / "secret", place / "work" / ("c" * 32))
+    (copy / "work" / B).symlink_to(tmp_path / "secret")
+    os.link(tmp_path / "secret", copy / "work" / ("c" * 32))
     for name in (B, "c" * 32, "../../secret", "files"):
         with pytest.raises(OSError, match=r"symbolic link|is not what the run's user has packed|no changes were packed"):
             files.packed(found, name, 0)
@@ -108,43 +108,43 @@ def removed(files: ShippedFiles, cutoff: float | None, ends: Mapping[str, float 
     )
 
 
-def aged(place: Path) -> Path:
-    for path in (place, *place.iterdir()):
+def aged(copy: Path) -> Path:
+    for path in (copy, *copy.iterdir()):
         os.utime(path, (1e9, 1e9))
-    return place
+    return copy
 
 
 def test_files_go_with_the_output_of_their_run(files: ShippedFiles) -> None:
-    place = aged(begun(files, "a1"))
+    copy = aged(begun(files, "a1"))
     assert removed(files, 100, {"a1": None}) == 0
     assert removed(files, 100, {"a1": 50.0}, live=["a1"]) == 0
     assert removed(files, None, {"a1": 50.0}) == 0
     assert removed(files, 100, {"a1": 101.0}) == 0
-    assert place.exists()
+    assert copy.exists()
     assert removed(files, 100, {"a1": 99.0}) == 1
     assert list(files.directory.iterdir()) == []
 
 
 def test_what_no_run_has_named_goes_after_a_while(files: ShippedFiles) -> None:
     put(files, data=b"begun")
-    place = files.place(UID, A)
+    copy = files.copy_of(UID, A)
     (files.directory / "a1.new").write_bytes(b"{")  # of a daemon that was killed
     assert removed(files, None) == 0
-    assert [path.name for path in files.directory.iterdir()] == [place.name]
-    aged(place)
-    assert removed(files, None, named=[place.name]) == 0
+    assert [path.name for path in files.directory.iterdir()] == [copy.name]
+    aged(copy)
+    assert removed(files, None, named=[copy.name]) == 0
     assert removed(files, None) == 1
     assert UNCLAIMED > 600
 
 
 def test_a_place_that_runs_share_goes_with_the_last(files: ShippedFiles) -> None:
-    place = begun(files, "a1")
+    copy = begun(files, "a1")
     files.begin("a2", UID, ship(), None)
-    (place / "work" / "readonly").mkdir(mode=0o500)
-    (place / "work" / "link").symlink_to("/etc")
+    (copy / "work" / "readonly").mkdir(mode=0o500)
+    (copy / "work" / "link").symlink_to("/etc")
     assert files.remove(["a1"], dry=False) == 0
-    assert place.exists()
+    assert copy.exists()
     assert files.remove(["a2"], dry=True) > 0
-    assert place.exists()
+    assert copy.exists()
     assert files.remove(["a2", "a3"], dry=False) > 0
     assert list(files.directory.iterdir()) == []

@@ -43,7 +43,7 @@ class Shipping:
     """Of each user, one piece or helper at a time."""
 
     def named(self) -> frozenset[str]:
-        """Return the places that live runs name."""
+        """Return the copies that live runs name."""
         return frozenset(name_of(each.uid, each.spawn.ship.archive) for each in self.live.values() if each.spawn.ship is not None)
 
     # ---- archives come
@@ -82,7 +82,7 @@ class Shipping:
 
     def directory(self, uid: int, ship: Ship) -> bytes:
         """Return the directory in which a run of a user works."""
-        return os.path.join(os.fsencode(self.files.place(uid, ship.archive)), b"work/files", ship.within).rstrip(b"/")
+        return os.path.join(os.fsencode(self.files.copy_of(uid, ship.archive)), b"work/files", ship.within).rstrip(b"/")
 
     def first_step(self, live: Live) -> tuple[list[bytes], bytes] | None:
         """Return the first step of a run (`LaunchSpec.first_step`) and where that starts; `None` if no files were sent. Raise
@@ -93,12 +93,12 @@ class Shipping:
         if not self.files.is_whole(live.uid, ship.archive):
             raise FileNotFoundError(NOT_HERE.format(os.fsdecode(ship.directory)))
         owner = None if live.user is None else (live.user.uid, live.user.gid)
-        place = str(self.files.begin(live.run.id, live.uid, ship, owner))
+        copy = str(self.files.begin(live.run.id, live.uid, ship, owner))
         step = step_words(
-            place=place, cwd=self.directory(live.uid, ship), git=ship.git, author=ship.author, most=self.files.most,
+            copy=copy, cwd=self.directory(live.uid, ship), git=ship.git, author=ship.author, most=self.files.most,
             sealed=live.spawn.isolation is not None,
         )  # fmt: skip
-        return step, os.fsencode(f"{place}/work")
+        return step, os.fsencode(f"{copy}/work")
 
     def environment(self, live: Live, env: list[bytes]) -> list[bytes]:
         """Return the environment of a run: in a copy, without what would lead git elsewhere, and with its directory."""
@@ -112,10 +112,10 @@ class Shipping:
 
     async def pack(self, shipment: Shipment, user: Credentials | None, *, patch: bool) -> tuple[str, int]:
         """Pack what a run has changed. Return the name of the archive and its bytes. Raise `ShipRefused`, `OSError`."""
-        name, place = secrets.token_hex(16), str(self.files.directory / shipment.place)
-        words = pack_words(place=place, name=name, git=shipment.ship.git, most=self.files.most, patch=patch)
+        name, copy = secrets.token_hex(16), str(self.files.directory / shipment.copy)
+        words = pack_words(copy=copy, name=name, git=shipment.ship.git, most=self.files.most, patch=patch)
         env = [b"PATH=" + os.fsencode(os.environ.get("PATH", os.defpath))]
-        command = HookCommand(words, os.fsencode(f"{place}/work"), env, b"", PACK_SECONDS, user)
+        command = HookCommand(words, os.fsencode(f"{copy}/work"), env, b"", PACK_SECONDS, user)
         async with self._turn(shipment.uid):
             result = await self.processes.run(command, trio.CancelScope(), operators=False)
         try:
