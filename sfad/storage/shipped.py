@@ -6,6 +6,7 @@
 They are beside the state directory, and not in it: that is open to the daemon only, and hidden from runs in a sandbox.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ UNCLAIMED = 3600.0
 """Seconds for which an archive is kept that no run has named."""
 MOST_UNCLAIMED = 16
 """Archives of one user that no run has named."""
+STAYS_FREE = 64 << 20
+"""Bytes of the disk that archives leave."""
 _BATCH = 256
 
 
@@ -87,7 +90,7 @@ class ShippedFiles:
         with os.fdopen(descriptor, "ab") as part:
             kept = os.fstat(descriptor).st_size
             if kept == offset and (data or last):
-                self._check(kept + len(data))
+                self._check(kept, len(data))
                 part.write(data)
                 part.flush()
                 kept += len(data)
@@ -95,10 +98,15 @@ class ShippedFiles:
                     os.rename(copy / "archive.part", copy / "archive")
         return kept, last and kept == offset + len(data)
 
-    def _check(self, size: int) -> None:
+    def _check(self, kept: int, more: int) -> None:
         # incompressible files become a little larger; a tar has 1 KiB for each file
-        if size > 2 * self.most:
+        if kept + more > 2 * self.most:
             raise ShipRefused(f"the archive has more than twice fleet.ship_max, {format_size(self.most)}")
+        disk = os.statvfs(self.directory)
+        free = disk.f_bavail * disk.f_frsize
+        if free < more + STAYS_FREE:
+            why = f"only {format_size(free)} are free on the disk, of which {format_size(STAYS_FREE)} stay free; free some"
+            raise OSError(errno.ENOSPC, why, str(self.directory))
 
     def _make(self, uid: int, copy: Path, named: Collection[str]) -> None:
         _make(self.directory)

@@ -11,7 +11,7 @@ import pytest
 
 from sfad.protocol.requests.shipping import PIECE
 from sfad.protocol.types import Ship
-from sfad.storage.shipped import MOST_UNCLAIMED, UNCLAIMED, ShippedFiles, ShipRefused
+from sfad.storage.shipped import MOST_UNCLAIMED, STAYS_FREE, UNCLAIMED, ShippedFiles, ShipRefused
 
 UID = os.getuid()
 A, B = "a" * 32, "b" * 32
@@ -46,7 +46,7 @@ def test_an_archive_comes_in_pieces_each_of_which_may_be_repeated(files: Shipped
     assert files.piece(UID, A, 4) == (b"wo", True)
 
 
-def test_bounds(files: ShippedFiles) -> None:
+def test_archives_are_bounded(files: ShippedFiles) -> None:
     for wrong in ("", "../../etc", "A" * 32, "a" * 31):
         with pytest.raises(ShipRefused, match="32 hexadecimal digits"):
             put(files, wrong)
@@ -64,6 +64,15 @@ def test_bounds(files: ShippedFiles) -> None:
     with pytest.raises(ShipRefused, match=f"{MOST_UNCLAIMED} archives of uid {UID} wait"):
         put(files, B)
     files.put(UID + 1, B, 1, 0, b"", last=False, named=())
+
+
+def test_a_full_disk_takes_no_more(files: ShippedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(files, data=b"x")
+    disk = os.statvfs("/")
+    monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result((1, 1, 9, 9, STAYS_FREE + 1, *disk[5:])))
+    assert put(files, offset=1, data=b"x") == (2, False)
+    with pytest.raises(OSError, match=r"only 64 MiB are free on the disk, of which 64 MiB stay free; free some"):
+        put(files, offset=2, data=b"xx")
 
 
 def begun(files: ShippedFiles, run: str, archive: str = A) -> Path:
