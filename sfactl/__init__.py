@@ -37,6 +37,7 @@ Connections:
 `fleet_list`        `list` and `tree` of all nodes
 `fleet_reports`     `summary` and `plans` of all nodes
 `fleet_run`         output of runs on other nodes; `run --fleet`
+`shipping`          directories that are sent with runs, and changes that are brought back
 `client`            the public API for authors of agents
 `top`               the full-screen view of runs
 `web`               the console, in a browser
@@ -69,5 +70,5 @@ Output:
 Typer takes 60 ms to import, so `options.read` reads the plain command lines that agents write in loops, and typer reads all others.
 A test checks that both give the same values. For the same reason most verbs use light structs instead of msgspec's, and import
 neither `typing` nor `re`: see "Starting fast" in docs/architecture.md. No module here imports trio, and of sfad only
-`sfad.protocol` (`doctor` also `sfad.host.probe`).
+`sfad.protocol` (`doctor` also `sfad.host.probe`; `diff` and `prune` `sfad.worktrees`, `shipping` `sfad.shipping`).
 """

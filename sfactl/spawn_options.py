@@ -7,7 +7,7 @@ import os
 from sfad.protocol.known import BY_REPORT, METERS, NO_METER
 from sfad.protocol.requests.starting import Spawn
 from sfad.protocol.structs import Struct
-from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, Placing, RunInfo, Worktree
+from sfad.protocol.types import Action, After, Isolation, Limit, LimitKind, Placing, RunInfo, Ship, Worktree
 from sfad.protocol.units import MOST_WHOLE, parse_decimal, parse_size
 
 from . import environment
@@ -98,6 +98,9 @@ PARAMETERS: tuple[Parameter, ...] = (
     Option(("--memory",), "memory", "Memory that Ray reserves for the tree: 4G. Implies --fleet", "SIZE"),
     Option(("--restart-elsewhere",), "restart_elsewhere",
         "If its node is lost, a further attempt (--attempts) begins on another one after the lease. Implies --fleet"),
+    Option(("--ship",), "ship",
+        "With --fleet: send this directory, without what git ignores, and work in the copy; sfactl fetch brings changes back",
+        "DIR"),
     Heading("What it may do"),
     Option(("--allow",), "allow", "A verb that the run may use; all others are then forbidden", "VERB", many=True),
     Option(("--deny",), "deny", "A verb that the run may not use", "VERB", many=True),
@@ -185,6 +188,7 @@ class SpawnOptions(Struct, frozen=True):
     gpus: str | None = None
     memory: str | None = None
     restart_elsewhere: bool = False
+    ship: str | None = None
 
 
 def check(wanted: SpawnOptions) -> None:
@@ -239,7 +243,7 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
     and adds descriptors."""
     inherit: Literal["files", "inherit"] = "inherit" if wanted.stdio == "inherit" else "files"
     log = not (wanted.no_log or environment.flag("SFA_NO_LOG", environ))
-    isolation, cwd = _isolation(wanted), environment.directory(wanted.cwd)
+    isolation, cwd, placing = _isolation(wanted), environment.directory(wanted.cwd), _placing(wanted)
     return Spawn(
         id=0,
         argv=[os.fsencode(word) for word in wanted.command],
@@ -283,7 +287,8 @@ def message(wanted: SpawnOptions, environ: Mapping[str, str] = os.environ) -> Sp
         claim=environment.claim(environ),
         key=os.urandom(16).hex(),
         isolation=isolation,
-        placing=_placing(wanted),
+        placing=placing,
+        ship=_ship(wanted, cwd, placing),
         env_set=bool(wanted.env),
         worktree=_worktree(wanted),
     )
@@ -320,6 +325,19 @@ def _placing(wanted: SpawnOptions) -> Placing | None:
         memory=0 if wanted.memory is None else int(understood("--memory", parse_size, wanted.memory)),
         restart_elsewhere=wanted.restart_elsewhere,
     )
+
+
+def _ship(wanted: SpawnOptions, cwd: bytes, placing: Placing | None) -> Ship | None:
+    """Return what a run is sent with. If it starts in there, it works in the same directory of the copy."""
+    if wanted.ship is None:
+        return None
+    if placing is None:
+        raise UsageError("--ship sends a directory to the node where the run is placed: add --fleet or --on NODE")
+    directory, here = os.path.realpath(os.fsencode(wanted.ship)), os.path.realpath(cwd)
+    if not os.path.isdir(directory):
+        raise UsageError(f"--ship: {wanted.ship} is no directory")
+    within = here.startswith(directory.rstrip(b"/") + b"/")
+    return Ship(directory=directory, within=os.path.relpath(here, directory) if within else b"")
 
 
 MOST_RESERVED = 1_000_000

@@ -19,7 +19,7 @@ ALIASES = {"ps": "list"}
 HEADINGS = {
     "Start": ("run", "spawn", "continue", "rerun", "session", "agents"),
     "Look": ("list", "tree", "top", "web", "info", "why", "logs", "result", "summary", "events", "wait"),
-    "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send"),
+    "Steer": ("stop", "pause", "resume", "limit", "approve", "deny", "send", "fetch"),
     "Money": ("calls", "plans", "recommend", "report", "reserve", "settle"),
     "Set up": ("status", "doctor", "demo"),
 }

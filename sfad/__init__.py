@@ -34,6 +34,7 @@ Every package but `protocol` and `core` may use these:
 `config_values` the types of values in the config, and their errors
 `exits`     exit codes of `sfad`
 `agents`    a file for each agent program: what it prints, where its calls go, how it is started
+`shipping`  packs directories that are sent with runs, and brings changes back; also for `sfactl spawn --ship` and `fetch`
 `worktrees` how git looks at, makes, compares and removes worktrees; also for `sfactl diff` and `prune`
 """
 

@@ -280,6 +280,8 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
     """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was known before."""
     insecure: bool = False
     """Also join a cluster that asks for no token."""
+    ship_max: Annotated[int, Meta(ge=64 * 1024, le=1 << 40, extra=SIZE)] = 100 * 1024 * 1024
+    """Bytes of the files that one run may be sent with, and bring back."""
 
 
 class OtelConfig(Struct, frozen=True, kw_only=True):

@@ -140,6 +140,7 @@ def test_the_client_imports_only_the_protocol_of_the_daemon() -> None:
         looks = ["sfad.host.probe", "sfad.host.probe", "sfad.processes.isolation.sandbox"] if path.stem == "doctor" else []
         # git looks at a worktree in the same way for the daemon and for these
         looks += ["sfad.worktrees"] if path.stem in ("diff", "prune") else []
+        looks += ["sfad.shipping"] if path.stem == "shipping" else []
         allowed = ["sfad.protocol", *looks]
         versions = {module for module, name in imports(path) if (module, name) == ("sfad", "__version__")}
         for module in targets(path) - versions:

@@ -214,6 +214,8 @@ def _option_words(message: Spawn) -> Iterator[str]:
             yield flag
     if message.placing is not None:
         yield from _placing_words(message.placing)
+    if message.ship is not None and message.placing is not None:
+        yield from _option_word("--ship", os.fsdecode(message.ship.directory))
 
 
 def _placing_words(placing: Placing) -> Iterator[str]:

@@ -49,12 +49,12 @@ def start(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
         return _foreground(wanted, message)
     _only_for_foreground(wanted)
     with connect_or_start(wanted.socket) as client:
-        return _background(client, _with_mcp(wanted, message, client), wanted.json)
+        return _background(client, _completed(wanted, message, client), wanted.json)
 
 
 def _foreground(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
     client = connect_or_start(wanted.socket)
-    message = _with_mcp(wanted, message, client)
+    message = _completed(wanted, message, client)
     if message.placing is not None:
         from ..fleet_run import run
 
@@ -66,7 +66,12 @@ def _foreground(wanted: spawn_options.SpawnOptions, message: Spawn) -> int:
     return Foreground(client, message, wanted, _form(wanted, inside=inside), final=final).carry_out()
 
 
-def _with_mcp(wanted: spawn_options.SpawnOptions, message: Spawn, client: Client) -> Spawn:
+def _completed(wanted: spawn_options.SpawnOptions, message: Spawn, client: Client) -> Spawn:
+    """Return the message with what the daemon has to be asked for, or sent, before. Raise `Quit`."""
+    if message.ship is not None:
+        from ..shipping import sent
+
+        message = sent(message, client)
     if not wanted.mcp:
         return message
     from ..mcp.registration import with_server

@@ -32,6 +32,7 @@ from ..storage.ledger.reader import Reader
 from ..storage.ledger.retention import Pruner
 from ..storage.output import OutputFiles
 from ..storage.output.files import remove, remove_old
+from ..storage.shipped import ShippedFiles
 
 # ---- The jobs that keep the state directory within bounds, for a thread: old output and rows deleted, pages given back,
 # backups
@@ -57,6 +58,10 @@ class MaintenanceJobs:
     say: Callable[[str], object]
     damaged: Callable[[str], object]
     now: Callable[[], datetime] = wall_clock
+    shipped: ShippedFiles | None = None
+    """Files that were sent with runs; `None` without a fleet."""
+    named: Callable[[], Collection[str]] = frozenset
+    """Returns the copies that live runs name."""
 
     def keep_room(self) -> None:
         """Keep some room of the disk for a start when it is full."""
@@ -83,6 +88,19 @@ class MaintenanceJobs:
             count = remove_old(self.output.directory, cutoff, ends=reader.ends, live=live, between=_pause)
         if count:
             self._tell(f"deleted {count} output files of runs that ended long ago")
+
+    def delete_shipped(self, age: float | None) -> None:
+        """Delete the files that were sent with runs as their output, and those that no run has named."""
+        if self.shipped is None:
+            return
+        live, named = trio.from_thread.run_sync(lambda: (frozenset(self.live()), frozenset(self.named())))
+        now = self.now().timestamp()
+        with closing(Reader(open_reader(self.ledger.file.directory))) as reader:
+            count = self.shipped.remove_old(
+                None if age is None else now - age, ends=reader.ends, live=live, named=named, now=now, between=_pause
+            )
+        if count:
+            self._tell(f"deleted the files that {count} runs had been sent with")
 
     def delete_rows(self, age: float | None) -> None:
         if age is None:
@@ -127,6 +145,7 @@ class MaintenanceJobs:
         runs = [run_id(run.number) for tree in trees for run in tree]
         # output first: a row without output can be pruned again, output without its row would stay
         files, freed = remove(self.output.directory, runs, dry=dry, between=_copy_pause)
+        freed += self.shipped.remove(runs, dry=dry) if self.shipped is not None else 0
         deleted = pruner.remove(trees, dry=dry)
         pruned = Pruned(
             id=wanted.id,
@@ -213,6 +232,7 @@ class Maintenance:
         async with self._deleting.turn():
             # output first, because that frees the room that the other jobs need
             await self._try("output", partial(jobs.delete_output, self.settings.output))
+            await self._try("shipped", partial(jobs.delete_shipped, self.settings.output))
             await self._try("ledger", partial(jobs.delete_rows, self.settings.ledger))
             await self._try("compaction", jobs.compact)
         if jobs.backup_is_due(self.settings.backup_every):

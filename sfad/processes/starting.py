@@ -13,6 +13,7 @@ from . import procfs
 from .contain.interface import AdoptedRuns, RunContainment
 from .contain.membership import RunCpus
 from .credentials import COOKIE, sealed
+from .helper import first_step
 from .isolation.sandbox import in_sandbox
 from .launched_runs import LaunchedRun, LaunchedRuns, MainProcess
 from .launcher import Adopted, LaunchError, LaunchSpec, Remains, Remember
@@ -20,7 +21,6 @@ from .procfs import Stat
 from .trampoline.executable import AS_IT_IS, AS_USER, REPORT, is_one, reported
 from .trampoline.spawner import Spawned, Spawner, candidates
 from .watch import Mains, Orphans
-from .worktree import first_step
 
 # ---- Starting a run's command: its containment is entered, a trampoline is spawned, and waits at a gate until it is saved
 

@@ -19,6 +19,7 @@ from .requests.listing import *
 from .requests.plans import *
 from .requests.records import *
 from .requests.sessions import *
+from .requests.shipping import *
 from .requests.starting import *
 from .requests.steering import *
 from .requests.use import *

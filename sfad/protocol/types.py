@@ -607,6 +607,25 @@ class Worktree(Struct, frozen=True, kw_only=True):
     """A run above this one works in it: nothing is made."""
 
 
+class Ship(Struct, frozen=True, kw_only=True):
+    """A directory that is sent to the node where a run executes. The run works in a copy of it."""
+
+    directory: bytes
+    """The directory that the files come from, an absolute path."""
+    within: bytes = b""
+    """The directory below it in which the run works; empty: it itself."""
+    archive: str = ""
+    """The name under which `put_files` has brought the files: 32 hexadecimal digits."""
+    size: int = 0
+    """Bytes of the files."""
+    git: bool = False
+    """It is in a git repository. Then the copy is one, too."""
+    author: str = ""
+    """Of commits in the copy: NAME <MAIL>."""
+    node: str = ""
+    """The node of the directory. Set by the daemon only."""
+
+
 class CallInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A call that the gateway has seen. Tokens and cost are what its run was charged; of a call that was not made, `None`."""
 

@@ -17,7 +17,7 @@ from sfactl.commands import rerun
 from sfactl.options import agent_or_command, before_command, read
 from sfad.host.probe import bubblewrap
 from sfad.protocol.messages import Spawn
-from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind, Placing
+from sfad.protocol.types import Action, Bound, Claim, Isolation, Limit, LimitKind, Placing, Ship
 
 from .conftest import SFACTL, World
 
@@ -51,6 +51,10 @@ PLACES = st.builds(
 )
 
 
+SHIPS = st.sampled_from([Ship(directory=b"/usr"), Ship(directory=b"/", within=b"usr"), Ship(directory=b"/etc")])
+"""Directories that are there. A request is kept with more than the command line says, but that is sent anew."""
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> Spawn:
     """A request as a command line makes one."""
@@ -66,6 +70,7 @@ def requests(draw: st.DrawFn) -> Spawn:
     )
     agent = draw(st.none() | st.sampled_from(["claude", "codex"]))
     attempts = draw(st.integers(1, 9))
+    placing = draw(st.none() | PLACES)
     return Spawn(
         id=0,
         argv=[*([] if agent is not None else [b"true"]), *draw(WORDS)],
@@ -99,7 +104,8 @@ def requests(draw: st.DrawFn) -> Spawn:
         allowed_models=draw(st.lists(NAMES, max_size=2)),
         on_end=draw(st.none() | TEXT),
         isolation=isolation,
-        placing=draw(st.none() | PLACES),
+        placing=placing,
+        ship=draw(st.none() | SHIPS) if placing is not None else None,
     )
 
 
@@ -145,7 +151,7 @@ def test_each_field_of_a_request_is_kept_or_left_out_on_purpose() -> None:
         "argv", "cwd", "agent", "name", "kind", "run_type", "max_depth", "max_descendants", "limits", "on_limit", "meter",
         "attempts", "resume", "retry_delay", "grace", "leaf", "nested", "queue", "priority", "group", "log", "gateway", "stdin",
         "labels", "channel", "allow", "deny", "allowed_tools", "blocked_tools", "allowed_models", "on_end", "isolation", "worktree",
-        "placing",
+        "placing", "ship",
     }, "say in words_of, or here, what becomes of a new field"  # fmt: skip
 
 

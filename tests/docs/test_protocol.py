@@ -24,8 +24,10 @@ from sfad.host import descriptors
 from sfad.host.descriptors import Need
 from sfad.protocol import messages as m
 from sfad.protocol.framing import MAX_REPLY, MAX_REQUEST, VERSION, FrameDecoder
+from sfad.protocol.requests.shipping import PIECE
 from sfad.protocol.types import ErrorCode
 from sfad.runs import live
+from sfad.storage.shipped import MOST_UNCLAIMED
 from tests.docs import notation
 from tests.docs.examples import EXAMPLES
 from tests.docs.pages import blocks, generated, rows, sections, spans, text_of
@@ -95,6 +97,9 @@ def test_bounds() -> None:
         "requests of one connection handled in one go": f"{dispatch.TURN_REQUESTS}",
         "requests of one tree, or of one user outside any run, handled in one go": f"{dispatch.TURN_TIME * 1000:g} ms",
         "bytes that wait for a run's stdin (`send`)": f"{live.MAX_PENDING // mib} MiB",
+        "bytes of a piece of files (`put_files`)": f"{PIECE // mib} MiB",
+        "bytes of all files of a run (`put_files`, `fetch_files`)": "`fleet.ship_max`",
+        "archives of one user that no run has named": f"{MOST_UNCLAIMED}",
         "ended runs in a page of a `list`": f"{MAX_ROWS:,}".replace(",", " "),
         "bytes of output read for a `result`, and of its text": f"{MAX_RESULT // mib} MiB",
     }

@@ -83,6 +83,8 @@ REQUESTS: list[m.Request] = [
     m.ListCalls(id=30, run="a1", after=NOW, after_number=3), m.Watch(id=31, run="a1", calls=True),
     m.UnaskedCall(id=32, run="a1", time=1.5, number=4, upstream="u", path="/v1/embeddings", status=200, seconds=0.5),
     m.Summarise(id=26, since=1.5, by="label", labels={"a": ["b", "c"], "d": "e"}),
+    m.PutFiles(id=35, archive="a" * 32, size=7, offset=3, data=b"\xff", last=True), m.FetchFiles(id=36, run="a1", patch=True),
+    m.GetFiles(id=37, run="a1", name="b" * 32, offset=5),
 ]  # fmt: skip
 
 REPLIES: list[m.Reply] = [
@@ -91,6 +93,8 @@ REPLIES: list[m.Reply] = [
     m.Stopped(id=4, stopped=["a1"], survivors=[Survivor(pid=1, run_id="a1", why="D")], elapsed_s=0.5),
     m.RunList(id=5, runs=[RUN, RUN]),
     m.Recalled(id=6, run="a1", request=m.Spawn(id=0, argv=[b"x"], cwd=b"/", env=[], after=[After(run="a2", ok=True)], group="gpu")),
+    m.FilesKept(id=35, offset=4, whole=True), m.FilesPart(id=37, data=b"\xff"),
+    m.FilesPacked(id=36, name="b" * 32, size=9, directory=b"/\xff", node="n1", asked="n2"),
     m.LogFiles(id=6, run="a1", ended=True), m.LogFiles(id=6, run="a1", ended=True, text=True),
     m.TextPart(id=15, run="a1", text=b"\xff", cursor=b"\0", tools=["Bash: ls"], notes=["n"], more=True, ended=True),
     m.ResultText(id=7, run="a1", text="t", truncated=False),

@@ -24,5 +24,6 @@ metering ───────────────────────�
 `leading`          what the commands and environments of runs say of the gateway
 `isolating`        whether a run is isolated, and what its sandbox is given
 `worktrees`        which run has a git worktree, and what its launch needs
+`shipping`         files that are sent with runs: archives, the copy in which a run works, what it has changed there
 `resources`        what a daemon opens before its loop begins, and what the launcher tells until then
 """

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import trio
 from msgspec.structs import replace
@@ -42,8 +43,10 @@ from ...protocol.messages import (
     unpack_reply,
 )
 from ...protocol.requests.base import Reply, Request
-from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Status, Survivor, Wanted
+from ...protocol.types import ErrorCode, Reason, RunId, RunInfo, Ship, Status, Survivor, Wanted
 from ...runs.catalogue import RunCatalogue
+from ...storage.shipped import ShipRefused
+from .shipping import Shipping
 
 # ---- The clock that leases are measured by
 
@@ -88,6 +91,7 @@ class Fleet:
         feed: Callable[[e.Event], None],
         log: Log,
         sent: Callable[[RunId], None],
+        shipping: Shipping,
         *,
         sock: str,
     ) -> None:
@@ -99,6 +103,7 @@ class Fleet:
         self._log = log
         self._sent = sent
         self._socket = sock
+        self.shipping = shipping
         self.node = config.node or socket.gethostname().split(".")[0]
         self.remote: set[RunId] = set()
         """Live runs that execute on another node, or are to be placed."""
@@ -197,17 +202,10 @@ class Fleet:
         mine.setblocking(False)
         return mine
 
-    async def pass_on(self, node: str, request: Request) -> Reply:
+    async def pass_on(self, node: str, request: Request, within: float = PASSED_ON) -> Reply:
         """Ask the daemon of a node something, as a client outside any run, and return its answer. Raise `OSError`."""
-        with trio.socket.from_stdlib_socket(self.way(node)) as sock, trio.move_on_after(PASSED_ON):
-            data = pack_message(Hello(id=0, versions=list(SUPPORTED), client=f"fleet {self.node}")) + pack_message(request)
-            while data:
-                data = data[await sock.send(data) :]
-            decoder = FrameDecoder(MAX_REPLY)
-            while piece := await sock.recv(65536):
-                for reply in map(unpack_reply, decoder.feed(piece)):
-                    if reply.id == request.id or isinstance(reply, Error):
-                        return reply
+        with trio.socket.from_stdlib_socket(self.way(node)) as sock, trio.move_on_after(within):
+            return await _Conversation(sock, node, self.node).ask(request)
         raise OSError(f"node {node} does not answer")
 
     # ---- placing
@@ -325,6 +323,29 @@ class Fleet:
         self._neighbours.pop(neighbour.node, None)
 
 
+class _Conversation:
+    """Asks the daemon of a node one thing after the other, as a client outside any run."""
+
+    def __init__(self, sock: trio.socket.SocketType, node: str, own: str) -> None:
+        self._socket = sock
+        self._node = node
+        self._decoder = FrameDecoder(MAX_REPLY)
+        self._unsent = pack_message(Hello(id=0, versions=list(SUPPORTED), client=f"fleet {own}"))
+        self._last = 0
+
+    async def ask(self, request: Request) -> Reply:
+        """Return the answer. Raise `OSError`."""
+        request.id = self._last = self._last + 1
+        data, self._unsent = self._unsent + pack_message(request), b""
+        while data:
+            data = data[await self._socket.send(data) :]
+        while piece := await self._socket.recv(65536):
+            for reply in map(unpack_reply, self._decoder.feed(piece)):
+                if reply.id == request.id or isinstance(reply, Error):
+                    return reply
+        raise ConnectionResetError(f"node {self._node} does not answer")
+
+
 # ---- One other node
 
 
@@ -351,6 +372,10 @@ class Neighbour:
         """Statuses by the ids of the other node."""
         self._offered: dict[int, RunId] = {}
         """Grants without an answer, by their requests."""
+        self._shipped: set[RunId] = set()
+        """Runs whose files the node has."""
+        self._shipping: set[RunId] = set()
+        """Runs whose files are being sent."""
         self._tends = 0
         self._last = 0
 
@@ -379,6 +404,7 @@ class Neighbour:
         self._offered.clear()
         self._wanted.clear()
         self._seen.clear()
+        self._shipping.clear()
         self._tends = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read, sock)
@@ -387,6 +413,7 @@ class Neighbour:
             while idle < IDLE:
                 self._changed = trio.Event()
                 runs = list(self._fleet.runs_on(self.node))
+                self._ship_files(runs, nursery)
                 await self._send(sock, self._messages(runs))
                 with trio.move_on_after(self._interval):
                     await self._changed.wait()
@@ -412,6 +439,7 @@ class Neighbour:
         fleet = self._fleet
         offered = set(self._offered.values())
         new = [run for run in runs if run.remote is not None and not run.remote.id and run.id not in offered]
+        ready = [run for run in new if run.id not in self._shipping]
         fresh = bool(self._stamp) and now - self._heard_at < fleet._config.lease / 2
         taken = {run.remote.id: run for run in runs if run.remote is not None and run.remote.id}
         told = {id_: self._wanted_of(run, now) for id_, run in taken.items()}
@@ -420,7 +448,7 @@ class Neighbour:
             # before it is sent: the other node may count the lease from then on
             fleet._feed(e.GrantsRenewed(self._heard_at, tuple(run.id for run in runs)))
         if fresh:
-            for run in new:
+            for run in ready:
                 spawn = self._spawn(run, now)
                 if spawn is not None:
                     yield spawn
@@ -431,6 +459,41 @@ class Neighbour:
             wait = self._interval if taken else 0.0
             seen = {id_: self._seen[id_] for id_ in told if id_ in self._seen}
             yield Tend(id=self._last, giver=fleet.node, echo=self._stamp, runs=told, seen=seen, wait=wait)
+
+    # ---- files that a run is sent with come before its grant
+
+    def _ship_files(self, runs: list[Run], nursery: trio.Nursery) -> None:
+        """Begin to send the files of runs that the node has not taken."""
+        for run in runs:
+            ship = self._fleet._catalogue.live[run.id].spawn.ship
+            unsent = run.remote is not None and not run.remote.id and run.id not in self._shipped | self._shipping
+            if unsent and ship is not None:
+                self._shipping.add(run.id)
+                nursery.start_soon(self._ship, run, ship)
+
+    async def _ship(self, run: Run, ship: Ship) -> None:
+        """Send the files of a run, until the node has them or they are not wanted any more."""
+        fleet = self._fleet
+        while any(each is run for each in fleet.runs_on(self.node)):
+            try:
+                with trio.socket.from_stdlib_socket(fleet.way(self.node)) as sock:
+                    conversation = _Conversation(sock, self.node, fleet.node)
+                    await fleet.shipping.send(run.birth.uid, ship, partial(self._in_time, conversation))
+                self._shipped.add(run.id)
+                break
+            except ShipRefused as error:
+                reason = Reason(kind="fleet", message=f"node {self.node}: {error}")
+                fleet._feed(e.GrantRefused(trio.current_time(), run.id, reason))
+                break
+            except (OSError, ProtocolError, trio.TooSlowError) as error:
+                fleet._log.debug("files", node=self.node, run=run.id, error=str(error))
+                await trio.sleep(PAUSE_MAX)
+        self._shipping.discard(run.id)
+        self.look()
+
+    async def _in_time(self, conversation: _Conversation, request: Request) -> Reply:
+        with trio.fail_after(max(PASSED_ON, 3 * self._interval)):
+            return await conversation.ask(request)
 
     def _wanted_of(self, run: Run, now: float) -> Wanted:
         assert run.remote is not None

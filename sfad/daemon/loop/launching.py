@@ -30,6 +30,7 @@ from . import worktrees
 from .gateways import Gateways
 from .isolating import Isolating
 from .resources import Resources
+from .shipping import Shipping
 
 # ---- Directories of shims, which come first in the PATH of runs (docs/agents.md): the one that a person has installed, and those
 # that the daemon makes for runs that use the gateway.
@@ -231,6 +232,7 @@ class Launching:
     shims: ShimDirectory
     automatic_shims: AutomaticShims
     isolating: Isolating
+    shipping: Shipping
 
     def launch(self, run: Run) -> None:
         """Launch an attempt, or feed `LaunchFailed`."""
@@ -290,11 +292,11 @@ class Launching:
         shims = self._shims(live)
         terminal = spawn.stdio == "inherit" and stdin is not None and _is_terminal(stdin)
         env = run_environment(run, spawn, socket=self.resources.socket, deadline=deadline, shims=shims)
-        env = worktrees.environment(live, env)
-        step = worktrees.first_step(live, self.resources.socket, sealed=spawn.isolation is not None)
+        env = self.shipping.environment(live, worktrees.environment(live, env))
+        step, cwd = self._first_step(live)
         return LaunchSpec(
             argv=self.gateways.naming(run.id, self._argv(live)),
-            cwd=spawn.cwd if step is None or spawn.worktree is None else spawn.worktree.origin,
+            cwd=cwd,
             env=self.isolating.environment(live, self.gateways.naming(run.id, env)),
             umask=spawn.umask,
             stdin=stdin,
@@ -308,6 +310,14 @@ class Launching:
             user=live.user,
             nonce=live.nonce,
         )
+
+    def _first_step(self, live: Live) -> tuple[list[bytes] | None, bytes]:
+        """Return `LaunchSpec.first_step` and where the attempt starts. Raise `OSError`."""
+        spawn = live.spawn
+        if (unpacks := self.shipping.first_step(live)) is not None:
+            return unpacks
+        step = worktrees.first_step(live, self.resources.socket, sealed=spawn.isolation is not None)
+        return step, spawn.cwd if step is None or spawn.worktree is None else spawn.worktree.origin
 
     def _argv(self, live: Live) -> list[bytes]:
         run = live.run

@@ -34,6 +34,7 @@ from ...protocol.types import Event, RunId, RunInfo
 from ...protocol.units import counted
 from ...runs.catalogue import CallList, RunCatalogue
 from ...runs.live import Subscribers
+from ...storage.shipped import ShippedFiles
 from ...usage.metering import Metering
 from ...usage.silence import Signs, SilenceWatch
 from .announcing import Announcer, RunFeed
@@ -52,6 +53,7 @@ from .otel_process import OtelProcess
 from .pending_requests import PendingRequests, policy_of
 from .resources import Resources
 from .saving import Saver, StorageWatch
+from .shipping import Shipping
 from .worktrees import Worktrees
 
 # ---- What this daemon has from an earlier one, and what it hands over to the next
@@ -225,7 +227,11 @@ class Runtime:
             prices=config.prices, nearing=_nearing(config), silence=silence,
         )  # fmt: skip
         self.adviser = Adviser(Path(self.state_dir), self.background, self.feed, self.log.warning)
-        jobs = MaintenanceJobs(self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged)
+        shipped = ShippedFiles(Path(self.state_dir), config.fleet.ship_max)
+        jobs = MaintenanceJobs(
+            self.ledger, self.output, lambda: self.catalogue.live, self.log.info, self._ledger_damaged,
+            shipped=shipped, named=lambda: self.shipping.named(),
+        )  # fmt: skip
         self.session_archive = SessionArchive(Path(self.state_dir), self.output, config.sessions, self.log.warning)
         self.maintenance = Maintenance(jobs, config.retention, self.log.warning)
         self.gateways = Gateways(
@@ -246,13 +252,16 @@ class Runtime:
             self.began,
         )
         self.otel = OtelProcess(config.otel, self.launcher, self.log, sock=self.socket)
-        self.fleet = Fleet(config.fleet, self.machine, self.catalogue, self.feed, self.log, self._sent_to_node, sock=self.socket)
-        self.fleet_process = FleetProcess(config.fleet, self.fleet, self.launcher, self.log, sock=self.socket)
         self.granted = GrantedRuns(self.timers)
         self.metrics = MetricsEndpoint(config.metrics, self.measuring.recent_text, self.log)
         self.isolating = Isolating(loaded, self.gateways, sock=self.socket, state_dir=self.state_dir)
         self.hooking = Hooking(resources, self.announcer, self.catalogue, self.background, self.isolating)
         self.worktrees = Worktrees(self.hooking.processes, self.catalogue.live)
+        self.shipping = Shipping(shipped, self.hooking.processes, self.catalogue.live)
+        self.fleet = Fleet(
+            config.fleet, self.machine, self.catalogue, self.feed, self.log, self._sent_to_node, self.shipping, sock=self.socket
+        )
+        self.fleet_process = FleetProcess(config.fleet, self.fleet, self.launcher, self.log, sock=self.socket)
         self.connections = ConnectionWatch(
             self.catalogue.live, self.launcher, lambda: [each.url for each in self.gateways.upstreams.values()], self.feed
         )
@@ -285,6 +294,7 @@ class Runtime:
             self.shims,
             self.automatic_shims,
             self.isolating,
+            self.shipping,
         )
         self.succession = Succession(
             resources, self.machine, self.catalogue, self.announcer, self.metering, self._budgets, launching, self.arrivals,

@@ -16,7 +16,8 @@ from ...core.state.naming import derive_name
 from ...core.state.policy import Invalid
 from ...hooks.processes import HookCommand, HookProcesses
 from ...processes.credentials import Credentials
-from ...processes.worktree import ANSWER, look_words, step_words
+from ...processes.helper import ANSWER
+from ...processes.worktree import look_words, step_words
 from ...protocol.messages import Spawn
 from ...protocol.types import Isolation, RunInfo, Worktree
 from ...runs.live import Live

@@ -17,7 +17,9 @@ from ...protocol.encoding import request_id
 from ...protocol.framing import SUPPORTED, BadMessage, ProtocolError
 from ...protocol.messages import Error, unpack_request
 from ...protocol.types import ErrorCode, FleetPlace, RunId
+from ..loop.fleet import PASSED_ON
 from ..loop.resources import Resources
+from ..loop.shipping import PACK_SECONDS
 from . import verbs  # noqa: F401 - each file registers its verb
 from .call import EXPECTED, INTERNAL, REGISTRY, Call, Services, Verb
 from .clients import ClientTable
@@ -119,7 +121,7 @@ def _answer(verb: Verb, call: Call, request: Any) -> None:
         verb.answer(call, request)
 
 
-ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send)
+ANSWERED_THERE = (m.ReadOutput, m.Result, m.Send, m.FetchFiles, m.GetFiles)
 """Requests about a run that the node answers where it executes."""
 
 
@@ -127,8 +129,14 @@ def _pass_on(call: Call, request: Any, place: FleetPlace) -> None:
     """Have the node answer where the run executes. The peer was permitted to ask."""
     assert place.node is not None
     node = place.node
-    there = replace(request, id=1, run=place.run)
-    call.later(lambda: call.runtime.fleet.pass_on(node, there), lambda reply: replace(reply, id=call.id))
+    there, fleet = replace(request, id=1, run=place.run), call.runtime.fleet
+    within = PACK_SECONDS if isinstance(request, m.FetchFiles) else PASSED_ON
+
+    def here(reply: m.Reply) -> m.Reply:
+        more = {"asked": fleet.node} if isinstance(reply, m.FilesPacked) else {}
+        return replace(reply, id=call.id, **more)
+
+    call.later(lambda: fleet.pass_on(node, there, within), here)
 
 
 # ---- What clients send: frames are read, and the requests in them are handled in turns

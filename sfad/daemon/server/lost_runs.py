@@ -68,8 +68,9 @@ async def _continue(runtime: Runtime, info: RunInfo, found: Surroundings, limite
         setups = await runtime.setups.read(Root.of(uid, spawn.cwd, found.env))
     peer = Peer(uid=uid, user=found.user, owner=uid in (0, os.geteuid()))
     context = SpawnContext(
-        peer, None, setups, bool(spawn.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live
-    )
+        peer, None, setups, bool(spawn.gateway), runtime.gateways, runtime.isolating, runtime.agents, runtime.catalogue.live,
+        runtime.fleet,
+    )  # fmt: skip
     placed = spawn
     if spawn.worktree is not None:
         placed = await runtime.worktrees.prepared(spawn, info, None, uid, found.credentials)

@@ -23,12 +23,15 @@ from ...processes import procfs
 from ...protocol.known import ANY_PROGRAM, BY_REPORT, NO_METER
 from ...protocol.messages import Spawn
 from ...protocol.requests.plans import Provider
-from ...protocol.types import Isolation, RunId
+from ...protocol.types import Isolation, RunId, Ship
 from ...runs.live import MAX_ON_END, Live
+from ...shipping import why_unsafe
 from ...usage.metering import program_of
+from ..loop.fleet import Fleet
 from ..loop.gateways import Gateways
 from ..loop.isolating import Isolating, IsolationImpossible
 from ..loop.leading import check_base_urls, led
+from ..loop.shipping import NOT_HERE
 from ..loop.worktrees import shared
 from .lookup import bad_request, check_limits, check_most, too_many, unavailable, wrong_state
 
@@ -56,6 +59,7 @@ class SpawnContext(NamedTuple):
     isolating: Isolating
     agents: Mapping[str, Registered]
     live: Mapping[RunId, Live]
+    fleet: Fleet
 
 
 Step = Callable[[Spawn, SpawnContext], Spawn]
@@ -116,6 +120,35 @@ def decide_on_other_node(request: Spawn, context: SpawnContext) -> Spawn:
     if above is not None and request.gateway is not None and above.spawn.gateway not in {None, request.gateway}:
         raise Invalid(f"what run {above.run.id} has decided about the gateway holds for what it starts")
     return request
+
+
+def send_files(request: Spawn, context: SpawnContext) -> Spawn:
+    """Note from which node the files of a run that is to be placed come."""
+    ship = request.ship
+    if ship is None:
+        return request
+    _check_files(ship, context)
+    return replace(request, ship=replace(ship, node=context.fleet.node))
+
+
+def work_in_copy(request: Spawn, context: SpawnContext) -> Spawn:
+    """Have a run of another node work in a copy of the files that were sent with it."""
+    ship = request.ship
+    if ship is None:
+        return request
+    if request.grant is None:
+        raise bad_request("--ship sends files to the node where a run is placed: add --fleet or --on, or leave out --ship")
+    _check_files(ship, context)
+    return replace(request, cwd=context.fleet.shipping.directory(context.peer.uid, ship))
+
+
+def _check_files(ship: Ship, context: SpawnContext) -> None:
+    if (ship.within and why_unsafe(os.fsdecode(ship.within)) is not None) or not ship.directory.startswith(b"/"):
+        raise bad_request(f"the run cannot work in {ship.within[:80]!r} of {ship.directory[:80]!r}")
+    if not ship.author.isprintable():
+        raise bad_request(f"a control character in the author of commits: {ship.author[:80]!r}")
+    if not context.fleet.shipping.files.is_whole(context.peer.uid, ship.archive):
+        raise wrong_state(NOT_HERE.format(os.fsdecode(ship.directory)))
 
 
 def narrow_tools(request: Spawn, context: SpawnContext) -> Spawn:
@@ -214,6 +247,7 @@ def check_characters(request: Spawn, _: SpawnContext) -> None:
         ("argv", request.argv),
         ("env", request.env),
         ("cwd", [request.cwd]),
+        ("the directory of --ship", [] if request.ship is None else [request.ship.directory, request.ship.within]),
         ("a writable path", isolation.writable),
         ("a readable path", isolation.readable),
     ):
@@ -237,6 +271,8 @@ def check_bounds(request: Spawn, _: SpawnContext) -> None:
     labels = max((len(word) for pair in request.labels.items() for word in pair), default=0)
     for what, value, limit in (
         ("bytes of cwd", len(request.cwd), 4096),
+        ("bytes of the directory of --ship", len(request.ship.directory) if request.ship is not None else 0, 4096),
+        ("characters of the author of commits", len(request.ship.author) if request.ship is not None else 0, 256),
         ("characters of key", len(request.key or ""), 64),
         ("characters of session", len(request.session or ""), 64),
         ("labels", len(request.labels), MAX_LABELS),
@@ -413,6 +449,7 @@ STEPS: tuple[Step, ...] = (
     decide_gateway,
     narrow_tools,
     fill_in_agent,  # with options for its tools, and the address of the gateway
+    work_in_copy,
     share_worktree,
     continue_session,
     lead,  # needs the command
@@ -420,7 +457,7 @@ STEPS: tuple[Step, ...] = (
     mark_hooks,
 )
 
-PLACED_STEPS: tuple[Step, ...] = (decide_on_other_node, narrow_tools, mark_hooks)
+PLACED_STEPS: tuple[Step, ...] = (decide_on_other_node, send_files, narrow_tools, mark_hooks)
 """For a run that is to be placed: the daemon of the node where it executes takes the others."""
 
 CHECKS: tuple[Callable[[Spawn, SpawnContext], None], ...] = (

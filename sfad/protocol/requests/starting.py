@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..structs import Literal, Struct
-from ..types import Action, After, Bound, Claim, Grant, Isolation, Kind, Limit, Placing, Refusal, RunId, Worktree
+from ..types import Action, After, Bound, Claim, Grant, Isolation, Kind, Limit, Placing, Refusal, RunId, Ship, Worktree
 from .base import Reply, Request
 
 
@@ -139,6 +139,8 @@ class Spawn(Request, tag="spawn"):
     """Have the run work in a git worktree of its own. `None`: as its registered agent does, else in its working directory."""
     placing: Placing | None = None
     """Execute it on a node of the fleet that has room for it."""
+    ship: Ship | None = None
+    """With `placing`: have it work in a copy of a directory, whose files `put_files` has brought."""
     grant: Grant | None = None
     """Another node has started it. Only the fleet's actor may bring one."""
     env_set: bool = False

@@ -222,6 +222,7 @@ def _ask(
         runtime.isolating,
         runtime.agents,
         runtime.catalogue.live,
+        runtime.fleet,
     )
     try:
         if request.shim and above is not None and is_own_program(call.connection.sender, above, request):

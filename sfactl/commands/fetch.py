@@ -1,0 +1,73 @@
+"""Bring back what a run has changed in the files that were sent with it.
+
+The run was started with --ship DIR (docs/fleet.md#files). Its new and changed files are written to DIR, and what it has deleted is
+deleted there. A file of DIR that has changed since it was sent is a conflict: all such files are named, and nothing is brought
+back. The run may still be live; its files stay on its node as long as its output does.
+
+With --patch, the changes are printed as a patch for `git apply`, and nothing is written.
+
+Exit codes: 0 done; 1 files have changed since, or the changes are too large; 66 no such run; 75 its node does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .. import output, shipping
+from ..connection import connect
+from ..exits import ExitCode, Quit
+from ..options import COMMON, RUN, Option, Parameter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sfad.protocol.requests.shipping import FilesPacked
+
+PARAMETERS: tuple[Parameter, ...] = (
+    *COMMON,
+    RUN,
+    Option(("--patch",), "patch", "Print a patch instead"),
+    Option(("--force",), "force", "Overwrite files that have changed since they were sent"),
+    Option(("--to",), "to", "Another directory to write to", "DIR"),
+)
+
+
+def main(
+    *, run: str, patch: bool = False, force: bool = False, to: str | None = None, socket: str | None = None, json: bool = False
+) -> int:
+    with connect(socket) as client:
+        packed, archive = shipping.fetched(client, run, patch=patch)
+    with archive:
+        if patch:
+            shipping.show_patch(archive)
+            return ExitCode.DONE
+        root = _root(packed, to, socket)
+        done = shipping.bring_back(archive, root, force=force, elsewhere=to is not None)
+    if json:
+        output.print_json({"run": run, "directory": root, **done})
+    else:
+        shipping.tell(done)
+    return ExitCode.DONE
+
+
+def _root(packed: FilesPacked, to: str | None, socket: str | None) -> str:
+    """Return the directory to write to. Raise `Quit`."""
+    if to is not None:
+        os.makedirs(to, exist_ok=True)
+        return os.path.abspath(to)
+    root = os.fsdecode(packed.directory)
+    if packed.node != _own_node(packed, socket):
+        raise Quit(
+            ExitCode.REFUSED, f"the files came from {root} on node {packed.node}: fetch them there, or name a directory with --to"
+        )
+    if not os.path.isdir(root):
+        raise Quit(ExitCode.REFUSED, f"{root}, from which the files came, is not there any more: name another with --to")
+    return root
+
+
+def _own_node(packed: FilesPacked, socket: str | None) -> str:
+    """Return the name of the node of this machine, if the run was named NODE/ID also of its own."""
+    if socket is None or not socket.startswith("fleet:"):
+        return packed.asked
+    from ..fleet import Fleet
+
+    return Fleet(socket.split(":", 2)[2] or None).own

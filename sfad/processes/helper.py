@@ -1,0 +1,79 @@
+"""Programs that a bare interpreter executes as the user of a run: a helper that answers the daemon, or the first step of an
+attempt, which becomes the run's command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from .credentials import unsealed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+_PACKAGES = str(Path(__file__).parents[2])
+_START = "import sys; sys.path.append(sys.argv[1]); from sfad.processes import {0}; {0}.{1}(sys.argv[2:])"
+NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+ANSWER = b"sfad: "
+"""Begins the last line that a helper prints."""
+
+
+def python_words(module: str, function: str) -> list[bytes]:
+    """Return the command that calls a function of a module of this package with the words after it."""
+    words = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START.format(module, function), _PACKAGES]
+    return [os.fsencode(word) for word in words]
+
+
+# ---- The first step of an attempt
+
+
+def first_step(step: Sequence[bytes], files: Sequence[bytes], argv: Sequence[bytes]) -> list[bytes]:
+    """Return the command of a step that becomes another. It executes the first of `files` that can be executed."""
+    return [*step, *(b"file=" + file for file in files), b"--", *argv]
+
+
+def understood(words: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """Return what a first step was given by name, the files that may be the command, and the command."""
+    at = words.index("--")
+    pairs = [word.partition("=")[::2] for word in words[:at]]
+    return dict(pairs), [value for name, value in pairs if name == "file"], words[at + 1 :]
+
+
+def environment(*, sealed: bool) -> dict[str, str]:
+    """Return the environment of the command."""
+    found = unsealed(os.environb) if sealed else os.environb
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in found.items()}
+
+
+def become(files: Sequence[str], argv: list[str]) -> NoReturn:
+    """Become the command."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # Python has changed these, and the command would inherit it
+    _execute(files, argv)
+
+
+def _execute(files: Sequence[str], argv: list[str]) -> NoReturn:
+    """Execute the command as execvp(3) does."""
+    denied = None
+    for file in files:
+        try:
+            os.execve(file, argv, os.environb)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except PermissionError as error:
+            denied = error
+        except OSError as error:
+            fail(NOT_EXECUTABLE, f"cannot execute {file}: {error.strerror}")
+    name = argv[0] if argv else "''"
+    if denied is not None:
+        fail(NOT_EXECUTABLE, f"cannot execute {denied.filename or name}: {denied.strerror}")
+    fail(_NOT_FOUND, f"cannot execute {name}: no such file")
+
+
+def fail(code: int, message: str) -> NoReturn:
+    os.write(2, f"sfad: {message}\n".encode(errors="surrogateescape"))
+    raise SystemExit(code)
