@@ -682,7 +682,7 @@ def test_what_is_sent_is_bounded_and_refused_with_what_to_do(fleet: Daemons, tmp
         file.truncate(200 << 20)
     for words, said in (
         (("--on", "n2", "--ship", str(tmp_path / "large")), "the files have 200 MiB, and fleet.ship_max is 100 MiB"),
-        (("--on", "n2", "--ship", str(tmp_path / "missing")), "is no directory"),
+        (("--on", "n2", "--ship", str(tmp_path / "missing")), "is not a directory"),
         (("--ship", str(tmp_path / "large")), "add --fleet or --on NODE"),
     ):
         done = n1.sfactl("spawn", *words, "--", "true")
