@@ -71,6 +71,8 @@ class Source(Protocol):
     """Where runs come from: a daemon, or the daemons of all nodes of a fleet."""
 
     first: m.RunList
+    of_fleet: bool
+    """Whether runs are of several nodes."""
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
         """Pass on what comes. Both are called in other threads, `away` with the reason why a daemon cannot be asked."""
@@ -84,6 +86,8 @@ class Source(Protocol):
 
 class Feed:
     """Receives runs and alerts of one daemon, and comes back when it does."""
+
+    of_fleet = False
 
     def __init__(self, socket: str | None, wanted: m.WatchRuns) -> None:
         """Connect, and receive the first runs. Raise `Unreachable`, `DaemonError`."""

@@ -1,34 +1,37 @@
 """The runs of all nodes of a fleet, as `app` takes them from one daemon."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal
 
 from sfad.protocol import messages as m
 from sfad.protocol.structs import replace
-from sfad.protocol.types import RunId, RunInfo
+from sfad.protocol.types import AlertState, ErrorCode, Event, FleetPlace, RunId, RunInfo
 
-from ..connection import connect
+from ..connection import DaemonError, connect
 from ..fleet import Fleet, Names, merged
-from ..output import note
 from .daemon import BEFORE, LOOK, Feed, R, Show, Tail, Take, Told
 
 
 class Nodes:
+    of_fleet = True
+
     def __init__(self, fleet: Fleet, wanted: m.WatchRuns) -> None:
-        """Connect to each node, and receive the first runs. Nodes that do not answer are told of on stderr, and left out."""
+        """Connect to each node, and receive the first runs. Nodes that do not answer are left out."""
         self._fleet = fleet
-        self._feeds, unanswered = fleet.each(lambda node: Feed(fleet.place(node), wanted))
-        for node, why in sorted(unanswered.items()):
-            note(f"sfactl: node {node}: {why}")
+        self._feeds, self._silent = fleet.each(lambda node: Feed(fleet.place(node), replace(wanted)))
         self._lock = threading.Lock()
+        """Feeds call from threads of their own."""
         self._names = Names()
         self._known: dict[str, dict[RunId, RunInfo]] = {}
-        """By node."""
+        """What each node has told, by its ids."""
+        self._states: dict[str, m.DaemonStatus] = {}
         for node, feed in self._feeds.items():
             self._learn(node, feed.first.runs, whole=True)
         self.first = self._all()
+
+    # ---- what the nodes tell
 
     def _learn(self, node: str, runs: Iterable[RunInfo], *, whole: bool) -> None:
         runs = list(runs)
@@ -37,48 +40,99 @@ class Nodes:
         self._known[node] = before | {run.id: run for run in runs}
 
     def _all(self) -> m.RunList:
-        return m.RunList(id=0, runs=[run for _, run in merged({node: list(runs.values()) for node, runs in self._known.items()})])
+        rows = merged({node: list(runs.values()) for node, runs in self._known.items()})
+        return m.RunList(id=0, runs=[_on(node, run) for node, run in rows])
 
     def start(self, take: Take, away: Callable[[str], object]) -> None:
         for node, feed in self._feeds.items():
             feed.start(partial(self._take, node, take), lambda why, node=node: away(f"node {node}: {why}"))  # type: ignore[misc]
+        if self._silent:
+            away(f"no answer of {', '.join(sorted(self._silent))}")
 
     def _take(self, node: str, take: Take, told: Told) -> None:
-        """Pass on what a node tells, with the names of the fleet. The alerts and the cost that are shown are those of this node."""
-        if isinstance(told, m.DaemonStatus):
-            if node == self._fleet.own:
-                alerts = [replace(each, run_id=each.run_id and f"{node}/{each.run_id}") for each in told.alerts]
-                take(replace(told, alerts=alerts))
-            return
+        """Pass on what a node tells, with the names of the fleet."""
         with self._lock:
+            if isinstance(told, m.DaemonStatus):
+                self._states[node] = told
+                take(self._state())
+                return
             self._learn(node, told.runs, whole=isinstance(told, m.RunList))
             if isinstance(told, m.RunList):  # the node was away
                 take(self._all())
                 return
-            changed = [self._names.named(node, run) for run in told.runs if not self._names.is_told_by_another(run)]
+            changed = [_on(node, self._names.named(node, run)) for run in told.runs if not self._names.is_told_by_another(run)]
             take(m.RunsPush(id=0, runs=changed))
 
+    def _state(self) -> m.DaemonStatus:
+        """Return the state of this node's daemon, with the alerts and the costs of all nodes."""
+        states = self._states
+        costs = [state.cost_usd for state in states.values() if state.cost_usd is not None]
+        own = states.get(self._fleet.own) or next(iter(states.values()))
+        return replace(own, alerts=list(self._alerts()), cost_usd=sum(costs) if costs else None)
+
+    def _alerts(self) -> Iterator[AlertState]:
+        for node, state in self._states.items():
+            for alert in state.alerts:
+                yield replace(alert, run_id=alert.run_id and self._id_of(node, alert.run_id))
+
+    def _id_of(self, node: str, run_id: RunId) -> str:
+        known = self._known.get(node, {}).get(run_id)
+        return self._names.named(node, known).id if known is not None else f"{node}/{run_id}"
+
+    # ---- what is asked of them
+
     def call(self, request: m.Request, expected: type[R]) -> R:
-        """Ask the node that answers for the run of the request; without a run, this one."""
+        """Ask the node that decides about the run of the request; without a run, this one."""
+        if isinstance(request, m.Events):
+            page = self._events(request)
+            assert isinstance(page, expected)
+            return page
+        try:
+            return self._asked(request, expected, there=False)
+        except DaemonError as error:
+            if not isinstance(request, m.Resume) or error.error is not ErrorCode.WRONG_STATE:
+                raise
+        return self._asked(request, expected, there=True)  # a limit has paused it, where it executes
+
+    def _asked(self, request: m.Request, expected: type[R], *, there: bool) -> R:
         field = next((name for name in ("run", "runs") if getattr(request, name, None)), None)
         if field is None:
             return self._ask(self._fleet.own, request, expected)
         named = getattr(request, field)
-        verb = str(request.__struct_config__.tag)
+        verb = "info" if there else str(request.__struct_config__.tag)
         node, run = self._fleet.find(named if field == "run" else named[0], verb)
         reply = self._ask(node, replace(request, **{field: run if field == "run" else [run]}), expected)
         if isinstance(reply, m.RunReply):
             with self._lock:
                 self._names.learn(node, [reply.run])
-                return replace(reply, run=self._names.named(node, reply.run))
-        return reply
+                return replace(reply, run=_on(node, self._names.named(node, reply.run)))
+        return replace(reply, stopped=[f"{node}/{each}" for each in reply.stopped]) if isinstance(reply, m.Stopped) else reply
 
     def _ask(self, node: str, request: m.Request, expected: type[R]) -> R:
         with connect(self._fleet.place(node)) as client:
             return client.call(request, expected)
 
+    def _events(self, request: m.Events) -> m.EventPage:
+        """Return the newest events of all nodes that answer."""
+        found, _ = self._fleet.each(lambda node: (node, self._ask(node, replace(request), m.EventPage).events))
+        with self._lock:
+            events: list[Event] = [
+                replace(event, run_id=event.run_id and self._id_of(node, event.run_id))
+                for node, page in found.values()
+                for event in page
+            ]
+        events.sort(key=lambda event: event.time.timestamp() if event.time else 0.0)
+        return m.EventPage(id=0, events=events[-request.rows :], reached=0)
+
     def tail(self, run: RunId, show: Show, *, stderr: bool) -> Tail:
         return NodeTail(self._fleet, run, stderr=stderr, show=show)
+
+
+def _on(node: str, run: RunInfo) -> RunInfo:
+    """Return the run with the node where it executes."""
+    if run.fleet is None or run.fleet.node is None:
+        return replace(run, fleet=replace(run.fleet or FleetPlace(), node=node))
+    return run
 
 
 class NodeTail(Tail):
