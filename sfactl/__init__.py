@@ -35,6 +35,7 @@ Connections:
 `over_fleet`        verbs with --fleet, and runs that are named NODE/ID
 `fleet`             the nodes of the fleet, a connection to each, and their runs as one list
 `fleet_list`        `list` and `tree` of all nodes
+`fleet_reports`     `summary` and `plans` of all nodes
 `fleet_run`         output of runs on other nodes; `run --fleet`
 `shipping`          directories that are sent with runs, and changes that are brought back
 `client`            the public API for authors of agents

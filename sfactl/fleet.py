@@ -20,10 +20,10 @@ from .exits import ExitCode, Quit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import TypeVar
 
-    from sfad.protocol.types import RunInfo
+    from sfad.protocol.types import FleetPlace, RunInfo
 
     T = TypeVar("T")
 
@@ -122,32 +122,46 @@ def tell_unanswered(unanswered: Mapping[str, str]) -> int:
 # ---- runs of several nodes as one list
 
 
+class Names:
+    """What runs are called in the fleet. A run that one node has granted to another is told of by both."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[str, str], FleetPlace] = {}
+        """Of runs that another node has granted, by the node where they execute."""
+
+    def learn(self, node: str, runs: Iterable[RunInfo]) -> None:
+        self._given |= {(node, run.id): run.fleet for run in runs if run.fleet is not None and run.fleet.giver}
+
+    def is_told_by_another(self, run: RunInfo) -> bool:
+        """Return whether the node where the run executes has told of it."""
+        place = run.fleet
+        return place is not None and place.node is not None and (place.node, place.run) in self._given
+
+    def named(self, node: str, run: RunInfo) -> RunInfo:
+        """Return the run as the fleet knows it. `node`: which tells of it."""
+        own, root = self._given.get((node, run.id)), self._given.get((node, run.root_id))
+        return replace(
+            run,
+            id=own.id if own is not None else f"{node}/{run.id}",
+            root_id=root.root if root is not None else f"{node}/{run.root_id}",
+            parent_id=own.parent if own is not None else self._parent(node, run.parent_id),
+            depth=run.depth + (root.depth if root is not None else 0),
+        )
+
+    def _parent(self, node: str, run_id: str | None) -> str | None:
+        given = self._given.get((node, run_id or ""))
+        return given.id if given is not None else f"{node}/{run_id}" if run_id else None
+
+
 def merged(found: Mapping[str, Sequence[RunInfo]]) -> list[tuple[str, RunInfo]]:
-    """Return the runs of all nodes with their names in the fleet, each once, with the node where it executes. A run that one node
-    has granted to another is shown as that one tells, where it does."""
-    given = {(node, run.id): run.fleet for node, runs in found.items() for run in runs if run.fleet is not None and run.fleet.giver}
-    shown: list[tuple[str, RunInfo]] = []
+    """Return the runs of all nodes with their names in the fleet, each once, with the node where it executes."""
+    names = Names()
     for node, runs in found.items():
-        for run in runs:
-            place = run.fleet
-            if place is not None and place.node is not None and (place.node, place.run) in given:
-                continue
-            own, root = given.get((node, run.id)), given.get((node, run.root_id))
-            parent = given.get((node, run.parent_id or ""))
-            shown.append((
-                place.node if place is not None and place.node is not None else node,
-                replace(
-                    run,
-                    id=own.id if own is not None else f"{node}/{run.id}",
-                    root_id=root.root if root is not None else f"{node}/{run.root_id}",
-                    parent_id=own.parent
-                    if own is not None
-                    else parent.id
-                    if parent is not None
-                    else f"{node}/{run.parent_id}"
-                    if run.parent_id
-                    else None,
-                    depth=run.depth + (root.depth if root is not None else 0),
-                ),
-            ))  # fmt: skip
+        names.learn(node, runs)
+    shown = [
+        (run.fleet.node if run.fleet is not None and run.fleet.node is not None else node, names.named(node, run))
+        for node, runs in found.items()
+        for run in runs
+        if not names.is_told_by_another(run)
+    ]
     return sorted(shown, key=lambda each: each[1].created_at)

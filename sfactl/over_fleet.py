@@ -21,6 +21,14 @@ def carry_out(verb: str, main: Callable[..., int], values: dict[str, Any]) -> in
         from .fleet_list import shown
 
         return shown(verb, fleet, values)
+    if verb in ("summary", "plans"):
+        from . import fleet_reports
+
+        return fleet_reports.summary(fleet, values) if verb == "summary" else fleet_reports.plans(fleet, values)
+    if verb == "top":
+        if values.get("root"):
+            raise UsageError("--fleet shows the runs of all nodes: leave out RUN, and type / to filter them")
+        return main(**values, fleet=fleet)
     if verb == "events":
         return _events(fleet, values)
     if verb == "logs":

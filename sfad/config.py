@@ -276,6 +276,8 @@ class FleetConfig(Struct, frozen=True, kw_only=True):
     node: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = None
     """`None`: the name of the host."""
     lease: Annotated[float, Meta(ge=5, le=86400, extra=DURATION)] = 60.0
+    keeper: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", extra=NODE)] | None = None
+    """The node that keeps the budgets of users and teams. `None`: the head's, or the one that was known before."""
     insecure: bool = False
     """Also join a cluster that asks for no token."""
     ship_max: Annotated[int, Meta(ge=64 * 1024, le=1 << 40, extra=SIZE)] = 100 * 1024 * 1024

@@ -14,7 +14,7 @@ from sfad.protocol.requests.plans import PlanAccount, PlanList, Plans, PlanWindo
 from .. import output, table
 from ..connection import call
 from ..exits import ExitCode
-from ..options import COMMON, Option, Parameter
+from ..options import COMMON, FLEET, Option, Parameter
 from ..plans import moment
 
 TYPE_CHECKING = False
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     Option(("--forecast",), "forecast", "Also when each window is empty at the present rate"),
 )
 
@@ -35,14 +36,19 @@ def main(*, forecast: bool = False, socket: str | None = None, json: bool = Fals
     found = call(socket, Plans(id=0), PlanList)
     if json:
         output.print_json(output.content(found))
-    elif not found.accounts:
+    else:
+        show(found.accounts, forecast=forecast)
+    return ExitCode.DONE
+
+
+def show(accounts: Sequence[PlanAccount], *, forecast: bool) -> None:
+    if not accounts:
         output.note(
             "no subscription is known: none of the replies so far, through the gateway or in Codex's session files, told of one"
         )
     else:
         now = datetime.now(UTC)
-        print("\n\n".join("\n".join(_lines(account, now, forecast=forecast)) for account in found.accounts))
-    return ExitCode.DONE
+        print("\n\n".join("\n".join(_lines(account, now, forecast=forecast)) for account in accounts))
 
 
 def _lines(account: PlanAccount, now: datetime, *, forecast: bool) -> Iterator[str]:

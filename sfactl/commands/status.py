@@ -120,6 +120,10 @@ def facts(status: DaemonStatus) -> Iterator[tuple[str, str]]:
         of_rest = output.bound(partial=budget.at_most, at_most=budget.partial)
         used, limit, rest = map(output.usd, (budget.used_usd, budget.usd, left))
         spent = f"{of_used}{used} of {limit} USD a {budget.period} used, {of_rest}{rest} left"
+        if budget.allowance_usd is not None:
+            spent = f"{of_used}{used} USD used here, of {output.usd(budget.allowance_usd)} given by the fleet's keeper of {limit}"
+        elif budget.nodes:
+            spent += " in the fleet"
         yield "budget", f"{budget.scope} {budget.name}: {spent}; renews at {output.local(datetime.fromisoformat(budget.renews))}"
     if (fullest := _fullest(status)) is not None:
         yield "plan", fullest

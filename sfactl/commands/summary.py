@@ -20,7 +20,7 @@ from ..connection import Client, DaemonError
 from ..exits import ExitCode, UsageError
 from ..history import connect
 from ..limits import share
-from ..options import COMMON, LABEL, NAME, USER, Option, Parameter
+from ..options import COMMON, FLEET, LABEL, NAME, USER, Option, Parameter
 from ..selection import labels
 from ..waiting import Waiting, of_live, of_queue, of_refused
 from .list import moment
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 PARAMETERS: tuple[Parameter, ...] = (
     *COMMON,
+    FLEET,
     Option(
         ("--since",), "since", "Only runs created since then: 12h (ago; the default), 22:00, yesterday, 2026-01-31T22:00", "TIME"
     ),
@@ -55,19 +56,28 @@ def main(
     socket: str | None = None,
     json: bool = False,
 ) -> int:
-    wanted = Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
+    wanted = wanted_by(since, by, name, user, label)
     with connect(socket) as client:
         found = client.call(wanted, Summarised).summary
-        waits = list(_waiting(client, wanted, found))
+        waits = list(waiting(client, wanted, found))
     if json:
-        fields = {field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"}
-        output.print_json(fields | {"waiting": waits})
+        print_json(found, waits)
     else:
-        print("\n\n".join("\n".join(part) for part in (waiting_lines(waits), *parts(found, by)) if part))
+        show(found, waits, by)
     return ExitCode.DONE
 
 
-def _waiting(client: Client, wanted: Summarise, found: Summary) -> Iterator[Waiting]:
+def print_json(found: Summary, waits: Sequence[Waiting], **more: object) -> None:
+    fields = {field: getattr(found, field) for field in found.__struct_fields__ if field != "costly"}
+    output.print_json(fields | {"waiting": waits} | more)
+
+
+def show(found: Summary, waits: Sequence[Waiting], by: str) -> None:
+    print("\n\n".join("\n".join(part) for part in (waiting_lines(waits), *parts(found, by)) if part))
+
+
+def waiting(client: Client, wanted: Summarise, found: Summary) -> Iterator[Waiting]:
+    """Yield what waits for a person."""
     live = List(id=0, status=[status for status in Status if not status.terminal and not status.rejected], rows=0)
     live = replace(live, name=wanted.name, user=wanted.user, labels=wanted.labels)
     now, runs = datetime.now(UTC), []
@@ -86,6 +96,10 @@ def waiting_lines(waits: Sequence[Waiting]) -> list[str]:
     lines = [line for one in waits[:SHOWN] for line in (f"  {one.message}", f"    → {one.command}")]
     more = [f"  and {len(waits) - SHOWN} more: see --json"] if len(waits) > SHOWN else []
     return ["waiting for you", *lines, *more] if waits else []
+
+
+def wanted_by(since: str, by: str, name: Sequence[str], user: str | None, label: Sequence[str]) -> Summarise:
+    return Summarise(id=0, since=moment(since), by=_by(by), name=list(name) or None, user=user, labels=labels(label))
 
 
 def _by(text: str) -> By:

@@ -2,7 +2,7 @@
 
 A tree of live runs and those that ended recently. The cursor begins at a run in trouble, and the lines below the tree say what it
 has. Keys stop, pause and resume runs, change limits, approve and deny, show output and reasons; ? lists them. With RUN, only its
-tree. Needs the extra top, as in: pip install '.[top]' in the checkout.
+tree; with --fleet, the runs of all nodes. Needs the extra top, as in: pip install '.[top]' in the checkout.
 
 Exit codes: 0 left with q; 2 no terminal, or the extra is not installed; 69 the daemon cannot be reached.
 """
@@ -10,16 +10,21 @@ Exit codes: 0 left with q; 2 no terminal, or the extra is not installed; 69 the 
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from sfad.protocol.requests.listing import WatchRuns
 from sfad.protocol.structs import replace
 
 from ..exits import UsageError
-from ..options import LABEL, NAME, RUN, SOCKET, USER, Parameter
+from ..options import FLEET, LABEL, NAME, RUN, SOCKET, USER, Parameter
 from ..selection import labels
+
+if TYPE_CHECKING:
+    from ..fleet import Fleet
 
 PARAMETERS: tuple[Parameter, ...] = (
     SOCKET,
+    FLEET,
     replace(RUN, target="root", metavar="RUN", required=False),
     NAME,
     USER,
@@ -34,6 +39,7 @@ def main(
     user: str | None = None,
     label: Sequence[str] = (),
     socket: str | None = None,
+    fleet: "Fleet | None" = None,
 ) -> int:
     if find_spec("textual") is None:
         raise UsageError(
@@ -45,6 +51,10 @@ def main(
             "top needs a terminal; 'sfactl tree' prints the runs once, 'sfactl events -f' what happens, 'sfactl web' serves pages"
         )
     # Imported here because Textual takes half a second, and is an extra.
-    from ..top.app import run
+    from ..top.app import run, show
 
+    if fleet is not None:
+        from ..top.nodes import Nodes
+
+        return show(Nodes(fleet, wanted))
     return run(socket, wanted)

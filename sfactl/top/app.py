@@ -22,7 +22,7 @@ from sfad.protocol.units import counted
 from .. import continuing, limits, output
 from ..exits import Quit, UsageError
 from .cells import BAD, DIM, GOOD, WARN, heading, in_lines, line, titles
-from .daemon import Feed, Told, ask, said
+from .daemon import Feed, Source, Told, ask, said
 from .pane import About, Lines, Pane, alert_lines, explained, named
 from .prompt import Confirm, Prompt
 from .run_tree import RunTree, help_lines, keys, shown_key
@@ -57,15 +57,15 @@ class TopApp(App[None]):
         Binding("ctrl+z", "suspend_process", "suspend", show=False, priority=True),
     ]
 
-    def __init__(self, socket: str | None, feed: Feed | None = None) -> None:
-        """`feed`: where runs come from, besides `take`."""
+    def __init__(self, source: Source | None = None) -> None:
+        """`source`: where runs come from, besides `take`."""
         super().__init__(ansi_color=True)
         self.table = RunTable()
-        self.runs, self.pane, self.prompt = RunTree(self.table), Pane(socket), Prompt()
+        self.runs, self.pane, self.prompt = RunTree(self.table), Pane(source), Prompt()
         self.daemon: m.DaemonStatus | None = None
         self.typed: asyncio.Queue[events.Key | events.Paste] = asyncio.Queue()
         """Keys, and text from the clipboard, that wait for those before."""
-        self._socket, self._feed = socket, feed
+        self._source = source
         self._away, self._away_since = "", 0.0
         self._notice, self._notice_bad, self._notice_until = "", False, 0.0
         self._header, self._titles, self._reasons, self._bottom = Lines(), Lines(), Lines(id="reasons"), Lines()
@@ -79,9 +79,9 @@ class TopApp(App[None]):
         self.take_keys()
         self.set_interval(1.0, self.show)  # ages and times
         self.app_resume_signal.subscribe(self, lambda _app: self.screen.refresh(layout=True))  # after Ctrl-Z the terminal is empty
-        if self._feed is not None:
-            self.take(self._feed.first)
-            self._feed.start(partial(self.call_later, self.take), partial(self.call_later, self._lose))
+        if self._source is not None:
+            self.take(self._source.first)
+            self._source.start(partial(self.call_later, self.take), partial(self.call_later, self._lose))
 
     def on_unmount(self) -> None:
         self.pane.stop()
@@ -259,7 +259,8 @@ class TopApp(App[None]):
     async def _asked(self, request: m.Request, expected: type[R]) -> R | None:
         """Return what the daemon answers; `None` after an error, which is shown."""
         try:
-            return await ask(self._socket, request, expected)
+            assert self._source is not None
+            return await ask(self._source, request, expected)
         except (Quit, OSError) as error:
             self.say(said(error), bad=True)
             self.show()
@@ -427,6 +428,10 @@ def _as_typed(key: events.Key | events.Paste) -> Sequence[events.Key | events.Pa
 
 def run(socket: str | None, wanted: m.WatchRuns) -> int:
     """Show runs until a person leaves. Return the exit code."""
-    app = TopApp(socket, Feed(socket, wanted))
+    return show(Feed(socket, wanted))
+
+
+def show(source: Source) -> int:
+    app = TopApp(source)
     app.run()
     return app.return_code or 0

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId
@@ -34,13 +34,14 @@ LOOK = 1.0
 
 R = TypeVar("R", bound=m.Reply)
 Told = m.RunList | m.RunsPush | m.DaemonStatus
+Take = Callable[[Told], object]
 
 
 def said(error: Quit | OSError) -> str:
     return error.message if isinstance(error, Quit) else str(error)
 
 
-async def ask(socket: str | None, request: m.Request, expected: type[R]) -> R:
+async def ask(source: "Source", request: m.Request, expected: type[R]) -> R:
     """Return the daemon's reply. Raise `Quit`, `OSError`. If it is cancelled, the request is not withdrawn."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[R] = loop.create_future()
@@ -56,8 +57,7 @@ async def ask(socket: str | None, request: m.Request, expected: type[R]) -> R:
     def work() -> None:
         reply, failure = None, None
         try:
-            with connect(socket) as client:
-                reply = client.call(request, expected)
+            reply = source.call(request, expected)
         except Exception as error:  # noqa: BLE001 (raised again in the caller)
             failure = error
         with suppress(RuntimeError):  # the loop is closed: top has been left
@@ -67,9 +67,23 @@ async def ask(socket: str | None, request: m.Request, expected: type[R]) -> R:
     return await answered
 
 
+class Source(Protocol):
+    """Where runs come from: a daemon, or the daemons of all nodes of a fleet."""
+
+    first: m.RunList
+
+    def start(self, take: Take, away: Callable[[str], object]) -> None:
+        """Pass on what comes. Both are called in other threads, `away` with the reason why a daemon cannot be asked."""
+
+    def call(self, request: m.Request, expected: type[R]) -> R:
+        """Return the reply to a request. Raise `Quit`, `OSError`."""
+
+    def tail(self, run: RunId, show: "Show", *, stderr: bool) -> "Tail":
+        """Follow the output of a run."""
+
+
 class Feed:
-    """Receives runs and alerts, and comes back when the daemon does. `take` and `away` are called in its thread, `away` with the
-    reason why the daemon cannot be asked."""
+    """Receives runs and alerts of one daemon, and comes back when it does."""
 
     def __init__(self, socket: str | None, wanted: m.WatchRuns) -> None:
         """Connect, and receive the first runs. Raise `Unreachable`, `DaemonError`."""
@@ -77,10 +91,17 @@ class Feed:
         self._client: Client | None = connect(socket)
         self.first = self._client.call(wanted, m.RunList)
 
-    def start(self, take: Callable[[Told], object], away: Callable[[str], object]) -> None:
+    def call(self, request: m.Request, expected: type[R]) -> R:
+        with connect(self._socket) as client:
+            return client.call(request, expected)
+
+    def tail(self, run: RunId, show: "Show", *, stderr: bool) -> "Tail":
+        return OutputTail(self._socket, run, stderr=stderr, show=show)
+
+    def start(self, take: Take, away: Callable[[str], object]) -> None:
         threading.Thread(target=self._work, args=(take, away), name="feed", daemon=True).start()
 
-    def _work(self, take: Callable[[Told], object], away: Callable[[str], object]) -> None:
+    def _work(self, take: Take, away: Callable[[str], object]) -> None:
         while True:
             try:
                 if self._client is None:
@@ -95,7 +116,7 @@ class Feed:
                 self._client = None
             time.sleep(AGAIN)
 
-    def _follow(self, client: Client, take: Callable[[Told], object]) -> None:
+    def _follow(self, client: Client, take: Take) -> None:
         """Pass on what comes until the connection ends. Raise `Unreachable`, `DaemonError`."""
         aside = {client.send(m.Events(id=0, types=["alert_*"], rows=1, follow=True))}
         due = 0.0
@@ -117,12 +138,15 @@ class Feed:
                     aside.discard(reply.id)
 
 
-class OutputTail:
+Show = Callable[["Tail", str], object]
+
+
+class Tail:
     """Follows the output of one run. Calls `show` in its thread, with itself and text that has no control characters but line ends,
     until it is stopped."""
 
-    def __init__(self, socket: str | None, run: RunId, *, stderr: bool, show: "Callable[[OutputTail, str], object]") -> None:
-        self._socket, self._run, self._stderr, self._show = socket, run, stderr, show
+    def __init__(self, show: Show) -> None:
+        self._show = show
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stopped, self._stop = os.pipe()
         threading.Thread(target=self._work, name="tail", daemon=True).start()
@@ -135,16 +159,42 @@ class OutputTail:
 
     def _work(self) -> None:
         try:
-            with connect(self._socket) as client:
-                files, descriptors = client.ask(m.Logs(id=0, run=self._run, form="raw" if self._stderr else "auto"), m.LogFiles)
-                try:
-                    self._follow(client, files, descriptors[1 if self._stderr else 0])
-                finally:
-                    for descriptor in descriptors:
-                        os.close(descriptor)
+            self._copy()
         except (Quit, OSError) as error:
             self._tell(f"\n{said(error)}\n")
         os.close(self._stopped)
+
+    def _copy(self) -> None:
+        raise NotImplementedError
+
+    def _rest(self, seconds: float, growth: int = -1) -> bool:
+        """Wait until a descriptor is readable, or for so long. Return whether it is stopped."""
+        poll = select.poll()
+        poll.register(self._stopped, select.POLLIN)
+        if growth >= 0:
+            poll.register(growth, select.POLLIN)
+        return self._stopped in dict(poll.poll(1000 * seconds))
+
+    def _tell(self, text: str) -> None:
+        if self._stop >= 0:
+            self._show(self, "\n".join(map(plain, text.replace("\r\n", "\n").expandtabs(4).split("\n"))))
+
+
+class OutputTail(Tail):
+    """Of a run of the daemon here, whose files can be read."""
+
+    def __init__(self, socket: str | None, run: RunId, *, stderr: bool, show: Show) -> None:
+        self._socket, self._run, self._stderr = socket, run, stderr
+        super().__init__(show)
+
+    def _copy(self) -> None:
+        with connect(self._socket) as client:
+            files, descriptors = client.ask(m.Logs(id=0, run=self._run, form="raw" if self._stderr else "auto"), m.LogFiles)
+            try:
+                self._follow(client, files, descriptors[1 if self._stderr else 0])
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
     def _follow(self, client: Client, files: m.LogFiles, file: int) -> None:
         if not files.kept:
@@ -157,11 +207,7 @@ class OutputTail:
                 growth.drain()
                 while data := next(pieces):
                     self._tell(self._decoder.decode(data))
-                poll = select.poll()
-                poll.register(self._stopped, select.POLLIN)
-                if growth.descriptor >= 0:
-                    poll.register(growth.descriptor, select.POLLIN)
-                if self._stopped in dict(poll.poll(1000 * (growth.timeout or LOOK))):
+                if self._rest(growth.timeout or LOOK, growth.descriptor):
                     return
         finally:
             growth.close()
@@ -185,7 +231,3 @@ class OutputTail:
                 cursor, over = part.cursor, part.ended and not part.more
             if part is None or part.text or not part.more:
                 yield part.text if part is not None else b""
-
-    def _tell(self, text: str) -> None:
-        if self._stop >= 0:
-            self._show(self, "\n".join(map(plain, text.replace("\r\n", "\n").expandtabs(4).split("\n"))))

@@ -16,7 +16,7 @@ from sfad.protocol.types import AlertState, Event, RunId, RunInfo
 
 from .. import limits, output
 from .cells import DIM, HEAD, KEY, line
-from .daemon import OutputTail
+from .daemon import Source, Tail
 from .table import reason
 
 MOST_LINES = 5000
@@ -50,15 +50,15 @@ class Pane(Vertical):
     Pane Log { height: 1fr; scrollbar-size: 0 0; background: ansi_default; color: ansi_default; }
     """
 
-    def __init__(self, socket: str | None) -> None:
+    def __init__(self, source: Source | None) -> None:
         super().__init__()
         self.about: About | None = None
-        self._socket = socket
+        self._source = source
         self._rule, self._log = Lines(), Log()
         self._log.can_focus = False
         self.words: Sequence[str] = ()
         """What is shown, if it is not output."""
-        self._tail: OutputTail | None = None
+        self._tail: Tail | None = None
 
     def compose(self) -> ComposeResult:
         yield from (self._rule, self._log)
@@ -78,13 +78,14 @@ class Pane(Vertical):
         self._log.clear()
         if self.about is not None and self.about.title in ("output", "stderr"):
             assert self.about.run is not None
+            assert self._source is not None
             show = partial(self.call_later, self._add)
-            self._tail = OutputTail(self._socket, self.about.run, stderr=self.about.title == "stderr", show=show)
+            self._tail = self._source.tail(self.about.run, show, stderr=self.about.title == "stderr")
         else:
             self._log.write("\n".join(_in_words(self.words, self.app.size.width)), scroll_end=False)
             self._log.scroll_to(y=at, animate=False)
 
-    def _add(self, tail: OutputTail, text: str) -> None:
+    def _add(self, tail: Tail, text: str) -> None:
         """Add output, and follow its end until a person has scrolled up. A line that is too long goes on in the next."""
         if tail is not self._tail:
             return

@@ -30,12 +30,12 @@ from .state.vocabulary import ReasonKind
 def budgets_in_use(spending: Spending, policy: Policy) -> dict[Key, BudgetUse]:
     """Return the budgets of which so much is used that there may be an alert. A budget of nothing cannot run out."""
     share = policy.alerts.limit_share
-    near = (each for each in spending.budgets if each.allowed and (each.short or each.charged >= share * each.allowed))
+    near = (each for each in spending.budgets if each.allowed and (each.short or each.used >= share * each.allowed))
     return {key_of_budget(budget): _use_of(budget, spending) for budget in near}
 
 
 def _use_of(budget: Budget, spending: Spending) -> BudgetUse:
-    used = budget.charged - spending.reserved_of(budget)  # what is only reserved may be given back
+    used = budget.used - spending.reserved_of(budget)  # what is only reserved may be given back
     share = round(used / budget.allowed, 4)
     words = f"too little is left for a model call: {budget.sentence}" if budget.short else budget.sentence
     return BudgetUse(share, budget.short or used >= budget.allowed, words)
@@ -138,7 +138,7 @@ def _share_of(active: ActiveLimit, used: float) -> str:
 
 _BY_A_BOUND = (ReasonKind.LIMIT, ReasonKind.BUDGET)
 
-_ABOUT_ALL = (e.AlertsDue, e.Reconfigured, e.RunsAdopted, e.BudgetsKnown, e.PlanSeen, e.PlansDue)
+_ABOUT_ALL = (e.AlertsDue, e.Reconfigured, e.RunsAdopted, e.BudgetsKnown, e.AllowancesAsked, e.PlanSeen, e.PlansDue)
 """They may raise or clear an alert about all runs, though nothing is counted."""
 
 

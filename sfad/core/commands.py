@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from ..protocol import types
+from ..protocol.requests.fleet import Allowances
 from ..protocol.requests.gateway import CallAdmitted
 from ..protocol.types import CallInfo, ErrorCode, LimitRefusal, Refusal, RunId, Survivor
 from .events import AgentProcess
@@ -42,6 +43,21 @@ class Rebound(WithRun, frozen=True):
 
 class Charge(Struct, frozen=True):
     """Add nano-dollars to what a user's or a team's budget has been charged in its present period."""
+
+    scope: Literal["user", "team"]
+    name: str
+    nanos: int
+
+
+class SaveBudget(Struct, frozen=True):
+    """Save what a budget was charged, and what the nodes of a fleet may charge of it, before anything else is done."""
+
+    scope: Literal["user", "team"]
+    name: str
+
+
+class Draw(Struct, frozen=True):
+    """Ask the fleet's keeper for more of a budget, until so many nano-dollars are left of this node's allowance."""
 
     scope: Literal["user", "team"]
     name: str
@@ -220,11 +236,11 @@ class ErrorAnswer(Struct, frozen=True):
     message: str
 
 
-Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAdmitted | ErrorAnswer
+Answer = SpawnDone | Known | SpawnRefused | StopDone | Changed | ReserveAnswer | CallAdmitted | Allowances | ErrorAnswer
 
-ToFleet = Place | Offer | Tend
+ToFleet = Place | Offer | Tend | Draw
 ToLauncher = Launch | Terminate | Interrupt | Kill | Survey | Freeze | Thaw | Release
-ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | Publish | SaveAlerts | SavePlan
+ToLedger = Admit | Record | RecordRefusal | CountRefusal | RecordCall | Charge | SaveBudget | Publish | SaveAlerts | SavePlan
 ToLoop = TellCall | MeterAgent | Arm | Disarm | ArmAlerts | ArmPlans | Rebound | TellEnd | AnswerRequest | Shutdown
 
 Command = ToLauncher | ToFleet | ToLedger | ToLoop

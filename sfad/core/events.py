@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import Struct
 
+from ..protocol.requests.fleet import Allowance, AskAllowances
 from ..protocol.requests.gateway import AdmitCall, EndCall
 from ..protocol.requests.plans import Provider, SeenWindow
 from ..protocol.types import ApiTrouble, Limit, LimitKind, Reason, RunId, Source, Status, Survivor, Wanted
@@ -193,6 +194,7 @@ class PlanSeen(At, frozen=True):
     """A reply to a run, or its session file, tells of the windows of its subscription. The run may have ended."""
 
     run: RunId
+    """Empty: another node of the fleet tells of it."""
     provider: Provider
     time: datetime
     """When the reply came, in the zone in which people are told of times."""
@@ -361,6 +363,22 @@ class BudgetsKnown(At, frozen=True):
     budgets: tuple[Budget, ...]
 
 
+class AllowancesAsked(At, frozen=True):
+    """A node of the fleet asks this one, the keeper, what it may spend of budgets."""
+
+    token: Token
+    asked: AskAllowances
+    here: str
+    """This node."""
+
+
+class AllowancesKnown(At, frozen=True):
+    """What this node may charge of budgets: the keeper's answer, or less, before that is told. `waits`: why there is no answer."""
+
+    allowances: Sequence[Allowance]
+    waits: str | None = None
+
+
 class AlertsDue(At, frozen=True):
     """The time has come for which `ArmAlerts` asked."""
 
@@ -482,6 +500,8 @@ OfDaemon = (
     | CommitFailed
     | ClientGone
     | BudgetsKnown
+    | AllowancesAsked
+    | AllowancesKnown
     | AdviceLearned
     | AlertsDue
     | Reconfigured

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
+from msgspec.structs import replace as changed
+
 from . import commands as c
 from . import events as e
 from .admission.admission import Admission, Awaiting, Widening
@@ -17,8 +19,9 @@ from .life.pausing import Pausing
 from .life.spending import Spending
 from .life.stopping import Stopping, StopRequests
 from .life.taking import Taking
+from .limits.budgets import BudgetEnforcement
 from .limits.calls import Calls, UseRequests
-from .limits.enforcement import BudgetEnforcement, LimitEnforcement, LimitHolds
+from .limits.enforcement import LimitEnforcement, LimitHolds
 from .limits.limit_requests import LimitRequests
 from .limits.plans import Plans
 from .limits.violations import Bypasses, ToolRules, Unadmitted
@@ -196,9 +199,16 @@ class Machine:
             case e.AlertsDue():
                 pass  # alerts are looked at after each event
             case e.ClientGone():
+                self._spending.forget_postponed(event.client)
                 self._stop_requests.client_gone(event)
             case e.BudgetsKnown():
                 self._budget_enforcement.budgets_known(event)
+            case e.AllowancesAsked():
+                self._budget_enforcement.allowances_asked(event)
+            case e.AllowancesKnown():
+                self._budget_enforcement.allowances_known(event)
+                for postponed in self._spending.take_postponed():
+                    self._route(changed(postponed, at=event.at))
             case e.AdviceLearned():
                 self._advice_learned(event)
             case e.Reconfigured():

@@ -104,6 +104,7 @@ async def execute(runtime: Runtime, server: Server, lock: StateLock, nofile: int
     await runtime.arrivals.none_pending()
     await runtime.hooking.rest()
     server.rest(resting=True)
+    runtime.keeper.rest()
     try:
         await _threads_done(runtime.metering)
         with _signals_held_back():

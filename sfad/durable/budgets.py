@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from .. import config as configuration
 from ..core import events as e
-from ..core.state.budgets import Budget, Budgets, to_nanos, to_usd
+from ..core.state.budgets import Budget, Budgets, Given, to_nanos, to_usd
 from ..host.clock import Timers, wall_clock
 from ..protocol.units import format_usd
 from ..storage.ledger import Ledger, OpenedLedger
@@ -30,6 +30,10 @@ class Charged(Struct, frozen=True, array_like=True):
     usd: float
     partial: bool = False
     at_most: bool = False
+    allowance: int = 0
+    """Nano-dollars that the keeper of the fleet lets this node charge."""
+    given: dict[str, Given] = {}
+    """What this node, as the keeper, has given to others."""
 
 
 class SavedCharges:
@@ -42,6 +46,19 @@ class SavedCharges:
         """Return what is saved of the period that began then."""
         charged = self._store.decoded(f"charge/{scope}/{name}", Charged)
         return charged if charged is not None and charged.begins == begins else Charged(begins, 0.0)
+
+    def write(self) -> bool:
+        """Write what was to be saved with snapshots, because there are none. Return whether it is on disk."""
+        self._store.write_soon({})
+        return not self._store.failing
+
+    @property
+    def keeper(self) -> str | None:
+        """The node of the fleet that keeps the budgets, as it was known last."""
+        return self._store.items.get("keeper", b"").decode() or None
+
+    def save_keeper(self, node: str) -> None:
+        self._store.write_soon({"keeper": node.encode()})
 
     def save(self, scope: str, name: str, charged: Charged) -> None:
         """Save it together with the next snapshot: of the run that has used it."""
@@ -59,6 +76,8 @@ class BudgetKeeper:
     feed: Callable[[e.Event], None]
     trouble: Callable[[str], None]
     charges: SavedCharges
+    keeper: str | None = None
+    """See `Budget.keeper`."""
     _config: configuration.BudgetsConfig = field(default_factory=configuration.BudgetsConfig)
     _periods: dict[tuple[str, str], datetime] = field(default_factory=dict)
 
@@ -71,8 +90,10 @@ class BudgetKeeper:
 
     def save(self, scope: str, name: str) -> None:
         """Save what a budget was charged together with the next snapshot."""
-        budget = next(budget for budget in self.known if (budget.scope, budget.name) == (scope, name))
-        charged = Charged(self._periods[scope, name], to_usd(budget.charged), budget.partial, budget.at_most)
+        budget, begins = self.known.find(scope, name), self._periods[scope, name]
+        assert budget is not None
+        used = to_usd(budget.charged)
+        charged = Charged(begins, used, budget.partial, budget.at_most, budget.allowance, budget.given)
         self.charges.save(scope, name, charged)
 
     def look(self) -> None:
@@ -84,10 +105,12 @@ class BudgetKeeper:
             self.trouble(f"the charges of budgets cannot be read from the ledger: {error}; they stay as they are")
             self.timers.arm("budgets", trio.current_time() + LOOK_AGAIN_SOON, self.look)
 
-    def _charged(self, scope: str, name: str, begin: datetime) -> tuple[int, bool, bool]:
+    def _saved(self, budget: Budget, begin: datetime) -> Budget:
         # the ledger lags behind the spool if it could not be written when a daemon died, or when this one began
-        saved = self.charges.since(begin, scope, name)
-        return to_nanos(max(saved.usd, self.ledger.records.charged(scope, name, begin))), saved.partial, saved.at_most
+        saved = self.charges.since(begin, budget.scope, budget.name)
+        charged = to_nanos(max(saved.usd, self.ledger.records.charged(budget.scope, budget.name, begin)))
+        found = replace(budget, charged=charged, partial=saved.partial, at_most=saved.at_most)
+        return replace(found, allowance=saved.allowance, given=dict(saved.given))
 
     def _renew(self, now: datetime) -> None:
         configured = wanted(self._config)
@@ -98,15 +121,17 @@ class BudgetKeeper:
             key = (budget.scope, budget.name)
             begin, end = periods[key]
             old = kept.get(key) if self._periods.get(key) == begin else None
-            known = (old.charged, old.partial, old.at_most) if old is not None else self._charged(*key, begin)
-            charged, partial, at_most = known
-            over = old is not None and old.over and charged >= budget.allowed
+            known = old if old is not None else self._saved(budget, begin)
+            over = old is not None and old.over and old.used >= budget.allowed
             budgets.append(
                 replace(
                     budget,
-                    charged=charged,
-                    partial=partial,
-                    at_most=at_most,
+                    charged=known.charged,
+                    partial=known.partial,
+                    at_most=known.at_most,
+                    keeper=self.keeper,
+                    allowance=known.allowance,
+                    given=known.given,
                     over=over,
                     near=over,
                     begins=begin.isoformat(),

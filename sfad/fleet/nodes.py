@@ -104,4 +104,5 @@ def _node(name: str, said: Mapping[str, Any] | None, machine: Mapping[str, Any] 
         resources={key: amount for key, amount in machine["Resources"].items() if ":" not in key} if machine else {},
         labels=dict(machine["Labels"]) if machine else {},
         drained=drained,
+        head=bool(machine and "node:__internal_head__" in machine["Resources"]),
     )

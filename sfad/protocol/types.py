@@ -749,6 +749,10 @@ class BudgetState(Struct, frozen=True, kw_only=True):
     """When the next period begins, as RFC 3339."""
     partial: bool = False
     at_most: bool = False
+    allowance_usd: float | None = None
+    """In a fleet: what the keeper lets this node use in this period; `used_usd` is this node's then."""
+    nodes: dict[str, float] = {}
+    """On the keeper of a fleet: what each other node may use of it. What these have told that they used is in `used_usd`."""
 
 
 class Survivor(Struct, frozen=True, kw_only=True):

@@ -54,7 +54,17 @@ OF_GATEWAY = {
     "unasked_call",
     "withdraw_call",
 }
-OF_FLEET = {"drain_node", "fleet_status", "fleet_told", "forget_node", "open_fleet", "serve_fleet", "tend"}
+OF_FLEET = {
+    "ask_allowances",
+    "drain_node",
+    "fleet_status",
+    "fleet_told",
+    "forget_node",
+    "open_fleet",
+    "serve_fleet",
+    "share_plans",
+    "tend",
+}
 OF_ADMINS = {"config", "metrics", "reload", "test_hook"} | OF_FLEET
 OF_PEOPLE = {"approve", "deny", "metrics", "prune", "recommend", "reload", "test_hook"} | OF_FLEET
 UNBOUND = {"hello", "select", "session_rights"}

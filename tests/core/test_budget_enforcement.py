@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from sfad.core import commands as c
 from sfad.core import events as e
+from sfad.core.state.budgets import Budget, to_nanos
 from sfad.core.state.policy import Policy
-from sfad.protocol.types import Action, Status
+from sfad.protocol.requests.fleet import Allowance, AllowanceWanted, AskAllowances
+from sfad.protocol.requests.gateway import CallAdmitted
+from sfad.protocol.types import Action, Placing, Status
 
 from .test_adopting import Life
 from .transcript import ANN, BOB, Transcript, inside, purse
@@ -226,3 +233,125 @@ def test_a_pause_by_a_limit_or_a_budget_is_of_medium_severity() -> None:
     (t >> t.pause(c)).skip()
     paused = [(each.run_id, each.severity, each.message[:14]) for each in t.published if each.type == "run_paused"]
     assert paused == [(a, "medium", "there is no mo"), (b, "medium", "used 2 turns; "), (c, "low", "")]
+
+
+# ---- In a fleet: another node keeps the budget, and gives this one an allowance
+
+
+def of_fleet(usd: float, allowance: float, keeper: str = "n1") -> Budget:
+    return replace(purse(usd, "ann"), keeper=keeper, allowance=to_nanos(allowance))
+
+
+def gives(t: Transcript, usd: float, **how: Any) -> e.AllowancesKnown:
+    return e.AllowancesKnown(t.at, [Allowance(scope="user", name="ann", begins="today", usd=usd, **how)])
+
+
+def test_a_call_waits_for_more_of_the_allowance() -> None:
+    t = Transcript()
+    t >> t.budgets(of_fleet(9, 0.01))
+    a = t.start("a")
+    (t >> t.call(a, tokens=1000)) << "draw user ann 0.303"
+    t.quiet()
+    (t >> gives(t, 0.5)) << "savebudget user ann" << "charge user ann 0.303" << f"reply {t._token} Called {a}-1"
+    assert t.run(a).status is Status.RUNNING, "it was not paused meanwhile"
+
+
+def test_a_call_is_lowered_only_when_the_keeper_has_no_more() -> None:
+    t = Transcript()
+    t >> t.budgets(of_fleet(9, 0.1))
+    a = t.start("a")
+    (t >> t.call(a, tokens=1000)).skip()
+    (t >> gives(t, 0.1, waits="other nodes hold the rest")).skip()
+    answer = t.answers[t._token]
+    assert isinstance(answer, CallAdmitted)
+    assert answer.max_output == 6466
+
+
+def test_a_tree_is_paused_while_other_nodes_hold_the_rest_and_ends_when_all_is_used_up() -> None:
+    t = Transcript(policy=Policy(budget_action=Action.TERMINATE))
+    t >> t.budgets(of_fleet(9, 1))
+    a = t.start("a", agent_program=True)
+    (t >> t.used(a, cost=1.0)) << "charge user ann 1" << "draw user ann 1e-09"
+    t.quiet()
+    assert t.run(a).status is Status.RUNNING
+    (t >> gives(t, 1, waits="other nodes hold the rest")).skip()
+    assert t.run(a).status is Status.PAUSED
+    reason = t.run(a).no_money
+    assert reason is not None
+    assert (
+        "user ann has used 1.00 USD here, of 1.00 that node n1 has given of 9.00 (other nodes hold the rest) a day"
+        in reason.message
+    )
+    (t >> gives(t, 2)).skip()
+    assert t.run(a).status is Status.RUNNING
+    (t >> t.used(a, cost=2.0)).skip()
+    (t >> gives(t, 2, waits="it is used up", used_up=True)).skip()
+    assert t.run(a).status is Status.STOPPING
+
+
+def test_a_node_whose_keeper_is_away_uses_what_it_has_and_then_holds() -> None:
+    t = Transcript()
+    t >> t.budgets(of_fleet(9, 1))
+    a = t.start("a", agent_program=True)
+    (t >> t.used(a, cost=0.9)).skip()
+    (t >> e.AllowancesKnown(t.at, (), waits="node n1 does not answer")).skip()
+    assert t.run(a).status is Status.RUNNING
+    (t >> t.used(a, cost=1.0)).skip()
+    (t >> e.AllowancesKnown(t.at, (), waits="node n1 does not answer")).skip()
+    assert t.run(a).status is Status.PAUSED
+    b = t.start("b", agent_program=True)
+    assert t.run(b).status is Status.PAUSED, "a new root starts, and is held"
+    (t >> gives(t, 2)).skip()
+    assert [t.run(run).status for run in (a, b)] == [Status.RUNNING] * 2
+
+
+def test_a_reservation_waits_for_the_keeper() -> None:
+    t = Transcript()
+    t >> t.budgets(of_fleet(9, 0.001))
+    a = t.start("a")
+    (t >> t.reserve(a, 0.5)) << "draw user ann 0.5"
+    t.quiet()
+    (t >> gives(t, 0.6)).skip()
+    assert isinstance(answer := t.answers[t._token], c.ReserveAnswer)
+    assert answer.name is not None
+    (t >> t.reserve(a, 0.5)).skip()
+    (t >> gives(t, 0.6, waits="it is used up", used_up=True)).skip()
+    assert isinstance(answer := t.answers[t._token], c.ReserveAnswer)
+    assert answer.refusal is not None
+
+
+def test_a_run_that_is_placed_waits_for_its_share_and_its_client() -> None:
+    t = Transcript()
+    t >> t.budgets(of_fleet(9, 0.001))
+    placing = Placing(node="n3")
+    (t >> t.spawn("a", limits="cost=2", placing=placing)) << "draw user ann 2"
+    t.quiet()
+    (t >> gives(t, 2.5)).skip()
+    assert [run.name for run in t.machine.tree] == ["a"]
+    (t >> t.spawn("b", limits="cost=2", placing=placing, tied_to=7)).skip()
+    (t >> e.ClientGone(t.at, 7)).skip()
+    (t >> gives(t, 9)).skip()
+    assert [run.name for run in t.machine.tree] == ["a"]
+
+
+def test_the_keeper_goes_on_when_a_node_gives_back() -> None:
+    t = Transcript()
+    kept = replace(purse(2, "ann"), keeper=None)
+    t >> t.budgets(kept)
+    a = t.start("a", agent_program=True)
+
+    def asks(number: int, had: float, charged: float, need: float) -> e.AllowancesAsked:
+        wanted = AllowanceWanted(scope="user", name="ann", begins=BEGINS, usd=had, charged_usd=charged, need_usd=need)
+        return e.AllowancesAsked(t.at, t.token(), AskAllowances(id=1, node="n2", number=number, wanted=[wanted]), "n1")
+
+    kept.begins = BEGINS
+    (t >> asks(1, 0, 0, 1.5)) << "savebudget user ann" << f"reply {t._token} Gave 1.5"
+    (t >> t.used(a, cost=0.5)).skip()
+    assert t.run(a).status is Status.PAUSED
+    assert t.run(a).no_money is not None
+    assert "user ann has used 0.50 of 2.00 USD in the fleet, and other nodes hold 1.50 more a day" in str(t.run(a).no_money)
+    (t >> asks(2, 0.2, 0.2, 0)).skip()
+    assert t.run(a).status is Status.RUNNING
+
+
+BEGINS = "2026-06-01T00:00:00+00:00"

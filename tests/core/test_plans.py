@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -438,3 +438,36 @@ def test_no_call_above_the_bound_and_no_share_above_the_growth(steps: list[tuple
         for run in runs:
             shares.update(t.run(run).plan_shares)
         assert sum(shares.values()) <= grown + 1e-9
+
+
+def test_a_reply_that_comes_after_the_reset_is_not_divided_once_more() -> None:
+    t = Plan()
+    a = t.start("a")
+    t.go(t.seen(a, 0.10, left=10))
+    t.go(t.seen(a, 0.30, left=10))
+    t.later(11)
+    t.go(t.due())
+    t.go(t.seen(a, 0.40, left=-1))
+    assert t.run(a).plan_shares[f"{KEY}/5h"] == pytest.approx(0.2)
+    t.go(t.seen(a, 0.05, left=100))
+    t.go(t.seen(a, 0.40, left=-1))
+    (known,) = t.machine.plans.known.values()
+    assert known.windows["5h"].used == 0.05, "what is known of the next window stays"
+
+
+def test_what_another_node_tells_is_nobodys_share_and_no_older_news() -> None:
+    t, other = Plan(keep=0.5), Plan()
+    a, there = t.start("a"), other.start("a")
+    t.go(t.seen(a, 0.10))
+    other.later(60)
+    t.later(60)
+    other.go(other.seen(there, 0.60))
+    (plan,) = (each.shared() for each in other.machine.plans.known.values())
+    assert t.machine.plans.is_news(plan)
+    time = datetime.fromtimestamp(plan.heard_at, UTC)
+    t.go(e.PlanSeen(t.at, "", plan.provider, time, plan.login, plan.organization, windows=tuple(plan.windows)))
+    assert not t.machine.plans.is_news(plan)
+    assert not t.run(a).plan_shares
+    call = t.asks(a)
+    t.go(call)
+    assert not t.answered(call), "the window is used by other nodes beyond what agents may"

@@ -25,6 +25,7 @@ from sfad.core.state.run import Run
 from sfad.core.state.vocabulary import Timer
 from sfad.durable.snapshots import to_saved
 from sfad.protocol.kinds import COSTS
+from sfad.protocol.requests.fleet import Allowances
 from sfad.protocol.requests.gateway import AdmitCall, CallAdmitted, EndCall
 from sfad.protocol.types import (
     Action,
@@ -434,6 +435,10 @@ class Transcript:
                 return f"{type(command).__name__.lower()} {run.id}"
             case c.Charge(scope, name, nanos):
                 return f"charge {scope} {name} {to_usd(nanos):g}"
+            case c.SaveBudget(scope, name):
+                return f"savebudget {scope} {name}"
+            case c.Draw(scope, name, nanos):
+                return f"draw {scope} {name} {to_usd(nanos):g}"
             case c.TellCall(call):
                 return f"waits {call.run_id}"
             case c.RecordCall(call):
@@ -471,6 +476,8 @@ def _answer(answer: c.Answer) -> str:
             return f"StopDone {' '.join((*stopped, *alive))}".rstrip()
         case c.ReserveAnswer(run, reservation, refusal):
             return f"Reserved {reservation}" if refusal is None else f"NotReserved {refusal.whose} {refusal.limit_kind}"
+        case Allowances():
+            return f"Gave {' '.join(f'{each.usd:g}' for each in answer.allowances)}"
         case CallAdmitted():
             lowered = "" if answer.max_output is None else f" lowered to {answer.max_output}"
             return f"Called {answer.reservation}{lowered}" if answer.refused is None else f"NotCalled {answer.refused}"

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import pytest
 
+from sfactl.connection import Client
+from sfactl.exits import Quit
 from sfad.protocol import messages as m
-from sfad.protocol.types import Action, Bound, Limit, LimitKind, Placing, RunInfo, Status
+from sfad.protocol.types import Action, Bound, BudgetState, Limit, LimitKind, Placing, RunInfo, Status
 from tests.harness import PATIENCE, Daemon, ended, spawn, started, wait_until
 from tests.leaks import stays
+from tests.top.terminal import top
 
 from .cluster import LEASE, NAMES, Cluster, actor_pid, cluster, connected, daemons, kill
 
@@ -142,6 +148,7 @@ while yes + no < int(sys.argv[1]):
         yes += isinstance(answer.reply, m.RunReply)
         no += isinstance(answer.reply, m.Refused)
 print("asked", yes, no, flush=True)
+import threading
 import time
 time.sleep(300)
 """
@@ -233,6 +240,51 @@ def test_what_is_not_used_comes_back(fleet: Daemons) -> None:
         assert run.fleet is not None
         assert run.fleet.node == "n3"
     assert fleet["n1"].sfactl("result", run.id).returncode == 0
+
+
+def test_a_summary_of_all_nodes_counts_each_run_once(fleet: Daemons) -> None:
+    label = os.urandom(4).hex()
+    with fleet["n1"].client() as client:
+        here = ended(client, started(client, ["false"], name="bad", limits=time_limit(), labels={"t": label}).id)
+        far = started(client, ["sleep", "300"], **(on("n2") | {"labels": {"t": label}}))
+        place = there(fleet, far)
+        with fleet["n2"].client() as other:
+            other.call(_report(place.id, 0.5), m.RunReply)
+            other.call(m.Pause(id=0, run=place.id), m.Reply)
+        shown = json.loads(fleet["n3"].sfactl("summary", "--fleet", "--json", "--label", f"t={label}").stdout)
+        assert (shown["runs"], shown["cost_usd"], shown["nodes"], shown["unanswered"]) == (2, 0.5, list(NAMES), [])
+        assert [each["run_id"] for each in shown["failed"]] == [f"n1/{here.id}"]
+        (waits,) = shown["waiting"]
+        assert (waits["what"], waits["command"]) == ("paused", f"sfactl resume n2/{place.id}")
+        text = fleet["n3"].sfactl("summary", "--fleet", "--label", f"t={label}")
+        assert f"n2/{place.id} (sleep) is paused" in text.stdout
+        assert text.returncode == 0
+        client.call(m.Stop(id=0, runs=[far.id]), m.Stopped)
+    nothing_left(fleet)
+
+
+def test_top_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons) -> None:
+    with fleet["n1"].client() as client, fleet["n2"].client() as other:
+        near = started(client, ["sleep", "300"], name="near", limits=time_limit())
+        far = started(client, ["sh", "-c", "echo said on n2; sleep 300"], name="far", **on("n2"))
+        there(fleet, far)
+        local = started(other, ["sleep", "300"], name="local", limits=time_limit())
+        with top(fleet["n1"].env, "--fleet", columns=120) as terminal:
+            terminal.until(lambda: all(f" n1/{run.id} " in terminal.text for run in (near, far)))
+            terminal.until(lambda: f" n2/{local.id} local" in terminal.text)
+            terminal.press("/far\r")
+            terminal.until(lambda: "local" not in terminal.text)
+            terminal.press("o")
+            terminal.until("said on n2")
+            terminal.press("op")
+            terminal.until(r"far +paused")
+            wait_until(lambda: there(fleet, far).status is Status.PAUSED, "its node has paused it")
+            terminal.press("sy")
+            terminal.until(r"far +cancelled")
+        stopped = other.call(m.Stop(id=0, runs=[local.id]), m.Stopped)
+        assert stopped.survivors == []
+        client.call(m.Stop(id=0, runs=[near.id]), m.Stopped)
+    nothing_left(fleet)
 
 
 def test_pending_and_infeasible_are_told_apart(fleet: Daemons) -> None:
@@ -508,4 +560,174 @@ def test_files_come_although_both_daemons_are_killed(fleet: Daemons, project: Pa
     with n1.client() as client:
         client.call(m.Stop(id=0, runs=[run]), m.Stopped)
     assert "added new/deep/file" in n1.sfactl("fetch", run).stdout
+
+
+# ---- Budgets of users over all nodes
+
+
+BUDGET = 1.0
+STEP = 0.01
+PRICE = f"[prices.m]\ninput_mtok = {1000 * STEP}\noutput_mtok = 1\n"
+
+
+def reconfigured(daemon: Daemon, before: str, more: str) -> None:
+    daemon.config.write_text(before + more)
+    told = daemon.sfactl("reload")
+    assert told.returncode == 0, told.stderr
+
+
+@contextmanager
+def budget(fleet: Daemons, usd: float) -> Iterator[None]:
+    """Give each node the same budget of the tests' user, of this day."""
+    before = {name: daemon.config.read_text() for name, daemon in fleet.items()}
+    user = pwd.getpwuid(os.getuid()).pw_name
+    for name, daemon in fleet.items():
+        reconfigured(daemon, before[name], f"[budgets.users.{user}]\ndaily_usd = {usd}\n{PRICE}")
+    try:
+        yield
+    finally:
+        for name, daemon in fleet.items():
+            reconfigured(daemon, before[name], "")
+
+
+class Spender(threading.Thread):
+    """Reserves money on one node, again and again, until nothing is left of the budget."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__(daemon=True)
+        self.daemon_ = daemon
+        self.got = 0
+        self.unsure = 0
+        """Requests whose answers were lost with the daemon."""
+        self.said: list[str] = []
+        self.stopped = threading.Event()
+        with daemon.client() as client:
+            self.run_id = started(client, ["sleep", "300"], limits=time_limit()).id
+
+    def run(self) -> None:
+        while not self.stopped.is_set():
+            try:
+                with self.daemon_.client() as client:
+                    client.be_patient(60)
+                    self._spend(client)
+                    return
+            except (Quit, OSError):
+                self.unsure += 1
+                self.stopped.wait(0.1)
+
+    def _spend(self, client: Client) -> None:
+        while not self.stopped.is_set():
+            reply = client.call(m.Reserve(id=0, run=self.run_id, model="m", input_tokens=1000, max_output_tokens=0), m.Reserved)
+            if reply.refused is None:
+                self.got += 1
+                continue
+            self.said.append(reply.refused.message)
+            if "used up" in reply.refused.message:
+                return
+            self.stopped.wait(0.05)
+
+
+def budget_of(daemon: Daemon) -> BudgetState:
+    with daemon.client() as client:
+        (budget,) = client.call(m.DaemonInfo(id=0), m.DaemonStatus).budgets
+    return budget
+
+
+def test_a_budget_is_exact_over_three_nodes_while_daemons_are_killed(fleet: Daemons) -> None:
+    with budget(fleet, BUDGET):
+        _spend_all(fleet)
+    nothing_left(fleet)
+
+
+def _spend_all(fleet: Daemons) -> None:
+    wait_until(lambda: _keeper(fleet["n2"]) == _keeper(fleet["n3"]) == "n1", "all know the keeper")
+    spenders = [Spender(fleet[name]) for name in NAMES]
+    for each in spenders:
+        each.start()
+    wait_until(lambda: sum(each.got for each in spenders) > 20, "some was spent")
+    for name in ("n1", "n2"):
+        fleet[name].kill()
+        fleet[name].restart()
+        stays(fleet[name].pid)
+    most = round(BUDGET / STEP)
+    wait_until(lambda: sum(each.got + each.unsure for each in spenders) >= most, "it is used up", seconds=4 * PATIENCE)
+    assert sum(each.got for each in spenders) <= most
+    wait_until(lambda: budget_of(fleet["n1"]).used_usd == pytest.approx(BUDGET), "the keeper knows", seconds=4 * PATIENCE)
+    assert sum(budget_of(fleet[name]).nodes.get(other, 0) for name in ("n1",) for other in NAMES) <= BUDGET
+    for each in spenders:
+        each.stopped.set()
+        each.join()
+        with each.daemon_.client() as client:
+            client.call(m.Stop(id=0, runs=[each.run_id]), m.Stopped)
+    here = [budget_of(fleet[name]) for name in ("n2", "n3")]
+    assert all(budget.allowance_usd is not None and budget.used_usd <= budget.allowance_usd + 1e-9 for budget in here)
+
+
+def _keeper(daemon: Daemon) -> str | None:
+    with daemon.client() as client:
+        return client.call(m.FleetStatus(id=0), m.FleetState).keeper
+
+
+def test_without_the_keeper_a_node_uses_what_it_has_and_then_holds(fleet: Daemons) -> None:
+    with budget(fleet, 5 * BUDGET):
+        spender = Spender(fleet["n2"])
+        os.kill(fleet["n1"].pid, signal.SIGSTOP)
+        try:
+            spender.start()
+            wait_until(lambda: spender.said, "it is refused", seconds=2 * PATIENCE)
+            assert "node n1, which keeps the budgets, does not answer" in spender.said[-1]
+            assert spender.got < BUDGET / STEP
+        finally:
+            os.kill(fleet["n1"].pid, signal.SIGCONT)
+        had = spender.got
+        wait_until(lambda: spender.got > had, "it goes on when the keeper is back", seconds=2 * PATIENCE)
+        spender.stopped.set()
+        spender.join()
+        with fleet["n2"].client() as client:
+            client.call(m.Stop(id=0, runs=[spender.run_id]), m.Stopped)
+    nothing_left(fleet)
+
+
+# ---- Windows of subscriptions
+
+
+CODEX = """#!{python}
+import datetime, json, pathlib, time
+now = datetime.datetime.now(datetime.UTC)
+at = now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+place = pathlib.Path({home!r}) / f"sessions/{{now:%Y/%m/%d}}"
+place.mkdir(parents=True)
+primary = {{"used_percent": 85.0, "window_minutes": 300, "resets_at": now.timestamp() + 3600}}
+usage = {{"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}}
+limits = {{"limit_id": "codex", "primary": primary}}
+payload = {{"type": "token_count", "info": {{"total_token_usage": usage}}, "rate_limits": limits}}
+lines = [
+    {{"timestamp": at, "type": "session_meta", "payload": {{"id": {session!r}, "timestamp": at, "cwd": {cwd!r}}}}},
+    {{"timestamp": at, "type": "event_msg", "payload": payload}},
+]
+(place / f"rollout-{{now:%Y-%m-%dT%H-%M-%S}}-{session}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+time.sleep(300)
+"""
+
+
+def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_path: Path) -> None:
+    home, session = str(tmp_path / "home"), "01a2050d-51a6-7aa1-ab61-8a5c8988effa"
+    program = tmp_path / "codex"
+    program.write_text(CODEX.format(python=sys.executable, home=home, session=session, cwd=str(tmp_path)))
+    program.chmod(0o755)
+    with fleet["n2"].client() as client, fleet["n3"].client() as other:
+        env = [f"CODEX_HOME={home}".encode(), f"PATH={tmp_path}:/usr/bin:/bin".encode()]
+        codex = started(client, [str(program), "exec", "x"], limits=time_limit(), cwd=str(tmp_path).encode(), env=env)
+        bystander = started(other, ["sleep", "300"], limits=time_limit())
+
+        def told(where: Client) -> list[tuple[str, float | None]]:
+            accounts = where.call(m.Plans(id=0), m.PlanList).accounts
+            return [(each.window, each.used_ratio) for account in accounts for each in account.windows]
+
+        wait_until(lambda: told(client) == [("primary", 0.85)], "its own node hears of it")
+        wait_until(lambda: told(other) == [("primary", 0.85)], "another node does")
+        (account,) = json.loads(fleet["n1"].sfactl("plans", "--fleet", "--json").stdout)["accounts"]
+        assert [(each["window"], each["used_ratio"]) for each in account["windows"]] == [("primary", 0.85)]
+        client.call(m.Stop(id=0, runs=[codex.id]), m.Stopped)
+        other.call(m.Stop(id=0, runs=[bystander.id]), m.Stopped)
     nothing_left(fleet)

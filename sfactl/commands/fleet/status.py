@@ -22,7 +22,7 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         output.print_json({
             "node": state.node, "address": state.address, "connected": state.connected, "trouble": state.trouble,
             "nodes": [node.name for node in state.nodes], "granted": state.granted, "taken": state.taken,
-            "unreachable": state.unreachable,
+            "unreachable": state.unreachable, "keeper": state.keeper, "keeper_trouble": state.keeper_trouble,
         })  # fmt: skip
     elif not state.address:
         print("in no fleet: set fleet.address in the daemon's config (docs/fleet.md)")
@@ -30,6 +30,10 @@ def main(*, socket: str | None = None, json: bool = False) -> int:
         print(f"node {state.node} of the cluster at {state.address}: {'connected' if state.connected else 'not connected'}")
         if state.trouble:
             print(f"  {output.plain(state.trouble)}")
+        if state.connected or state.keeper:
+            print(f"  budgets are kept by {state.keeper or 'a node that is not known yet'}")
+        if state.keeper_trouble:
+            print(f"  {output.plain(state.keeper_trouble)}")
         for words, nodes in (("granted to", state.granted), ("granted by", state.taken)):
             for node, count in sorted(nodes.items()):
                 print(f"  {counted(count, 'live run')} {words} {node}")

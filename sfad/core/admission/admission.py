@@ -19,7 +19,7 @@ from ...protocol.types import Action, After, ErrorCode, Reason, Refusal, RunId, 
 from .. import commands as c
 from .. import events as e
 from ..context import Context
-from ..life.giving import share_out
+from ..life.giving import least_share, share_out
 from ..life.lifecycle import Lifecycle
 from ..life.spending import Spending
 from ..life.stopping import Stopping
@@ -238,8 +238,11 @@ class Admission:
                 permissions=self._ctx.permissions(ev.peer),
             )
             if run.asked.placing is not None:
-                bound = self._ctx.policy.budget_action is not Action.WARN
-                share_out(run, self._spending.budgets_of(run) if bound else (), self._ctx.policy.lease)
+                budgets = self._spending.budgets_of(run) if self._ctx.policy.budget_action is not Action.WARN else ()
+                if any(self._spending.draws(each, least) for each in budgets if (least := least_share(run)) > each.left):
+                    self._spending.postponed.append(ev)
+                    return
+                share_out(run, budgets, self._ctx.policy.lease)
             awaits = self._awaiting.awaited_by(run, ev.ended) if ev.asked.after else ()
         except Invalid as invalid:
             self._ctx.fail(ev.token, ErrorCode.BAD_REQUEST, str(invalid))

@@ -73,9 +73,15 @@ def _share(run: Run, kind: LimitKind) -> None:
         run.limits[kind] = ActiveLimit(Limit(kind=kind, threshold=to_wire(kind, most), action=action, source=source))
 
 
+def least_share(run: Run) -> int:
+    """Return the nano-dollars that a run takes out of its user's budgets at least: its own limit of cost, if it has one."""
+    own = run.limits.get(LimitKind.COST)
+    return int(own.threshold if own is not None and own.binds else to_core(LimitKind.COST, KINDS[LimitKind.COST].least))
+
+
 def _share_budget(run: Run, budget: Budget) -> None:
     """Bound the run by what the budget has left: all that it may cost is charged in advance."""
-    own, kind, left = run.limits.get(LimitKind.COST), LimitKind.COST, budget.allowed - budget.charged
+    own, kind, left = run.limits.get(LimitKind.COST), LimitKind.COST, budget.left
     if left < to_core(kind, KINDS[kind].least):
         raise Invalid(f"no share fits in what is left of a budget: {budget.sentence}")
     if own is None or not own.binds or own.threshold > left:

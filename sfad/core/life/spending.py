@@ -9,9 +9,10 @@ from msgspec.structs import replace as changed
 
 from ...protocol.event_types import EventType
 from ...protocol.kinds import TREE_USE
-from ...protocol.types import Event, LimitKind, Source, Status
+from ...protocol.types import Action, Event, LimitKind, Source, Status
 from ...protocol.units import format_usd
 from .. import commands as c
+from .. import events as e
 from ..context import Context
 from ..state.account import NO_TREE_USE, NOTHING, OF_AGENT, OpenReservation, Periods, Use, add_below, add_ended
 from ..state.budgets import Budget, Budgets, to_usd
@@ -58,6 +59,9 @@ class Spending:
         """A budget may have run out, or have been given back to, since `take_used_up`."""
         self._charged = False
         """A budget was charged, or found short, since `take_charged`."""
+
+        self.postponed: list[e.SpawnRequested | e.ReserveRequested] = []
+        """Requests that wait for more of a budget from another node."""
 
     def restore(self, runs: Iterable[Run]) -> None:
         """Continue with what an earlier daemon has counted for all its runs. Each was saved at another moment, so their sums are
@@ -130,10 +134,10 @@ class Spending:
             budget.charged += change
             self._charged = True
             self._ctx.do(c.Charge(budget.scope, budget.name, change))
-            if not budget.near and budget.charged >= self._ctx.policy.nearing * budget.allowed:
+            if not budget.near and budget.used >= self._ctx.policy.nearing * budget.allowed:
                 budget.near = True
                 self._publish(EventType.LIMIT_NEARING, run, budget)
-            if not budget.over and budget.exhausted:
+            if not budget.over and budget.used >= budget.allowed:
                 budget.over = True
                 self._publish(EventType.LIMIT_EXCEEDED, run, budget)
 
@@ -224,10 +228,28 @@ class Spending:
     def refusing_budget(self, run: Run, cost: int) -> Budget | None:
         """Return the budget in which so much more is not left. It is published once a period."""
         budget = next((budget for budget in self.budgets_of(run) if not budget.admits(cost)), None)
-        if budget is not None and not (budget.refused or budget.over):
+        if budget is not None and not (budget.refused or budget.over or self.draws(budget, cost)):
             budget.refused = True
             self._publish(EventType.LIMIT_EXCEEDED, run, budget, cost)
         return budget
+
+    def draws(self, budget: Budget, nanos: int) -> bool:
+        """Return whether other nodes may give this one more of a budget, so that what needs it waits. `nanos`: how much has to be
+        left of it."""
+        if budget.keeper is None or budget.used_up or self._ctx.policy.budget_action is Action.WARN:
+            return False
+        if not budget.asked and budget.waits is None:
+            budget.asked = True
+            self._ctx.do(c.Draw(budget.scope, budget.name, nanos))
+        return budget.asked
+
+    def take_postponed(self) -> list[e.SpawnRequested | e.ReserveRequested]:
+        postponed, self.postponed = self.postponed, []
+        return postponed
+
+    def forget_postponed(self, client: int) -> None:
+        """Start nothing for a client that is gone."""
+        self.postponed = [each for each in self.postponed if not isinstance(each, e.SpawnRequested) or each.asked.tied_to != client]
 
     def found_short(self, budget: Budget) -> None:
         """Note that too little is left of a budget for a model call."""
@@ -247,11 +269,13 @@ class Spending:
         """Return the budgets that have run out by what was used. What is only reserved may be given back by a run that is not
         paused."""
         return {
-            (budget.scope, budget.name) for budget in budgets if budget.short or (budget.exhausted and self._is_used_up(budget))
+            (budget.scope, budget.name)
+            for budget in budgets
+            if (budget.short or (budget.exhausted and self._is_used_up(budget))) and not self.draws(budget, 1)
         }
 
     def _is_used_up(self, budget: Budget) -> bool:
-        return budget.charged - self.reserved_of(budget) >= budget.allowed
+        return budget.charged - self.reserved_of(budget) >= budget.most
 
     def reserved_of(self, budget: Budget) -> int:
         """Return what open reservations have charged to a budget in its present period."""
@@ -264,7 +288,7 @@ class Spending:
         return sum(map(self.under_way.doubts, budget.members))
 
     def _publish(self, what: EventType, run: Run, budget: Budget, refused: int | None = None) -> None:
-        used = budget.charged + (refused or 0)
+        used = budget.used + (refused or 0)
         over = round(to_usd(max(0, used - budget.allowed)), 6)
         words = budget.sentence if refused is None else f"was refused {format_usd(to_usd(refused))} USD more: {budget.sentence}"
         event = Event(

@@ -30,8 +30,9 @@ from ..state.budgets import Budget, to_usd, to_wire
 from ..state.limits import ActiveLimit, amount, bare
 from ..state.run import Run, Token
 from ..state.vocabulary import ReasonKind, Timer
+from .budgets import BudgetEnforcement
 from .call_rules import Barrier, CallRates, Repeats, forbidden_model
-from .enforcement import WAITING, BudgetEnforcement, LimitEnforcement, cut_at
+from .enforcement import WAITING, LimitEnforcement, cut_at
 from .plans import Plans
 
 # ---- Requests of agents that tell their own use: report, reserve and settle
@@ -71,7 +72,9 @@ class UseRequests:
                     return True
         cost = ev.reservation.cost or 0
         budget = self._spending.refusing_budget(run, cost)
-        if budget is not None:
+        if budget is not None and self._spending.draws(budget, cost):
+            self._spending.postponed.append(ev)
+        elif budget is not None:
             self._ctx.reply(ev.token, c.ReserveAnswer(run, None, over_budget(budget, cost)))
         return budget is not None
 
@@ -108,7 +111,7 @@ def over_budget(budget: Budget, more: int) -> LimitRefusal:
         whose=budget.name,
         limit_kind=LimitKind.COST,
         threshold=to_usd(budget.allowed),
-        used=to_usd(budget.charged),
+        used=to_usd(budget.used),
         asked=to_usd(more),
         message=f"not reserved: {format_usd(to_usd(more))} USD more is not left in the budget: {budget.sentence}. "
         "Finish with what you have.",
@@ -405,6 +408,8 @@ class Calls:
             self._fail(call, ErrorCode.UNAVAILABLE, message, at)
             return True
         short = [room for room in rooms if room.output(room.doubt + room.doubts) < asked.max_output]
+        if any(self._draws(room, asked.max_output) for room in short):
+            return False
         if any(map(self._reserved, short)) and not self._has_waited(call, at):
             return False  # what other calls leave of their reservations may be all that it lacks
         tight = next((room for room in rooms if room.output(room.doubts) < room.least), None)
@@ -449,8 +454,8 @@ class Calls:
                     yield _Room(left, fixed, each, kind, least, doubt.get(kind, 0), doubts, limited, active)
         if self._ctx.policy.budget_action is not Action.WARN:
             for budget in self._spending.budgets_of(run):
-                left, kind = budget.allowed - budget.charged, LimitKind.COST
-                yield _Room(left, *takes[kind], kind, ev.least_output, doubt[kind], self._spending.doubts_of(budget), budget=budget)
+                kind, doubts = LimitKind.COST, self._spending.doubts_of(budget)
+                yield _Room(budget.left, *takes[kind], kind, ev.least_output, doubt[kind], doubts, budget=budget)
 
     def _admitted(self, run: Run, call: WaitingCall, output: int, at: float, ahead: Counter[str], lowest: _Room | None) -> bool:
         """Admit a call that is affordable, unless it has to wait for its rate or for other calls. `lowest`: what has lowered its
@@ -512,6 +517,11 @@ class Calls:
         assert room.limited is not None
         accounts = (run.account for run in room.limited.subtree())
         return sum(account.under_way.get(room.kind, 0) + account.reserved.get(room.kind, 0) for account in accounts)
+
+    def _draws(self, room: _Room, output: int) -> bool:
+        """Return whether the call waits for more of a budget from another node."""
+        needed = room.needed(output) + room.doubt + room.doubts
+        return room.budget is not None and self._spending.draws(room.budget, needed)
 
     def _refused(self, run: Run, call: WaitingCall, tight: _Room, at: float) -> bool:
         """Take the action of the limit or budget, and answer the call unless the run is held by it."""

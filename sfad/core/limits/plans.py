@@ -9,6 +9,7 @@ from typing import Literal
 
 from ...protocol import types
 from ...protocol.event_types import EventType
+from ...protocol.requests.fleet import SharedPlan
 from ...protocol.requests.gateway import AdmitCall, EndCall
 from ...protocol.requests.plans import Provider, SeenWindow
 from ...protocol.types import LimitKind, RunId, Severity, Status
@@ -104,6 +105,13 @@ class Plans:
         self._ctx.do(c.SavePlan(found))
         self.look(ev.at)
 
+    def is_news(self, plan: SharedPlan) -> bool:
+        """Return whether another node knows more of a subscription."""
+        by_login = self._of_login(plan.provider, plan.login)
+        account = plan.organization or (by_login.account if by_login is not None else plan.login)
+        known = self.known.get(f"{plan.provider}/{account}")
+        return known is None or plan.heard_at > known.heard_at
+
     def due(self, ev: e.PlansDue) -> None:
         self._due = None
         self.tell_time(ev.at, ev.time)
@@ -145,12 +153,14 @@ class Plans:
             if len(found.windows) >= MOST_WINDOWS:
                 return
             window = found.windows[seen.window] = Window(seen.window)
+        elif not seen.rejected and seen.resets_at is not None and seen.resets_at <= now:
+            return  # a reply of before the reset, which comes late: its growth would be counted from 0
         grown = window.hear(seen, now, ev.retry_after)
         if window.over(now):
             window.reset()  # it tells of a window that is over
         if run is not None:
             window.weigh(run.id, 1)  # the call that is answered has cost something, too, which is not known yet
-        if grown:
+        if grown and ev.run:  # else other nodes tell of it, whose runs may have used it
             self._divide(found, window, grown, ev.at)
         keep = self._policy(found.provider).kept(window.of_week)
         for what in events_of(window, keep):

@@ -43,6 +43,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "admit_call": _FOR_GATEWAY,
     "agents": _NO_RUN,
     "approve": _FOR_PEOPLE,
+    "ask_allowances": _OF_FLEET,
     "calls": _ONE,
     "config": Access("admin", scope="none"),  # it tells of keys' places, and of other users' budgets
     "deny": _FOR_PEOPLE,
@@ -81,6 +82,7 @@ TABLE: Mapping[str, Access] = MappingProxyType({
     "serve_gateway": Access("gateway", inside=False, narrowed_by=None, scope="none"),
     "session_rights": Access(narrowed_by=None, scope="none"),
     "settle": _ONE,
+    "share_plans": _OF_FLEET,
     "signal": _ONE,
     "silent_call": _FOR_GATEWAY,
     "spawn": Access(leaf=False),

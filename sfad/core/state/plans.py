@@ -7,6 +7,7 @@ from datetime import datetime, tzinfo
 
 from msgspec import Struct
 
+from ...protocol.requests.fleet import SharedPlan
 from ...protocol.requests.plans import Provider, SeenWindow
 from ...protocol.types import RunId
 from .policy import PlanPolicy
@@ -95,6 +96,12 @@ class Window(Struct):
         """Return whether agents may use no more of it."""
         return self.rejected or (self.used is not None and self.used >= 1 - keep - _SLACK)
 
+    def seen(self) -> SeenWindow:
+        """Return it as if it had just been heard of."""
+        return SeenWindow(
+            window=self.name, used_ratio=self.used, resets_at=self.resets_at, seconds=self.seconds, rejected=self.rejected
+        )
+
     def hear(self, seen: SeenWindow, now: float, retry_after: float | None) -> float:
         """Take what a reply says of it. Return how much it has grown since it was heard of last."""
         if self.used is None and not self.rejected:
@@ -167,6 +174,18 @@ class Subscription(Struct):
     @property
     def key(self) -> str:
         return f"{self.provider}/{self.account}"
+
+    def shared(self) -> SharedPlan:
+        """Return what other nodes of a fleet are told of it."""
+        return SharedPlan(
+            provider=self.provider,
+            login=self.logins[-1] if self.logins else "",
+            organization=self.account if self.account not in self.logins else None,
+            plan_type=self.plan_type,
+            status=self.status,
+            heard_at=self.heard_at,
+            windows=[each.seen() for each in self.windows.values()],
+        )
 
     def barring(self, policy: PlanPolicy, model: str | None) -> list[Window]:
         """Return the windows of which agents may use no more for calls of a model."""

@@ -17,6 +17,7 @@ metering ───────────────────────�
 `gateway_process`  starts and watches a gateway
 `gateways`         the gateways of all users, which of them leads where, and connections that lead past them
 `fleet`            this daemon as a node of a fleet: ways to other nodes, runs that execute there
+`keeper`           asks the keeper of a fleet what this node may spend of budgets, and tells it of subscriptions
 `fleet_process`    starts what makes this node's actor
 `granted`          requests of other nodes about runs that they have granted to this one
 `otel_process`     starts and watches the exporter of spans

@@ -41,6 +41,7 @@ from .announcing import Announcer
 from .fleet import Fleet
 from .gateways import ConnectionWatch
 from .granted import GrantedRuns
+from .keeper import KeeperRequests
 from .launching import Launching
 from .pending_requests import PendingRequests
 from .resources import Resources
@@ -313,6 +314,7 @@ class CoreLoop:
     background: Background
     archive: SessionArchive
     fleet: Fleet
+    keeper: KeeperRequests
     granted: GrantedRuns
     shut_down: Callable[[], None]
 
@@ -373,6 +375,7 @@ class CoreLoop:
                 self.arrivals.arm_plans(at)
             case c.SavePlan(subscription):
                 self.plans.record(subscription)
+                self.keeper.plan_changed()
             case c.SaveAlerts(soon):
                 if soon:  # else it was saved with the snapshots
                     self.saver.save_alerts_soon()
@@ -386,6 +389,10 @@ class CoreLoop:
             case c.RecordCall(call, lineage):
                 self._hear(call.run_id, trio.current_time())
                 self.saver.record_call(call, lineage)
+            case c.SaveBudget():
+                pass  # it was saved with the snapshots
+            case c.Draw():
+                self.keeper.draw(command)
             case c.Charge(scope, name, nanos):
                 self.budgets.record(scope, name, nanos)
             case c.Interrupt(run_id):

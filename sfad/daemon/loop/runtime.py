@@ -45,6 +45,7 @@ from .gateways import ConnectionWatch, Gateways
 from .granted import GrantedRuns
 from .hooking import Hooking
 from .isolating import Isolating
+from .keeper import KeeperRequests
 from .launching import AutomaticShims, Launching, ShimDirectory
 from .measuring import Measuring, StatusText
 from .metrics_endpoint import MetricsEndpoint
@@ -271,6 +272,7 @@ class Runtime:
         self._budgets = BudgetKeeper(
             self.machine.budgets, self.ledger, self.timers, self.feed, self.log.warning, self.spool.charges
         )
+        self.keeper = KeeperRequests(config.fleet, self._budgets, self.machine, self.fleet, self.feed, self.log)
         self._plans = PlanKeeper(self.spool.plans, self.ledger, self.log.warning)
         self.run_feed = RunFeed(self.catalogue, self.launcher, self.timers)
         self.saver = Saver(
@@ -301,7 +303,7 @@ class Runtime:
         loop = CoreLoop(
             self.machine, resources, self.catalogue, self.requests, self.announcer, self.adviser, self.metering, self._budgets,
             self._plans, self.saver, launching, self.arrivals, self.background, self.session_archive, self.fleet,
-            self.granted, shut_down,
+            self.keeper, self.granted, shut_down,
         )  # fmt: skip
         self._read_config = read_config
         queue.begin(loop.handle)
@@ -315,6 +317,7 @@ class Runtime:
             for serve in (
                 self.timers.serve, self.maintenance.serve, self.session_archive.serve, self.metering.sample, self.storage.serve,
                 self.run_feed.serve, self.metrics.serve, self.ledger.serve, self.connections.serve, self.fleet.serve,
+                self.keeper.serve, self.keeper.serve_plans,
             ):  # fmt: skip
                 nursery.start_soon(keep_serving, serve, self.log.internal_error)
             if systemd.manages():

@@ -119,7 +119,7 @@ SAVE_USE_WITHIN = 1.0
 """Seconds until a changed use is saved: a daemon that is killed forgets this much, and each save is a row of each run."""
 
 
-_SAVED_WITH = frozenset({c.Launch, c.Charge, c.Admit, c.SaveAlerts, c.SavePlan, c.RecordCall})
+_SAVED_WITH = frozenset({c.Launch, c.Charge, c.SaveBudget, c.Admit, c.SaveAlerts, c.SavePlan, c.RecordCall})
 """Commands that say what is saved with the snapshots."""
 
 
@@ -144,7 +144,7 @@ class Saver:
     def save_snapshots(self, outcome: c.Outcome) -> list[Live]:
         """Save what was decided, before any of it is done: the next daemon may find it half done. Where a run was admitted, return
         what is to be saved together with it instead."""
-        admits = charges = plans = False
+        admits = charges = unsaved = False
         launched: set[RunId] = set()
         for command in () if _SAVED_WITH.isdisjoint(map(type, outcome.commands)) else outcome.commands:
             match command:
@@ -153,13 +153,16 @@ class Saver:
                 case c.Charge(scope, name):
                     self.budgets.save(scope, name)
                     charges = True
+                case c.SaveBudget(scope, name):
+                    self.budgets.save(scope, name)
+                    unsaved = True
                 case c.Admit():
                     admits = True
                 case c.SaveAlerts(soon=False):
                     self.save_alerts()
                 case c.SavePlan(subscription):
                     self.resources.spool.plans.save(subscription)
-                    plans = True
+                    unsaved = True
                 case c.RecordCall(call) if call.state == "ended":
                     self._keep(call)
         # a budget that was charged for use which is not saved would be charged for it again by the next daemon
@@ -179,7 +182,7 @@ class Saver:
             changed = [live for live in changed if live.run.id not in launched or live.run.attempt > 1]
         if changed:
             self.resources.spool.journal.save(changed, self.metering.position if charges else nowhere)
-        elif plans:
+        elif unsaved:
             self.resources.spool.plans.write()
         return []
 

@@ -161,6 +161,11 @@ class Call:
                 self.reply(_reserved(self.id, run, reservation, limit_refusal))
             case m.CallAdmitted():
                 self.reply(answer)
+            case m.Allowances():
+                if self.runtime.spool.charges.write():
+                    self.reply(answer)
+                else:  # what is given must be on record: else the next daemon gives it again
+                    self.fail(ErrorCode.UNAVAILABLE, "the keeper cannot record what it gives: its disk is full, or does not answer")
             case c.StopDone(stopped, survivors, elapsed, ended):
                 gone, alive = list(stopped), list(survivors)
                 self.reply(m.Stopped(id=self.id, stopped=gone, survivors=alive, elapsed_s=round(elapsed, 4), ended=list(ended)))

@@ -169,6 +169,8 @@ class Summarise(Request, tag="summary"):
     """Only runs created before."""
     groups_only: bool = False
     """Leave all but the groups empty: each other figure reads all rows again."""
+    here: bool = False
+    """Without the runs that another node of the fleet executes: that one tells of them."""
 
 
 class Summarised(Reply, tag="summarised"):

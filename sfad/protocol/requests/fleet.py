@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..structs import Literal, Struct
 from ..types import Placing, RunId, RunInfo, Wanted
 from .base import Reply, Request
+from .plans import Provider, SeenWindow
 
 FLEET_VERSION = 1
 """Raised when two nodes would misread each other. They refuse each other then, with both numbers."""
@@ -33,6 +34,7 @@ class FleetNode(Struct, frozen=True, kw_only=True):
     resources: dict[str, float] = {}
     labels: dict[str, str] = {}
     drained: bool = False
+    head: bool = False
 
 
 class FleetWay(Reply, tag="fleet_way"):
@@ -59,6 +61,10 @@ class FleetState(Reply, tag="fleet_state"):
     """Live runs that this node has given, by node."""
     taken: dict[str, int] = {}
     """Live runs that this node was given."""
+    keeper: str | None = None
+    """The node that keeps the budgets; `None` where that is not known yet."""
+    keeper_trouble: str | None = None
+    """Why it has not answered."""
     unreachable: dict[str, float] = {}
     """Seconds since nodes with live runs of this one were heard of, where that is long."""
 
@@ -146,3 +152,79 @@ class Tended(Reply, tag="tended"):
     """Those that have another status than `seen`, with totals."""
     gone: list[RunId] = []
     """Those that it does not know."""
+
+
+# ---- What nodes may spend of the budgets of users and teams
+
+
+class AllowanceWanted(Struct, frozen=True, kw_only=True):
+    """What a node wants of a budget. Amounts are in USD, of one period."""
+
+    scope: Literal["user", "team"]
+    name: str
+    begins: str
+    """When the period began, as RFC 3339."""
+    usd: float
+    """What it may charge, with what it had before and without what it gives back."""
+    charged_usd: float
+    need_usd: float = 0.0
+    """What it lacks beyond `usd`."""
+
+
+class AskAllowances(Request, tag="ask_allowances"):
+    """Take back what a node does not need of budgets, and give it what it lacks. Answered by `Allowances`."""
+
+    repeats = 1
+
+    node: str
+    number: int
+    """Higher than in the node's earlier requests. An earlier one that comes late changes nothing."""
+    wanted: list[AllowanceWanted] = []
+
+
+class Allowance(Struct, frozen=True, kw_only=True):
+    """What a node may charge of a budget."""
+
+    scope: Literal["user", "team"]
+    name: str
+    begins: str
+    usd: float
+    number: int = 0
+    """Of the request that it answers, or of a later one that came before; 0 if the request has changed nothing."""
+    waits: str | None = None
+    """Why that is less than it lacks."""
+    used_up: bool = False
+    """No node has anything left in this period."""
+    scarce: bool = False
+    """Others lack some: give back at the next request what is not needed."""
+
+
+class SharedPlan(Struct, frozen=True, kw_only=True):
+    """What a node has heard of a subscription."""
+
+    provider: Provider
+    login: str = ""
+    """A hash of a credential."""
+    organization: str | None = None
+    plan_type: str | None = None
+    status: str | None = None
+    heard_at: float
+    """Unix time."""
+    windows: list[SeenWindow] = []
+
+
+class SharePlans(Request, tag="share_plans"):
+    """Hear what a node knows of subscriptions. Answered by `SharedPlans`."""
+
+    plans: list[SharedPlan] = []
+
+
+class SharedPlans(Reply, tag="shared_plans"):
+    """What the keeper knows, of any node."""
+
+    plans: list[SharedPlan] = []
+
+
+class Allowances(Reply, tag="allowances"):
+    number: int
+    allowances: list[Allowance] = []

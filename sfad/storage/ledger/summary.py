@@ -76,7 +76,11 @@ class Summariser:
         self._page = page
         self._by = request.by
         self._groups_only = request.groups_only
-        self._unwritten = [(info, model) for info, model in unwritten if until is None or info.created_at.timestamp() < until]
+        self._unwritten = [
+            (info, model)
+            for info, model in unwritten
+            if (until is None or info.created_at.timestamp() < until) and not (request.here and _elsewhere(info))
+        ]
         numbers = [run_number(info.id) for info, _ in unwritten]
         terms = list(filters(page))
         # a run that is live, or has just ended, may be written before this reads the file
@@ -84,6 +88,8 @@ class Summariser:
             ["runs.ended = 1", "runs.number NOT IN (SELECT value FROM json_each(?))", *(t.plain for t in terms)]
         )
         self._values = [msgspec.json.encode(numbers).decode(), *(value for term in terms for value in term.values)]
+        if request.here:
+            self._where += " AND (runs.fleet IS NULL OR json_extract(runs.fleet, '$.node') IS NULL)"
         if until is not None:
             self._where += " AND runs.created_at < ?"
             self._values.append(until)
@@ -262,6 +268,10 @@ class Summariser:
             return known[run]
 
         return fits
+
+
+def _elsewhere(info: RunInfo) -> bool:
+    return info.fleet is not None and info.fleet.node is not None
 
 
 _USED = (

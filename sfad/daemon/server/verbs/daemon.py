@@ -169,10 +169,12 @@ def _state(budget: Budget, tree: Iterable[Run]) -> BudgetState:
         name=budget.name,
         period=budget.period,
         usd=to_usd(budget.allowed),
-        used_usd=to_usd(budget.charged),
+        used_usd=to_usd(budget.used),
         renews=budget.renews,
         partial=budget.partial or any(account.cost_may_grow for account in accounts),
         at_most=budget.at_most or any(account.cost_at_most for account in accounts),
+        allowance_usd=to_usd(budget.allowance) if budget.keeper is not None else None,
+        nodes={node: to_usd(given.allowance) for node, given in budget.given.items()},
     )
 
 

@@ -7,6 +7,7 @@ import trio
 from ....core import events as e
 from ....protocol.messages import (
     FLEET_VERSION,
+    AskAllowances,
     Done,
     DrainNode,
     FleetPush,
@@ -18,6 +19,8 @@ from ....protocol.messages import (
     Forgotten,
     OpenFleet,
     ServeFleet,
+    SharedPlans,
+    SharePlans,
     Tend,
     Tended,
 )
@@ -63,6 +66,8 @@ def fleet_status(call: Call, _request: FleetStatus) -> None:
         trouble=runtime.fleet_process.trouble,
         granted=granted,
         taken=taken,
+        keeper=runtime.keeper.node,
+        keeper_trouble=runtime.keeper.trouble,
         unreachable=away,
     )
     if not fleet.is_connected:
@@ -125,7 +130,31 @@ def fleet_told(call: Call, request: FleetTold) -> None:
     call.runtime.fleet.told(request)
 
 
-# ---- `tend`: for the daemon of another node
+# ---- `ask_allowances`, `share_plans`, `tend`: for the daemon of another node
+
+
+@answers(AskAllowances)
+def ask_allowances(call: Call, request: AskAllowances) -> None:
+    """Give a node its parts of the budgets that this one keeps."""
+    here = _kept_here(call)
+    call.runtime.requests.ask(call, lambda token, now: e.AllowancesAsked(now, token, request, here))
+
+
+@answers(SharePlans)
+def share_plans(call: Call, request: SharePlans) -> None:
+    """Learn what a node knows of subscriptions, and tell it what all know."""
+    _kept_here(call)
+    keeper = call.runtime.keeper
+    keeper.learn(request.plans)
+    call.reply(SharedPlans(id=call.id, plans=keeper.plans()))
+
+
+def _kept_here(call: Call) -> str:
+    """Return this node, which is the fleet's keeper. Raise `RequestError` if it is not."""
+    here, keeper = call.runtime.fleet.node, call.runtime.keeper.node
+    if keeper != here:
+        raise unavailable(f"node {here} does not keep the budgets of this fleet; for it the keeper is {keeper or 'not known yet'}")
+    return here
 
 
 @answers(Tend)

@@ -1,0 +1,183 @@
+"""Asks the keeper of the fleet what this node may spend of budgets, regularly, and at once when something lacks money. Tells it
+what is heard of subscriptions, and hears what other nodes know."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime
+
+import trio
+
+from ...config import FleetConfig
+from ...core import commands as c
+from ...core import events as e
+from ...core.machine import Machine
+from ...core.state.allowances import Drawing
+from ...core.state.budgets import to_usd
+from ...durable.budgets import BudgetKeeper
+from ...host.clock import wall_clock
+from ...host.log import Log
+from ...protocol.messages import Allowances, Error, SharedPlans, SharePlans
+from ...protocol.requests.fleet import Allowance, SharedPlan
+from ..loop.fleet import Fleet, NotConnected
+
+AGAIN, AGAIN_MAX = 0.2, 10.0
+"""Seconds until a keeper that has not answered is asked again: doubled each time."""
+SHARE_AFTER = 2.0
+"""Seconds between two times that subscriptions are shared: each reply to a call changes something."""
+
+
+class KeeperRequests:
+    def __init__(
+        self,
+        config: FleetConfig,
+        budgets: BudgetKeeper,
+        machine: Machine,
+        fleet: Fleet,
+        feed: Callable[[e.Event], None],
+        log: Log,
+    ) -> None:
+        self._interval = config.lease
+        self._budgets = budgets
+        self._machine = machine
+        self._fleet = fleet
+        self._feed = feed
+        self._log = log
+        self._drawing = Drawing(fleet.node)
+        self._lacking, self._plan_changed, self._known = trio.Event(), trio.Event(), trio.Event()
+        self.node: str | None = None
+        """The keeper."""
+        self.trouble: str | None = None
+        """Why it has not answered."""
+        if fleet.enabled:
+            self._know(config.keeper or budgets.charges.keeper)
+
+    def _know(self, keeper: str | None) -> None:
+        self.node = keeper
+        if keeper is not None:
+            self._known.set()
+        self._budgets.keeper = None if keeper == self._fleet.node else keeper or ""
+
+    def draw(self, command: c.Draw) -> None:
+        """Ask for more of a budget now."""
+        key = (command.scope, command.name)
+        self._drawing.needs[key] = max(command.nanos, self._drawing.needs.get(key, 0))
+        self._lacking.set()
+
+    async def serve(self) -> None:
+        """Ask whenever something lacks, and regularly, until cancelled."""
+        if not self._fleet.enabled:
+            await trio.sleep_forever()
+        await self._find_keeper()
+        if self.node == self._fleet.node:
+            await trio.sleep_forever()
+        regular_at = trio.current_time()
+        while True:
+            with trio.move_on_at(regular_at):
+                await self._lacking.wait()
+            self._lacking, pause = trio.Event(), AGAIN
+            if trio.current_time() >= regular_at:
+                self._give_back()
+            while not await self._ask():
+                await trio.sleep(pause)
+                pause = min(2 * pause, AGAIN_MAX)
+            regular_at = trio.current_time() + self._interval
+
+    async def serve_plans(self) -> None:
+        """Share what is known of subscriptions whenever that changes, and regularly, until cancelled."""
+        await self._known.wait()
+        if self.node == self._fleet.node:
+            await trio.sleep_forever()
+        while True:
+            with trio.move_on_after(self._interval):
+                await self._plan_changed.wait()
+            self._plan_changed = trio.Event()
+            if (plans := self.plans()) or len(self._machine.tree):
+                with suppress(OSError):  # the next time tells the same, or newer
+                    answer = await self._fleet.pass_on(self.node or "", SharePlans(id=1, plans=plans))
+                    self.learn(answer.plans if isinstance(answer, SharedPlans) else ())
+            await trio.sleep(SHARE_AFTER)
+
+    def plan_changed(self) -> None:
+        self._plan_changed.set()
+
+    def plans(self) -> list[SharedPlan]:
+        """Return what is known of subscriptions."""
+        return [each.shared() for each in self._machine.plans.known.values()]
+
+    def learn(self, plans: Iterable[SharedPlan]) -> None:
+        """Take what another node knows better."""
+        now = wall_clock().astimezone()
+        for plan in filter(self._machine.plans.is_news, plans):
+            # the clocks of nodes differ: what is told from the future would hide what is heard next
+            time = min(now, datetime.fromtimestamp(plan.heard_at, now.tzinfo))
+            self._feed(
+                e.PlanSeen(
+                    trio.current_time(), "", plan.provider, time, plan.login, plan.organization, plan.plan_type, plan.status,
+                    tuple(plan.windows),
+                )
+            )  # fmt: skip
+
+    async def _find_keeper(self) -> None:
+        """Wait until it is known who keeps the budgets: the daemon of the cluster's head, unless the config names another."""
+        while self.node is None:
+            await self._fleet.connected.wait()
+            head = await self._head()
+            if head is None:
+                await trio.sleep(AGAIN_MAX)
+                continue
+            self._budgets.charges.save_keeper(head)
+            self._know(head)
+            self._budgets.look()
+
+    async def _head(self) -> str | None:
+        found: list[str] = []
+        answered = trio.Event()
+
+        def told(told: object) -> None:
+            found.extend(node.name for node in getattr(told, "nodes", ()) if node.head)
+            answered.set()
+
+        try:
+            self._fleet.ask_nodes(told)
+        except NotConnected:
+            return None
+        await answered.wait()
+        return found[0] if found else None
+
+    def _give_back(self) -> None:
+        returned = [
+            Allowance(scope=budget.scope, name=budget.name, begins=budget.begins, usd=to_usd(kept))
+            for budget, kept in self._drawing.returned(self._budgets.known)
+        ]
+        if returned:
+            self._feed(e.AllowancesKnown(trio.current_time(), returned))
+
+    async def _ask(self) -> bool:
+        """Ask the keeper, and take its answer. Return whether it has given one."""
+        budgets = list(self._budgets.known)
+        if not budgets:
+            return True
+        assert self.node is not None
+        try:
+            answer = await self._fleet.pass_on(self.node, self._drawing.request(budgets, wall_clock().timestamp()))
+        except OSError as error:
+            return self._unanswered(f"node {self.node}, which keeps the budgets, does not answer: {error}")
+        if isinstance(answer, Error):
+            return self._unanswered(f"node {self.node}: {answer.message}")
+        assert isinstance(answer, Allowances)
+        self.trouble = None
+        known = self._drawing.understood(answer)
+        self._feed(e.AllowancesKnown(trio.current_time(), known))
+        return bool(known) and all(each.number for each in known)
+
+    def rest(self) -> None:
+        """Refuse what waits for the keeper, because the next program would not know of it."""
+        if self._fleet.enabled:
+            self._feed(e.AllowancesKnown(trio.current_time(), (), waits="the daemon is being renewed; try again"))
+
+    def _unanswered(self, why: str) -> bool:
+        if self.trouble is None:
+            self._log.warning(why)
+        self.trouble = why
+        self._feed(e.AllowancesKnown(trio.current_time(), (), waits=why))
+        return False
