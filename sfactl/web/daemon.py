@@ -16,5 +16,6 @@ AT_ONCE = trio.CapacityLimiter(32)
 
 
 async def ask(socket: str | None, request: m.Request, expected: type[R]) -> R:
-    """Return the daemon's reply. Raise `Quit`, `OSError`. Once it is cancelled nobody waits for the answer; the daemon goes on."""
+    """Return the daemon's reply. Raise `Quit`, `OSError`. Once it is cancelled, nobody waits for the
+    answer, and the daemon goes on."""
     return await trio.to_thread.run_sync(partial(call, socket, request, expected), abandon_on_cancel=True, limiter=AT_ONCE)

@@ -279,7 +279,7 @@ def test_a_tree_is_paused_while_other_nodes_hold_the_rest_and_ends_when_all_is_u
     reason = t.run(a).no_money
     assert reason is not None
     assert (
-        "user ann has used 1.00 USD here, of 1.00 that node n1 has given of 9.00 (other nodes hold the rest) a day"
+        "user ann has used 1.00 USD here, of 1.00 that node n1 has given of 9.00 USD a day (other nodes hold the rest)"
         in reason.message
     )
     (t >> gives(t, 2)).skip()
@@ -349,7 +349,7 @@ def test_the_keeper_goes_on_when_a_node_gives_back() -> None:
     (t >> t.used(a, cost=0.5)).skip()
     assert t.run(a).status is Status.PAUSED
     assert t.run(a).no_money is not None
-    assert "user ann has used 0.50 of 2.00 USD in the fleet, and other nodes hold 1.50 more a day" in str(t.run(a).no_money)
+    assert "user ann has used 0.50 of 2.00 USD a day in the fleet, and other nodes hold 1.50 more" in str(t.run(a).no_money)
     (t >> asks(2, 0.2, 0.2, 0)).skip()
     assert t.run(a).status is Status.RUNNING
 

@@ -437,124 +437,6 @@ def test_the_daemon_imports_nothing_of_ray(fleet: Daemons) -> None:
     assert "/ray/" not in maps
 
 
-CHANGE = """
-pwd; git log --format=%s; git status --porcelain
-echo more >> kept.txt; rm gone.txt; mkdir -p new/deep; echo fresh > new/deep/file; chmod +x tool.sh; echo scrap > scrap.log
-git add --all; git commit --quiet -m work
-"""
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A repository with tracked, untracked and ignored files."""
-    root = tmp_path / "project"
-    (root / "sub").mkdir(parents=True)
-    for name, text in (
-        ("kept.txt", "one\n"),
-        ("gone.txt", "two\n"),
-        ("tool.sh", "true\n"),
-        ("sub/here", ""),
-        (".gitignore", "*.log\n"),
-    ):
-        (root / name).write_text(text)
-    (root / "secret.log").write_text("not sent\n")
-    (root / "big").write_bytes(os.urandom(3 << 20))  # several pieces
-    subprocess.run(["git", "init", "--quiet", root], check=True)
-    subprocess.run(["git", "-C", root, "add", "kept.txt"], check=True)
-    return root
-
-
-@pytest.mark.parametrize("node", ["n1", "n2"])
-def test_files_are_sent_and_changes_brought_back(fleet: Daemons, project: Path, node: str) -> None:
-    n1 = fleet["n1"]
-    words = ("run", "--on", node, "--ship", str(project), "--cwd", str(project / "sub"), "--timeout", "200", "--")
-    done = n1.sfactl(*words, "sh", "-ec", f"pwd; test ! -e ../secret.log; cd ..; cmp big {project / 'big'}; {CHANGE}")
-    assert done.returncode == 0, done
-    where, _, subject, *rest = done.stdout.splitlines()
-    assert where.endswith("/work/files/sub")
-    assert str(fleet[node].state_dir) in where
-    assert (subject, rest) == ("shipped", [])
-    run = done.stderr.split("sfactl fetch ")[1].strip()
-
-    patch = n1.sfactl("fetch", run, "--patch").stdout
-    assert "+more" in patch
-    assert "old mode 100644\nnew mode 100755" in patch
-    assert (project / "gone.txt").exists()
-    clone = project.parent / "clone"
-    shutil.copytree(project, clone)
-    subprocess.run(["git", "-C", clone, "apply"], input=patch, text=True, check=True)
-
-    (project / "kept.txt").write_text("mine\n")
-    refused = n1.sfactl("fetch", f"n1/{run}")
-    assert (refused.returncode, "kept.txt; nothing was brought back" in refused.stderr) == (1, True), refused
-    assert (project / "gone.txt").exists()
-    (project / "kept.txt").write_text("one\n")
-    fetched = n1.sfactl("fetch", run)
-    assert fetched.stdout.splitlines() == ["added new/deep/file", "changed kept.txt", "changed tool.sh", "deleted gone.txt"]
-    assert (project / "kept.txt").read_text() == "one\nmore\n"
-    assert (project / "new/deep/file").read_text() == "fresh\n"
-    assert os.access(project / "tool.sh", os.X_OK)
-    assert not (project / "gone.txt").exists()
-    assert not (project / "scrap.log").exists()
-    assert subprocess.run(["diff", "-r", "--exclude=.git", project, clone], check=False).returncode == 0
-    assert "nothing to bring back" in n1.sfactl("fetch", run).stderr
-    elsewhere = json.loads(fleet["n3"].sfactl("fetch", f"n1/{run}", "--to", str(project.parent / "to"), "--json").stdout)
-    assert (elsewhere["added"], elsewhere["deleted"]) == (["new/deep/file"], [])
-    told = fleet["n3"].sfactl("fetch", f"n1/{run}")
-    assert (told.returncode, "on node n1: fetch them there" in told.stderr) == (1, True), told
-    nothing_left(fleet)
-
-
-def test_what_is_sent_is_bounded_and_refused_with_what_to_do(fleet: Daemons, tmp_path: Path) -> None:
-    n1 = fleet["n1"]
-    (tmp_path / "large").mkdir()
-    with (tmp_path / "large" / "file").open("wb") as file:
-        file.truncate(200 << 20)
-    for words, said in (
-        (("--on", "n2", "--ship", str(tmp_path / "large")), "the files have 200 MiB, and fleet.ship_max is 100 MiB"),
-        (("--on", "n2", "--ship", str(tmp_path / "missing")), "is no directory"),
-        (("--ship", str(tmp_path / "large")), "add --fleet or --on NODE"),
-    ):
-        done = n1.sfactl("spawn", *words, "--", "true")
-        assert (done.returncode != 0, said in done.stderr) == (True, True), done
-    with n1.client() as client:
-        run = ended(client, started(client, ["true"], **on("n2")).id)
-    assert "no files were sent with it" in n1.sfactl("fetch", run.id).stderr
-    nothing_left(fleet)
-
-
-def test_files_come_although_both_daemons_are_killed(fleet: Daemons, project: Path) -> None:
-    n1 = fleet["n1"]
-    with n1.client() as client:
-        full = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))
-    words = (
-        *["spawn", "--on", "n2", "--cpus", "1", "--timeout", "200", "--ship"],
-        str(project),
-        "--",
-        "sh",
-        "-c",
-        f"{CHANGE} sleep 300",
-    )
-    run = n1.sfactl(*words).stdout.strip()
-    n1.kill()
-    n1.restart()
-    stays(n1.pid)
-    wait_until(lambda: connected(n1), "another actor is connected", seconds=4 * PATIENCE)
-    with n1.client() as client:
-        client.call(m.Stop(id=0, runs=[full.id]), m.Stopped)
-        wait_until(
-            lambda: client.call(m.Info(id=0, run=run), m.RunReply).run.status is Status.RUNNING, "it runs", seconds=2 * PATIENCE
-        )
-    fleet["n2"].kill()
-    fleet["n2"].restart()
-    stays(fleet["n2"].pid)
-    wait_until(lambda: all(connected(daemon) for daemon in fleet.values()), "all nodes are connected", seconds=4 * PATIENCE)
-    wait_until(lambda: "new/deep/file" in n1.sfactl("fetch", run, "--patch").stdout, "its changes can be fetched")
-    with n1.client() as client:
-        client.call(m.Stop(id=0, runs=[run]), m.Stopped)
-    assert "added new/deep/file" in n1.sfactl("fetch", run).stdout
-
-
 # ---- Budgets of users over all nodes
 
 
@@ -723,4 +605,116 @@ def test_a_node_hears_what_others_know_of_a_subscription(fleet: Daemons, tmp_pat
         assert [(each["window"], each["used_ratio"]) for each in account["windows"]] == [("primary", 0.85)]
         client.call(m.Stop(id=0, runs=[codex.id]), m.Stopped)
         other.call(m.Stop(id=0, runs=[bystander.id]), m.Stopped)
+
+
+CHANGE = """
+pwd; git log --format=%s; git status --porcelain
+echo more >> kept.txt; rm gone.txt; mkdir -p new/deep; echo fresh > new/deep/file; chmod +x tool.sh; echo scrap > scrap.log
+git add --all; git commit --quiet -m work
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with tracked, untracked and ignored files."""
+    root = tmp_path / "project"
+    (root / "sub").mkdir(parents=True)
+    for name, text in (
+        ("kept.txt", "one\n"),
+        ("gone.txt", "two\n"),
+        ("tool.sh", "true\n"),
+        ("sub/here", ""),
+        (".gitignore", "*.log\n"),
+    ):
+        (root / name).write_text(text)
+    (root / "secret.log").write_text("not sent\n")
+    (root / "big").write_bytes(os.urandom(3 << 20))  # several pieces
+    subprocess.run(["git", "init", "--quiet", root], check=True)
+    subprocess.run(["git", "-C", root, "add", "kept.txt"], check=True)
+    return root
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_files_are_sent_and_changes_brought_back(fleet: Daemons, project: Path, node: str) -> None:
+    n1 = fleet["n1"]
+    words = ("run", "--on", node, "--ship", str(project), "--cwd", str(project / "sub"), "--timeout", "200", "--")
+    done = n1.sfactl(*words, "sh", "-ec", f"pwd; test ! -e ../secret.log; cd ..; cmp big {project / 'big'}; {CHANGE}")
+    assert done.returncode == 0, done
+    where, _, subject, *rest = done.stdout.splitlines()
+    assert where.endswith("/work/files/sub")
+    assert str(fleet[node].state_dir) in where
+    assert (subject, rest) == ("shipped", [])
+    run = done.stderr.split("sfactl fetch ")[1].strip()
+
+    patch = n1.sfactl("fetch", run, "--patch").stdout
+    assert "+more" in patch
+    assert "old mode 100644\nnew mode 100755" in patch
+    assert (project / "gone.txt").exists()
+    clone = project.parent / "clone"
+    shutil.copytree(project, clone)
+    subprocess.run(["git", "-C", clone, "apply"], input=patch, text=True, check=True)
+
+    (project / "kept.txt").write_text("mine\n")
+    refused = n1.sfactl("fetch", f"n1/{run}")
+    assert (refused.returncode, "kept.txt; nothing was brought back" in refused.stderr) == (1, True), refused
+    assert (project / "gone.txt").exists()
+    (project / "kept.txt").write_text("one\n")
+    fetched = n1.sfactl("fetch", run)
+    assert fetched.stdout.splitlines() == ["added new/deep/file", "changed kept.txt", "changed tool.sh", "deleted gone.txt"]
+    assert (project / "kept.txt").read_text() == "one\nmore\n"
+    assert (project / "new/deep/file").read_text() == "fresh\n"
+    assert os.access(project / "tool.sh", os.X_OK)
+    assert not (project / "gone.txt").exists()
+    assert not (project / "scrap.log").exists()
+    assert subprocess.run(["diff", "-r", "--exclude=.git", project, clone], check=False).returncode == 0
+    assert "nothing to bring back" in n1.sfactl("fetch", run).stderr
+    elsewhere = json.loads(fleet["n3"].sfactl("fetch", f"n1/{run}", "--to", str(project.parent / "to"), "--json").stdout)
+    assert (elsewhere["added"], elsewhere["deleted"]) == (["new/deep/file"], [])
+    told = fleet["n3"].sfactl("fetch", f"n1/{run}")
+    assert (told.returncode, "on node n1: fetch them there" in told.stderr) == (1, True), told
+    nothing_left(fleet)
+
+
+def test_what_is_sent_is_bounded_and_refused_with_what_to_do(fleet: Daemons, tmp_path: Path) -> None:
+    n1 = fleet["n1"]
+    (tmp_path / "large").mkdir()
+    with (tmp_path / "large" / "file").open("wb") as file:
+        file.truncate(200 << 20)
+    for words, said in (
+        (("--on", "n2", "--ship", str(tmp_path / "large")), "the files have 200 MiB, and fleet.ship_max is 100 MiB"),
+        (("--on", "n2", "--ship", str(tmp_path / "missing")), "is no directory"),
+        (("--ship", str(tmp_path / "large")), "add --fleet or --on NODE"),
+    ):
+        done = n1.sfactl("spawn", *words, "--", "true")
+        assert (done.returncode != 0, said in done.stderr) == (True, True), done
+    with n1.client() as client:
+        run = ended(client, started(client, ["true"], **on("n2")).id)
+    assert "no files were sent with it" in n1.sfactl("fetch", run.id).stderr
+    nothing_left(fleet)
+
+
+def test_files_come_although_both_daemons_are_killed(fleet: Daemons, project: Path) -> None:
+    n1 = fleet["n1"]
+    with n1.client() as client:
+        full = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))
+    command = ("sh", "-c", f"{CHANGE} sleep 300")
+    words = ("--on", "n2", "--cpus", "1", "--timeout", "200", "--ship", str(project))
+    run = n1.sfactl("spawn", *words, "--", *command).stdout.strip()
+    n1.kill()
+    n1.restart()
+    stays(n1.pid)
+    wait_until(lambda: connected(n1), "another actor is connected", seconds=4 * PATIENCE)
+    with n1.client() as client:
+        client.call(m.Stop(id=0, runs=[full.id]), m.Stopped)
+        wait_until(
+            lambda: client.call(m.Info(id=0, run=run), m.RunReply).run.status is Status.RUNNING, "it runs", seconds=2 * PATIENCE
+        )
+    fleet["n2"].kill()
+    fleet["n2"].restart()
+    stays(fleet["n2"].pid)
+    wait_until(lambda: all(connected(daemon) for daemon in fleet.values()), "all nodes are connected", seconds=4 * PATIENCE)
+    wait_until(lambda: "new/deep/file" in n1.sfactl("fetch", run, "--patch").stdout, "its changes can be fetched")
+    with n1.client() as client:
+        client.call(m.Stop(id=0, runs=[run]), m.Stopped)
+    assert "added new/deep/file" in n1.sfactl("fetch", run).stdout
     nothing_left(fleet)

@@ -140,13 +140,14 @@ class Budget:
         most = "at most " if self.at_most else ""
         used, allowed, mine = (format_usd(to_usd(each)) for each in (self.used, self.allowed, self.most))
         if self.keeper is not None:
-            words = f"{most}{used} USD here, of {mine} that node {self.keeper or '?'} has given of {allowed}"
+            words = f"{most}{used} USD here, of {mine} that node {self.keeper or '?'} has given of {allowed} USD a {self.period}"
             words += f" ({self.waits})" if self.waits is not None else ""
         elif self.given:
-            words = f"{most}{used} of {allowed} USD in the fleet, and other nodes hold {format_usd(to_usd(self.held))} more"
+            held = format_usd(to_usd(self.held))
+            words = f"{most}{used} of {allowed} USD a {self.period} in the fleet, and other nodes hold {held} more"
         else:
-            words = f"{most}{used} of {allowed} USD"
-        return f"{self.scope} {self.name} has used {words} a {self.period}; it renews at {self.renews.replace('T', ' ')[:16]}"
+            words = f"{most}{used} of {allowed} USD a {self.period}"
+        return f"{self.scope} {self.name} has used {words}; it renews at {self.renews.replace('T', ' ')[:16]}"
 
     @property
     def held(self) -> int:
