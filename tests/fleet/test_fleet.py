@@ -713,22 +713,9 @@ def test_files_come_although_both_daemons_are_killed(fleet: Daemons, project: Pa
     n1 = fleet["n1"]
     with n1.client() as client:
         full = started(client, ["sleep", "300"], **(on("n2") | {"placing": Placing(node="n2", cpus=4)}))
-    words = (
-        "spawn",
-        "--on",
-        "n2",
-        "--cpus",
-        "1",
-        "--ship",
-        str(project),
-        "--timeout",
-        "200",
-        "--",
-        "sh",
-        "-c",
-        CHANGE + "sleep 300",
-    )
-    run = n1.sfactl(*words).stdout.strip()
+    command = ("sh", "-c", f"{CHANGE} sleep 300")
+    words = ("--on", "n2", "--cpus", "1", "--timeout", "200", "--ship", str(project))
+    run = n1.sfactl("spawn", *words, "--", *command).stdout.strip()
     n1.kill()
     n1.restart()
     stays(n1.pid)
