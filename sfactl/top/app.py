@@ -260,7 +260,6 @@ class TopApp(App[None]):
     async def _asked(self, request: m.Request, expected: type[R]) -> R | None:
         """Return what the daemon answers; `None` after an error, which is shown."""
         try:
-            assert self._source is not None
             return await ask(self._source, request, expected)
         except (Quit, OSError) as error:
             self.say(said(error), bad=True)

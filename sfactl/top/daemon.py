@@ -41,7 +41,7 @@ def said(error: Quit | OSError) -> str:
     return error.message if isinstance(error, Quit) else str(error)
 
 
-async def ask(source: "Source", request: m.Request, expected: type[R]) -> R:
+async def ask(source: "Source | None", request: m.Request, expected: type[R]) -> R:
     """Return the daemon's reply. Raise `Quit`, `OSError`. If it is cancelled, the request is not withdrawn."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[R] = loop.create_future()
@@ -57,6 +57,7 @@ async def ask(source: "Source", request: m.Request, expected: type[R]) -> R:
     def work() -> None:
         reply, failure = None, None
         try:
+            assert source is not None
             reply = source.call(request, expected)
         except Exception as error:  # noqa: BLE001 (raised again in the caller)
             failure = error
