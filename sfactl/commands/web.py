@@ -47,7 +47,8 @@ def main(
         )
     # Imported here because they take a third of a second, and are an extra.
     from ..web.serving import place_of, serve
+    from ..web.source import Daemon
 
     place = place_of(listen, cert, key, proxy, sender)
     connect(socket).close()  # an error belongs here, not into the browser
-    return serve(socket, place, opens=opens)
+    return serve(Daemon(socket), place, opens=opens)

@@ -17,10 +17,11 @@ import trio
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId, RunInfo
 
-from ..connection import Client, DaemonError, Unreachable, connect
+from ..connection import Client, DaemonError, Unreachable
 from ..exits import Quit
 from ..top.table import WAITS, RunTable
 from . import views
+from .source import Source
 
 STATUS_AGAIN = 5.0
 """Seconds between two looks at the alerts and the cost of the last hour, which passes without a change of any run."""
@@ -36,7 +37,7 @@ _encode = msgspec.json.encode
 
 
 class Feed:
-    def __init__(self, socket: str | None, nursery: trio.Nursery) -> None:
+    def __init__(self, source: Source, nursery: trio.Nursery) -> None:
         self.epoch = secrets.token_hex(4)
         """Versions of another process of the console mean nothing here."""
         self.version = 1
@@ -48,7 +49,7 @@ class Feed:
         self.status: m.DaemonStatus | None = None
         self.status_version = 0
         self.points: dict[RunId, Points] = {}
-        self._socket, self._nursery = socket, nursery
+        self._source, self._nursery = source, nursery
         self._rows: dict[RunId, tuple[int, bytes]] = {}
         self._gone: deque[tuple[int, RunId]] = deque(maxlen=GONE)
         self._forgotten = 0
@@ -99,7 +100,7 @@ class Feed:
         try:
             while self._watchers or trio.current_time() - self._idle_since < LINGER:
                 try:
-                    client = await trio.to_thread.run_sync(connect, self._socket)
+                    client = await trio.to_thread.run_sync(self._source.connect)
                     await self._follow(client)
                 except Quit as error:
                     gone = isinstance(error, Unreachable) and error.kind in ("missing", "refused", "gone")

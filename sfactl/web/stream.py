@@ -17,10 +17,11 @@ from starlette.types import Receive, Scope, Send
 from sfad.protocol import messages as m
 from sfad.protocol.types import SEVERITIES, RunId, Severity
 
-from ..connection import Client, check, connect
+from ..connection import Client, check
 from ..exits import Quit
 from . import tail, views
 from .feed import AGAIN, Feed
+from .source import Source
 
 PACE = 0.1
 """Seconds between two messages about runs at least: what changes meanwhile is told together."""
@@ -35,9 +36,9 @@ class EventStream(Response):
     """Tells a page of runs (`runs`: `all`, or the id of one, with the tree below it), of events (`events`), and of the output of a
     run (`output`: its id; `stderr`), as its query says."""
 
-    def __init__(self, request: Request, socket: str | None, feed: Feed) -> None:
+    def __init__(self, request: Request, source: Source, feed: Feed) -> None:
         query = request.query_params
-        self._socket, self._feed = socket, feed
+        self._source, self._feed = source, feed
         self._runs = query.get("runs", "")
         self._output, self._stderr = query.get("output", ""), "stderr" in query
         self._events = "events" in query
@@ -136,7 +137,7 @@ class EventStream(Response):
     async def _follow_events(self) -> None:
         while True:
             try:
-                with await trio.to_thread.run_sync(connect, self._socket) as client:
+                with await trio.to_thread.run_sync(self._source.connect) as client:
                     await self._pass_events_on(client)
             except Quit as error:
                 if self._feed.away is None:
@@ -168,4 +169,4 @@ class EventStream(Response):
             change: Callable[[], object] = partial(self._at, "_cursor", cursor) if cursor else lambda: None
             await self._tell("output", _encode(text), change)
 
-        await tail.follow(self._socket, self._output, stderr=self._stderr, cursor=self._cursor, tell=tell)
+        await tail.follow(self._source, self._output, stderr=self._stderr, cursor=self._cursor, tell=tell)

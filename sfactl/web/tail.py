@@ -15,9 +15,10 @@ import trio
 from sfad.protocol import messages as m
 from sfad.protocol.types import RunId
 
-from ..connection import Client, connect
+from ..connection import Client
 from ..exits import Quit
 from ..follower import FileWatch, Follower, data_from
+from .source import Source
 
 BEFORE = 64 * 1024
 """Bytes of earlier output that are shown."""
@@ -55,11 +56,11 @@ class Lines:
         return "".join(found)
 
 
-async def follow(socket: str | None, run: RunId, *, stderr: bool, cursor: str, tell: Tell) -> None:
+async def follow(source: Source, run: RunId, *, stderr: bool, cursor: str, tell: Tell) -> None:
     """Tell the output from `cursor` on (empty: the newest part), until it is cancelled. Errors are told as output."""
     lines, decoder = Lines(), codecs.getincrementaldecoder("utf-8")("replace")
     try:
-        with await trio.to_thread.run_sync(connect, socket) as client:
+        with await trio.to_thread.run_sync(source.connect) as client:
             ask = partial(client.ask, m.Logs(id=0, run=run, form="raw" if stderr else "auto"), m.LogFiles)
             files, descriptors = await trio.to_thread.run_sync(ask)
             growth = FileWatch()
