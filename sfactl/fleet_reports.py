@@ -62,7 +62,7 @@ def _told(fleet: Fleet, node: str, wanted: Summarise) -> Told:
             for one in one_nodes_summary.waiting(client, wanted, found)
             if not one.runs or own.intersection(one.runs)
         ]
-    return _with_node(found, node), waits
+    return with_node(found, node), waits
 
 
 def _namer(node: str, known: Collection[str]) -> Callable[[str], str]:
@@ -70,7 +70,8 @@ def _namer(node: str, known: Collection[str]) -> Callable[[str], str]:
     return lambda text: re.sub(r"(?<![\w/])[a-z][0-9a-v]+(?!\w)", lambda m: f"{node}/{m[0]}" if m[0] in known else m[0], text)
 
 
-def _with_node(found: Summary, node: str) -> Summary:
+def with_node(found: Summary, node: str) -> Summary:
+    """Return a node's summary with the node before the ids of its runs."""
     return replace(
         found,
         breaches=[replace(one, run_id=f"{node}/{one.run_id}") for one in found.breaches],

@@ -10,7 +10,8 @@ from sfad.protocol.structs import replace
 from sfad.protocol.types import RunId, RunInfo
 
 from ..connection import connect
-from ..fleet import Fleet, Names, merged
+from ..fleet import Fleet, merged
+from ..fleet_calls import FleetCalls
 from ..output import note
 from .daemon import BEFORE, LOOK, Feed, R, Show, Tail, Take, Told
 
@@ -23,7 +24,8 @@ class Nodes:
         for node, why in sorted(unanswered.items()):
             note(f"sfactl: node {node}: {why}")
         self._lock = threading.Lock()
-        self._names = Names()
+        self._calls = FleetCalls(fleet)
+        self._names = self._calls.names
         self._known: dict[str, dict[RunId, RunInfo]] = {}
         """By node."""
         for node, feed in self._feeds.items():
@@ -59,23 +61,7 @@ class Nodes:
             take(m.RunsPush(id=0, runs=changed))
 
     def call(self, request: m.Request, expected: type[R]) -> R:
-        """Ask the node that answers for the run of the request; without a run, this one."""
-        field = next((name for name in ("run", "runs") if getattr(request, name, None)), None)
-        if field is None:
-            return self._ask(self._fleet.own, request, expected)
-        named = getattr(request, field)
-        verb = str(request.__struct_config__.tag)
-        node, run = self._fleet.find(named if field == "run" else named[0], verb)
-        reply = self._ask(node, replace(request, **{field: run if field == "run" else [run]}), expected)
-        if isinstance(reply, m.RunReply):
-            with self._lock:
-                self._names.learn(node, [reply.run])
-                return replace(reply, run=self._names.named(node, reply.run))
-        return reply
-
-    def _ask(self, node: str, request: m.Request, expected: type[R]) -> R:
-        with connect(self._fleet.place(node)) as client:
-            return client.call(request, expected)
+        return self._calls.call(request, expected)
 
     def tail(self, run: RunId, show: Show, *, stderr: bool) -> Tail:
         return NodeTail(self._fleet, run, stderr=stderr, show=show)

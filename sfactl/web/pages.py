@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -58,7 +59,8 @@ class Console:
                 "page": name,
                 "title": title,
                 "token": request.state.session.token,
-                "run": request.path_params.get("run", ""),
+                "run": self.source.of_path(request.path_params.get("run", "")),
+                "node": self.source.own,
             }
             text = self.static.shell(name)
             for key, value in fields.items():
@@ -78,6 +80,10 @@ class Console:
             return found if isinstance(found, Response) else json(found)
 
         return answer
+
+    def run(self, request: Request) -> RunId:
+        """Return the run that a request's path names."""
+        return self.source.of_path(request.path_params["run"])
 
     async def stream(self, request: Request) -> Response:
         return EventStream(request, self.source, self.feed)
@@ -110,13 +116,13 @@ _STATUS = {
 
 
 async def _run(console: Console, request: Request) -> Any:
-    run = (await console.source.ask(m.Info(id=0, run=request.path_params["run"]), m.RunReply)).run
+    run = (await console.source.ask(m.Info(id=0, run=console.run(request)), m.RunReply)).run
     return {"row": views.alone(run, console.feed.table.limit_share), **views.details(run)}
 
 
 async def _tree(console: Console, request: Request) -> Any:
     """Return the runs below one, at most 500."""
-    top = request.path_params["run"]
+    top = console.run(request)
     found: list[Any] = []
     before: RunId | None = None
     while len(found) < 500:
@@ -125,12 +131,12 @@ async def _tree(console: Console, request: Request) -> Any:
         before = page.next
         if before is None:
             break
-    return {"rows": sorted(found, key=lambda row: row["id"]), "more": before is not None}
+    return {"rows": sorted(found, key=lambda row: (row["created"], row["id"])), "more": before is not None}
 
 
 async def _calls(console: Console, request: Request) -> Any:
     """Return a run's model calls, and what was used after each of them; without the gateway, what this process has seen."""
-    run = request.path_params["run"]
+    run = console.run(request)
     found: list[Any] = []
     page, wanted = None, m.ListCalls(id=0, run=run)
     while len(found) < MOST_CALLS:
@@ -164,9 +170,10 @@ async def _history(console: Console, request: Request) -> Any:
         rows=ROWS,
         before=query.get("before") or None,
     )
-    page = await console.source.ask(wanted, m.RunList)
+    page = await console.source.page(wanted)
     runs = sorted(page.runs, key=lambda run: run.created_at, reverse=True)
-    return {"rows": [views.alone(run, console.feed.table.limit_share) for run in runs], "next": page.next}
+    rows = [views.alone(run, console.feed.table.limit_share) for run in runs]
+    return {"rows": rows, "next": page.next, "unanswered": page.unanswered}
 
 
 async def _costs(console: Console, request: Request) -> Any:
@@ -186,18 +193,19 @@ async def _costs(console: Console, request: Request) -> Any:
         user=query.get("user") or None,
         labels=labels([query["label"]] if query.get("label") else []),
     )
-    found = (await console.source.ask(whole, m.Summarised)).summary
+    found, unanswered = await console.source.summary(whole)
     cost: list[dict[str, float]] = []
     for start, end in pairwise(days):
         part = msgspec.structs.replace(whole, since=start, until=end, groups_only=True)
         groups: list[Group] = []
         if found.runs:
-            groups = (await console.source.ask(part, m.Summarised)).summary.groups
+            groups = (await console.source.summary(part, unanswered))[0].groups
         cost.append({each.key or "-": each.cost_usd for each in groups if each.cost_usd})
     dearest = [each.key or "-" for each in found.groups if each.cost_usd][:SERIES]
     others = any(name not in dearest for day in cost for name in day)
     return {
         "by": by,
+        "unanswered": unanswered,
         "runs": found.runs,
         "cost": found.cost_usd,
         "tokens": found.tokens,
@@ -252,7 +260,10 @@ async def _events(console: Console, request: Request) -> Any:
         if back >= before:
             break
         back *= 8
-    return {"events": [views.event(each) for each in reversed(found)], "more": bool(found) and found[0].number > 1}
+    return {
+        "events": [views.event(each, partial(console.source.name, console.source.own)) for each in reversed(found)],
+        "more": bool(found) and found[0].number > 1,
+    }
 
 
 def _severity(text: str) -> Severity:
@@ -278,7 +289,7 @@ async def _act(console: Console, request: Request) -> Any:
     act = actions.ON_RUNS.get(request.path_params["verb"])
     if act is None:
         return json({"error": "there is no such action"}, 404)
-    return await act(console.source, request.path_params["run"], await _body(request))
+    return await act(console.source, console.run(request), await _body(request))
 
 
 async def _start(console: Console, request: Request) -> Any:
