@@ -7,7 +7,7 @@ from functools import partial
 from sfad.protocol import messages as m
 from sfad.protocol.requests.advice import Summary
 from sfad.protocol.structs import replace
-from sfad.protocol.types import RunId, RunInfo
+from sfad.protocol.types import RunId, RunInfo, Status
 
 from .. import fleet_reports
 from ..connection import Client, connect
@@ -19,7 +19,7 @@ from .source import HistoryPage, R, Source, T, in_thread
 OVER = "-"
 """In a cursor of the history: the node has no more."""
 KEPT = 1000
-"""Accounts that are kept of runs which the node where they execute tells of."""
+"""Accounts that are kept of runs which the node where they execute tells of: what is shown if it has lost them."""
 
 
 class Nodes(Source):
@@ -72,7 +72,8 @@ class Nodes(Source):
     def _keep(self, node: str, run: RunInfo) -> None:
         kept = self._givers[node]
         kept.pop(run.id, None)
-        kept[run.id] = run
+        if not run.status.terminal or run.status is Status.LOST:
+            kept[run.id] = run
         if len(kept) > KEPT:
             del kept[next(iter(kept))]
 
