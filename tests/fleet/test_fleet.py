@@ -294,10 +294,9 @@ def test_the_console_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons, brow
     with fleet["n1"].client() as client, fleet["n2"].client() as other, console(fleet["n1"], browser) as page:
         near = started(client, ["sleep", "300"], name="web-near", limits=time_limit())
         turns = Limit(kind=LimitKind.TURNS, threshold=10, action=Action.REQUEST_INCREASE, source="--limit")
-        placed = on("n2") | {"limits": [*time_limit(), turns], "meter": "report"}
-        far = started(client, ["sh", "-c", "echo said on n2; sleep 300"], name="web-far", **placed)
+        far = started(client, ["sh", "-c", "echo said on n2; sleep 300"], name="web-far", **on("n2"))
         there(fleet, far)
-        local = started(other, ["sleep", "300"], name="web-local", limits=time_limit())
+        local = started(other, ["sleep", "300"], name="web-local", meter="report", limits=[*time_limit(), turns])
         for run in (f"n1/{near.id}", f"n1/{far.id}", f"n2/{local.id}"):
             expect(page.locator(f'[data-run="{run}"]')).to_contain_text("running")
         for name in ("web-near", "web-far", "web-local"):
@@ -311,9 +310,6 @@ def test_the_console_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons, brow
         wait_until(lambda: there(fleet, far).status is Status.PAUSED, "its node has paused it")
         page.get_by_role("button", name="Resume").click()
         expect(page.get_by_role("button", name="Pause")).to_be_visible()
-        other.call(m.Report(id=0, run=there(fleet, far).id, turns=11), m.RunReply)
-        page.get_by_role("button", name="Approve").click()
-        expect(page.get_by_text(f"n1/{far.id} is running: turns 11 of 22")).to_be_visible()
         page.get_by_role("button", name="Limit").click()
         page.get_by_role("dialog").get_by_label("time").fill("250")
         page.get_by_role("dialog").get_by_role("button", name="Limit").click()
@@ -328,6 +324,10 @@ def test_the_console_shows_and_steers_the_runs_of_all_nodes(fleet: Daemons, brow
         expect(page.locator(f'[data-run="n1/{far.id}"]')).to_contain_text("cancelled")
         expect(page.locator(f'[data-run="n2/{local.id}"]')).to_contain_text("running")
         page.goto("/")
+        other.call(m.Report(id=0, run=local.id, turns=11), m.RunReply)
+        page.get_by_role("button", name="Approve").click()
+        expect(page.get_by_text(f"n2/{local.id} is running: turns 11 of 20")).to_be_visible()
+        expect(page.locator(f'[data-run="n2/{local.id}"]')).to_contain_text("running")
         os.kill(fleet["n2"].pid, signal.SIGSTOP)
         try:
             expect(page.locator("#banner")).to_have_text("node n2 does not answer: its runs are shown as they were")
